@@ -1,0 +1,552 @@
+//! [`MemoryAdapter`]: keys in this process, for tests, development and single-process services.
+//!
+//! 1. Nothing survives a restart, and no other process sees it: behind a load balancer with two
+//!    replicas every event can run twice.
+//! 2. It is bounded. At capacity a new key is refused with a typed error (the layer answers 503),
+//!    unless evicting the oldest finished key was chosen.
+//! 3. A live lease is never evicted, purged or expired.
+//! 4. The keys of one call are claimed in one step.
+//!
+//! # Why not a cache crate?
+//!
+//! A cache may drop an entry whenever it likes. Here a dropped entry is an event that runs twice.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::contract::{
+    Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
+    Receipt, Recorded, Released, Renewed, Seen, Token,
+};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+const DEFAULT_CAPACITY: usize = 1_000_000;
+const MOST_SHARDS: usize = 16;
+/// A shard is worth its own lock from this many keys on.
+const SHARD_KEYS: usize = 1_024;
+/// How many expired keys an insertion clears away: more than it adds, so that a store which is
+/// only written to stays clean without a purger.
+const CLEARED_PER_INSERT: u32 = 2;
+
+/// Keeps keys in this process.
+///
+/// Not `Clone`: share it in an [`Arc`](std::sync::Arc), which is an adapter too.
+///
+/// # Example
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use tower_dedup::DedupKey;
+/// use tower_dedup::adapter::{Claimed, LeaseAdapter, MemoryAdapter, Receipt, Token};
+///
+/// let adapter = MemoryAdapter::with_capacity(10_000);
+/// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
+/// let mine = Receipt::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
+/// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+///
+/// let theirs = Receipt::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
+/// assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::InFlight]);
+/// # });
+/// ```
+pub struct MemoryAdapter {
+    shards: Box<[Mutex<Shard>]>,
+    hasher: RandomState,
+    shard_capacity: usize,
+    at_capacity: AtCapacity,
+    clock: Clock,
+}
+
+/// What a [`MemoryAdapter`] does with a new key when it is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum AtCapacity {
+    /// Refuses it with [`ErrorKind::Full`]; the layer answers 503 and the sender comes again.
+    #[default]
+    Refuse,
+    /// Forgets the key nearest to its expiry that is not in flight. Its event would run again.
+    EvictOldest,
+}
+
+impl MemoryAdapter {
+    /// An adapter for up to 1,000,000 keys.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_capacity(DEFAULT_CAPACITY)
+    }
+
+    /// An adapter for up to `capacity` keys, at least one.
+    ///
+    /// Above 2,048 keys they are spread over shards by a keyed hash, each with its share of the
+    /// capacity: the first refusal may come a few per cent early.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        let capacity = capacity.max(1);
+        let shards = (capacity / SHARD_KEYS).clamp(1, MOST_SHARDS);
+        Self {
+            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            shard_capacity: capacity.div_ceil(shards),
+            at_capacity: AtCapacity::default(),
+            clock: Clock { start: Instant::now(), skew_ms: AtomicU64::new(0) },
+        }
+    }
+
+    /// What to do with a new key when the adapter is full: by default, refuse it.
+    #[must_use]
+    pub fn at_capacity(mut self, at_capacity: AtCapacity) -> Self {
+        self.at_capacity = at_capacity;
+        self
+    }
+
+    /// Moves this adapter's clock forward: leases lapse and keys expire as if `by` had passed.
+    /// For tests.
+    pub fn advance(&self, by: Duration) {
+        self.clock.skew_ms.fetch_add(ms(by), Ordering::Relaxed);
+    }
+
+    /// Runs `step` on every key, in order, while all their shards are locked.
+    fn each<T>(
+        &self,
+        keys: &[DedupKey],
+        mut step: impl FnMut(&mut Shard, &DedupKey, u64) -> Result<T, Error>,
+    ) -> Result<Vec<T>, Error> {
+        if let [key] = keys {
+            let mut shard = self.lock(self.shard_of(key));
+            return Ok(vec![step(&mut shard, key, self.clock.now())?]);
+        }
+        let mut wanted: Vec<usize> = keys.iter().map(|key| self.shard_of(key)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        // In ascending order, so that two calls never wait for each other.
+        let mut locked: Vec<_> = wanted.iter().map(|index| self.lock(*index)).collect();
+        let now = self.clock.now();
+        keys.iter()
+            .map(|key| {
+                let place = wanted.binary_search(&self.shard_of(key)).unwrap_or_default();
+                step(&mut locked[place], key, now)
+            })
+            .collect()
+    }
+
+    fn shard_of(&self, key: &DedupKey) -> usize {
+        if self.shards.len() == 1 {
+            return 0;
+        }
+        let modulus = self.shards.len() as u64;
+        // The remainder is below the number of shards.
+        usize::try_from(self.hasher.hash_one(key) % modulus).unwrap_or_default()
+    }
+
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
+        // No step leaves a shard half-changed when it panics.
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn room(&self, shard: &mut Shard, now: u64) -> Result<(), Error> {
+        shard.purge(CLEARED_PER_INSERT, now);
+        if shard.slots.len() < self.shard_capacity {
+            return Ok(());
+        }
+        if self.at_capacity == AtCapacity::EvictOldest && shard.evict(now) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Full, "remembering a key"))
+    }
+}
+
+impl Default for MemoryAdapter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryAdapter")
+            .field("shards", &self.shards.len())
+            .field("shard_capacity", &self.shard_capacity)
+            .field("at_capacity", &self.at_capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DedupAdapter for MemoryAdapter {
+    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
+        self.each(keys, |shard, key, now| {
+            if let Some(slot) = shard.slots.get(key) {
+                match slot.standing(now) {
+                    Standing::Complete if slot.token == Some(receipt.token()) => {
+                        return Ok(Recorded::First);
+                    }
+                    Standing::Complete => return Ok(Recorded::Duplicate(slot.seen(now))),
+                    Standing::Leased => return Ok(Recorded::InFlight),
+                    Standing::Lapsed | Standing::Released | Standing::Expired => {}
+                }
+            } else {
+                self.room(shard, now)?;
+            }
+            shard.put(key, Slot::complete(receipt, now));
+            Ok(Recorded::First)
+        })
+    }
+
+    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        self.each(keys, |shard, key, _| {
+            let ours = shard.slots.get(key).is_some_and(|slot| {
+                slot.completed_at.is_some() && slot.token == Some(receipt.token())
+            });
+            if ours {
+                shard.remove(key);
+            }
+            Ok(if ours { Released::Released } else { Released::NotHeld })
+        })
+    }
+}
+
+impl LeaseAdapter for MemoryAdapter {
+    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
+        self.each(keys, |shard, key, now| {
+            let mut slot = Slot::leased(receipt, now);
+            if let Some(old) = shard.slots.get(key) {
+                let repeated = old.completed_at.is_none() && old.token == Some(receipt.token());
+                match old.standing(now) {
+                    _ if repeated => {
+                        slot.attempts = old.attempts;
+                        slot.takeover = old.takeover;
+                        slot.first_seen_at = old.first_seen_at;
+                    }
+                    Standing::Complete => return Ok(Claimed::Duplicate(old.seen(now))),
+                    Standing::Leased => return Ok(Claimed::InFlight),
+                    standing @ (Standing::Lapsed | Standing::Released) => {
+                        slot.attempts = old.attempts.saturating_add(1);
+                        slot.takeover = standing == Standing::Lapsed;
+                        slot.first_seen_at = old.first_seen_at;
+                    }
+                    Standing::Expired => {}
+                }
+            } else {
+                self.room(shard, now)?;
+            }
+            let granted = Claimed::first(slot.attempts, slot.takeover);
+            shard.put(key, slot);
+            Ok(granted)
+        })
+    }
+
+    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
+        self.each(keys, |shard, key, now| {
+            match shard.slots.get_mut(key) {
+                Some(slot)
+                    if slot.completed_at.is_none() && slot.token == Some(receipt.token()) =>
+                {
+                    slot.lease_until = now.saturating_add(ms(receipt.lease()));
+                }
+                Some(_) => return Ok(Renewed::Lost),
+                None => {
+                    self.room(shard, now)?;
+                    shard.put(key, Slot::leased(receipt, now));
+                }
+            }
+            Ok(Renewed::Held)
+        })
+    }
+
+    async fn complete(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<Completed>, Error> {
+        self.each(keys, |shard, key, now| {
+            let Some(slot) = shard.slots.get_mut(key) else {
+                self.room(shard, now)?;
+                shard.put(key, Slot { attempts: 0, ..Slot::complete(receipt, now) });
+                return Ok(Completed::Inserted);
+            };
+            let held = slot.token == Some(receipt.token());
+            if slot.completed_at.is_none() {
+                slot.completed_at = Some(now);
+            } else if slot.expires_at <= now {
+                shard.put(key, Slot { attempts: 0, ..Slot::complete(receipt, now) });
+                return Ok(Completed::Inserted);
+            }
+            if slot.expires_at <= now {
+                let revived = Slot { expires_at: expiry(receipt, now), ..*slot };
+                shard.put(key, revived);
+            }
+            Ok(if held { Completed::Held } else { Completed::LeaseLost })
+        })
+    }
+
+    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        self.each(keys, |shard, key, _| match shard.slots.get_mut(key) {
+            Some(slot) if slot.completed_at.is_none() && slot.token == Some(receipt.token()) => {
+                slot.token = None;
+                Ok(Released::Released)
+            }
+            _ => Ok(Released::NotHeld),
+        })
+    }
+}
+
+impl Maintain for MemoryAdapter {
+    async fn purge(&self, limit: u32) -> Result<u64, Error> {
+        let mut purged = 0;
+        for index in 0..self.shards.len() {
+            let left = limit - purged;
+            if left == 0 {
+                break;
+            }
+            let now = self.clock.now();
+            purged += self.lock(index).purge(left, now);
+        }
+        Ok(u64::from(purged))
+    }
+
+    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+        let mut shard = self.lock(self.shard_of(key));
+        let now = self.clock.now();
+        Ok(match shard.slots.get(key).map(|slot| slot.standing(now)) {
+            None => Forgotten::Missing,
+            Some(Standing::Leased) => Forgotten::InFlight,
+            Some(_) => {
+                shard.remove(key);
+                Forgotten::Removed
+            }
+        })
+    }
+
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+        let shard = self.lock(self.shard_of(key));
+        let now = self.clock.now();
+        let Some(slot) = shard.slots.get(key) else { return Ok(None) };
+        let state = match (slot.standing(now), slot.completed_at) {
+            (Standing::Expired, _) => return Ok(None),
+            (_, Some(at)) => EntryState::Complete { completed_at: self.clock.wall(at) },
+            (Standing::Released, None) => EntryState::Released,
+            (_, None) => EntryState::InFlight { lease_until: self.clock.wall(slot.lease_until) },
+        };
+        let (first_seen_at, expires_at) =
+            (self.clock.wall(slot.first_seen_at), self.clock.wall(slot.expires_at));
+        let entry = Entry::new(state, first_seen_at, expires_at);
+        Ok(Some(entry.with_attempts(slot.attempts, slot.takeover)))
+    }
+
+    async fn count(&self) -> Result<u64, Error> {
+        let keys: usize = (0..self.shards.len()).map(|index| self.lock(index).slots.len()).sum();
+        Ok(keys as u64)
+    }
+
+    async fn close(&self) {}
+}
+
+#[derive(Default)]
+struct Shard {
+    slots: HashMap<DedupKey, Slot>,
+    /// Every key of `slots` once, under its current `expires_at`.
+    by_expiry: BTreeSet<(u64, DedupKey)>,
+}
+
+impl Shard {
+    fn put(&mut self, key: &DedupKey, slot: Slot) {
+        let expires_at = slot.expires_at;
+        match self.slots.insert(key.clone(), slot) {
+            Some(old) if old.expires_at == expires_at => return,
+            Some(old) => {
+                self.by_expiry.remove(&(old.expires_at, key.clone()));
+            }
+            None => {}
+        }
+        self.by_expiry.insert((expires_at, key.clone()));
+    }
+
+    fn remove(&mut self, key: &DedupKey) {
+        if let Some(old) = self.slots.remove(key) {
+            self.by_expiry.remove(&(old.expires_at, key.clone()));
+        }
+    }
+
+    /// Removes up to `limit` expired keys.
+    fn purge(&mut self, limit: u32, now: u64) -> u32 {
+        let mut purged = 0;
+        while purged < limit {
+            let expired = self
+                .by_expiry
+                .iter()
+                .take_while(|(expires_at, _)| *expires_at <= now)
+                .find(|(_, key)| self.stands(key, now) == Some(Standing::Expired))
+                .map(|(_, key)| key.clone());
+            let Some(key) = expired else { break };
+            self.remove(&key);
+            purged += 1;
+        }
+        purged
+    }
+
+    /// Removes the key nearest to its expiry that no handler is running.
+    fn evict(&mut self, now: u64) -> bool {
+        let oldest = self
+            .by_expiry
+            .iter()
+            .find(|(_, key)| self.stands(key, now) != Some(Standing::Leased))
+            .map(|(_, key)| key.clone());
+        if let Some(key) = &oldest {
+            self.remove(key);
+        }
+        oldest.is_some()
+    }
+
+    fn stands(&self, key: &DedupKey, now: u64) -> Option<Standing> {
+        self.slots.get(key).map(|slot| slot.standing(now))
+    }
+}
+
+/// Times are milliseconds of the adapter's [`Clock`].
+#[derive(Clone, Copy)]
+struct Slot {
+    token: Option<Token>,
+    lease_until: u64,
+    attempts: u32,
+    takeover: bool,
+    first_seen_at: u64,
+    completed_at: Option<u64>,
+    expires_at: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Complete,
+    Leased,
+    /// Claimed, and the lease has run out.
+    Lapsed,
+    Released,
+    /// As good as absent. Never a live lease.
+    Expired,
+}
+
+impl Slot {
+    fn leased(receipt: &Receipt, now: u64) -> Self {
+        Self {
+            token: Some(receipt.token()),
+            lease_until: now.saturating_add(ms(receipt.lease())),
+            attempts: 1,
+            takeover: false,
+            first_seen_at: now,
+            completed_at: None,
+            expires_at: expiry(receipt, now),
+        }
+    }
+
+    fn complete(receipt: &Receipt, now: u64) -> Self {
+        Self { lease_until: now, completed_at: Some(now), ..Self::leased(receipt, now) }
+    }
+
+    fn standing(&self, now: u64) -> Standing {
+        let expired = self.expires_at <= now;
+        match (self.completed_at, self.token) {
+            (None, Some(_)) if self.lease_until > now => Standing::Leased,
+            _ if expired => Standing::Expired,
+            (Some(_), _) => Standing::Complete,
+            (None, Some(_)) => Standing::Lapsed,
+            (None, None) => Standing::Released,
+        }
+    }
+
+    fn seen(&self, now: u64) -> Seen {
+        Seen::new(Duration::from_millis(now.saturating_sub(self.first_seen_at)))
+    }
+}
+
+/// Milliseconds since the adapter was made: monotonic, so that a changed wall clock neither
+/// expires keys nor lapses leases.
+struct Clock {
+    start: Instant,
+    skew_ms: AtomicU64,
+}
+
+impl Clock {
+    fn now(&self) -> u64 {
+        ms(self.start.elapsed()).saturating_add(self.skew_ms.load(Ordering::Relaxed))
+    }
+
+    fn wall(&self, at: u64) -> SystemTime {
+        let (now, wall) = (self.now(), SystemTime::now());
+        let moved = if at >= now {
+            wall.checked_add(Duration::from_millis(at - now))
+        } else {
+            wall.checked_sub(Duration::from_millis(now - at))
+        };
+        moved.unwrap_or(wall)
+    }
+}
+
+fn expiry(receipt: &Receipt, now: u64) -> u64 {
+    now.saturating_add(ms(receipt.retention()))
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: usize) -> [DedupKey; 1] {
+        [DedupKey::new("n", &id.to_string()).unwrap()]
+    }
+
+    fn receipt() -> Receipt {
+        Receipt::new(Token::random(), Duration::from_secs(100)).with_lease(Duration::from_secs(10))
+    }
+
+    #[tokio::test]
+    async fn trap_30_at_capacity_a_new_key_is_refused_and_no_live_one_is_evicted() {
+        let adapter = MemoryAdapter::with_capacity(3);
+        for id in 0..3 {
+            adapter.record(&key(id), &receipt()).await.unwrap();
+        }
+        let full = adapter.record(&key(3), &receipt()).await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::Full);
+        for id in 0..3 {
+            let again = adapter.record(&key(id), &receipt()).await.unwrap();
+            assert!(matches!(again[..], [Recorded::Duplicate(_)]));
+        }
+        adapter.advance(Duration::from_secs(100));
+        assert_eq!(adapter.record(&key(3), &receipt()).await.unwrap(), [Recorded::First]);
+    }
+
+    #[tokio::test]
+    async fn eviction_is_a_choice_and_spares_what_is_in_flight() {
+        let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
+        adapter.claim(&key(0), &receipt()).await.unwrap();
+        adapter.record(&key(1), &receipt()).await.unwrap();
+        adapter.record(&key(2), &receipt()).await.unwrap();
+        assert_eq!(adapter.claim(&key(0), &receipt()).await.unwrap(), [Claimed::InFlight]);
+        assert_eq!(adapter.get(&key(1)[0]).await.unwrap(), None);
+        adapter.claim(&key(2), &receipt()).await.unwrap();
+        adapter.forget(&key(2)[0]).await.unwrap();
+        adapter.claim(&key(3), &receipt()).await.unwrap();
+        let full = adapter.record(&key(4), &receipt()).await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::Full);
+    }
+
+    #[tokio::test]
+    async fn insertions_clear_expired_keys_without_a_purger() {
+        let adapter = MemoryAdapter::new();
+        for id in 0..2_000 {
+            adapter.record(&key(id), &receipt()).await.unwrap();
+        }
+        adapter.advance(Duration::from_secs(100));
+        for id in 2_000..4_000 {
+            adapter.record(&key(id), &receipt()).await.unwrap();
+        }
+        let kept = adapter.count().await.unwrap();
+        assert!((2_000..2_300).contains(&kept), "{kept}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Adapters: where keys are kept.
+//!
+//! 1. A store answers [`First`](Claimed::First) for a key to exactly one caller at a time, whatever
+//!    the concurrency, in one atomic step: never a check, then an insert.
+//! 2. Every call carries a [`Token`] that the caller made. A call repeated with the same token
+//!    answers as it did the first time, so an answer that got lost can be asked for again.
+//! 3. All times are the store's: deadlines are computed there, after any wait for a lock or a
+//!    connection. A key is expired when `expires_at <= now`.
+//! 4. A live lease is never expired, evicted or purged.
+//! 5. A completion is recorded whatever became of the lease; renew and release need the token that
+//!    holds it.
+//! 6. A store that cannot answer says so with an [`Error`]. It never guesses.
+//!
+//! A third party implements [`DedupAdapter`] for the `on_arrival` ledger, [`LeaseAdapter`] for the
+//! `lease` ledger too, and [`Maintain`] for purging and looking things up; then runs the
+//! conformance suite (feature `conformance`) against it.
+//!
+//! # Choosing a store at run time
+//!
+//! [`connect`] takes a URL and answers an `Arc<dyn `[`DynAdapter`]`>`, which is an adapter like any
+//! other:
+//!
+//! ```
+//! # #[cfg(feature = "memory")]
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! use tower_dedup::{DedupLayer, adapter, provider};
+//!
+//! let store = adapter::connect("memory:").await?;
+//! let layer = DedupLayer::new(provider::GITHUB, store.clone());
+//! # let _ = layer;
+//! # Ok::<(), tower_dedup::Error>(())
+//! # }).unwrap();
+//! ```
+
+use std::sync::Arc;
+
+use crate::error::{ConfigError, Error};
+
+mod contract;
+mod dynamic;
+#[cfg(feature = "memory")]
+mod memory;
+#[cfg(feature = "sqlite")]
+mod sql;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+pub use contract::{
+    Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
+    Receipt, Recorded, Released, Renewed, Seen, Token,
+};
+pub use dynamic::DynAdapter;
+#[cfg(feature = "memory")]
+pub use memory::{AtCapacity, MemoryAdapter};
+#[cfg(feature = "sqlite")]
+pub use sql::TableName;
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteAdapter;
+
+/// Connects to the store that a URL names.
+///
+/// | URL | adapter | feature |
+/// |---|---|---|
+/// | `memory:` | `MemoryAdapter` with its default capacity | `memory` |
+/// | `sqlite://path/to/file.db` | `SqliteAdapter` | `sqlite` |
+///
+/// # Errors
+///
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) with a [`ConfigError`] as its source for a URL
+/// that no adapter of this build answers to, and whatever the adapter's own `connect` answers.
+pub async fn connect(url: &str) -> Result<Arc<dyn DynAdapter>, Error> {
+    let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
+    match scheme {
+        #[cfg(feature = "memory")]
+        "memory" => Ok(Arc::new(MemoryAdapter::new())),
+        #[cfg(not(feature = "memory"))]
+        "memory" => Err(disabled("memory")),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(SqliteAdapter::connect(url).await?)),
+        #[cfg(not(feature = "sqlite"))]
+        "sqlite" => Err(disabled("sqlite")),
+        other => Err(ConfigError::UnknownScheme(other.to_owned()).into()),
+    }
+}
+
+#[cfg(not(all(feature = "memory", feature = "sqlite")))]
+fn disabled(scheme: &'static str) -> Error {
+    ConfigError::FeatureDisabled { scheme, feature: scheme }.into()
+}

@@ -1,0 +1,74 @@
+//! What the SQL adapters share: validated identifiers, and how keys travel as parameters.
+
+use std::fmt;
+
+use crate::error::{ConfigError, Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// The name of a table: `[A-Za-z_][A-Za-z0-9_]{0,47}`, so that it needs no quoting anywhere and
+/// the names derived from it fit every database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableName(String);
+
+impl TableName {
+    /// A name that is surely an identifier.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidIdentifier`].
+    ///
+    /// ```
+    /// use tower_dedup::adapter::TableName;
+    ///
+    /// assert_eq!(TableName::new("seen_events")?.as_str(), "seen_events");
+    /// assert!(TableName::new("seen; DROP TABLE users").is_err());
+    /// # Ok::<(), tower_dedup::ConfigError>(())
+    /// ```
+    pub fn new(name: &str) -> Result<Self, ConfigError> {
+        let mut chars = name.chars();
+        let starts = chars.next().is_some_and(|char| char.is_ascii_alphabetic() || char == '_');
+        let goes_on = chars.all(|char| char.is_ascii_alphanumeric() || char == '_');
+        if starts && goes_on && name.len() <= 48 {
+            Ok(Self(name.to_owned()))
+        } else {
+            Err(ConfigError::InvalidIdentifier)
+        }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for TableName {
+    fn default() -> Self {
+        Self("webhook_deliveries".to_owned())
+    }
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The keys as one parameter: a JSON array of `[namespace, id]` pairs.
+pub(super) fn keys_json(keys: &[DedupKey]) -> String {
+    let pairs: Vec<_> = keys.iter().map(|key| (key.namespace(), key.id())).collect();
+    // Strings and tuples of them always serialize.
+    serde_json::to_string(&pairs).unwrap_or_default()
+}
+
+/// Every failure of a SQL store leaves the outcome unknown, but for those that say otherwise.
+pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
+    let kind = match &error {
+        sqlx::Error::PoolTimedOut => ErrorKind::Timeout,
+        sqlx::Error::ColumnDecode { .. }
+        | sqlx::Error::ColumnNotFound(_)
+        | sqlx::Error::Decode(_) => ErrorKind::Corrupt,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, context).with_source(error)
+}

@@ -1,0 +1,169 @@
+//! The SQL of the SQLite adapter: the schema, and each statement with its rule.
+//!
+//! Times are integers, milliseconds since the Unix epoch. A row is
+//!
+//! - *complete* if `completed_at` is set,
+//! - *leased* if it is not complete, `token` is set and `lease_until` is in the future,
+//! - *lapsed* if `lease_until` has passed, *released* if `token` is null,
+//! - *expired* if `expires_at` has passed and it is not leased.
+//!
+//! `?1` is the keys as a JSON array of pairs, `?2` the token, `?3` the retention, `?4` the lease.
+
+use std::sync::Arc;
+
+use super::super::sql::TableName;
+
+/// The version of the schema that this code writes.
+pub(super) const VERSION: i64 = 1;
+
+/// The store's clock, in milliseconds. It does not move within one statement.
+const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
+
+/// Every statement, with the table's name put in.
+#[derive(Debug, Clone)]
+pub(super) struct Statements {
+    pub(super) tables: Arc<str>,
+    pub(super) version: Arc<str>,
+    pub(super) create: Vec<Arc<str>>,
+    pub(super) read: Arc<str>,
+    pub(super) record: Arc<str>,
+    pub(super) unrecord: Arc<str>,
+    pub(super) claim: Arc<str>,
+    pub(super) renew: Arc<str>,
+    pub(super) complete: Arc<str>,
+    pub(super) release: Arc<str>,
+    pub(super) purge: Arc<str>,
+    pub(super) forget: Arc<str>,
+    pub(super) count: Arc<str>,
+}
+
+/// The statements that make the schema, for those who run their own migrations.
+pub(super) fn create_sql(table: &TableName) -> Vec<String> {
+    vec![
+        format!(
+            "CREATE TABLE IF NOT EXISTS {table} (\n    \
+             namespace TEXT NOT NULL,\n    \
+             id TEXT NOT NULL,\n    \
+             token BLOB,\n    \
+             lease_until INTEGER,\n    \
+             attempts INTEGER NOT NULL,\n    \
+             takeover INTEGER NOT NULL,\n    \
+             first_seen_at INTEGER NOT NULL,\n    \
+             completed_at INTEGER,\n    \
+             expires_at INTEGER NOT NULL,\n    \
+             PRIMARY KEY (namespace, id)\n\
+             ) WITHOUT ROWID"
+        ),
+        format!("CREATE INDEX IF NOT EXISTS {table}_expires_at ON {table} (expires_at)"),
+        format!("CREATE TABLE IF NOT EXISTS {table}_schema (version INTEGER NOT NULL)"),
+        format!(
+            "INSERT INTO {table}_schema (version) \
+             SELECT {VERSION} WHERE NOT EXISTS (SELECT 1 FROM {table}_schema)"
+        ),
+    ]
+}
+
+impl Statements {
+    pub(super) fn new(table: &TableName) -> Self {
+        let keys = "SELECT value ->> 0 AS namespace, value ->> 1 AS id FROM json_each(?1)";
+        let matching = format!("(namespace, id) IN ({keys})");
+        let insert = |values: &str| {
+            format!(
+                "INSERT INTO {table} AS t (namespace, id, token, lease_until, attempts, takeover, \
+                 first_seen_at, completed_at, expires_at) \
+                 SELECT value ->> 0, value ->> 1, ?2, {values}, {NOW} + ?3 \
+                 FROM json_each(?1) WHERE true ON CONFLICT (namespace, id) DO UPDATE SET"
+            )
+        };
+        // A row that a claim or a record may take: nobody holds it, or the retention has ended.
+        let free = format!(
+            "(t.completed_at IS NULL AND (t.token IS NULL OR t.lease_until <= {NOW})) \
+             OR (t.completed_at IS NOT NULL AND t.expires_at <= {NOW})"
+        );
+        // A row that nothing needs to be remembered of.
+        let expired = format!(
+            "expires_at <= {NOW} AND \
+             (completed_at IS NOT NULL OR token IS NULL OR lease_until <= {NOW})"
+        );
+        let repeated = "(t.completed_at IS NULL AND t.token IS ?2)";
+        Self {
+            // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to write even where
+            // there is nothing to create.
+            tables: format!(
+                "SELECT count(*) FROM sqlite_schema WHERE type = 'table' \
+                 AND name IN ('{table}', '{table}_schema')"
+            )
+            .into(),
+            version: format!("SELECT coalesce(max(version), 0) FROM {table}_schema").into(),
+            create: create_sql(table).into_iter().map(Into::into).collect(),
+            read: format!(
+                "SELECT j.key AS place, t.token, t.attempts, t.takeover, t.first_seen_at, \
+                 t.completed_at, t.expires_at, t.lease_until, {NOW} AS now \
+                 FROM json_each(?1) AS j CROSS JOIN {table} AS t \
+                 ON t.namespace = j.value ->> 0 AND t.id = j.value ->> 1"
+            )
+            .into(),
+            record: format!(
+                "{} token = excluded.token, lease_until = NULL, attempts = 1, takeover = 0, \
+                 first_seen_at = excluded.first_seen_at, completed_at = excluded.completed_at, \
+                 expires_at = excluded.expires_at \
+                 WHERE {free} RETURNING namespace, id, attempts, takeover",
+                insert(&format!("NULL, 1, 0, {NOW}, {NOW}"))
+            )
+            .into(),
+            unrecord: format!(
+                "DELETE FROM {table} WHERE {matching} AND token = ?2 AND completed_at IS NOT NULL \
+                 RETURNING namespace, id"
+            )
+            .into(),
+            claim: format!(
+                "{} token = excluded.token, lease_until = excluded.lease_until, \
+                 attempts = CASE WHEN {repeated} THEN t.attempts \
+                   WHEN t.expires_at <= {NOW} THEN 1 ELSE t.attempts + 1 END, \
+                 takeover = CASE WHEN {repeated} THEN t.takeover \
+                   WHEN t.expires_at <= {NOW} THEN 0 ELSE t.token IS NOT NULL END, \
+                 first_seen_at = CASE WHEN NOT {repeated} AND t.expires_at <= {NOW} \
+                   THEN excluded.first_seen_at ELSE t.first_seen_at END, \
+                 completed_at = NULL, expires_at = excluded.expires_at \
+                 WHERE {free} OR {repeated} RETURNING namespace, id, attempts, takeover",
+                insert(&format!("{NOW} + ?4, 1, 0, {NOW}, NULL"))
+            )
+            .into(),
+            renew: format!(
+                "{} lease_until = excluded.lease_until WHERE {repeated} RETURNING namespace, id",
+                insert(&format!("{NOW} + ?4, 1, 0, {NOW}, NULL"))
+            )
+            .into(),
+            // The holder's token stays, which is how the answer tells whether it was ours. An
+            // insertion counts no attempt, which is how the answer tells that.
+            complete: format!(
+                "{} completed_at = excluded.completed_at, lease_until = NULL, \
+                 token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END, \
+                 attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END, \
+                 expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
+                   ELSE t.expires_at END \
+                 WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
+                 RETURNING namespace, id, attempts, token IS ?2 AS held",
+                insert(&format!("NULL, 0, 0, {NOW}, {NOW}"))
+            )
+            .into(),
+            release: format!(
+                "UPDATE {table} SET token = NULL, lease_until = NULL \
+                 WHERE {matching} AND token = ?2 AND completed_at IS NULL RETURNING namespace, id"
+            )
+            .into(),
+            purge: format!(
+                "DELETE FROM {table} WHERE (namespace, id) IN \
+                 (SELECT namespace, id FROM {table} WHERE {expired} LIMIT ?1)"
+            )
+            .into(),
+            forget: format!(
+                "DELETE FROM {table} WHERE {matching} \
+                 AND (completed_at IS NOT NULL OR token IS NULL OR lease_until <= {NOW}) \
+                 RETURNING namespace, id"
+            )
+            .into(),
+            count: format!("SELECT count(*) FROM {table}").into(),
+        }
+    }
+}

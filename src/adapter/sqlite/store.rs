@@ -1,0 +1,548 @@
+//! The adapter: who may write when, and what the rows mean.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
+    SqliteSynchronous,
+};
+use sqlx::{AssertSqlSafe, Row};
+use tokio::sync::Mutex;
+
+use super::super::contract::{
+    Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
+    Receipt, Recorded, Released, Renewed, Seen,
+};
+use super::super::sql::{TableName, keys_json, store_error};
+use super::schema::{Statements, VERSION, create_sql};
+use crate::error::{ConfigError, Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// How long a statement waits for another process's lock. Below the layer's default
+/// `store_timeout`, so that a held file answers with an error and frees the connection.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
+const READERS: u32 = 4;
+/// How often a key is looked at again that changed hands between a write and the read after it.
+const ROUNDS: usize = 4;
+
+/// Keeps keys in a SQLite file.
+///
+/// Cloning makes another handle to the same connections.
+#[derive(Clone)]
+pub struct SqliteAdapter(Arc<Inner>);
+
+struct Inner {
+    readers: SqlitePool,
+    writer: SqlitePool,
+    /// Serves writers in the order of arrival, which SQLite's own lock does not.
+    turn: Mutex<()>,
+    table: TableName,
+    statements: Statements,
+    migrated: AtomicBool,
+    /// Whether the connections are the user's, whose settings are only looked at.
+    foreign: bool,
+}
+
+impl SqliteAdapter {
+    /// Opens or creates the file that a `sqlite://` URL names, in WAL mode at
+    /// `synchronous = FULL`, with one connection for writing and four for reading.
+    ///
+    /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] for a URL that is none or names no file (an in-memory database
+    /// belongs to one connection; there is [`MemoryAdapter`](super::super::MemoryAdapter) for
+    /// that), [`ErrorKind::Unavailable`] if the file cannot be opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        let config = |error: ConfigError| Error::from(error);
+        if url.contains(":memory:") || url.contains("mode=memory") {
+            return Err(config(ConfigError::InvalidUrl));
+        }
+        let options = SqliteConnectOptions::from_str(url)
+            .map_err(|_| config(ConfigError::InvalidUrl))?
+            .busy_timeout(BUSY_TIMEOUT);
+        if options.get_filename().as_os_str().is_empty() {
+            return Err(config(ConfigError::InvalidUrl));
+        }
+        let writing = options
+            .clone()
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full);
+        let pool = || SqlitePoolOptions::new().test_before_acquire(false);
+        let writer = pool()
+            .max_connections(1)
+            .connect_with(writing)
+            .await
+            .map_err(|error| store_error("opening the SQLite file", error))?;
+        let readers = pool().max_connections(READERS).connect_lazy_with(options);
+        Ok(Self::over(readers, writer, TableName::default(), false))
+    }
+
+    /// An adapter over a pool of yours, on the file that your service uses anyway.
+    ///
+    /// The pool's settings stay as they are; `synchronous` below `FULL` and a journal mode other
+    /// than WAL are warned about on first use. Give it a busy timeout below the layer's
+    /// `store_timeout`.
+    #[must_use]
+    pub fn new(pool: SqlitePool) -> Self {
+        Self::over(pool.clone(), pool, TableName::default(), true)
+    }
+
+    /// The adapter with another table than `webhook_deliveries`.
+    ///
+    /// A handle that was cloned before keeps its table.
+    #[must_use]
+    pub fn table(self, table: TableName) -> Self {
+        let Inner { readers, writer, foreign, .. } = &*self.0;
+        Self::over(readers.clone(), writer.clone(), table, *foreign)
+    }
+
+    /// Makes the schema if it is not there. Safe to call from many processes at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] if the file cannot be read or written; the next call tries again.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        self.0.migrate().await
+    }
+
+    /// The statements that [`migrate`](Self::migrate) runs, for those who run their own.
+    #[must_use]
+    pub fn schema_sql(&self) -> Vec<String> {
+        create_sql(&self.0.table)
+    }
+
+    fn over(readers: SqlitePool, writer: SqlitePool, table: TableName, foreign: bool) -> Self {
+        let statements = Statements::new(&table);
+        let (turn, migrated) = (Mutex::new(()), AtomicBool::new(false));
+        Self(Arc::new(Inner { readers, writer, turn, table, statements, migrated, foreign }))
+    }
+}
+
+impl fmt::Debug for SqliteAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteAdapter").field("table", &self.0.table).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    async fn ready(&self) -> Result<(), Error> {
+        if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
+    }
+
+    async fn migrate(&self) -> Result<(), Error> {
+        const CONTEXT: &str = "preparing the SQLite schema";
+        let fault = |error| store_error(CONTEXT, error);
+        if !self.has_schema().await.map_err(fault)? {
+            let _turn = self.turn.lock().await;
+            // Dropped half-way, or failing, the transaction rolls back and the next call begins
+            // anew. IMMEDIATE: two processes that both find nothing take turns.
+            let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
+            for statement in &self.statements.create {
+                sqlx::query(AssertSqlSafe(Arc::clone(statement)))
+                    .execute(&mut *tx)
+                    .await
+                    .map_err(fault)?;
+            }
+            tx.commit().await.map_err(fault)?;
+        }
+        if self.foreign {
+            self.look_at_settings().await.map_err(fault)?;
+        }
+        self.migrated.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    async fn has_schema(&self) -> Result<bool, sqlx::Error> {
+        let scalar = async |sql: &Arc<str>| {
+            sqlx::query_scalar::<_, i64>(AssertSqlSafe(Arc::clone(sql)))
+                .fetch_one(&self.readers)
+                .await
+        };
+        Ok(scalar(&self.statements.tables).await? == 2
+            && scalar(&self.statements.version).await? >= VERSION)
+    }
+
+    async fn look_at_settings(&self) -> Result<(), sqlx::Error> {
+        let synchronous: i64 =
+            sqlx::query_scalar("PRAGMA synchronous").fetch_one(&self.writer).await?;
+        let journal: String =
+            sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&self.writer).await?;
+        if synchronous < 2 {
+            tracing::warn!(
+                target: "tower_dedup",
+                synchronous,
+                "the SQLite pool runs below synchronous = FULL: a power cut can lose a completed \
+                 key, and its event would run again"
+            );
+        }
+        if !journal.eq_ignore_ascii_case("wal") {
+            tracing::warn!(
+                target: "tower_dedup",
+                journal_mode = journal,
+                "the SQLite file is not in WAL mode: duplicates wait for writers"
+            );
+        }
+        Ok(())
+    }
+
+    /// One changing statement, in its turn. Answers the rows that it returned.
+    ///
+    /// Dropped while it waits, it has changed nothing; dropped later, the statement runs to its
+    /// end on the connection's own thread, and the outcome is unknown.
+    async fn write(
+        &self,
+        context: &'static str,
+        sql: &Arc<str>,
+        keys: &str,
+        receipt: &Receipt,
+    ) -> Result<Vec<SqliteRow>, Error> {
+        let _turn = self.turn.lock().await;
+        // All rows: SQLite commits at the end of the statement, after it has returned them.
+        sqlx::query(AssertSqlSafe(Arc::clone(sql)))
+            .bind(keys)
+            .bind(receipt.token().as_bytes().as_slice())
+            .bind(receipt.retention_ms())
+            .bind(receipt.lease_ms())
+            .fetch_all(&self.writer)
+            .await
+            .map_err(|error| store_error(context, error))
+    }
+
+    /// What is stored of each key.
+    async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
+        let fault = |error| store_error("looking up keys", error);
+        let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.read)))
+            .bind(keys_json(keys))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(fault)?;
+        let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
+        for row in rows {
+            let place: i64 = row.try_get("place").map_err(fault)?;
+            let slot = usize::try_from(place).ok().and_then(|place| found.get_mut(place));
+            if let Some(slot) = slot {
+                *slot = Some(Stored::from_row(&row).map_err(fault)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Claims or records: reads what is known, writes for the rest, and reads again what somebody
+    /// else took meanwhile.
+    async fn take<T>(
+        &self,
+        context: &'static str,
+        sql: &Arc<str>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+        known: impl Fn(&Stored) -> Option<T>,
+        granted: impl Fn(u32, bool) -> T,
+        in_flight: impl Fn() -> T,
+    ) -> Result<Vec<T>, Error> {
+        self.ready().await?;
+        let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
+        for _ in 0..ROUNDS {
+            let open: Vec<usize> = places(&answers);
+            if open.is_empty() {
+                break;
+            }
+            let asked: Vec<DedupKey> = open.iter().map(|place| keys[*place].clone()).collect();
+            for (place, stored) in open.iter().zip(self.read(&asked).await?) {
+                answers[*place] = stored.as_ref().and_then(&known);
+            }
+            let free: Vec<DedupKey> =
+                places(&answers).into_iter().map(|place| keys[place].clone()).collect();
+            if free.is_empty() {
+                break;
+            }
+            let rows = self.write(context, sql, &keys_json(&free), receipt).await?;
+            for row in rows {
+                let grant = Grant::from_row(&row).map_err(|error| store_error(context, error))?;
+                for (key, answer) in keys.iter().zip(&mut answers) {
+                    if answer.is_none()
+                        && key.id() == grant.id
+                        && key.namespace() == grant.namespace
+                    {
+                        *answer = Some(granted(grant.attempts, grant.takeover));
+                        break;
+                    }
+                }
+            }
+        }
+        // Still changing hands after all rounds: somebody else is at it.
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(&in_flight)).collect())
+    }
+
+    /// Which of the keys a changing statement returned.
+    async fn touch(
+        &self,
+        context: &'static str,
+        sql: &Arc<str>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<bool>, Error> {
+        self.ready().await?;
+        let rows = self.write(context, sql, &keys_json(keys), receipt).await?;
+        let names = names(&rows).map_err(|error| store_error(context, error))?;
+        Ok(keys.iter().map(|key| names.iter().any(|name| is(key, name))).collect())
+    }
+}
+
+impl DedupAdapter for SqliteAdapter {
+    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
+        let mine = receipt.token();
+        let known = |stored: &Stored| match stored.standing() {
+            Standing::Complete if stored.token.as_deref() == Some(mine.as_bytes()) => {
+                Some(Recorded::First)
+            }
+            Standing::Complete => Some(Recorded::Duplicate(stored.seen())),
+            Standing::Leased => Some(Recorded::InFlight),
+            Standing::Lapsed | Standing::Released | Standing::Expired => None,
+        };
+        let (statement, granted) = (&self.0.statements.record, |_, _| Recorded::First);
+        self.0
+            .take("recording keys", statement, keys, receipt, known, granted, || Recorded::InFlight)
+            .await
+    }
+
+    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        let statement = &self.0.statements.unrecord;
+        Ok(released(self.0.touch("undoing a record", statement, keys, receipt).await?))
+    }
+}
+
+impl LeaseAdapter for SqliteAdapter {
+    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
+        let mine = receipt.token();
+        let known = |stored: &Stored| match stored.standing() {
+            Standing::Complete => Some(Claimed::Duplicate(stored.seen())),
+            Standing::Leased if stored.token.as_deref() != Some(mine.as_bytes()) => {
+                Some(Claimed::InFlight)
+            }
+            _ => None,
+        };
+        let statement = &self.0.statements.claim;
+        self.0
+            .take("claiming keys", statement, keys, receipt, known, Claimed::first, || {
+                Claimed::InFlight
+            })
+            .await
+    }
+
+    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
+        let held = self.0.touch("renewing leases", &self.0.statements.renew, keys, receipt).await?;
+        Ok(held.into_iter().map(|held| if held { Renewed::Held } else { Renewed::Lost }).collect())
+    }
+
+    async fn complete(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<Completed>, Error> {
+        const CONTEXT: &str = "completing keys";
+        let fault = |error| store_error(CONTEXT, error);
+        let inner = &*self.0;
+        inner.ready().await?;
+        let rows =
+            inner.write(CONTEXT, &inner.statements.complete, &keys_json(keys), receipt).await?;
+        let names = names(&rows).map_err(fault)?;
+        let mut answers: Vec<Option<Completed>> = keys.iter().map(|_| None).collect();
+        for (row, name) in rows.iter().zip(&names) {
+            let attempts: i64 = row.try_get("attempts").map_err(fault)?;
+            let held: bool = row.try_get("held").map_err(fault)?;
+            let answer = match (attempts, held) {
+                (0, _) => Completed::Inserted,
+                (_, true) => Completed::Held,
+                (_, false) => Completed::LeaseLost,
+            };
+            if let Some(place) = keys.iter().position(|key| is(key, name)) {
+                answers[place] = Some(answer);
+            }
+        }
+        // What was complete before was not written again: was it by this token?
+        let open = places(&answers);
+        if !open.is_empty() {
+            let asked: Vec<DedupKey> = open.iter().map(|place| keys[*place].clone()).collect();
+            for (place, stored) in open.into_iter().zip(inner.read(&asked).await?) {
+                let ours = stored.is_some_and(|stored| {
+                    stored.token.as_deref() == Some(receipt.token().as_bytes())
+                });
+                answers[place] = ours.then_some(Completed::Held);
+            }
+        }
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
+    }
+
+    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        let statement = &self.0.statements.release;
+        Ok(released(self.0.touch("releasing keys", statement, keys, receipt).await?))
+    }
+}
+
+impl Maintain for SqliteAdapter {
+    async fn purge(&self, limit: u32) -> Result<u64, Error> {
+        self.0.ready().await?;
+        let _turn = self.0.turn.lock().await;
+        let done = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.purge)))
+            .bind(i64::from(limit))
+            .execute(&self.0.writer)
+            .await
+            .map_err(|error| store_error("purging", error))?;
+        Ok(done.rows_affected())
+    }
+
+    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+        let inner = &*self.0;
+        inner.ready().await?;
+        let keys = std::slice::from_ref(key);
+        let none = Receipt::new([0; 16].into(), Duration::ZERO);
+        let rows =
+            inner.write("forgetting", &inner.statements.forget, &keys_json(keys), &none).await?;
+        if !rows.is_empty() {
+            return Ok(Forgotten::Removed);
+        }
+        let kept = inner.read(keys).await?.into_iter().flatten().next();
+        Ok(if kept.is_some() { Forgotten::InFlight } else { Forgotten::Missing })
+    }
+
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+        self.0.ready().await?;
+        let stored = self.0.read(std::slice::from_ref(key)).await?.into_iter().flatten().next();
+        Ok(stored.and_then(|stored| stored.entry()))
+    }
+
+    async fn count(&self) -> Result<u64, Error> {
+        self.0.ready().await?;
+        let keys: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.0.statements.count)))
+            .fetch_one(&self.0.readers)
+            .await
+            .map_err(|error| store_error("counting keys", error))?;
+        u64::try_from(keys)
+            .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
+    }
+
+    async fn close(&self) {
+        self.0.readers.close().await;
+        self.0.writer.close().await;
+    }
+}
+
+/// A row, as the read statement answers it. Times are milliseconds since the Unix epoch.
+struct Stored {
+    token: Option<Vec<u8>>,
+    attempts: i64,
+    takeover: bool,
+    first_seen_at: i64,
+    completed_at: Option<i64>,
+    expires_at: i64,
+    lease_until: Option<i64>,
+    now: i64,
+}
+
+enum Standing {
+    Complete,
+    Leased,
+    Lapsed,
+    Released,
+    Expired,
+}
+
+impl Stored {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            token: row.try_get("token")?,
+            attempts: row.try_get("attempts")?,
+            takeover: row.try_get("takeover")?,
+            first_seen_at: row.try_get("first_seen_at")?,
+            completed_at: row.try_get("completed_at")?,
+            expires_at: row.try_get("expires_at")?,
+            lease_until: row.try_get("lease_until")?,
+            now: row.try_get("now")?,
+        })
+    }
+
+    /// The rule of [`schema`](super::schema), in the same words.
+    fn standing(&self) -> Standing {
+        let held = self.token.is_some();
+        let live = self.lease_until.is_some_and(|until| until > self.now);
+        match (self.completed_at, held) {
+            (None, true) if live => Standing::Leased,
+            _ if self.expires_at <= self.now => Standing::Expired,
+            (Some(_), _) => Standing::Complete,
+            (None, true) => Standing::Lapsed,
+            (None, false) => Standing::Released,
+        }
+    }
+
+    fn seen(&self) -> Seen {
+        let age = u64::try_from(self.now.saturating_sub(self.first_seen_at)).unwrap_or_default();
+        Seen::new(Duration::from_millis(age))
+    }
+
+    fn entry(&self) -> Option<Entry> {
+        let state = match self.standing() {
+            Standing::Expired => return None,
+            Standing::Complete => {
+                EntryState::Complete { completed_at: wall(self.completed_at.unwrap_or_default()) }
+            }
+            Standing::Leased | Standing::Lapsed => {
+                EntryState::InFlight { lease_until: wall(self.lease_until.unwrap_or_default()) }
+            }
+            Standing::Released => EntryState::Released,
+        };
+        let attempts = u32::try_from(self.attempts).unwrap_or(u32::MAX);
+        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
+        Some(entry.with_attempts(attempts, self.takeover))
+    }
+}
+
+/// A row that a claim or a record returned.
+struct Grant {
+    namespace: String,
+    id: String,
+    attempts: u32,
+    takeover: bool,
+}
+
+impl Grant {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        let attempts: i64 = row.try_get("attempts")?;
+        Ok(Self {
+            namespace: row.try_get("namespace")?,
+            id: row.try_get("id")?,
+            attempts: u32::try_from(attempts).unwrap_or(u32::MAX),
+            takeover: row.try_get("takeover")?,
+        })
+    }
+}
+
+type Name = (String, String);
+
+fn names(rows: &[SqliteRow]) -> Result<Vec<Name>, sqlx::Error> {
+    rows.iter().map(|row| Ok((row.try_get("namespace")?, row.try_get("id")?))).collect()
+}
+
+fn is(key: &DedupKey, (namespace, id): &Name) -> bool {
+    key.id() == id && key.namespace() == namespace
+}
+
+fn places<T>(answers: &[Option<T>]) -> Vec<usize> {
+    (0..answers.len()).filter(|place| answers[*place].is_none()).collect()
+}
+
+fn released(done: Vec<bool>) -> Vec<Released> {
+    done.into_iter().map(|done| if done { Released::Released } else { Released::NotHeld }).collect()
+}
+
+/// The far end of time that this platform can name, for a time beyond it.
+fn wall(ms: i64) -> SystemTime {
+    let since = Duration::from_millis(u64::try_from(ms).unwrap_or_default());
+    UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
+}

@@ -1,0 +1,207 @@
+//! [`Delivery`]: what a handler can know about the delivery it is running.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::key::{DedupKey, Element, derive};
+
+/// The delivery that a handler is running, from the request's extensions; with the feature `axum`
+/// also an extractor.
+///
+/// Cloning makes another handle to the same delivery.
+///
+/// # Example
+///
+/// ```
+/// use http::{Request, StatusCode};
+/// use tower_dedup::Delivery;
+///
+/// async fn handler<B>(request: Request<B>) -> StatusCode {
+///     let Some(delivery) = request.extensions().get::<Delivery>() else {
+///         return StatusCode::OK; // a handshake: nothing to deduplicate
+///     };
+///     if delivery.takeover() {
+///         // An earlier handler died on this event and may have half-run: look before you charge.
+///     }
+///     // The same on every attempt at this event: a call repeated with it takes effect once.
+///     let _idempotency_key = delivery.idempotency_key("charge");
+///     StatusCode::OK
+/// }
+/// # let _ = handler::<()>;
+/// ```
+#[derive(Clone)]
+pub struct Delivery(Arc<Inner>);
+
+struct Inner {
+    elements: Vec<Element>,
+    attempt: u32,
+    takeover: bool,
+    unprotected: bool,
+    lost: AtomicBool,
+    done: Mutex<Vec<DedupKey>>,
+}
+
+impl Delivery {
+    /// A delivery of these new elements; for ledgers.
+    ///
+    /// `attempt` is the highest attempt of any of them; `takeover` says whether any of them is
+    /// one.
+    #[must_use]
+    pub fn new(elements: Vec<Element>, attempt: u32, takeover: bool) -> Self {
+        Self::with(elements, attempt, takeover, false)
+    }
+
+    /// A delivery that runs although the store could not be asked; for ledgers.
+    #[must_use]
+    pub fn unprotected(elements: Vec<Element>) -> Self {
+        Self::with(elements, 1, false, true)
+    }
+
+    fn with(elements: Vec<Element>, attempt: u32, takeover: bool, unprotected: bool) -> Self {
+        Self(Arc::new(Inner {
+            elements,
+            attempt,
+            takeover,
+            unprotected,
+            lost: AtomicBool::new(false),
+            done: Mutex::default(),
+        }))
+    }
+
+    /// The key of the event: of the first one to run, in a batch.
+    #[must_use]
+    pub fn key(&self) -> Option<&DedupKey> {
+        self.0.elements.first().map(Element::key)
+    }
+
+    /// The keys of the events to run, in the order of the request. In a batch, those that were
+    /// run before, or run elsewhere now, are not among them.
+    pub fn keys(&self) -> impl Iterator<Item = &DedupKey> {
+        self.0.elements.iter().map(Element::key)
+    }
+
+    /// Whether this event of a batch is to run.
+    #[must_use]
+    pub fn is_new(&self, key: &DedupKey) -> bool {
+        self.keys().any(|new| new == key)
+    }
+
+    /// The events to run with all their identities; for ledgers.
+    #[must_use]
+    pub fn elements(&self) -> &[Element] {
+        &self.0.elements
+    }
+
+    /// How often this event has been started, this time included; 1 for the first.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.0.attempt
+    }
+
+    /// Whether an earlier attempt ended without a word: its process died, or lost its lease. That
+    /// handler may have half-run, or be running still.
+    #[must_use]
+    pub fn takeover(&self) -> bool {
+        self.0.takeover
+    }
+
+    /// Whether the delivery runs although the store could not be asked whether it is a duplicate.
+    #[must_use]
+    pub fn is_unprotected(&self) -> bool {
+        self.0.unprotected
+    }
+
+    /// Whether somebody else has taken this event over since the handler started: whatever it
+    /// does from now on may happen twice. Costs one atomic read.
+    #[must_use]
+    pub fn lease_lost(&self) -> bool {
+        self.0.lost.load(Ordering::Relaxed)
+    }
+
+    /// A key for one outbound call of this event's handler: the same on every attempt, different
+    /// for every event and every `step`. Hand it to the service that is called as its idempotency
+    /// key.
+    ///
+    /// 32 lower-case hex digits: the first 16 bytes of the SHA-256 over namespace, id and step,
+    /// each preceded by its length. In a batch, of the first event to run: there,
+    /// [`idempotency_key_of`](Self::idempotency_key_of) says which.
+    #[must_use]
+    pub fn idempotency_key(&self, step: &str) -> String {
+        self.key().map(|key| self.idempotency_key_of(key, step)).unwrap_or_default()
+    }
+
+    /// [`idempotency_key`](Self::idempotency_key) for one event of a batch.
+    #[must_use]
+    pub fn idempotency_key_of(&self, key: &DedupKey, step: &str) -> String {
+        derive(&[key.namespace(), key.id(), step])
+    }
+
+    /// Marks one event of a batch as finished: it is completed even if the handler fails over a
+    /// later one, and the retry skips it. Answers whether it is an event of this delivery.
+    pub fn done(&self, key: &DedupKey) -> bool {
+        let known = self.is_new(key);
+        if known {
+            let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
+            if !done.contains(key) {
+                done.push(key.clone());
+            }
+        }
+        known
+    }
+
+    /// Whether the handler has marked this event as finished; for ledgers.
+    #[must_use]
+    pub fn is_done(&self, key: &DedupKey) -> bool {
+        self.0.done.lock().unwrap_or_else(PoisonError::into_inner).contains(key)
+    }
+
+    /// Tells the handler that its lease is gone; for ledgers. Answers whether it is news.
+    pub fn mark_lease_lost(&self) -> bool {
+        !self.0.lost.swap(true, Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery")
+            .field("elements", &self.0.elements)
+            .field("attempt", &self.0.attempt)
+            .field("takeover", &self.0.takeover)
+            .field("unprotected", &self.0.unprotected)
+            .field("lease_lost", &self.lease_lost())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delivery(id: &str) -> Delivery {
+        let key = DedupKey::new("acme", id).unwrap();
+        Delivery::new(vec![Element::new(key)], 1, false)
+    }
+
+    #[test]
+    fn a_derived_key_is_stable_and_its_own_for_every_step_and_event() {
+        // Pinned: a release that changes it repeats outbound calls.
+        assert_eq!(delivery("evt_1").idempotency_key("charge"), "PIN");
+        assert_ne!(
+            delivery("evt_1").idempotency_key("mail"),
+            delivery("evt_1").idempotency_key("charge")
+        );
+        assert_ne!(
+            delivery("evt_2").idempotency_key("charge"),
+            delivery("evt_1").idempotency_key("charge")
+        );
+    }
+
+    #[test]
+    fn done_takes_only_events_of_this_delivery() {
+        let delivery = delivery("evt_1");
+        assert!(!delivery.done(&DedupKey::new("acme", "evt_2").unwrap()));
+        let mine = DedupKey::new("acme", "evt_1").unwrap();
+        assert!(delivery.done(&mine) && delivery.is_done(&mine));
+    }
+}

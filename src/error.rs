@@ -1,0 +1,242 @@
+//! The error types: [`Error`] from a store, [`KeyError`] from a request, [`ConfigError`] from the
+//! code that sets a layer up.
+//!
+//! 1. None of them is ever a service error: the layer turns them into responses.
+//! 2. `Display` says this crate's part only; the cause is in
+//!    [`source()`](std::error::Error::source).
+//! 3. None of them carries an id, a header value, a body byte or a connection URL.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// A boxed error, as tower and axum name it.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a store answers when it could not do what it was asked.
+///
+/// # Example
+///
+/// ```
+/// use tower_dedup::{Error, ErrorKind};
+///
+/// let error = Error::new(ErrorKind::Unavailable, "connecting to the store")
+///     .with_source(std::io::Error::other("connection refused"));
+/// assert!(error.is_transient());
+/// assert_eq!(error.to_string(), "connecting to the store: the store is unavailable");
+/// ```
+pub struct Error {
+    kind: ErrorKind,
+    context: Cow<'static, str>,
+    source: Option<BoxError>,
+}
+
+/// The kinds of [`Error`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The store could not be reached, refused the operation, or failed while doing it. The
+    /// outcome is unknown.
+    Unavailable,
+    /// The store did not answer in time. The outcome is unknown.
+    Timeout,
+    /// The store is at its capacity and will not evict a live key. Nothing was recorded.
+    Full,
+    /// The store answered something that this version cannot read.
+    Corrupt,
+    /// The adapter was configured with something that cannot work.
+    Config,
+}
+
+impl ErrorKind {
+    /// A short name for logs and metric labels: lower case, words joined by `_`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::Timeout => "timeout",
+            Self::Full => "full",
+            Self::Corrupt => "corrupt",
+            Self::Config => "config",
+        }
+    }
+}
+
+impl Error {
+    /// An error of this kind; `context` says what was being done.
+    pub fn new(kind: ErrorKind, context: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, context: context.into(), source: None }
+    }
+
+    /// Adds the cause, which [`source()`](std::error::Error::source) answers from then on.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<BoxError>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Whether the same call may succeed later with nothing changed but time.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Full)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("kind", &self.kind)
+            .field("context", &self.context)
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.kind {
+            ErrorKind::Unavailable => "the store is unavailable",
+            ErrorKind::Timeout => "the store did not answer in time",
+            ErrorKind::Full => "the store is full",
+            ErrorKind::Corrupt => "the store holds something unreadable",
+            ErrorKind::Config => "the store is misconfigured",
+        };
+        write!(f, "{}: {what}", self.context)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Self {
+        Self::new(ErrorKind::Config, "configuring the adapter").with_source(error)
+    }
+}
+
+/// Why a request's key is malformed: the layer answers 400 and records nothing.
+///
+/// It names the place that was read, never the value that was found there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyError {
+    kind: KeyErrorKind,
+    place: Cow<'static, str>,
+}
+
+/// The kinds of [`KeyError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyErrorKind {
+    /// The value is there, and empty.
+    Empty,
+    /// The value is there more than once: which one the handler reads is anybody's guess.
+    Repeated,
+    /// The value holds a NUL, which SQL text columns cannot.
+    Nul,
+    /// The value is not UTF-8.
+    NotUtf8,
+    /// The body is not the JSON that the key is read from.
+    InvalidJson,
+    /// The value is a JSON object or array, or a number that is no 64-bit integer: no
+    /// representation of it is surely the same on every delivery.
+    NotAnId,
+    /// The delivery carries more keys than the layer takes at once.
+    TooMany,
+    /// A user's own extractor refused the request.
+    Rejected,
+}
+
+impl KeyError {
+    /// An error of this kind; `place` says where it was read: `"header webhook-id"`.
+    pub fn new(kind: KeyErrorKind, place: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, place: place.into() }
+    }
+
+    /// What is wrong.
+    #[must_use]
+    pub fn kind(&self) -> KeyErrorKind {
+        self.kind
+    }
+
+    /// Where it was read.
+    #[must_use]
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.kind {
+            KeyErrorKind::Empty => "is empty",
+            KeyErrorKind::Repeated => "is given more than once",
+            KeyErrorKind::Nul => "holds a NUL",
+            KeyErrorKind::NotUtf8 => "is not UTF-8",
+            KeyErrorKind::InvalidJson => "is not valid JSON",
+            KeyErrorKind::NotAnId => "is neither a string, an integer nor a boolean",
+            KeyErrorKind::TooMany => "holds too many keys",
+            KeyErrorKind::Rejected => "was rejected",
+        };
+        write!(f, "{} {what}", self.place)
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+/// A setting that cannot work, found while a layer or an adapter is built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A namespace must be 1 to 64 bytes without control characters.
+    InvalidNamespace,
+    /// Not the name of an HTTP header.
+    InvalidHeaderName,
+    /// Not a JSON pointer (RFC 6901): empty, or starting with `/`, with `~` only in `~0` and `~1`.
+    InvalidPointer,
+    /// A table or schema name must match `[A-Za-z_][A-Za-z0-9_]{0,47}`.
+    InvalidIdentifier,
+    /// Duplicates must be answered with a 2xx: every sender takes anything else for a failure.
+    InvalidDuplicateStatus,
+    /// The store URL cannot be read. (The URL is not repeated here: it may hold a password.)
+    InvalidUrl,
+    /// No adapter answers to this URL scheme.
+    UnknownScheme(String),
+    /// The adapter for this URL scheme is behind a cargo feature that is off.
+    FeatureDisabled {
+        /// The URL scheme that was asked for.
+        scheme: &'static str,
+        /// The cargo feature that brings its adapter.
+        feature: &'static str,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidNamespace => {
+                f.write_str("a namespace is 1 to 64 bytes without control characters")
+            }
+            Self::InvalidHeaderName => f.write_str("not an HTTP header name"),
+            Self::InvalidPointer => f.write_str("not a JSON pointer (RFC 6901)"),
+            Self::InvalidIdentifier => {
+                f.write_str("a table name matches [A-Za-z_][A-Za-z0-9_]{0,47}")
+            }
+            Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
+            Self::InvalidUrl => f.write_str("the store URL cannot be read"),
+            Self::UnknownScheme(scheme) => write!(f, "no adapter for the scheme `{scheme}:`"),
+            Self::FeatureDisabled { scheme, feature } => {
+                write!(f, "`{scheme}:` needs the cargo feature `{feature}` of tower-dedup")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}

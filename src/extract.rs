@@ -1,0 +1,81 @@
+//! [`Delivery`] as an axum extractor, on `axum-core`.
+
+use std::convert::Infallible;
+use std::fmt;
+
+use axum_core::extract::{FromRequestParts, OptionalFromRequestParts};
+use axum_core::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::request::Parts;
+
+use crate::delivery::Delivery;
+
+/// The delivery that the handler is running.
+///
+/// Take `Option<Delivery>` where a request may reach the handler undeduplicated: a handshake, a
+/// method that is not deduplicated, a missing key that is let through.
+///
+/// # Example
+///
+/// ```
+/// use axum::http::StatusCode;
+/// use tower_dedup::Delivery;
+///
+/// async fn on_event(delivery: Delivery, body: axum::body::Bytes) -> StatusCode {
+///     tracing::info!(attempt = delivery.attempt(), bytes = body.len());
+///     StatusCode::OK
+/// }
+/// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(on_event));
+/// ```
+impl<S: Sync> FromRequestParts<S> for Delivery {
+    type Rejection = MissingDelivery;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        parts.extensions.get::<Self>().cloned().ok_or(MissingDelivery(()))
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for Delivery {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned())
+    }
+}
+
+/// The rejection of a [`Delivery`] argument: the request did not come through a
+/// [`DedupLayer`](crate::DedupLayer), or came through it undeduplicated.
+#[derive(Debug, Clone, Copy)]
+pub struct MissingDelivery(());
+
+impl MissingDelivery {
+    /// 500: the route is wired wrongly.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        StatusCode::INTERNAL_SERVER_ERROR
+    }
+
+    /// The text of the response.
+    #[must_use]
+    pub fn body_text(&self) -> String {
+        "this request was not deduplicated".to_owned()
+    }
+}
+
+impl fmt::Display for MissingDelivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.body_text())
+    }
+}
+
+impl std::error::Error for MissingDelivery {}
+
+impl IntoResponse for MissingDelivery {
+    fn into_response(self) -> Response {
+        tracing::error!(
+            target: "tower_dedup",
+            "a handler takes a `Delivery`, but its request was not deduplicated"
+        );
+        (self.status(), self.body_text()).into_response()
+    }
+}

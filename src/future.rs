@@ -1,0 +1,131 @@
+//! [`ResponseFuture`]: collects the body, then awaits what became of it.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::resume_unwind;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tokio::sync::oneshot;
+use tower_service::Service;
+
+use crate::body::{Collect, ResponseBody};
+use crate::error::BoxError;
+use crate::ledger::Ledger;
+use crate::response::DedupResult;
+use crate::service::{Answer, Next, Shared, Start, own};
+
+pin_project! {
+    /// The response future of [`Dedup`](crate::Dedup).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while the body arrives, nothing was claimed. Dropped later, the delivery runs to
+    /// its end without it.
+    pub struct ResponseFuture<S, L, B, R>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, L, B, R>,
+        shared: Arc<Shared<L>>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, L, B, R>
+    where
+        S: Service<Request<B>>,
+    {
+        Buffering {
+            #[pin]
+            body: Collect<R>,
+            start: Option<Start<S, L>>,
+        },
+        Inner {
+            #[pin]
+            future: S::Future,
+        },
+        Task {
+            answer: oneshot::Receiver<Answer<S::Response, S::Error>>,
+        },
+    }
+}
+
+impl<S, L, B, R> ResponseFuture<S, L, B, R>
+where
+    S: Service<Request<B>>,
+{
+    pub(crate) fn new(start: Start<S, L>, body: R) -> Self {
+        let shared = Arc::clone(start.shared());
+        let body = Collect::new(body, shared.config.body_limit, shared.config.body_timeout);
+        Self { state: State::Buffering { body, start: Some(start) }, shared }
+    }
+}
+
+impl<S, L, B, R, ResBody> Future for ResponseFuture<S, L, B, R>
+where
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    L: Ledger,
+    B: From<Bytes> + Send + 'static,
+    R: Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
+    ResBody: Send + 'static,
+{
+    type Output = Result<Response<ResponseBody<ResBody>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let next = match this.state.as_mut().project() {
+                StateProj::Buffering { body, start } => {
+                    let body = ready!(body.poll(cx));
+                    let start =
+                        start.take().expect("a response future is not polled after it is ready");
+                    match body {
+                        Ok(body) => start.go(body),
+                        Err(fault) => Next::Own(start.broken(&fault)),
+                    }
+                }
+                StateProj::Inner { future } => {
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(response.map(ResponseBody::inner)));
+                }
+                StateProj::Task { answer } => {
+                    let result = match ready!(Pin::new(answer).poll(cx)) {
+                        Ok(Answer::Inner(response)) => {
+                            return Poll::Ready(response.map(|r| r.map(ResponseBody::inner)));
+                        }
+                        Ok(Answer::Own(result)) => result,
+                        Ok(Answer::Panicked(panic)) => resume_unwind(panic),
+                        // The runtime shuts down and has dropped the task.
+                        Err(_) => DedupResult::Unavailable,
+                    };
+                    return Poll::Ready(Ok(own(result, &this.shared.config)));
+                }
+            };
+            match next {
+                Next::Own(result) => return Poll::Ready(Ok(own(result, &this.shared.config))),
+                Next::Inner(future) => this.state.set(State::Inner { future }),
+                Next::Task(answer) => this.state.set(State::Task { answer }),
+            }
+        }
+    }
+}
+
+impl<S, L, B, R> fmt::Debug for ResponseFuture<S, L, B, R>
+where
+    S: Service<Request<B>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}

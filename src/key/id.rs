@@ -1,0 +1,208 @@
+//! [`DedupKey`] and the sets of them that one delivery carries.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::digest::sha256_hex;
+use crate::error::{ConfigError, KeyError, KeyErrorKind};
+
+/// The longest id, in bytes, that is stored as it is; a longer one is replaced by its SHA-256.
+pub const MAX_ID_LEN: usize = 255;
+
+/// What makes two deliveries the same event: a namespace and an id.
+///
+/// Cloning is cheap and makes another handle to the same key. `Debug` shows the first 16 hex
+/// digits of the id's SHA-256, not the id: ids of some senders are personal data.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DedupKey(Arc<Inner>);
+
+#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Inner {
+    namespace: Arc<str>,
+    id: Box<str>,
+}
+
+impl DedupKey {
+    /// A key for code outside the layer: [`forget`](crate::adapter::Maintain::forget), a queue
+    /// worker, a test.
+    ///
+    /// An id over [`MAX_ID_LEN`] bytes is replaced by its SHA-256, as the layer does.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] if the namespace or the id is empty or holds a NUL.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use tower_dedup::DedupKey;
+    ///
+    /// let key = DedupKey::new("github", "72d3162e-cc78-11e3-81ab-4c9367dc0958")?;
+    /// assert_eq!(key.namespace(), "github");
+    /// assert_eq!(DedupKey::new("github", &"x".repeat(256))?.id().len(), 64);
+    /// assert!(DedupKey::new("github", "").is_err());
+    /// # Ok::<(), tower_dedup::KeyError>(())
+    /// ```
+    pub fn new(namespace: &str, id: &str) -> Result<Self, KeyError> {
+        check(namespace, "the namespace")?;
+        Self::in_namespace(&Arc::from(namespace), id)
+    }
+
+    /// Like [`new`](Self::new) with a namespace that is already checked and shared.
+    pub(crate) fn in_namespace(namespace: &Arc<str>, id: &str) -> Result<Self, KeyError> {
+        check(id, "the id")?;
+        let id = if id.len() > MAX_ID_LEN { sha256_hex(id.as_bytes()).into() } else { id.into() };
+        Ok(Self(Arc::new(Inner { namespace: Arc::clone(namespace), id })))
+    }
+
+    /// The provider or endpoint that the id belongs to.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.0.namespace
+    }
+
+    /// The id, as it is stored.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// The first 16 hex digits of the id's SHA-256: what logs carry unless they are told to carry
+    /// ids. `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let mut hex = sha256_hex(self.id().as_bytes());
+        hex.truncate(16);
+        hex
+    }
+}
+
+impl fmt::Debug for DedupKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DedupKey({} #{})", self.namespace(), self.fingerprint())
+    }
+}
+
+/// One event of a delivery: its key and, for some senders, a second identity.
+///
+/// It is a duplicate if *any* of its identities is complete, in flight if any is, and all of them
+/// are claimed and completed together.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Element {
+    key: DedupKey,
+    second: Option<DedupKey>,
+}
+
+impl Element {
+    /// An element with one identity.
+    #[must_use]
+    pub fn new(key: DedupKey) -> Self {
+        Self { key, second: None }
+    }
+
+    /// Adds the second identity.
+    #[must_use]
+    pub fn with_second_identity(mut self, second: DedupKey) -> Self {
+        self.second = Some(second);
+        self
+    }
+
+    /// The key that the element is known by.
+    #[must_use]
+    pub fn key(&self) -> &DedupKey {
+        &self.key
+    }
+
+    /// The second identity, if it has one.
+    #[must_use]
+    pub fn second_identity(&self) -> Option<&DedupKey> {
+        self.second.as_ref()
+    }
+
+    /// All its identities, the key first.
+    pub fn identities(&self) -> impl Iterator<Item = &DedupKey> {
+        std::iter::once(&self.key).chain(&self.second)
+    }
+}
+
+/// The elements of one delivery: at least one, in the order of the request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys(Vec<Element>);
+
+impl Keys {
+    /// The keys of a delivery that carries one event.
+    #[must_use]
+    pub fn one(key: DedupKey) -> Self {
+        Self(vec![Element::new(key)])
+    }
+
+    /// The keys of a batch; `None` if there is no element.
+    #[must_use]
+    pub fn new(elements: Vec<Element>) -> Option<Self> {
+        (!elements.is_empty()).then_some(Self(elements))
+    }
+
+    /// The elements, in the order of the request.
+    #[must_use]
+    pub fn elements(&self) -> &[Element] {
+        &self.0
+    }
+
+    /// The first element's key, which logs and spans name.
+    #[must_use]
+    pub fn first(&self) -> &DedupKey {
+        // Both constructors refuse an empty list.
+        self.0[0].key()
+    }
+
+    /// How many identities all elements have together.
+    #[must_use]
+    pub fn identity_count(&self) -> usize {
+        self.0.iter().map(|element| element.identities().count()).sum()
+    }
+}
+
+/// A namespace is 1 to 64 bytes without control characters.
+pub(crate) fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
+    let fits = (1..=64).contains(&namespace.len()) && !namespace.chars().any(char::is_control);
+    if fits { Ok(()) } else { Err(ConfigError::InvalidNamespace) }
+}
+
+fn check(text: &str, place: &'static str) -> Result<(), KeyError> {
+    if text.is_empty() {
+        return Err(KeyError::new(KeyErrorKind::Empty, place));
+    }
+    if text.contains('\0') {
+        return Err(KeyError::new(KeyErrorKind::Nul, place));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_of_255_bytes_is_kept_and_one_of_256_is_hashed() {
+        let kept = "k".repeat(255);
+        assert_eq!(DedupKey::new("n", &kept).unwrap().id(), kept);
+        let hashed = DedupKey::new("n", &"k".repeat(256)).unwrap();
+        assert_eq!(hashed.id(), sha256_hex("k".repeat(256).as_bytes()));
+        assert_ne!(hashed, DedupKey::new("n", &"k".repeat(257)).unwrap());
+    }
+
+    #[test]
+    fn debug_output_never_shows_the_id() {
+        let key = DedupKey::new("twilio", "+15005550006").unwrap();
+        let shown = format!("{key:?} {:?}", Keys::one(key.clone()));
+        assert!(!shown.contains("15005550006"), "{shown}");
+        assert!(shown.contains(&key.fingerprint()), "{shown}");
+    }
+
+    #[test]
+    fn a_nul_or_nothing_is_refused() {
+        assert_eq!(DedupKey::new("n", "a\0b").unwrap_err().kind(), KeyErrorKind::Nul);
+        assert_eq!(DedupKey::new("n", "").unwrap_err().kind(), KeyErrorKind::Empty);
+        assert_eq!(DedupKey::new("", "a").unwrap_err().kind(), KeyErrorKind::Empty);
+    }
+}

@@ -1,0 +1,428 @@
+//! [`DedupLayer`]: the configuration of one deduplicated route, and the bounds it shares.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{HeaderName, Method, StatusCode};
+use http_body_util::Full;
+use tower_layer::Layer;
+
+use crate::adapter::{DedupAdapter, LeaseAdapter};
+use crate::error::ConfigError;
+use crate::key::KeyExtractor;
+use crate::ledger::{ArrivalLedger, BeginContext, LeaseLedger, Ledger};
+use crate::observe;
+use crate::policy::{LogIds, OnInFlight, OnMissingKey, OnUnavailable, Success};
+use crate::service::{Dedup, Gate};
+
+const DAY: Duration = Duration::from_secs(86_400);
+/// Below this a lease lapses between two renewals on a busy machine.
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+
+/// Makes every delivery to the inner service take effect once.
+///
+/// | setting | default |
+/// |---|---|
+/// | [`methods`](Self::methods) | the preset's, or POST, PUT, PATCH, DELETE |
+/// | [`body_limit`](Self::body_limit) | 2 MiB |
+/// | [`body_timeout`](Self::body_timeout) | 10 s |
+/// | [`retention`](Self::retention) | 30 days, or the preset's floor if that is longer |
+/// | [`lease`](Self::lease) | 60 s, renewed at 20 s |
+/// | [`store_timeout`](Self::store_timeout) | 2 s |
+/// | [`max_running`](Self::max_running) | 1,024 |
+/// | [`max_waiting`](Self::max_waiting) | 256 |
+/// | [`max_keys`](Self::max_keys) | 4,096 a request |
+/// | [`success_when`](Self::success_when) | 2xx |
+/// | [`on_missing_key`](Self::on_missing_key) | 400 |
+/// | [`on_in_flight`](Self::on_in_flight) | wait 2 s, then 503 with `Retry-After: 5` |
+/// | [`on_unavailable`](Self::on_unavailable) | 503 with `Retry-After: 30` |
+/// | [`duplicate_status`](Self::duplicate_status) | 200 |
+/// | [`result_header`](Self::result_header) | `x-dedup-result` |
+/// | [`require_verified`](Self::require_verified) | off |
+/// | [`log_ids`](Self::log_ids) | hashed |
+///
+/// # Type parameters
+///
+/// `L` is the [ledger](crate::ledger). `B` is the body that the inner service takes: everything
+/// that is [`From<Bytes>`](Bytes). It is `Full<Bytes>`, which axum's routers take, unless
+/// [`inner_body`](Self::inner_body) says otherwise.
+///
+/// # Clone
+///
+/// A clone shares the ledger and the bounds with its original; setting a bound on either gives
+/// that one bounds of its own.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "memory")] {
+/// use std::time::Duration;
+/// use axum::Router;
+/// use axum::routing::post;
+/// use tower_dedup::adapter::MemoryAdapter;
+/// use tower_dedup::{DedupLayer, key};
+///
+/// let dedup = DedupLayer::new(key::header("webhook-id").namespace("acme"), MemoryAdapter::new())
+///     .retention(Duration::from_secs(14 * 86_400))
+///     .body_limit(256 * 1024);
+/// let app: Router = Router::new().route("/hook", post(async || "done")).layer(dedup);
+/// # let _ = app;
+/// # }
+/// ```
+#[must_use = "a layer does nothing until it wraps a service"]
+pub struct DedupLayer<L, B = Full<Bytes>> {
+    ledger: Arc<L>,
+    config: Config,
+    gate: Arc<Gate>,
+    body: PhantomData<fn() -> B>,
+}
+
+impl<A: LeaseAdapter> DedupLayer<LeaseLedger<A>> {
+    /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
+    pub fn new(key: impl Into<KeyExtractor>, adapter: A) -> Self {
+        Self::with_ledger(key, LeaseLedger::new(adapter))
+    }
+}
+
+impl<A: DedupAdapter> DedupLayer<ArrivalLedger<A>> {
+    /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
+    /// whose handler fails is lost.
+    pub fn on_arrival(key: impl Into<KeyExtractor>, adapter: A) -> Self {
+        Self::with_ledger(key, ArrivalLedger::new(adapter))
+    }
+}
+
+impl<L: Ledger> DedupLayer<L> {
+    /// Deduplicates by a ledger of your choice.
+    pub fn with_ledger(key: impl Into<KeyExtractor>, ledger: L) -> Self {
+        Self {
+            ledger: Arc::new(ledger),
+            config: Config::new(key.into()),
+            gate: Arc::new(Gate::new(1_024, 256)),
+            body: PhantomData,
+        }
+    }
+}
+
+impl<L, B> DedupLayer<L, B> {
+    /// The methods that are deduplicated. Requests by any other reach the inner service as they
+    /// are, but for having been buffered.
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.config.methods = methods.into_iter().collect();
+        self
+    }
+
+    /// The largest body, in bytes; a larger one is answered 413 and nothing is recorded.
+    pub fn body_limit(mut self, bytes: usize) -> Self {
+        self.config.body_limit = bytes;
+        self
+    }
+
+    /// How long a body may take to arrive; a slower one is answered 408 and nothing is recorded.
+    pub fn body_timeout(mut self, time: Duration) -> Self {
+        self.config.body_timeout = time;
+        self
+    }
+
+    /// How long a key is remembered, from its first delivery on.
+    ///
+    /// A retention below the preset's floor (the time in which its sender may deliver an event
+    /// again) is warned about and taken. One of zero remembers nothing.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        if let Some(floor) = self.config.key.floor()
+            && retention < floor
+        {
+            observe::short_retention(self.config.key.namespace_str(), retention, floor);
+        }
+        self.config.retention = retention;
+        self
+    }
+
+    /// How long a claim holds without being renewed: how long the event of a process that died
+    /// waits for its retry to run. At least 100 ms.
+    ///
+    /// A running handler renews it at a third of its length, so a handler may take much longer.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.config.lease = lease.max(SHORTEST_LEASE);
+        self
+    }
+
+    /// The bound on every call to the store, waiting for a connection included.
+    pub fn store_timeout(mut self, bound: Duration) -> Self {
+        self.config.store_timeout = bound;
+        self
+    }
+
+    /// How many deliveries may run at once, over all routes and clones; the rest is answered 503.
+    ///
+    /// Deliveries run in tasks of their own, which outer `ConcurrencyLimit` and `Timeout` layers
+    /// do not see: this is their bound. It may not exceed `usize::MAX >> 3`.
+    pub fn max_running(mut self, deliveries: usize) -> Self {
+        self.gate = Arc::new(Gate::new(deliveries, self.gate.max_waiting()));
+        self
+    }
+
+    /// How many deliveries may wait at once for another delivery of their event; the rest is
+    /// answered 503 at once.
+    pub fn max_waiting(mut self, deliveries: usize) -> Self {
+        self.gate = Arc::new(Gate::new(self.gate.max_running(), deliveries));
+        self
+    }
+
+    /// How many keys one request may carry, second identities included; more are answered 400.
+    pub fn max_keys(mut self, keys: usize) -> Self {
+        self.config.max_keys = keys;
+        self
+    }
+
+    /// Which statuses of the handler mean that the event was handled. Any other frees the key for
+    /// the retry.
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")] {
+    /// use tower_dedup::{DedupLayer, adapter::MemoryAdapter, provider};
+    ///
+    /// // 422 is final for this handler: no retry would end otherwise.
+    /// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new())
+    ///     .success_when(|status| status.is_success() || status == 422);
+    /// # let _ = dedup;
+    /// # }
+    /// ```
+    pub fn success_when<F>(mut self, is_success: F) -> Self
+    where
+        F: Fn(StatusCode) -> bool + Send + Sync + 'static,
+    {
+        self.config.success = Success::new(is_success);
+        self
+    }
+
+    /// What to do with a delivery that carries no key.
+    pub fn on_missing_key(mut self, policy: OnMissingKey) -> Self {
+        self.config.on_missing_key = policy;
+        self
+    }
+
+    /// What to do with a delivery whose event is running already.
+    pub fn on_in_flight(mut self, policy: OnInFlight) -> Self {
+        self.config.on_in_flight = policy;
+        self
+    }
+
+    /// What to do with a delivery when the store does not answer.
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
+        self.config.on_unavailable = policy;
+        self
+    }
+
+    /// The `Retry-After` of a 503, in whole seconds: `in_flight` where the event is running
+    /// elsewhere, `unavailable` where the store or a bound is the reason.
+    pub fn retry_after(mut self, in_flight: Duration, unavailable: Duration) -> Self {
+        self.config.retry_after_in_flight = in_flight;
+        self.config.retry_after_unavailable = unavailable;
+        self
+    }
+
+    /// The status of the answer to a completed duplicate.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidDuplicateStatus`] if it is not a 2xx: senders retry anything else,
+    /// and some switch the endpoint off.
+    pub fn duplicate_status(mut self, status: StatusCode) -> Result<Self, ConfigError> {
+        if !status.is_success() {
+            return Err(ConfigError::InvalidDuplicateStatus);
+        }
+        self.config.duplicate_status = status;
+        Ok(self)
+    }
+
+    /// The header in which the layer's own answers say why; `None` for none.
+    pub fn result_header(mut self, name: Option<HeaderName>) -> Self {
+        self.config.result_header = name;
+        self
+    }
+
+    /// Refuses, with a 500, every request that carries no [`Verified`](crate::Verified) in its
+    /// extensions: a layer that verifies signatures has to sit outside this one, and the order is
+    /// easy to get backwards.
+    pub fn require_verified(mut self) -> Self {
+        self.config.require_verified = true;
+        self
+    }
+
+    /// Whether log events name an event by its id.
+    pub fn log_ids(mut self, ids: LogIds) -> Self {
+        self.config.log_ids = ids;
+        self
+    }
+
+    /// Makes the inner service's body another type: one that is [`From<Bytes>`](Bytes).
+    ///
+    /// Needed where the inner service takes one body only, such as axum's `from_fn` when it sits
+    /// inside this layer without a router between them: `.inner_body::<axum::body::Body>()`.
+    pub fn inner_body<B2>(self) -> DedupLayer<L, B2> {
+        let Self { ledger, config, gate, body: _ } = self;
+        DedupLayer { ledger, config, gate, body: PhantomData }
+    }
+}
+
+impl<L: Ledger, B> DedupLayer<L, B> {
+    /// A handle that waits for running deliveries at shutdown.
+    #[must_use]
+    pub fn handle(&self) -> DedupHandle {
+        let ledger = Arc::clone(&self.ledger);
+        let drain_ledger = move || -> BoxFuture<'static, ()> {
+            let ledger = Arc::clone(&ledger);
+            Box::pin(async move { ledger.drain().await })
+        };
+        DedupHandle { gate: Arc::clone(&self.gate), drain_ledger: Arc::new(drain_ledger) }
+    }
+}
+
+impl<S, L, B> Layer<S> for DedupLayer<L, B> {
+    type Service = Dedup<S, L, B>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Dedup::new(inner, Arc::clone(&self.ledger), self.config.clone(), Arc::clone(&self.gate))
+    }
+}
+
+impl<L, B> Clone for DedupLayer<L, B> {
+    fn clone(&self) -> Self {
+        Self {
+            ledger: Arc::clone(&self.ledger),
+            config: self.config.clone(),
+            gate: Arc::clone(&self.gate),
+            body: PhantomData,
+        }
+    }
+}
+
+impl<L: fmt::Debug, B> fmt::Debug for DedupLayer<L, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DedupLayer")
+            .field("ledger", &self.ledger)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Watches over the deliveries of a [`DedupLayer`] and of its clones.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "memory")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use std::time::Duration;
+/// # use tower_dedup::{DedupLayer, adapter::MemoryAdapter, provider};
+/// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
+/// let handle = dedup.handle();
+/// // … serve with `dedup` until the process is told to stop, accept no more connections, then:
+/// let drained = tokio::time::timeout(Duration::from_secs(25), handle.drain()).await;
+/// if drained.is_err() {
+///     // What still runs will lose its lease; its sender's retry runs it again.
+/// }
+/// # });
+/// ```
+#[derive(Clone)]
+pub struct DedupHandle {
+    gate: Arc<Gate>,
+    drain_ledger: Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
+}
+
+impl DedupHandle {
+    /// How many deliveries hold a permit to run.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.gate.running()
+    }
+
+    /// How many deliveries wait for another delivery of their event.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.gate.waiting()
+    }
+
+    /// Waits until no delivery runs or waits and nothing is left to be recorded in the background.
+    ///
+    /// It does not keep new deliveries out: stop accepting connections first. Without a bound it
+    /// may wait for as long as the slowest handler, and for a store that does not come back as
+    /// long as ten minutes.
+    pub async fn drain(&self) {
+        self.gate.drain().await;
+        (self.drain_ledger)().await;
+    }
+}
+
+impl fmt::Debug for DedupHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DedupHandle")
+            .field("running", &self.running())
+            .field("waiting", &self.waiting())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Everything that can be set.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    pub(crate) key: KeyExtractor,
+    pub(crate) methods: Arc<[Method]>,
+    pub(crate) body_limit: usize,
+    pub(crate) body_timeout: Duration,
+    pub(crate) retention: Duration,
+    pub(crate) lease: Duration,
+    pub(crate) store_timeout: Duration,
+    pub(crate) max_keys: usize,
+    pub(crate) success: Success,
+    pub(crate) on_missing_key: OnMissingKey,
+    pub(crate) on_in_flight: OnInFlight,
+    pub(crate) on_unavailable: OnUnavailable,
+    pub(crate) retry_after_in_flight: Duration,
+    pub(crate) retry_after_unavailable: Duration,
+    pub(crate) duplicate_status: StatusCode,
+    pub(crate) result_header: Option<HeaderName>,
+    pub(crate) require_verified: bool,
+    pub(crate) log_ids: LogIds,
+}
+
+impl Config {
+    fn new(key: KeyExtractor) -> Self {
+        let methods = key.allowed_methods().map_or_else(
+            || [Method::POST, Method::PUT, Method::PATCH, Method::DELETE].into(),
+            Arc::clone,
+        );
+        let retention = key.floor().unwrap_or_default().max(30 * DAY);
+        Self {
+            key,
+            methods,
+            body_limit: 2 * 1024 * 1024,
+            body_timeout: Duration::from_secs(10),
+            retention,
+            lease: Duration::from_secs(60),
+            store_timeout: Duration::from_secs(2),
+            max_keys: 4_096,
+            success: Success::default(),
+            on_missing_key: OnMissingKey::default(),
+            on_in_flight: OnInFlight::default(),
+            on_unavailable: OnUnavailable::default(),
+            retry_after_in_flight: Duration::from_secs(5),
+            retry_after_unavailable: Duration::from_secs(30),
+            duplicate_status: StatusCode::OK,
+            result_header: Some(HeaderName::from_static("x-dedup-result")),
+            require_verified: false,
+            log_ids: LogIds::default(),
+        }
+    }
+
+    /// The terms for one begin, with a token of its own.
+    pub(crate) fn begin_context(&self) -> BeginContext {
+        BeginContext::new(self.retention, self.lease, self.store_timeout)
+            .on_unavailable(self.on_unavailable)
+    }
+}

@@ -1,0 +1,167 @@
+//! [`ArrivalLedger`]: the key becomes permanent before the handler runs.
+//!
+//! 1. At most once: a handler that fails, panics, or dies with its process is not run again. That
+//!    is right for effects that are worse twice than never, and wrong for everything else.
+//! 2. A record whose answer was lost is undone by its token, again and again for ten minutes: the
+//!    sender was told 503, and its retry must find the key free, or the event is lost without
+//!    having run.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Extensions;
+
+use super::background::{Background, Step};
+use super::call::{outcome_unknown, store_call};
+use super::fold::{Answer, fold, plan};
+use super::{Begin, BeginContext, Claim, Ledger, Outcome};
+use crate::adapter::{DedupAdapter, Receipt, Released};
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::key::{DedupKey, Keys};
+use crate::observe;
+use crate::policy::OnUnavailable;
+
+/// For how long a record of unknown outcome is undone.
+const UNDO_BOUND: Duration = Duration::from_secs(600);
+
+/// Records on arrival: no event runs twice, and one whose handler fails is lost.
+///
+/// Cloning makes another handle to the same ledger.
+pub struct ArrivalLedger<A>(Arc<Inner<A>>);
+
+struct Inner<A> {
+    adapter: A,
+    background: Background,
+}
+
+impl<A> ArrivalLedger<A> {
+    /// A ledger over this store.
+    #[must_use]
+    pub fn new(adapter: A) -> Self {
+        Self(Arc::new(Inner { adapter, background: Background::new() }))
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn adapter(&self) -> &A {
+        &self.0.adapter
+    }
+}
+
+impl<A> Clone for ArrivalLedger<A> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A: fmt::Debug> fmt::Debug for ArrivalLedger<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArrivalLedger").field("adapter", &self.0.adapter).finish_non_exhaustive()
+    }
+}
+
+impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
+    type Claim = ArrivalClaim;
+
+    async fn begin(
+        &self,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> Result<Begin<Self::Claim>, Error> {
+        let inner = &self.0;
+        let receipt = context.receipt();
+        let (elements, flat) = plan(keys);
+        let call = inner.adapter.record(&flat, &receipt);
+        let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
+            Ok(recorded) => recorded,
+            Err(error) if context.on_unavailable == OnUnavailable::Open => {
+                observe::unprotected(keys.first(), &error);
+                inner.record_behind(flat, receipt, context.store_timeout);
+                let delivery = Delivery::unprotected(elements);
+                return Ok(Begin::first(ArrivalClaim { delivery }, false));
+            }
+            Err(error) => {
+                if outcome_unknown(&error) {
+                    inner.undo_behind(flat, receipt, context.store_timeout);
+                }
+                return Err(error);
+            }
+        };
+        let answers: Vec<Answer> = recorded.into_iter().map(Answer::from).collect();
+        let mut folded = fold(elements, &flat, &answers);
+        if !folded.give_back.is_empty() {
+            let give_back = std::mem::take(&mut folded.give_back);
+            inner.undo_behind(give_back, receipt, context.store_timeout);
+        }
+        if folded.new.is_empty() {
+            return Ok(match folded.duplicate {
+                Some(seen) if !folded.in_flight => Begin::Duplicate(seen),
+                _ => Begin::InFlight,
+            });
+        }
+        let delivery = Delivery::new(folded.new, folded.attempt, folded.takeover);
+        Ok(Begin::first(ArrivalClaim { delivery }, folded.in_flight))
+    }
+
+    async fn drain(&self) {
+        self.0.background.drain().await;
+    }
+}
+
+impl<A: DedupAdapter> Inner<A> {
+    /// Records what runs unprotected, as soon as the store answers.
+    fn record_behind(self: &Arc<Self>, keys: Vec<DedupKey>, receipt: Receipt, bound: Duration) {
+        let (inner, first) = (Arc::clone(self), keys.first().cloned());
+        let keys: Arc<[DedupKey]> = keys.into();
+        let attempt = move || {
+            let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
+            async move {
+                let call = inner.adapter.record(&keys, &receipt);
+                match store_call("record", bound, keys.len(), call).await {
+                    Ok(_) => Step::Settled,
+                    Err(_) => Step::Again,
+                }
+            }
+        };
+        self.background.repeat("record", first, UNDO_BOUND, attempt, ());
+    }
+
+    fn undo_behind(self: &Arc<Self>, keys: Vec<DedupKey>, receipt: Receipt, bound: Duration) {
+        let (inner, first) = (Arc::clone(self), keys.first().cloned());
+        let keys: Arc<[DedupKey]> = keys.into();
+        let attempt = move || {
+            let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
+            async move {
+                let call = inner.adapter.unrecord(&keys, &receipt);
+                let answer = store_call("unrecord", bound, keys.len(), call).await;
+                let all = answer.is_ok_and(|all| all.iter().all(|one| *one == Released::Released));
+                if all { Step::Settled } else { Step::Again }
+            }
+        };
+        self.background.repeat("unrecord", first, UNDO_BOUND, attempt, ());
+    }
+}
+
+/// A delivery whose key is permanent already: there is nothing left to commit or roll back.
+#[derive(Debug)]
+pub struct ArrivalClaim {
+    delivery: Delivery,
+}
+
+impl Claim for ArrivalClaim {
+    fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+
+    fn attach(&self, _: &mut Extensions) {}
+
+    async fn commit(self, _: &Outcome) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn rollback(self) -> Result<(), Error> {
+        Ok(())
+    }
+}

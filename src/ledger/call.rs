@@ -1,0 +1,33 @@
+//! One call to a store: bounded, measured, and checked.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind};
+use crate::observe;
+
+/// Runs `call` within `bound` and checks that it answers for every key.
+///
+/// A call that outlives its bound is dropped: its outcome is unknown from then on.
+pub(super) async fn store_call<T>(
+    operation: &'static str,
+    bound: Duration,
+    keys: usize,
+    call: impl Future<Output = Result<Vec<T>, Error>>,
+) -> Result<Vec<T>, Error> {
+    let start = Instant::now();
+    let answer = match tokio::time::timeout(bound, call).await {
+        Ok(Ok(answers)) if answers.len() != keys => {
+            Err(Error::new(ErrorKind::Corrupt, "counting the answers of the store"))
+        }
+        Ok(answer) => answer,
+        Err(_elapsed) => Err(Error::new(ErrorKind::Timeout, operation)),
+    };
+    observe::store_call(operation, start.elapsed(), answer.as_ref().err());
+    answer
+}
+
+/// Whether the store may have done what it answered this error to.
+pub(super) fn outcome_unknown(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Full | ErrorKind::Config)
+}

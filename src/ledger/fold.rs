@@ -1,0 +1,166 @@
+//! From one answer per key to one answer per delivery.
+//!
+//! 1. An element is a duplicate if any of its identities is complete, else in flight if any is,
+//!    else new.
+//! 2. All identities of all elements are asked for in one call, sorted, so that every store sees
+//!    them in one order.
+//! 3. An element that shares an identity with an earlier one of the same delivery is a duplicate
+//!    of that one.
+//! 4. What was granted to an element that does not run is given back if the element is in flight,
+//!    and kept as complete if it is a duplicate: the next look-up of either identity then finds
+//!    the same.
+
+use std::collections::HashSet;
+
+use crate::adapter::{Claimed, Recorded, Seen};
+use crate::key::{DedupKey, Element, Keys};
+
+/// The answer of a store for one key, whatever the contract.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Answer {
+    First { attempt: u32, takeover: bool },
+    InFlight,
+    Duplicate(Seen),
+}
+
+impl From<Claimed> for Answer {
+    fn from(claimed: Claimed) -> Self {
+        match claimed {
+            Claimed::First { attempt, takeover } => Self::First { attempt, takeover },
+            Claimed::InFlight => Self::InFlight,
+            Claimed::Duplicate(seen) => Self::Duplicate(seen),
+        }
+    }
+}
+
+impl From<Recorded> for Answer {
+    fn from(recorded: Recorded) -> Self {
+        match recorded {
+            Recorded::First => Self::First { attempt: 1, takeover: false },
+            Recorded::InFlight => Self::InFlight,
+            Recorded::Duplicate(seen) => Self::Duplicate(seen),
+        }
+    }
+}
+
+/// The elements that stand for themselves, and all their identities, sorted.
+pub(super) fn plan(keys: &Keys) -> (Vec<Element>, Vec<DedupKey>) {
+    if let [only] = keys.elements()
+        && only.second_identity().is_none()
+    {
+        return (vec![only.clone()], vec![only.key().clone()]);
+    }
+    let mut seen = HashSet::new();
+    let mut elements = Vec::with_capacity(keys.elements().len());
+    for element in keys.elements() {
+        if element.identities().any(|key| seen.contains(key)) {
+            continue;
+        }
+        seen.extend(element.identities().cloned());
+        elements.push(element.clone());
+    }
+    let mut flat: Vec<DedupKey> = seen.into_iter().collect();
+    flat.sort_unstable();
+    (elements, flat)
+}
+
+/// What a delivery's elements come to.
+#[derive(Debug, Default)]
+pub(super) struct Folded {
+    pub(super) new: Vec<Element>,
+    pub(super) attempt: u32,
+    pub(super) takeover: bool,
+    pub(super) in_flight: bool,
+    pub(super) duplicate: Option<Seen>,
+    /// Granted to elements that are in flight under another identity.
+    pub(super) give_back: Vec<DedupKey>,
+    /// Granted to elements that are duplicates under another identity.
+    pub(super) keep: Vec<DedupKey>,
+}
+
+impl Folded {
+    /// All identities of the elements to run.
+    pub(super) fn held(&self) -> Vec<DedupKey> {
+        self.new.iter().flat_map(Element::identities).cloned().collect()
+    }
+}
+
+/// Folds `answers`, one per key of `flat`, which is sorted.
+pub(super) fn fold(elements: Vec<Element>, flat: &[DedupKey], answers: &[Answer]) -> Folded {
+    let mut folded = Folded::default();
+    for element in elements {
+        let (mut granted, mut attempts, mut took_over) = (Vec::new(), 0, false);
+        let (mut seen, mut in_flight) = (None, false);
+        for key in element.identities() {
+            let place = flat.binary_search(key).ok();
+            match place.and_then(|place| answers.get(place)).copied() {
+                Some(Answer::First { attempt, takeover }) => {
+                    granted.push(key.clone());
+                    attempts = attempts.max(attempt);
+                    took_over |= takeover;
+                }
+                Some(Answer::Duplicate(found)) => seen = Some(found),
+                // No answer is not a grant.
+                Some(Answer::InFlight) | None => in_flight = true,
+            }
+        }
+        if let Some(seen) = seen {
+            folded.duplicate.get_or_insert(seen);
+            folded.keep.append(&mut granted);
+        } else if in_flight {
+            folded.in_flight = true;
+            folded.give_back.append(&mut granted);
+        } else {
+            folded.attempt = folded.attempt.max(attempts);
+            folded.takeover |= took_over;
+            folded.new.push(element);
+        }
+    }
+    folded
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn key(id: &str) -> DedupKey {
+        DedupKey::new("n", id).unwrap()
+    }
+
+    fn twin(id: &str, second: &str) -> Element {
+        Element::new(key(id)).with_second_identity(key(second))
+    }
+
+    const FIRST: Answer = Answer::First { attempt: 1, takeover: false };
+    const DUPLICATE: Answer = Answer::Duplicate(Seen { age: Duration::ZERO });
+
+    #[test]
+    fn any_complete_identity_makes_a_duplicate_and_any_running_one_makes_it_wait() {
+        let keys = Keys::new(vec![twin("a", "b"), twin("c", "d"), twin("e", "f")]).unwrap();
+        let (elements, flat) = plan(&keys);
+        assert_eq!(flat, ["a", "b", "c", "d", "e", "f"].map(key));
+        let answers = [FIRST, DUPLICATE, Answer::InFlight, FIRST, FIRST, FIRST];
+        let folded = fold(elements, &flat, &answers);
+        assert_eq!(folded.new, [twin("e", "f")]);
+        assert!(folded.in_flight && folded.duplicate.is_some());
+        assert_eq!(folded.keep, [key("a")]);
+        assert_eq!(folded.give_back, [key("d")]);
+    }
+
+    #[test]
+    fn an_element_that_shares_an_identity_with_an_earlier_one_is_its_duplicate() {
+        let keys = Keys::new(vec![twin("a", "x"), twin("b", "x"), Element::new(key("a"))]).unwrap();
+        let (elements, flat) = plan(&keys);
+        assert_eq!(elements, [twin("a", "x")]);
+        assert_eq!(flat, ["a", "x"].map(key));
+    }
+
+    #[test]
+    fn a_missing_answer_is_never_a_grant() {
+        let (elements, flat) = plan(&Keys::one(key("a")));
+        let folded = fold(elements, &flat, &[]);
+        assert!(folded.new.is_empty() && folded.in_flight);
+    }
+}

@@ -1,0 +1,389 @@
+//! [`LeaseLedger`]: the key becomes permanent when the handler has succeeded.
+//!
+//! 1. A delivery claims its keys under a lease, which is renewed while the handler runs. A process
+//!    that dies leaves a lease that lapses: the retry runs, flagged as a takeover.
+//! 2. Success is success. Once the handler has succeeded, its answer is the answer: the completion
+//!    is recorded whoever holds the lease by then, and if the store does not answer, in the
+//!    background. Meanwhile this process answers the key as complete, and keeps its lease.
+//! 3. A handler that failed has its keys released at once, so that the retry runs at once.
+//! 4. A claim whose answer was lost is released by its token, again and again until the lease
+//!    would have lapsed: the statement may still be on its way to the store.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::Extensions;
+
+use super::background::{Background, Step};
+use super::call::{outcome_unknown, store_call};
+use super::fold::{Answer, Folded, fold, plan};
+use super::renewal::{Kept, Lease, Renewals};
+use super::{Begin, BeginContext, Claim, Ledger, Outcome};
+use crate::adapter::{Completed, LeaseAdapter, Receipt, Released, Seen};
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::key::{DedupKey, Keys};
+use crate::observe;
+use crate::policy::OnUnavailable;
+
+/// For how long a completion is tried again in the background. While it is, the lease is renewed
+/// too, so that a store which takes renewals but no completions sees no second handler.
+const COMPLETION_BOUND: Duration = Duration::from_secs(600);
+
+/// Claims under a lease, completes after success: no event is lost, and none runs twice while no
+/// process and no store dies.
+///
+/// Cloning makes another handle to the same ledger.
+pub struct LeaseLedger<A>(Arc<Inner<A>>);
+
+struct Inner<A> {
+    adapter: Arc<A>,
+    renewals: Arc<Renewals>,
+    completing: Arc<Completing>,
+    background: Background,
+}
+
+impl<A> LeaseLedger<A> {
+    /// A ledger over this store.
+    #[must_use]
+    pub fn new(adapter: A) -> Self {
+        Self(Arc::new(Inner {
+            adapter: Arc::new(adapter),
+            renewals: Arc::default(),
+            completing: Arc::default(),
+            background: Background::new(),
+        }))
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn adapter(&self) -> &A {
+        &self.0.adapter
+    }
+}
+
+impl<A> Clone for LeaseLedger<A> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A: fmt::Debug> fmt::Debug for LeaseLedger<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseLedger").field("adapter", &self.0.adapter).finish_non_exhaustive()
+    }
+}
+
+impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
+    type Claim = LeaseClaim<A>;
+
+    async fn begin(
+        &self,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> Result<Begin<Self::Claim>, Error> {
+        let inner = &self.0;
+        let (elements, flat) = plan(keys);
+        // What has succeeded here, and is not recorded yet, is complete for this process.
+        let (ours, asked): (Vec<_>, Vec<_>) =
+            flat.iter().cloned().partition(|key| inner.completing.contains(key));
+        let claimed =
+            if asked.is_empty() { Ok(Vec::new()) } else { inner.claim(&asked, context).await };
+        let claimed = match claimed {
+            Ok(claimed) => claimed,
+            Err(error) if context.on_unavailable == OnUnavailable::Open && ours.is_empty() => {
+                observe::unprotected(keys.first(), &error);
+                let held = Held {
+                    keys: asked.into(),
+                    receipt: context.receipt(),
+                    store_timeout: context.store_timeout,
+                    delivery: Delivery::unprotected(elements),
+                    kept: None,
+                };
+                return Ok(Begin::first(LeaseClaim::new(inner, held), false));
+            }
+            Err(error) => {
+                if outcome_unknown(&error) {
+                    inner.release_behind(asked, context.receipt(), context.store_timeout);
+                }
+                return Err(error);
+            }
+        };
+        let mut claimed = asked.iter().zip(claimed);
+        let mut next = claimed.next();
+        let answers: Vec<Answer> = flat
+            .iter()
+            .map(|key| match next {
+                // Both lists are in the order of `flat`.
+                Some((asked, answer)) if asked == key => {
+                    next = claimed.next();
+                    answer.into()
+                }
+                _ => Answer::Duplicate(Seen::new(Duration::ZERO)),
+            })
+            .collect();
+        Ok(inner.begin_with(fold(elements, &flat, &answers), context))
+    }
+
+    async fn drain(&self) {
+        self.0.background.drain().await;
+    }
+}
+
+impl<A: LeaseAdapter> Inner<A> {
+    async fn claim(
+        &self,
+        keys: &[DedupKey],
+        context: &BeginContext,
+    ) -> Result<Vec<crate::adapter::Claimed>, Error> {
+        let receipt = context.receipt();
+        let call = self.adapter.claim(keys, &receipt);
+        store_call("claim", context.store_timeout, keys.len(), call).await
+    }
+
+    fn begin_with(
+        self: &Arc<Self>,
+        mut folded: Folded,
+        context: &BeginContext,
+    ) -> Begin<LeaseClaim<A>> {
+        let receipt = context.receipt();
+        let (give_back, keep) =
+            (std::mem::take(&mut folded.give_back), std::mem::take(&mut folded.keep));
+        if !give_back.is_empty() {
+            self.release_behind(give_back, receipt, context.store_timeout);
+        }
+        if !keep.is_empty() {
+            self.complete_behind(keep.into(), receipt, context.store_timeout, None, false);
+        }
+        if folded.new.is_empty() {
+            return match folded.duplicate {
+                Some(seen) if !folded.in_flight => Begin::Duplicate(seen),
+                _ => Begin::InFlight,
+            };
+        }
+        let keys: Arc<[DedupKey]> = folded.held().into();
+        let delivery = Delivery::new(folded.new, folded.attempt, folded.takeover);
+        if folded.takeover
+            && let Some(key) = delivery.key()
+        {
+            observe::takeover(key, folded.attempt);
+        }
+        let lease = Lease::new(Arc::clone(&keys), receipt, context.store_timeout, delivery.clone());
+        let kept = Some(self.renewals.keep(&self.adapter, lease));
+        let held = Held { keys, receipt, store_timeout: context.store_timeout, delivery, kept };
+        Begin::first(LeaseClaim::new(self, held), folded.in_flight)
+    }
+
+    /// One attempt. Answers whether all leases were held to the end.
+    async fn complete(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+        store_timeout: Duration,
+    ) -> Result<Vec<Completed>, Error> {
+        let call = self.adapter.complete(keys, receipt);
+        store_call("complete", store_timeout, keys.len(), call).await
+    }
+
+    /// Completes in the background; until it has, or gives up, this process answers the keys as
+    /// complete, and `kept` keeps their lease.
+    fn complete_behind(
+        self: &Arc<Self>,
+        keys: Arc<[DedupKey]>,
+        receipt: Receipt,
+        store_timeout: Duration,
+        kept: Option<Kept>,
+        tells_lost: bool,
+    ) {
+        let until_then = (self.completing.add(Arc::clone(&keys)), kept);
+        let (inner, first) = (Arc::clone(self), keys.first().cloned());
+        let attempt = move || {
+            let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
+            async move {
+                match inner.complete(&keys, &receipt, store_timeout).await {
+                    Ok(answers) => {
+                        if tells_lost {
+                            tell_lost(&keys, &answers, None);
+                        }
+                        Step::Settled
+                    }
+                    Err(_) => Step::Again,
+                }
+            }
+        };
+        self.background.repeat("complete", first, COMPLETION_BOUND, attempt, until_then);
+    }
+
+    async fn release(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+        store_timeout: Duration,
+    ) -> Result<Vec<Released>, Error> {
+        let call = self.adapter.release(keys, receipt);
+        store_call("release", store_timeout, keys.len(), call).await
+    }
+
+    /// Releases in the background, until the store says that all are released or the lease would
+    /// have lapsed anyway.
+    fn release_behind(
+        self: &Arc<Self>,
+        keys: Vec<DedupKey>,
+        receipt: Receipt,
+        store_timeout: Duration,
+    ) {
+        let (inner, first) = (Arc::clone(self), keys.first().cloned());
+        let keys: Arc<[DedupKey]> = keys.into();
+        let attempt = move || {
+            let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
+            async move {
+                let answer = inner.release(&keys, &receipt, store_timeout).await;
+                let all = answer.is_ok_and(|all| all.iter().all(|one| *one == Released::Released));
+                if all { Step::Settled } else { Step::Again }
+            }
+        };
+        self.background.repeat("release", first, receipt.lease(), attempt, ());
+    }
+}
+
+/// Counts the leases that were lost, unless the handler was told before.
+fn tell_lost(keys: &[DedupKey], answers: &[Completed], delivery: Option<&Delivery>) {
+    let lost = keys.iter().zip(answers).filter(|(_, answer)| **answer == Completed::LeaseLost);
+    let mut lost = lost.map(|(key, _)| key).peekable();
+    if lost.peek().is_some() && delivery.is_none_or(Delivery::mark_lease_lost) {
+        lost.for_each(observe::lease_lost);
+    }
+}
+
+/// A delivery under a lease.
+pub struct LeaseClaim<A: LeaseAdapter> {
+    inner: Arc<Inner<A>>,
+    delivery: Delivery,
+    /// Taken by `commit` and `rollback`; what is left is released when the claim is dropped.
+    held: Option<Held>,
+}
+
+struct Held {
+    keys: Arc<[DedupKey]>,
+    receipt: Receipt,
+    store_timeout: Duration,
+    delivery: Delivery,
+    /// None if the delivery runs unprotected.
+    kept: Option<Kept>,
+}
+
+impl<A: LeaseAdapter> LeaseClaim<A> {
+    fn new(inner: &Arc<Inner<A>>, held: Held) -> Self {
+        Self { inner: Arc::clone(inner), delivery: held.delivery.clone(), held: Some(held) }
+    }
+}
+
+impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
+    fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+
+    fn attach(&self, _: &mut Extensions) {}
+
+    /// One attempt, then the background. Never an error: what the handler did, it did.
+    async fn commit(mut self, _: &Outcome) -> Result<(), Error> {
+        let Some(held) = self.held.take() else { return Ok(()) };
+        if let Some(kept) = &held.kept {
+            kept.settle();
+        }
+        match self.inner.complete(&held.keys, &held.receipt, held.store_timeout).await {
+            Ok(answers) => tell_lost(&held.keys, &answers, Some(&held.delivery)),
+            Err(_) => {
+                let Held { keys, receipt, store_timeout, kept, .. } = held;
+                self.inner.complete_behind(keys, receipt, store_timeout, kept, true);
+            }
+        }
+        Ok(())
+    }
+
+    async fn rollback(mut self) -> Result<(), Error> {
+        let Some(held) = self.held.take() else { return Ok(()) };
+        let Held { receipt, store_timeout, delivery, kept, .. } = held;
+        // Before the release, or a renewal could cross it and look like a lost lease.
+        drop(kept);
+        let (done, failed): (Vec<_>, Vec<_>) =
+            delivery.elements().iter().partition(|element| delivery.is_done(element.key()));
+        let identities = |elements: Vec<&crate::key::Element>| -> Vec<DedupKey> {
+            elements.into_iter().flat_map(|element| element.identities().cloned()).collect()
+        };
+        let (done, failed) = (identities(done), identities(failed));
+        let mut outcome = Ok(());
+        if !done.is_empty()
+            && let Err(error) = self.inner.complete(&done, &receipt, store_timeout).await
+        {
+            self.inner.complete_behind(done.into(), receipt, store_timeout, None, true);
+            outcome = Err(error);
+        }
+        if !failed.is_empty()
+            && let Err(error) = self.inner.release(&failed, &receipt, store_timeout).await
+        {
+            self.inner.release_behind(failed, receipt, store_timeout);
+            outcome = Err(error);
+        }
+        outcome
+    }
+}
+
+impl<A: LeaseAdapter> Drop for LeaseClaim<A> {
+    fn drop(&mut self) {
+        if let Some(Held { keys, receipt, store_timeout, kept, .. }) = self.held.take() {
+            drop(kept);
+            self.inner.release_behind(keys.to_vec(), receipt, store_timeout);
+        }
+    }
+}
+
+impl<A: LeaseAdapter> fmt::Debug for LeaseClaim<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseClaim").field("delivery", &self.delivery).finish_non_exhaustive()
+    }
+}
+
+/// Keys whose handler has succeeded in this process, and whose completion is not recorded yet.
+#[derive(Default)]
+struct Completing {
+    keys: Mutex<HashSet<DedupKey>>,
+    /// How many there are, so that nobody locks for nothing.
+    count: AtomicUsize,
+}
+
+impl Completing {
+    fn contains(&self, key: &DedupKey) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && self.lock().contains(key)
+    }
+
+    fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>) -> StillCompleting {
+        let mut set = self.lock();
+        set.extend(keys.iter().cloned());
+        self.count.store(set.len(), Ordering::Release);
+        drop(set);
+        StillCompleting { completing: Arc::clone(self), keys }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<DedupKey>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct StillCompleting {
+    completing: Arc<Completing>,
+    keys: Arc<[DedupKey]>,
+}
+
+impl Drop for StillCompleting {
+    fn drop(&mut self) {
+        let mut set = self.completing.lock();
+        for key in self.keys.iter() {
+            set.remove(key);
+        }
+        self.completing.count.store(set.len(), Ordering::Release);
+    }
+}

@@ -1,0 +1,172 @@
+//! Ledgers: *when* a key becomes permanent.
+//!
+//! | ledger | key is permanent | handler fails or panics | process dies mid-handler | concurrent duplicate | effect |
+//! |---|---|---|---|---|---|
+//! | [`LeaseLedger`] (default) | after a successful response | released at once; the retry runs | the lease lapses; the retry runs (takeover) | waits, then 200; past the bound 503 | at least once; once while no process and no store dies |
+//! | [`ArrivalLedger`] | before the handler | lost | lost | 200 | at most once |
+//!
+//! 1. The layer makes the token before the call. After an unknown outcome (a timeout, a lost
+//!    connection) the ledger undoes by token in the background: a lost answer neither blocks a key
+//!    for a lease nor loses an event on arrival.
+//! 2. Every call to the store has a bound, waiting for a connection included.
+//! 3. What a handler did is not undone by a store that fails afterwards: its success is its
+//!    answer, and is recorded in the background.
+//! 4. A claim that is dropped without a word is rolled back.
+//!
+//! [`Ledger`] and [`Claim`] are all that the service knows, so another ledger (one that commits
+//! the key in the handler's own transaction) needs no change there.
+
+use std::future::Future;
+use std::time::Duration;
+
+use http::{Extensions, StatusCode};
+
+use crate::adapter::{Receipt, Seen, Token};
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::key::Keys;
+use crate::policy::OnUnavailable;
+
+mod arrival;
+mod background;
+mod call;
+mod fold;
+mod lease;
+mod renewal;
+
+pub use arrival::{ArrivalClaim, ArrivalLedger};
+pub use lease::{LeaseClaim, LeaseLedger};
+
+/// Decides whether a delivery is the first, and makes its key permanent.
+pub trait Ledger: Send + Sync + 'static {
+    /// What a first delivery holds while its handler runs.
+    type Claim: Claim;
+
+    /// Begins a delivery of these keys.
+    ///
+    /// Runs in the delivery's own task, which no client can cancel.
+    ///
+    /// # Errors
+    ///
+    /// The store did not answer, and the policy is not to run unprotected. Whatever the call may
+    /// have left behind is undone in the background.
+    fn begin(
+        &self,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
+
+    /// Waits until nothing is under way in the background any more.
+    fn drain(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// A delivery that runs. Dropped without `commit` or `rollback`, it is rolled back as far as that
+/// is still possible.
+pub trait Claim: Send + 'static {
+    /// The delivery, which the service puts into the request's extensions.
+    fn delivery(&self) -> &Delivery;
+
+    /// Adds what else the handler needs to the request: a transaction, for a ledger that lends
+    /// one.
+    fn attach(&self, extensions: &mut Extensions);
+
+    /// The handler succeeded.
+    ///
+    /// # Errors
+    ///
+    /// Only from a ledger whose commit decides whether the handler's effect exists: the layer
+    /// answers 503 then.
+    fn commit(self, outcome: &Outcome) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// The handler failed. Events that it marked as [done](Delivery::done) are completed all the
+    /// same.
+    ///
+    /// # Errors
+    ///
+    /// For logs only: the handler's failure is the answer.
+    fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// The answer to [`Ledger::begin`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Begin<C> {
+    /// Run the handler.
+    #[non_exhaustive]
+    First {
+        /// What the delivery holds.
+        claim: C,
+        /// In a batch, other events of it run elsewhere: the final answer must not be a 2xx.
+        others_in_flight: bool,
+    },
+    /// Every event that is not complete runs elsewhere.
+    InFlight,
+    /// Every event is complete.
+    Duplicate(Seen),
+    /// The id is complete, with another body.
+    Mismatch(Seen),
+}
+
+impl<C> Begin<C> {
+    /// Run the handler.
+    pub const fn first(claim: C, others_in_flight: bool) -> Self {
+        Self::First { claim, others_in_flight }
+    }
+}
+
+/// The terms on which a delivery begins.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct BeginContext {
+    /// Made by the layer, before anything is asked of the store.
+    pub token: Token,
+    /// How long the key is remembered.
+    pub retention: Duration,
+    /// How long a claim holds without being renewed.
+    pub lease: Duration,
+    /// The bound on every call to the store.
+    pub store_timeout: Duration,
+    /// What to do if the store does not answer.
+    pub on_unavailable: OnUnavailable,
+}
+
+impl BeginContext {
+    /// The terms for one delivery, with a token of its own.
+    #[must_use]
+    pub fn new(retention: Duration, lease: Duration, store_timeout: Duration) -> Self {
+        Self {
+            token: Token::random(),
+            retention,
+            lease,
+            store_timeout,
+            on_unavailable: OnUnavailable::default(),
+        }
+    }
+
+    /// What to do if the store does not answer.
+    #[must_use]
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
+        self.on_unavailable = policy;
+        self
+    }
+
+    pub(crate) fn receipt(&self) -> Receipt {
+        Receipt::new(self.token, self.retention).with_lease(self.lease)
+    }
+}
+
+/// How a handler succeeded.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The status of its response.
+    pub status: StatusCode,
+}
+
+impl Outcome {
+    /// A response of this status.
+    #[must_use]
+    pub const fn new(status: StatusCode) -> Self {
+        Self { status }
+    }
+}

@@ -1,0 +1,198 @@
+//! Renews the leases of running handlers, in one task for all of them.
+//!
+//! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
+//! 2. The task is not the handler's: a handler that blocks its thread keeps its lease.
+//! 3. It starts with the first claim and ends when nothing runs, so that a ledger which is dropped
+//!    leaves nothing behind.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::call::store_call;
+use crate::adapter::{LeaseAdapter, Receipt, Renewed};
+use crate::delivery::Delivery;
+use crate::key::DedupKey;
+use crate::observe;
+
+#[derive(Default)]
+pub(super) struct Renewals {
+    state: Mutex<State>,
+    /// A lease became due earlier than the task sleeps.
+    earlier: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    running: HashMap<u64, Lease>,
+    next_id: u64,
+    sweeping: bool,
+    wakes_at: Option<Instant>,
+}
+
+impl State {
+    fn end_sweep(&mut self) {
+        self.sweeping = false;
+        self.wakes_at = None;
+    }
+}
+
+/// A lease to keep.
+#[derive(Clone)]
+pub(super) struct Lease {
+    pub(super) keys: Arc<[DedupKey]>,
+    pub(super) receipt: Receipt,
+    pub(super) store_timeout: Duration,
+    pub(super) delivery: Delivery,
+    due: Instant,
+    settling: bool,
+}
+
+impl Lease {
+    pub(super) fn new(
+        keys: Arc<[DedupKey]>,
+        receipt: Receipt,
+        store_timeout: Duration,
+        delivery: Delivery,
+    ) -> Self {
+        let due = soon(receipt.lease() / 3);
+        Self { keys, receipt, store_timeout, delivery, due, settling: false }
+    }
+}
+
+/// Keeps a lease for as long as it lives.
+pub(super) struct Kept {
+    renewals: Arc<Renewals>,
+    id: u64,
+}
+
+impl Kept {
+    /// The handler has ended: from here on the lease is still renewed, but losing it is for the
+    /// completion to tell, whose answer crosses with the renewal's.
+    pub(super) fn settle(&self) {
+        if let Some(lease) = self.renewals.lock().running.get_mut(&self.id) {
+            lease.settling = true;
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.renewals.lock().running.remove(&self.id);
+    }
+}
+
+impl Renewals {
+    /// Keeps `lease` until the answer is dropped.
+    pub(super) fn keep<A: LeaseAdapter>(self: &Arc<Self>, adapter: &Arc<A>, lease: Lease) -> Kept {
+        let mut state = self.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        let due = lease.due;
+        state.running.insert(id, lease);
+        let starts = !std::mem::replace(&mut state.sweeping, true);
+        let earlier = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
+        drop(state);
+        if starts {
+            let sweeping = Sweeping { renewals: Arc::clone(self), ended: false };
+            tokio::spawn(sweep(sweeping, Arc::clone(adapter)));
+        } else if earlier {
+            self.earlier.notify_one();
+        }
+        Kept { renewals: Arc::clone(self), id }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No holder leaves the state half-changed when it panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what is due, and says when the next one is; `None` if nothing runs.
+    fn due(&self) -> Option<(Vec<(u64, Lease)>, Instant)> {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let mut due = Vec::new();
+        for (id, lease) in &mut state.running {
+            if lease.due <= now {
+                lease.due = soon(lease.receipt.lease() / 3);
+                due.push((*id, lease.clone()));
+            }
+        }
+        let next = state.running.values().map(|lease| lease.due).min();
+        state.wakes_at = next;
+        next.map(|next| (due, next))
+    }
+}
+
+/// The task; a runtime that drops it lets the next claim start another.
+struct Sweeping {
+    renewals: Arc<Renewals>,
+    ended: bool,
+}
+
+impl Drop for Sweeping {
+    fn drop(&mut self) {
+        // After a proper end, another task may run already.
+        if !self.ended {
+            self.renewals.lock().end_sweep();
+        }
+    }
+}
+
+async fn sweep<A: LeaseAdapter>(mut sweeping: Sweeping, adapter: Arc<A>) {
+    let renewals = Arc::clone(&sweeping.renewals);
+    loop {
+        match renewals.due() {
+            Some((due, next)) => {
+                for (id, lease) in due {
+                    tokio::spawn(renew(Arc::clone(&renewals), Arc::clone(&adapter), id, lease));
+                }
+                tokio::select! {
+                    () = tokio::time::sleep_until(next) => {}
+                    () = renewals.earlier.notified() => {}
+                }
+            }
+            None => {
+                // Under the lock, so that no claim slips in between the look and the end.
+                let mut state = renewals.lock();
+                if state.running.is_empty() {
+                    state.end_sweep();
+                    sweeping.ended = true;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn renew<A: LeaseAdapter>(renewals: Arc<Renewals>, adapter: Arc<A>, id: u64, lease: Lease) {
+    let call = adapter.renew(&lease.keys, &lease.receipt);
+    let answer = store_call("renew", lease.store_timeout, lease.keys.len(), call).await;
+    let mut state = renewals.lock();
+    // A delivery that ended meanwhile has given its lease up itself.
+    let Some(running) = state.running.get_mut(&id) else { return };
+    match answer {
+        Ok(answers) if answers.iter().all(|renewed| *renewed == Renewed::Held) => {}
+        Ok(_) if running.settling => {}
+        Ok(answers) => {
+            let lost = lease.keys.iter().zip(&answers);
+            let lost = lost.filter(|(_, renewed)| **renewed == Renewed::Lost).map(|(key, _)| key);
+            if running.delivery.mark_lease_lost() {
+                lost.for_each(observe::lease_lost);
+            }
+        }
+        Err(_) => {
+            running.due = soon(lease.receipt.lease() / 12);
+            renewals.earlier.notify_one();
+        }
+    }
+}
+
+/// An instant this far away; an extreme lease ends in a day's sleep at a time.
+fn soon(delay: Duration) -> Instant {
+    const DAY: Duration = Duration::from_secs(86_400);
+    Instant::now() + delay.clamp(Duration::from_millis(1), DAY)
+}

@@ -1,0 +1,32 @@
+//! A tower layer that makes at-least-once webhook deliveries take effect once.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod adapter;
+mod body;
+mod delivery;
+mod error;
+#[cfg(feature = "axum")]
+mod extract;
+mod future;
+pub mod key;
+mod layer;
+pub mod ledger;
+pub mod observe;
+pub mod policy;
+pub mod provider;
+mod response;
+mod retention;
+mod service;
+
+pub use body::ResponseBody;
+pub use delivery::Delivery;
+pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind};
+#[cfg(feature = "axum")]
+pub use extract::MissingDelivery;
+pub use future::ResponseFuture;
+pub use key::{DedupKey, KeyExtractor};
+pub use layer::{DedupHandle, DedupLayer};
+pub use policy::{LogIds, OnInFlight, OnMissingKey, OnUnavailable, Verified};
+pub use response::DedupResult;
+pub use retention::{Purger, PurgerHandle};
+pub use service::Dedup;

@@ -1,0 +1,347 @@
+//! What the layer says of itself: one `tracing` event for every delivery, and metrics.
+//!
+//! # Events
+//!
+//! Target `tower_dedup`. Every delivery that the layer looks at ends in exactly one event with the
+//! message `delivery` and these fields, as far as they are known:
+//!
+//! | field | meaning |
+//! |---|---|
+//! | `outcome` | see below |
+//! | `namespace`, `id` | the first key; `id` is the first 16 hex digits of its SHA-256, or the id itself by choice ([`LogIds`](crate::LogIds)) |
+//! | `keys` | how many events the delivery carries |
+//! | `attempt`, `takeover` | of a first run |
+//! | `age_ms` | of a duplicate: since the event was first seen |
+//! | `status` | the handler's, or the layer's |
+//! | `duration_ms` | from the head of the request to the answer |
+//! | `error` | what went wrong inside, never told to the client |
+//!
+//! | `outcome` | level | meaning |
+//! |---|---|---|
+//! | `completed` | info | the handler ran and succeeded; the key is complete |
+//! | `failed` | info | the handler ran and failed; the key is free for the retry |
+//! | `panicked` | error | the handler panicked; the key is free for the retry |
+//! | `uncommitted` | error | the handler succeeded, but its ledger could not commit |
+//! | `partial` | info | a batch: the new events are complete, others run elsewhere still |
+//! | `duplicate` | info | answered without running the handler |
+//! | `in_flight` | info | the event was running elsewhere for longer than the wait |
+//! | `mismatch` | warn | the id is known, with another body |
+//! | `unavailable` | warn | the store did not answer |
+//! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way |
+//! | `invalid_key` | warn | the key is missing, malformed, or one of too many |
+//! | `too_large`, `broken_body`, `slow_body` | warn | the body was not read to its end |
+//! | `unverified` | error | no `Verified` marker: the layers are in the wrong order |
+//! | `bypass` | debug | a handshake, or a missing key that was let through |
+//!
+//! Beside them: `lease lost` (warn), `takeover` (warn), `running unprotected` (warn),
+//! `completed in the background` (info), `gave up in the background` (error), `purged` (debug).
+//!
+//! # Metrics
+//!
+//! With the feature `metrics`, through the [`metrics`](https://docs.rs/metrics) facade:
+//!
+//! | name | kind | labels | meaning |
+//! |---|---|---|---|
+//! | `tower_dedup_deliveries_total` | counter | `namespace`, `outcome` | deliveries by outcome, as above |
+//! | `tower_dedup_running` | gauge | `namespace` | deliveries that have begun and not ended |
+//! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | from the head of the request to the answer |
+//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | calls to the store; `result` is `ok` or the kind of the error |
+//! | `tower_dedup_takeovers_total` | counter | `namespace` | first runs after somebody else's lease lapsed |
+//! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that ended after somebody took their event over |
+//! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers run although the store did not answer |
+//! | `tower_dedup_background_total` | counter | `operation`, `result` | completions, releases and undone records that ended in the background; `result` is `ok`, `gave_up` or `refused` |
+//! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::error::Error;
+use crate::key::DedupKey;
+
+/// How one delivery ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Completed,
+    Failed,
+    Panicked,
+    Uncommitted,
+    Partial,
+    Duplicate,
+    InFlight,
+    Mismatch,
+    Unavailable,
+    Overloaded,
+    InvalidKey,
+    TooLarge,
+    BrokenBody,
+    SlowBody,
+    Unverified,
+    Bypass,
+}
+
+impl Outcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Panicked => "panicked",
+            Self::Uncommitted => "uncommitted",
+            Self::Partial => "partial",
+            Self::Duplicate => "duplicate",
+            Self::InFlight => "in_flight",
+            Self::Mismatch => "mismatch",
+            Self::Unavailable => "unavailable",
+            Self::Overloaded => "overloaded",
+            Self::InvalidKey => "invalid_key",
+            Self::TooLarge => "too_large",
+            Self::BrokenBody => "broken_body",
+            Self::SlowBody => "slow_body",
+            Self::Unverified => "unverified",
+            Self::Bypass => "bypass",
+        }
+    }
+}
+
+/// What is known of a delivery when it ends.
+pub(crate) struct Report<'a> {
+    pub(crate) outcome: Outcome,
+    pub(crate) namespace: &'a str,
+    pub(crate) key: Option<&'a DedupKey>,
+    pub(crate) keys: usize,
+    pub(crate) plain_ids: bool,
+    pub(crate) attempt: Option<(u32, bool)>,
+    pub(crate) age: Option<Duration>,
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) duration: Duration,
+    pub(crate) error: Option<&'a (dyn std::error::Error + 'static)>,
+}
+
+impl Report<'_> {
+    pub(crate) fn emit(&self) {
+        #[cfg(feature = "metrics")]
+        {
+            let labels = [
+                ("namespace", self.namespace.to_owned()),
+                ("outcome", self.outcome.as_str().to_owned()),
+            ];
+            metrics::counter!("tower_dedup_deliveries_total", &labels).increment(1);
+            metrics::histogram!("tower_dedup_delivery_duration_seconds", &labels)
+                .record(self.duration);
+        }
+        macro_rules! event {
+            ($level:ident) => {
+                tracing::event!(
+                    target: "tower_dedup",
+                    tracing::Level::$level,
+                    outcome = self.outcome.as_str(),
+                    namespace = self.namespace,
+                    id = self.key.map(|key| shown(key, self.plain_ids)),
+                    keys = self.keys,
+                    attempt = self.attempt.map(|(attempt, _)| attempt),
+                    takeover = self.attempt.map(|(_, takeover)| takeover),
+                    age_ms = self.age.map(ms),
+                    status = self.status.map(|status| status.as_u16()),
+                    duration_ms = self.duration.as_secs_f64() * 1_000.0,
+                    error = self.error.map(chain),
+                    "delivery"
+                )
+            };
+        }
+        match self.outcome {
+            Outcome::Completed
+            | Outcome::Failed
+            | Outcome::Partial
+            | Outcome::Duplicate
+            | Outcome::InFlight => event!(INFO),
+            Outcome::Panicked | Outcome::Uncommitted | Outcome::Unverified => event!(ERROR),
+            Outcome::Mismatch
+            | Outcome::Unavailable
+            | Outcome::Overloaded
+            | Outcome::InvalidKey
+            | Outcome::TooLarge
+            | Outcome::BrokenBody
+            | Outcome::SlowBody => event!(WARN),
+            Outcome::Bypass => event!(DEBUG),
+        }
+    }
+}
+
+fn shown(key: &DedupKey, plain: bool) -> String {
+    if plain { key.id().to_owned() } else { key.fingerprint() }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The error and its causes in one line.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        line.push_str(": ");
+        line.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    line
+}
+
+/// Counts a delivery as running for as long as it lives.
+pub(crate) struct Running {
+    #[cfg(feature = "metrics")]
+    gauge: metrics::Gauge,
+}
+
+impl Running {
+    #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "only a label"))]
+    pub(crate) fn new(namespace: &str) -> Self {
+        #[cfg(feature = "metrics")]
+        {
+            let gauge = metrics::gauge!("tower_dedup_running", "namespace" => namespace.to_owned());
+            gauge.increment(1.0);
+            Self { gauge }
+        }
+        #[cfg(not(feature = "metrics"))]
+        Self {}
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        #[cfg(feature = "metrics")]
+        self.gauge.decrement(1.0);
+    }
+}
+
+/// A call to the store came back.
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
+pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<&Error>) {
+    #[cfg(feature = "metrics")]
+    {
+        let result = error.map_or("ok", |error| error.kind().as_str());
+        metrics::histogram!(
+            "tower_dedup_store_duration_seconds",
+            "operation" => operation,
+            "result" => result
+        )
+        .record(took);
+    }
+}
+
+/// A handler starts on an event whose earlier handler ended without a word.
+pub(crate) fn takeover(key: &DedupKey, attempt: u32) {
+    #[cfg(feature = "metrics")]
+    count("tower_dedup_takeovers_total", key);
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace = key.namespace(),
+        id = key.fingerprint(),
+        attempt,
+        "takeover: an earlier handler of this event died or lost its lease"
+    );
+}
+
+/// A handler lost its lease while it ran.
+pub(crate) fn lease_lost(key: &DedupKey) {
+    #[cfg(feature = "metrics")]
+    count("tower_dedup_leases_lost_total", key);
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace = key.namespace(),
+        id = key.fingerprint(),
+        "lease lost: another handler may have run this event too"
+    );
+}
+
+/// A handler starts although the store did not answer.
+pub(crate) fn unprotected(key: &DedupKey, error: &Error) {
+    #[cfg(feature = "metrics")]
+    count("tower_dedup_unprotected_total", key);
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace = key.namespace(),
+        id = key.fingerprint(),
+        error = chain(error),
+        "running unprotected: the store did not answer"
+    );
+}
+
+/// How work that outlived its delivery ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Background {
+    Done,
+    GaveUp,
+    /// Too much of it is under way already.
+    Refused,
+}
+
+/// A completion, release or undone record ended in the background.
+pub(crate) fn background(operation: &'static str, result: Background, key: Option<&DedupKey>) {
+    #[cfg(feature = "metrics")]
+    {
+        let result = match result {
+            Background::Done => "ok",
+            Background::GaveUp => "gave_up",
+            Background::Refused => "refused",
+        };
+        metrics::counter!(
+            "tower_dedup_background_total",
+            "operation" => operation,
+            "result" => result
+        )
+        .increment(1);
+    }
+    let namespace = key.map(DedupKey::namespace);
+    let id = key.map(DedupKey::fingerprint);
+    match result {
+        Background::Done => tracing::info!(
+            target: "tower_dedup", operation, namespace, id, "completed in the background"
+        ),
+        Background::GaveUp => tracing::error!(
+            target: "tower_dedup", operation, namespace, id, "gave up in the background"
+        ),
+        Background::Refused => tracing::error!(
+            target: "tower_dedup", operation, namespace, id,
+            "gave up at once: too much is under way in the background"
+        ),
+    }
+}
+
+/// A handler's panic that nobody waits for any more.
+pub(crate) fn orphaned_panic(namespace: &str, message: &str) {
+    tracing::error!(
+        target: "tower_dedup",
+        namespace,
+        panic = message,
+        "a handler panicked after its client had gone"
+    );
+}
+
+/// A retention that is shorter than the time in which the sender may deliver again.
+pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Duration) {
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace,
+        retention_s = retention.as_secs(),
+        floor_s = floor.as_secs(),
+        "the retention is shorter than the time in which this sender may deliver an event again"
+    );
+}
+
+/// Expired keys were deleted.
+pub(crate) fn purged(keys: u64) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("tower_dedup_purged_total").increment(keys);
+    tracing::debug!(target: "tower_dedup", keys, "purged");
+}
+
+/// A purge failed; the next one is not far.
+pub(crate) fn purge_failed(error: &Error) {
+    tracing::warn!(target: "tower_dedup", error = chain(error), "purging failed; will try again");
+}
+
+#[cfg(feature = "metrics")]
+fn count(name: &'static str, key: &DedupKey) {
+    metrics::counter!(name, "namespace" => key.namespace().to_owned()).increment(1);
+}

@@ -1,0 +1,75 @@
+//! The layer's own answers, in one place.
+//!
+//! | case | status | `Retry-After` | header value |
+//! |---|---|---|---|
+//! | duplicate of a completed delivery | 200 (configurable) | | `duplicate` |
+//! | in flight elsewhere | 503 | 5 s (configurable) | `in-flight` |
+//! | store unavailable, no permit left, shutting down | 503 | 30 s (configurable) | `unavailable` |
+//! | key missing, malformed, or too many | 400 | | `invalid-key` |
+//! | same id, other body | 422 | | `mismatch` |
+//! | body too large | 413 | | `too-large` |
+//! | body broken | 400 | | `broken-body` |
+//! | body too slow | 408 | | `slow-body` |
+//! | not verified under `require_verified` | 500 | | `unverified` |
+//!
+//! 503 and not 409 while in flight: several senders never retry a 4xx. 200 and not 409 for a
+//! duplicate: senders retry anything that is not 2xx. Nothing internal is said; the cause is
+//! logged.
+
+use http::StatusCode;
+
+/// Why the layer answered in the handler's place: an extension of every response of its own, so
+/// that an outer layer can count them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DedupResult {
+    /// The event was handled before.
+    Duplicate,
+    /// The event is being handled elsewhere.
+    InFlight,
+    /// The store did not answer, or the layer is at one of its bounds.
+    Unavailable,
+    /// The key is missing or malformed, or there are too many.
+    InvalidKey,
+    /// The id is known, with another body.
+    Mismatch,
+    /// The body is over the limit.
+    TooLarge,
+    /// The body could not be read to its end.
+    BrokenBody,
+    /// The body did not arrive in time.
+    SlowBody,
+    /// The layer requires verified requests, and this one is not.
+    Unverified,
+}
+
+impl DedupResult {
+    /// The value of the result header.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Duplicate => "duplicate",
+            Self::InFlight => "in-flight",
+            Self::Unavailable => "unavailable",
+            Self::InvalidKey => "invalid-key",
+            Self::Mismatch => "mismatch",
+            Self::TooLarge => "too-large",
+            Self::BrokenBody => "broken-body",
+            Self::SlowBody => "slow-body",
+            Self::Unverified => "unverified",
+        }
+    }
+
+    /// The status of the answer; that of a duplicate can be configured.
+    pub(crate) const fn status(self) -> StatusCode {
+        match self {
+            Self::Duplicate => StatusCode::OK,
+            Self::InFlight | Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::InvalidKey | Self::BrokenBody => StatusCode::BAD_REQUEST,
+            Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
+            Self::Unverified => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}

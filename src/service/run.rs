@@ -1,0 +1,284 @@
+//! The task of one delivery: from `begin` to the answer.
+
+use std::any::Any;
+use std::future::poll_fn;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{Request, Response, StatusCode, request};
+use tokio::sync::OwnedSemaphorePermit;
+use tower_service::Service;
+
+use super::Shared;
+use super::answer::{Answer, status};
+use crate::error::Error;
+use crate::key::{Element, Keys};
+use crate::ledger::{Begin, Claim, Ledger, Outcome as Handled};
+use crate::observe::{self, Outcome, Report};
+use crate::policy::{LogIds, OnInFlight};
+use crate::response::DedupResult;
+
+/// How a waiting delivery looks whether another *process* has finished its event; within this one
+/// it is woken.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+const SLOWEST_LOOK: Duration = Duration::from_millis(250);
+
+/// A delivery that runs.
+pub(super) struct Job<S, L> {
+    inner: S,
+    /// Whether `inner` was asked and said that it is ready.
+    ready: bool,
+    head: request::Parts,
+    body: Bytes,
+    keys: Keys,
+    shared: Arc<Shared<L>>,
+    started: Instant,
+    /// Given up while it waits for another delivery.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl<S, L> Job<S, L> {
+    pub(super) fn new(
+        inner: S,
+        head: request::Parts,
+        body: Bytes,
+        keys: Keys,
+        shared: Arc<Shared<L>>,
+        started: Instant,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        Self { inner, ready: true, head, body, keys, shared, started, permit: Some(permit) }
+    }
+
+    pub(super) fn namespace(&self) -> Arc<str> {
+        Arc::clone(self.shared.config.key.namespace_str())
+    }
+}
+
+/// What is to be reported of the delivery, beside what the job knows.
+#[derive(Default)]
+struct Facts {
+    attempt: Option<(u32, bool)>,
+    age: Option<Duration>,
+    status: Option<StatusCode>,
+    error: Option<Error>,
+}
+
+/// Runs a delivery to its end.
+pub(super) async fn run<S, L, B, ResBody>(mut job: Job<S, L>) -> Answer<S::Response, S::Error>
+where
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone,
+    L: Ledger,
+    B: From<Bytes>,
+{
+    let (keys, shared, started) = (job.keys.clone(), Arc::clone(&job.shared), job.started);
+    let _running = observe::Running::new(shared.config.key.namespace_str());
+    let mut facts = Facts::default();
+    // An adapter or an extension that panics is treated as a handler that does; what its claim
+    // holds is released when it is dropped.
+    let delivery = AssertUnwindSafe(deliver::<S, L, B, ResBody>(&mut job, &mut facts));
+    let (outcome, answer) = match delivery.catch_unwind().await {
+        Ok(ended) => ended,
+        Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
+    };
+    let config = &shared.config;
+    if let Answer::Own(result) = &answer {
+        facts.status = Some(status(*result, config));
+    }
+    Report {
+        outcome,
+        namespace: config.key.namespace_str(),
+        key: Some(keys.first()),
+        keys: keys.elements().len(),
+        plain_ids: config.log_ids == LogIds::Plain,
+        attempt: facts.attempt,
+        age: facts.age,
+        status: facts.status,
+        duration: started.elapsed(),
+        error: facts.error.as_ref().map(|error| error as _),
+    }
+    .emit();
+    answer
+}
+
+async fn deliver<S, L, B, ResBody>(
+    job: &mut Job<S, L>,
+    facts: &mut Facts,
+) -> (Outcome, Answer<S::Response, S::Error>)
+where
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone,
+    L: Ledger,
+    B: From<Bytes>,
+{
+    let own = |outcome, result| (outcome, Answer::Own(result));
+    let policy = job.shared.config.on_in_flight;
+    let mut begun = begin(&job.shared, &job.keys).await;
+    if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
+        begun = match job.wait(bound).await {
+            Some(begun) => begun,
+            None => return own(Outcome::Overloaded, DedupResult::Unavailable),
+        };
+    }
+    match begun {
+        Ok(Begin::First { claim, others_in_flight }) => {
+            handle(job, claim, others_in_flight, facts).await
+        }
+        Ok(Begin::Duplicate(seen)) => {
+            facts.age = Some(seen.age);
+            own(Outcome::Duplicate, DedupResult::Duplicate)
+        }
+        Ok(Begin::InFlight) if policy == OnInFlight::Acknowledge => {
+            own(Outcome::InFlight, DedupResult::Duplicate)
+        }
+        Ok(Begin::InFlight) => own(Outcome::InFlight, DedupResult::InFlight),
+        Ok(Begin::Mismatch(seen)) => {
+            facts.age = Some(seen.age);
+            own(Outcome::Mismatch, DedupResult::Mismatch)
+        }
+        Err(error) => {
+            facts.error = Some(error);
+            own(Outcome::Unavailable, DedupResult::Unavailable)
+        }
+    }
+}
+
+/// With a token of its own: whatever an earlier call of this delivery left behind may still be
+/// being undone.
+async fn begin<L: Ledger>(shared: &Shared<L>, keys: &Keys) -> Result<Begin<L::Claim>, Error> {
+    shared.ledger.begin(keys, &shared.config.begin_context()).await
+}
+
+impl<S: Clone, L: Ledger> Job<S, L> {
+    /// Waits until the event's other delivery has ended, and begins again; past the bound, the
+    /// last answer is still "in flight". `None` if there is no permit to begin with.
+    async fn wait(&mut self, bound: Duration) -> Option<Result<Begin<L::Claim>, Error>> {
+        let shared = Arc::clone(&self.shared);
+        let gate = &shared.gate;
+        self.permit = None;
+        let Ok(_place) = Arc::clone(&gate.waiting).try_acquire_owned() else {
+            return Some(Ok(Begin::InFlight));
+        };
+        // Readiness is a place in somebody's limit: not to be held while doing nothing.
+        let unready = self.inner.clone();
+        drop(std::mem::replace(&mut self.inner, unready));
+        self.ready = false;
+
+        let waiter = gate.waiters.wait_for(self.keys.first());
+        let notify = waiter.notify();
+        let mut woken = pin!(notify.notified());
+        woken.as_mut().enable();
+        let deadline = tokio::time::Instant::now() + bound.min(Duration::from_secs(86_400));
+        let mut looks = ExponentialBuilder::new()
+            .with_min_delay(FIRST_LOOK)
+            .with_max_delay(SLOWEST_LOOK)
+            .with_jitter()
+            .without_max_times()
+            .build();
+        loop {
+            let look = tokio::time::Instant::now() + looks.next().unwrap_or(SLOWEST_LOOK);
+            tokio::select! {
+                () = woken.as_mut() => {}
+                () = tokio::time::sleep_until(look.min(deadline)) => {}
+            }
+            // Before the next look, so that an end between the look and the wait is not missed.
+            woken.set(notify.notified());
+            woken.as_mut().enable();
+            let permit = match gate.permit_to_run() {
+                Some(permit) => permit,
+                None => {
+                    let permit = Arc::clone(&gate.running).acquire_owned();
+                    tokio::time::timeout_at(deadline, permit).await.ok()?.ok()?
+                }
+            };
+            self.permit = Some(permit);
+            let begun = begin(&shared, &self.keys).await;
+            let past = tokio::time::Instant::now() >= deadline;
+            if past || !matches!(begun, Ok(Begin::InFlight)) {
+                return Some(begun);
+            }
+            self.permit = None;
+        }
+    }
+}
+
+/// Runs the handler and settles its claim.
+async fn handle<S, L, B, ResBody>(
+    job: &mut Job<S, L>,
+    claim: L::Claim,
+    others_in_flight: bool,
+    facts: &mut Facts,
+) -> (Outcome, Answer<S::Response, S::Error>)
+where
+    S: Service<Request<B>, Response = Response<ResBody>>,
+    L: Ledger,
+    B: From<Bytes>,
+{
+    let delivery = claim.delivery().clone();
+    facts.attempt = Some((delivery.attempt(), delivery.takeover()));
+    let (head, body) = (std::mem::replace(&mut job.head, empty_head()), job.body.split_off(0));
+    let mut request = Request::from_parts(head, B::from(body));
+    request.extensions_mut().insert(delivery.clone());
+    claim.attach(request.extensions_mut());
+
+    let answer = AssertUnwindSafe(call(&mut job.inner, job.ready, request)).catch_unwind().await;
+    if let Ok(Ok(response)) = &answer {
+        facts.status = Some(response.status());
+    }
+    let ended = settle(answer, claim, &job.shared.config.success, facts).await;
+    job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
+    match ended {
+        // The retry finds the rest done.
+        (Outcome::Completed, _) if others_in_flight => {
+            (Outcome::Partial, Answer::Own(DedupResult::InFlight))
+        }
+        ended => ended,
+    }
+}
+
+async fn settle<C: Claim, ResBody, E>(
+    answer: Result<Result<Response<ResBody>, E>, Box<dyn Any + Send>>,
+    claim: C,
+    success: &crate::policy::Success,
+    facts: &mut Facts,
+) -> (Outcome, Answer<Response<ResBody>, E>) {
+    let (outcome, answer) = match answer {
+        Ok(Ok(response)) if success.is(response.status()) => {
+            return match claim.commit(&Handled::new(response.status())).await {
+                Ok(()) => (Outcome::Completed, Answer::Inner(Ok(response))),
+                Err(error) => {
+                    facts.error = Some(error);
+                    (Outcome::Uncommitted, Answer::Own(DedupResult::Unavailable))
+                }
+            };
+        }
+        Ok(answer) => (Outcome::Failed, Answer::Inner(answer)),
+        Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
+    };
+    if let Err(error) = claim.rollback().await {
+        facts.error = Some(error);
+    }
+    (outcome, answer)
+}
+
+async fn call<S, B>(
+    inner: &mut S,
+    ready: bool,
+    request: Request<B>,
+) -> Result<S::Response, S::Error>
+where
+    S: Service<Request<B>>,
+{
+    if !ready {
+        poll_fn(|cx| inner.poll_ready(cx)).await?;
+    }
+    inner.call(request).await
+}
+
+fn empty_head() -> request::Parts {
+    Request::new(()).into_parts().0
+}

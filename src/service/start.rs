@@ -1,0 +1,183 @@
+//! From a buffered request to a running delivery, all at once: nothing here waits.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::{Request, Response, request};
+use tokio::sync::oneshot;
+use tower_service::Service;
+use tracing::Instrument;
+
+use super::Shared;
+use super::answer::{Answer, panic_message, status};
+use super::run::{Job, run};
+use crate::body::BodyFault;
+use crate::error::{KeyError, KeyErrorKind};
+use crate::key::{DedupKey, Extracted, Keys, RequestRef};
+use crate::ledger::Ledger;
+use crate::observe::{self, Outcome, Report};
+use crate::policy::{LogIds, OnMissingKey, Verified};
+use crate::response::DedupResult;
+
+/// A delivery whose body is still on its way.
+pub(crate) struct Start<S, L> {
+    inner: S,
+    head: request::Parts,
+    shared: Arc<Shared<L>>,
+    started: Instant,
+}
+
+/// What becomes of a delivery once its body is there.
+pub(crate) enum Next<S, B, T, E>
+where
+    S: Service<Request<B>>,
+{
+    /// It reaches the inner service as if there were no layer.
+    Inner(S::Future),
+    /// It runs in a task of its own, which will answer here.
+    Task(oneshot::Receiver<Answer<T, E>>),
+    /// It is answered already.
+    Own(DedupResult),
+}
+
+impl<S, L> Start<S, L> {
+    pub(super) fn new(inner: S, head: request::Parts, shared: Arc<Shared<L>>) -> Self {
+        Self { inner, head, shared, started: Instant::now() }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared<L>> {
+        &self.shared
+    }
+
+    /// The body was not read to its end: nothing was claimed, and nothing is recorded.
+    pub(crate) fn broken(&self, fault: &BodyFault) -> DedupResult {
+        let (result, outcome, cause) = match fault {
+            BodyFault::TooLarge => (DedupResult::TooLarge, Outcome::TooLarge, None),
+            BodyFault::Slow => (DedupResult::SlowBody, Outcome::SlowBody, None),
+            BodyFault::Broken(error) => {
+                (DedupResult::BrokenBody, Outcome::BrokenBody, Some(&**error as _))
+            }
+        };
+        self.refuse(result, outcome, None, 0, cause)
+    }
+
+    /// Reads the keys of a buffered request and sets it on its way.
+    pub(crate) fn go<B, ResBody>(mut self, body: Bytes) -> Next<S, B, S::Response, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+        S::Future: Send,
+        S::Error: Send + 'static,
+        L: Ledger,
+        B: From<Bytes> + Send + 'static,
+        ResBody: Send + 'static,
+    {
+        let config = &self.shared.config;
+        if !config.methods.contains(&self.head.method) {
+            return Next::Inner(self.pass(body));
+        }
+        if config.require_verified && self.head.extensions.get::<Verified>().is_none() {
+            return Next::Own(self.refuse(
+                DedupResult::Unverified,
+                Outcome::Unverified,
+                None,
+                0,
+                None,
+            ));
+        }
+        let keys = match self.keys(&body) {
+            Ok(Some(keys)) => keys,
+            Ok(None) => {
+                self.report(Outcome::Bypass, None, None, 0, None);
+                return Next::Inner(self.pass(body));
+            }
+            Err(error) => {
+                let error = error.as_ref().map(|error| error as _);
+                let (result, outcome) = (DedupResult::InvalidKey, Outcome::InvalidKey);
+                return Next::Own(self.refuse(result, outcome, None, 0, error));
+            }
+        };
+        let Some(permit) = self.shared.gate.permit_to_run() else {
+            let (result, outcome) = (DedupResult::Unavailable, Outcome::Overloaded);
+            let count = keys.elements().len();
+            return Next::Own(self.refuse(result, outcome, Some(keys.first()), count, None));
+        };
+        let (sender, receiver) = oneshot::channel();
+        let Self { inner, head, shared, started } = self;
+        let tasks = shared.gate.tasks.clone();
+        let job = Job::new(inner, head, body, keys, shared, started, permit);
+        let task = async move {
+            let namespace = job.namespace();
+            if let Err(Answer::Panicked(panic)) = sender.send(run::<S, L, B, ResBody>(job).await) {
+                observe::orphaned_panic(&namespace, panic_message(&*panic));
+            }
+        };
+        tasks.spawn(task.instrument(tracing::Span::current()));
+        Next::Task(receiver)
+    }
+
+    fn pass<B>(&mut self, body: Bytes) -> S::Future
+    where
+        S: Service<Request<B>>,
+        B: From<Bytes>,
+    {
+        let (empty, ()) = Request::new(()).into_parts();
+        let head = std::mem::replace(&mut self.head, empty);
+        self.inner.call(Request::from_parts(head, B::from(body)))
+    }
+
+    /// `None` if the request is to reach the inner service undeduplicated; an error without a
+    /// cause if the key is missing.
+    fn keys(&self, body: &Bytes) -> Result<Option<Keys>, Option<KeyError>> {
+        let config = &self.shared.config;
+        let keys = match config.key.extract(&RequestRef::new(&self.head, body))? {
+            Extracted::Keys(keys) => keys,
+            Extracted::Bypass => return Ok(None),
+            Extracted::Missing => match config.on_missing_key {
+                OnMissingKey::Reject => return Err(None),
+                OnMissingKey::PassThrough => return Ok(None),
+                OnMissingKey::BodyDigest => config.key.body_digest(body)?,
+            },
+        };
+        if keys.identity_count() > config.max_keys {
+            return Err(Some(KeyError::new(KeyErrorKind::TooMany, "the request")));
+        }
+        Ok(Some(keys))
+    }
+
+    fn refuse(
+        &self,
+        result: DedupResult,
+        outcome: Outcome,
+        key: Option<&DedupKey>,
+        keys: usize,
+        error: Option<&(dyn std::error::Error + 'static)>,
+    ) -> DedupResult {
+        self.report(outcome, Some(result), key, keys, error);
+        result
+    }
+
+    fn report(
+        &self,
+        outcome: Outcome,
+        result: Option<DedupResult>,
+        key: Option<&DedupKey>,
+        keys: usize,
+        error: Option<&(dyn std::error::Error + 'static)>,
+    ) {
+        let config = &self.shared.config;
+        Report {
+            outcome,
+            namespace: config.key.namespace_str(),
+            key,
+            keys,
+            plain_ids: config.log_ids == LogIds::Plain,
+            attempt: None,
+            age: None,
+            status: result.map(|result| status(result, config)),
+            duration: self.started.elapsed(),
+            error,
+        }
+        .emit();
+    }
+}
