@@ -157,6 +157,7 @@ impl Delivery {
     }
 
     /// Tells the handler that its lease is gone; for ledgers. Answers whether it is news.
+    #[must_use = "losing a lease is counted once"]
     pub fn mark_lease_lost(&self) -> bool {
         !self.0.lost.swap(true, Ordering::Relaxed)
     }

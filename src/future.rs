@@ -88,11 +88,11 @@ where
             let next = match this.state.as_mut().project() {
                 StateProj::Buffering { body, start } => {
                     let body = ready!(body.poll(cx));
-                    let start =
-                        start.take().expect("a response future is not polled after it is ready");
-                    match body {
-                        Ok(body) => start.go(body),
-                        Err(fault) => Next::Own(start.broken(&fault)),
+                    match (start.take(), body) {
+                        (Some(start), Ok(body)) => start.go(body),
+                        (Some(start), Err(fault)) => Next::Own(start.broken(&fault)),
+                        // Polled again after it was ready, against the contract of futures.
+                        (None, _) => Next::Own(DedupResult::Unavailable),
                     }
                 }
                 StateProj::Inner { future } => {

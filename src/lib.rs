@@ -3,6 +3,8 @@
 
 pub mod adapter;
 mod body;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod delivery;
 mod error;
 #[cfg(feature = "axum")]

@@ -10,8 +10,8 @@ use crate::key::DedupKey;
 
 /// The record contract: remember a key for a time, tell the first from a duplicate.
 ///
-/// All that the `on_arrival` ledger needs. Answers are one per key, in the order of the keys; each
-/// key is on its own, so a store without multi-key operations may go through them one by one, in
+/// All that the `on_arrival` ledger needs. The keys of a call are distinct and sorted; answers are
+/// one per key, in the order of the keys; each key is on its own, so a store without multi-key operations may go through them one by one, in
 /// the order given.
 ///
 /// # Cancel safety
@@ -92,7 +92,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
 /// The lease contract: claim a key, renew the claim while the handler runs, then complete or
 /// release it.
 ///
-/// Answers are one per key, in the order of the keys.
+/// The keys of a claim are distinct and sorted, those of other calls distinct. Answers are one per
+/// key, in the order of the keys.
 pub trait LeaseAdapter: DedupAdapter {
     /// Claims each key that is neither complete nor under a live lease of another token.
     ///

@@ -1,5 +1,6 @@
 //! The adapter: who may write when, and what the rows mean.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tokio::sync::Mutex;
 
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
-    Receipt, Recorded, Released, Renewed, Seen,
+    Receipt, Recorded, Released, Renewed, Seen, Token,
 };
 use super::super::sql::{TableName, keys_json, store_error};
 use super::schema::{Statements, VERSION, create_sql};
@@ -236,48 +237,39 @@ impl Inner {
 
     /// Claims or records: reads what is known, writes for the rest, and reads again what somebody
     /// else took meanwhile.
-    async fn take<T>(
+    async fn take<T: Grant>(
         &self,
-        context: &'static str,
         sql: &Arc<str>,
         keys: &[DedupKey],
         receipt: &Receipt,
-        known: impl Fn(&Stored) -> Option<T>,
-        granted: impl Fn(u32, bool) -> T,
-        in_flight: impl Fn() -> T,
     ) -> Result<Vec<T>, Error> {
+        const CONTEXT: &str = "taking keys";
+        let fault = |error| store_error(CONTEXT, error);
         self.ready().await?;
         let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
         for _ in 0..ROUNDS {
-            let open: Vec<usize> = places(&answers);
-            if open.is_empty() {
-                break;
+            let open = places(&answers);
+            let stored = self.read(&at(keys, &open)).await?;
+            for (place, stored) in open.into_iter().zip(stored) {
+                answers[place] = stored.and_then(|stored| T::known(&stored, receipt.token()));
             }
-            let asked: Vec<DedupKey> = open.iter().map(|place| keys[*place].clone()).collect();
-            for (place, stored) in open.iter().zip(self.read(&asked).await?) {
-                answers[*place] = stored.as_ref().and_then(&known);
-            }
-            let free: Vec<DedupKey> =
-                places(&answers).into_iter().map(|place| keys[place].clone()).collect();
-            if free.is_empty() {
-                break;
-            }
-            let rows = self.write(context, sql, &keys_json(&free), receipt).await?;
-            for row in rows {
-                let grant = Grant::from_row(&row).map_err(|error| store_error(context, error))?;
-                for (key, answer) in keys.iter().zip(&mut answers) {
-                    if answer.is_none()
-                        && key.id() == grant.id
-                        && key.namespace() == grant.namespace
-                    {
-                        *answer = Some(granted(grant.attempts, grant.takeover));
-                        break;
-                    }
+            let free = places(&answers);
+            if !free.is_empty() {
+                let asked = at(keys, &free);
+                let rows = self.write(CONTEXT, sql, &keys_json(&asked), receipt).await?;
+                for (place, row) in matched(&asked, &rows).map_err(fault)? {
+                    let attempts: i64 = row.try_get("attempts").map_err(fault)?;
+                    let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+                    let takeover = row.try_get("takeover").map_err(fault)?;
+                    answers[free[place]] = Some(T::granted(attempts, takeover));
                 }
+            }
+            if answers.iter().all(Option::is_some) {
+                break;
             }
         }
         // Still changing hands after all rounds: somebody else is at it.
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(&in_flight)).collect())
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect())
     }
 
     /// Which of the keys a changing statement returned.
@@ -290,26 +282,64 @@ impl Inner {
     ) -> Result<Vec<bool>, Error> {
         self.ready().await?;
         let rows = self.write(context, sql, &keys_json(keys), receipt).await?;
-        let names = names(&rows).map_err(|error| store_error(context, error))?;
-        Ok(keys.iter().map(|key| names.iter().any(|name| is(key, name))).collect())
+        let mut touched = vec![false; keys.len()];
+        for (place, _) in matched(keys, &rows).map_err(|error| store_error(context, error))? {
+            touched[place] = true;
+        }
+        Ok(touched)
+    }
+}
+
+/// The answer to a claim or a record.
+trait Grant {
+    /// The answer that a stored row gives without a write, if it does.
+    fn known(stored: &Stored, mine: Token) -> Option<Self>
+    where
+        Self: Sized;
+    fn granted(attempt: u32, takeover: bool) -> Self;
+    fn in_flight() -> Self;
+}
+
+impl Grant for Recorded {
+    fn known(stored: &Stored, mine: Token) -> Option<Self> {
+        match stored.standing() {
+            Standing::Complete if stored.is_by(mine) => Some(Self::First),
+            Standing::Complete => Some(Self::Duplicate(stored.seen())),
+            Standing::Leased => Some(Self::InFlight),
+            Standing::Lapsed | Standing::Released | Standing::Expired => None,
+        }
+    }
+
+    fn granted(_: u32, _: bool) -> Self {
+        Self::First
+    }
+
+    fn in_flight() -> Self {
+        Self::InFlight
+    }
+}
+
+impl Grant for Claimed {
+    fn known(stored: &Stored, mine: Token) -> Option<Self> {
+        match stored.standing() {
+            Standing::Complete => Some(Self::Duplicate(stored.seen())),
+            Standing::Leased if !stored.is_by(mine) => Some(Self::InFlight),
+            _ => None,
+        }
+    }
+
+    fn granted(attempt: u32, takeover: bool) -> Self {
+        Self::first(attempt, takeover)
+    }
+
+    fn in_flight() -> Self {
+        Self::InFlight
     }
 }
 
 impl DedupAdapter for SqliteAdapter {
     async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        let mine = receipt.token();
-        let known = |stored: &Stored| match stored.standing() {
-            Standing::Complete if stored.token.as_deref() == Some(mine.as_bytes()) => {
-                Some(Recorded::First)
-            }
-            Standing::Complete => Some(Recorded::Duplicate(stored.seen())),
-            Standing::Leased => Some(Recorded::InFlight),
-            Standing::Lapsed | Standing::Released | Standing::Expired => None,
-        };
-        let (statement, granted) = (&self.0.statements.record, |_, _| Recorded::First);
-        self.0
-            .take("recording keys", statement, keys, receipt, known, granted, || Recorded::InFlight)
-            .await
+        self.0.take(&self.0.statements.record, keys, receipt).await
     }
 
     async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
@@ -320,20 +350,7 @@ impl DedupAdapter for SqliteAdapter {
 
 impl LeaseAdapter for SqliteAdapter {
     async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        let mine = receipt.token();
-        let known = |stored: &Stored| match stored.standing() {
-            Standing::Complete => Some(Claimed::Duplicate(stored.seen())),
-            Standing::Leased if stored.token.as_deref() != Some(mine.as_bytes()) => {
-                Some(Claimed::InFlight)
-            }
-            _ => None,
-        };
-        let statement = &self.0.statements.claim;
-        self.0
-            .take("claiming keys", statement, keys, receipt, known, Claimed::first, || {
-                Claimed::InFlight
-            })
-            .await
+        self.0.take(&self.0.statements.claim, keys, receipt).await
     }
 
     async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
@@ -352,28 +369,22 @@ impl LeaseAdapter for SqliteAdapter {
         inner.ready().await?;
         let rows =
             inner.write(CONTEXT, &inner.statements.complete, &keys_json(keys), receipt).await?;
-        let names = names(&rows).map_err(fault)?;
         let mut answers: Vec<Option<Completed>> = keys.iter().map(|_| None).collect();
-        for (row, name) in rows.iter().zip(&names) {
+        for (place, row) in matched(keys, &rows).map_err(fault)? {
             let attempts: i64 = row.try_get("attempts").map_err(fault)?;
             let held: bool = row.try_get("held").map_err(fault)?;
-            let answer = match (attempts, held) {
+            answers[place] = Some(match (attempts, held) {
                 (0, _) => Completed::Inserted,
                 (_, true) => Completed::Held,
                 (_, false) => Completed::LeaseLost,
-            };
-            if let Some(place) = keys.iter().position(|key| is(key, name)) {
-                answers[place] = Some(answer);
-            }
+            });
         }
         // What was complete before was not written again: was it by this token?
         let open = places(&answers);
         if !open.is_empty() {
-            let asked: Vec<DedupKey> = open.iter().map(|place| keys[*place].clone()).collect();
-            for (place, stored) in open.into_iter().zip(inner.read(&asked).await?) {
-                let ours = stored.is_some_and(|stored| {
-                    stored.token.as_deref() == Some(receipt.token().as_bytes())
-                });
+            let stored = inner.read(&at(keys, &open)).await?;
+            for (place, stored) in open.into_iter().zip(stored) {
+                let ours = stored.is_some_and(|stored| stored.is_by(receipt.token()));
                 answers[place] = ours.then_some(Completed::Held);
             }
         }
@@ -481,6 +492,10 @@ impl Stored {
         }
     }
 
+    fn is_by(&self, token: Token) -> bool {
+        self.token.as_deref() == Some(token.as_bytes())
+    }
+
     fn seen(&self) -> Seen {
         let age = u64::try_from(self.now.saturating_sub(self.first_seen_at)).unwrap_or_default();
         Seen::new(Duration::from_millis(age))
@@ -503,34 +518,25 @@ impl Stored {
     }
 }
 
-/// A row that a claim or a record returned.
-struct Grant {
-    namespace: String,
-    id: String,
-    attempts: u32,
-    takeover: bool,
-}
-
-impl Grant {
-    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
-        let attempts: i64 = row.try_get("attempts")?;
-        Ok(Self {
-            namespace: row.try_get("namespace")?,
-            id: row.try_get("id")?,
-            attempts: u32::try_from(attempts).unwrap_or(u32::MAX),
-            takeover: row.try_get("takeover")?,
-        })
+/// Each returned row with the place of its key.
+fn matched<'r>(
+    keys: &[DedupKey],
+    rows: &'r [SqliteRow],
+) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
+    let places: HashMap<(&str, &str), usize> =
+        keys.iter().enumerate().map(|(place, key)| ((key.namespace(), key.id()), place)).collect();
+    let mut found = Vec::with_capacity(rows.len());
+    for row in rows {
+        let name = (row.try_get("namespace")?, row.try_get("id")?);
+        if let Some(place) = places.get(&name) {
+            found.push((*place, row));
+        }
     }
+    Ok(found)
 }
 
-type Name = (String, String);
-
-fn names(rows: &[SqliteRow]) -> Result<Vec<Name>, sqlx::Error> {
-    rows.iter().map(|row| Ok((row.try_get("namespace")?, row.try_get("id")?))).collect()
-}
-
-fn is(key: &DedupKey, (namespace, id): &Name) -> bool {
-    key.id() == id && key.namespace() == namespace
+fn at(keys: &[DedupKey], places: &[usize]) -> Vec<DedupKey> {
+    places.iter().map(|place| keys[*place].clone()).collect()
 }
 
 fn places<T>(answers: &[Option<T>]) -> Vec<usize> {

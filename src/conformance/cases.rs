@@ -1,0 +1,682 @@
+//! The cases. Each takes a fresh store and panics where the store breaks a rule.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+
+use super::Store;
+use crate::adapter::{
+    Claimed, Completed, DedupAdapter, EntryState, Forgotten, LeaseAdapter, Maintain, Receipt,
+    Recorded, Released, Renewed, Token,
+};
+use crate::key::DedupKey;
+
+/// Long beside any test, short beside the retention.
+pub(super) const LEASE: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(3_600);
+/// What a busy machine may be late by.
+const SLACK: Duration = Duration::from_secs(20);
+
+pub(super) fn key(id: &str) -> DedupKey {
+    DedupKey::new("conformance", id).expect("a key")
+}
+
+pub(super) fn receipt(lease: Duration) -> Receipt {
+    Receipt::new(Token::random(), RETENTION).with_lease(lease)
+}
+
+fn new_receipt() -> Receipt {
+    receipt(LEASE)
+}
+
+fn is_duplicate(answers: &[Claimed]) -> bool {
+    matches!(answers, [Claimed::Duplicate(_)])
+}
+
+/// Record: the first is first, everyone after is a duplicate.
+pub async fn a_key_is_first_once<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::First]);
+    store.advance(SLACK).await;
+    for _ in 0..3 {
+        match adapter.record(&keys, &new_receipt()).await.unwrap()[..] {
+            [Recorded::Duplicate(seen)] => {
+                assert!(seen.age >= SLACK && seen.age < 2 * SLACK, "{:?}", seen.age);
+            }
+            ref other => panic!("{other:?}"),
+        }
+    }
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+}
+
+/// Record: a caller that lost the answer asks again, and is told the same.
+pub async fn a_record_repeated_with_its_token_is_first_again<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    for _ in 0..3 {
+        assert_eq!(adapter.record(&keys, &mine).await.unwrap(), [Recorded::First]);
+    }
+    let other = adapter.record(&keys, &new_receipt()).await.unwrap();
+    assert!(matches!(other[..], [Recorded::Duplicate(_)]));
+}
+
+/// Record: undone by its own token only, and then as if it had never been.
+pub async fn an_undone_record_is_first_again<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    assert_eq!(adapter.unrecord(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    adapter.record(&keys, &mine).await.unwrap();
+    assert_eq!(adapter.unrecord(&keys, &new_receipt()).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.unrecord(&keys, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.unrecord(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::First]);
+}
+
+/// Record beside claims on one store: a live lease is in flight, a lapsed or released one is free.
+pub async fn a_record_respects_leases<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let (live, lapsed, released) = ([key("live")], [key("lapsed")], [key("released")]);
+    let mine = new_receipt();
+    adapter.claim(&lapsed, &new_receipt()).await.unwrap();
+    store.advance(LEASE + SLACK).await;
+    adapter.claim(&live, &new_receipt()).await.unwrap();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    assert_eq!(adapter.record(&live, &new_receipt()).await.unwrap(), [Recorded::InFlight]);
+    assert_eq!(adapter.record(&lapsed, &new_receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.record(&released, &new_receipt()).await.unwrap(), [Recorded::First]);
+    // Undoing a record never undoes a claim.
+    assert_eq!(adapter.unrecord(&live, &mine).await.unwrap(), [Released::NotHeld]);
+}
+
+/// A key is a duplicate until its retention ends, and new from then on.
+pub async fn a_key_is_forgotten_after_its_retention<S: Store>(store: S) {
+    let (adapter, recorded, completed) = (store.adapter(), [key("r")], [key("c")]);
+    let mine = new_receipt();
+    adapter.record(&recorded, &new_receipt()).await.unwrap();
+    adapter.claim(&completed, &mine).await.unwrap();
+    adapter.complete(&completed, &mine).await.unwrap();
+    store.advance(RETENTION - SLACK).await;
+    let again = adapter.record(&recorded, &new_receipt()).await.unwrap();
+    assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+    assert!(is_duplicate(&adapter.claim(&completed, &new_receipt()).await.unwrap()));
+    store.advance(SLACK).await;
+    assert_eq!(adapter.record(&recorded, &new_receipt()).await.unwrap(), [Recorded::First]);
+    let again = adapter.claim(&completed, &new_receipt()).await.unwrap();
+    assert_eq!(again, [Claimed::first(1, false)]);
+}
+
+/// Claim: in flight is not complete, and complete is not in flight.
+pub async fn a_claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    // A repetition that comes so late is no claim any more.
+    assert!(is_duplicate(&adapter.claim(&keys, &mine).await.unwrap()));
+}
+
+/// Claim: a caller that lost the answer asks again, and is told the same.
+pub async fn a_claim_repeated_with_its_token_answers_the_same<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    for _ in 0..3 {
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+    }
+    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    store.advance(LEASE + SLACK).await;
+    let theirs = new_receipt();
+    for _ in 0..3 {
+        assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::first(2, true)]);
+    }
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::InFlight]);
+}
+
+/// Release: the key is free at once, and the next claim is no takeover.
+pub async fn a_released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    for attempt in 1..=4 {
+        let mine = new_receipt();
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(attempt, false)]);
+        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
+        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    }
+}
+
+/// A lease that ran out goes to the next claim, flagged, and from it to nobody else.
+pub async fn a_lapsed_lease_is_taken_over_by_one<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    adapter.claim(&keys, &new_receipt()).await.unwrap();
+    store.advance(LEASE - SLACK).await;
+    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    store.advance(SLACK).await;
+    let taker = new_receipt();
+    assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), [Claimed::first(2, true)]);
+    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    adapter.release(&keys, &taker).await.unwrap();
+    // Given up properly: the third attempt takes nothing over.
+    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::first(3, false)]);
+}
+
+/// A key whose retention has ended is as new, whatever state it was left in.
+pub async fn an_expired_key_starts_anew<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let (lapsed, released) = ([key("lapsed")], [key("released")]);
+    adapter.claim(&lapsed, &new_receipt()).await.unwrap();
+    let mine = new_receipt();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    store.advance(RETENTION).await;
+    for keys in [lapsed, released] {
+        assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+        let again = adapter.claim(&keys, &new_receipt()).await.unwrap();
+        assert_eq!(again, [Claimed::first(1, false)]);
+    }
+}
+
+/// A token that lost its lease can neither renew nor release nor undo.
+pub async fn a_stale_token_changes_nothing<S: Store>(store: S) {
+    let (adapter, keys, stale) = (store.adapter(), [key("a")], new_receipt());
+    adapter.claim(&keys, &stale).await.unwrap();
+    store.advance(LEASE).await;
+    let mine = new_receipt();
+    adapter.claim(&keys, &mine).await.unwrap();
+    for complete in [false, true] {
+        if complete {
+            assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+        }
+        assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), [Renewed::Lost]);
+        assert_eq!(adapter.release(&keys, &stale).await.unwrap(), [Released::NotHeld]);
+        assert_eq!(adapter.unrecord(&keys, &stale).await.unwrap(), [Released::NotHeld]);
+        let next = adapter.claim(&keys, &new_receipt()).await.unwrap();
+        if complete {
+            assert!(is_duplicate(&next), "{next:?}");
+        } else {
+            assert_eq!(next, [Claimed::InFlight]);
+        }
+    }
+    // Nor can the right one, once it has completed.
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Lost]);
+}
+
+/// Success is success: the completion of a lost lease counts, and says that it was lost.
+pub async fn a_late_completion_is_recorded_and_told<S: Store>(store: S) {
+    let (adapter, keys, late) = (store.adapter(), [key("a")], new_receipt());
+    adapter.claim(&keys, &late).await.unwrap();
+    store.advance(LEASE).await;
+    let taker = new_receipt();
+    adapter.claim(&keys, &taker).await.unwrap();
+    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    // The taker fails now: what has succeeded stays.
+    assert_eq!(adapter.release(&keys, &taker).await.unwrap(), [Released::NotHeld]);
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+
+    // A lease that was released, by an operator's retry say, is no longer held either.
+    let (keys, mine) = ([key("b")], new_receipt());
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.release(&keys, &mine).await.unwrap();
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::LeaseLost]);
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+
+    // One that has lapsed, and that nobody took, still is.
+    let (keys, mine) = ([key("c")], new_receipt());
+    adapter.claim(&keys, &mine).await.unwrap();
+    store.advance(LEASE).await;
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+}
+
+/// A completion whose row vanished, or never was, is recorded.
+pub async fn a_completion_of_a_missing_row_is_recorded<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    assert_eq!(adapter.complete(&keys, &new_receipt()).await.unwrap(), [Completed::Inserted]);
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    store.advance(RETENTION).await;
+    // What has expired counts as missing.
+    assert_eq!(adapter.complete(&keys, &new_receipt()).await.unwrap(), [Completed::Inserted]);
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+}
+
+/// A completion whose answer was lost is repeated, and is told the same.
+pub async fn a_completion_can_be_repeated<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    adapter.claim(&keys, &mine).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    }
+    assert_eq!(adapter.complete(&keys, &new_receipt()).await.unwrap(), [Completed::LeaseLost]);
+}
+
+/// Renew: a handler longer than its lease keeps it.
+pub async fn a_renewal_keeps_a_lease<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    adapter.claim(&keys, &mine).await.unwrap();
+    for _ in 0..5 {
+        store.advance(LEASE - SLACK).await;
+        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
+        assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    }
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+}
+
+/// Renew: a lapsed or missing lease lives again if nobody took it.
+pub async fn a_renewal_revives_what_nobody_took<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    adapter.claim(&keys, &mine).await.unwrap();
+    store.advance(LEASE).await;
+    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+
+    let (missing, mine) = ([key("missing")], new_receipt());
+    assert_eq!(adapter.renew(&missing, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.claim(&missing, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.complete(&missing, &mine).await.unwrap(), [Completed::Held]);
+}
+
+/// Renew: what was released or completed stays so, even if the renewal crosses it.
+pub async fn a_renewal_revives_nothing_that_was_given_up<S: Store>(store: S) {
+    let (adapter, released, completed) = (store.adapter(), [key("r")], [key("c")]);
+    let mine = new_receipt();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    assert_eq!(adapter.renew(&released, &mine).await.unwrap(), [Renewed::Lost]);
+    let again = adapter.claim(&released, &new_receipt()).await.unwrap();
+    assert_eq!(again, [Claimed::first(2, false)]);
+
+    adapter.claim(&completed, &mine).await.unwrap();
+    adapter.complete(&completed, &mine).await.unwrap();
+    assert_eq!(adapter.renew(&completed, &mine).await.unwrap(), [Renewed::Lost]);
+    assert!(is_duplicate(&adapter.claim(&completed, &new_receipt()).await.unwrap()));
+}
+
+/// A handler that outlives its key's retention keeps the key: it is not purged, not taken, not
+/// forgotten.
+pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let brief = Receipt::new(Token::random(), Duration::from_millis(1)).with_lease(LEASE);
+    adapter.claim(&keys, &brief).await.unwrap();
+    store.advance(SLACK).await;
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::InFlight]);
+    let entry = adapter.get(&keys[0]).await.unwrap().expect("a live lease is an entry");
+    assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
+    assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), [Renewed::Held]);
+}
+
+/// A completion after the retention has ended is still remembered for one.
+pub async fn a_completion_is_never_expired_at_birth<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], receipt(4 * RETENTION));
+    adapter.claim(&keys, &mine).await.unwrap();
+    store.advance(2 * RETENTION).await;
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+}
+
+/// Claim: a further attempt is remembered for a whole retention.
+pub async fn a_claim_again_refreshes_the_retention<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let mine = new_receipt();
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.release(&keys, &mine).await.unwrap();
+    store.advance(RETENTION / 2).await;
+    let mine = new_receipt();
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.complete(&keys, &mine).await.unwrap();
+    store.advance(RETENTION / 2 + SLACK).await;
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+}
+
+/// A set of keys, some new, some in flight, some complete, some released: each as it stands.
+pub async fn sets_are_answered_key_by_key<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let keys = ["a", "b", "c", "d"].map(key);
+    let theirs = new_receipt();
+    adapter.claim(&keys[..3], &theirs).await.unwrap();
+    adapter.complete(&keys[..1], &theirs).await.unwrap();
+    adapter.release(&keys[1..2], &theirs).await.unwrap();
+    // a: complete, b: released, c: in flight, d: new
+    let mine = new_receipt();
+    let claimed = adapter.claim(&keys, &mine).await.unwrap();
+    assert!(is_duplicate(&claimed[..1]), "{claimed:?}");
+    let rest = [Claimed::first(2, false), Claimed::InFlight, Claimed::first(1, false)];
+    assert_eq!(claimed[1..], rest);
+    let renewed = adapter.renew(&keys, &mine).await.unwrap();
+    assert_eq!(renewed, [Renewed::Lost, Renewed::Held, Renewed::Lost, Renewed::Held]);
+    let released = adapter.release(&keys[..2], &mine).await.unwrap();
+    assert_eq!(released, [Released::NotHeld, Released::Released]);
+    let completed = adapter.complete(&keys[2..], &mine).await.unwrap();
+    assert_eq!(completed, [Completed::LeaseLost, Completed::Held]);
+    let recorded = adapter.record(&keys, &new_receipt()).await.unwrap();
+    let expected = [false, true, false, false];
+    for (recorded, first) in recorded.iter().zip(expected) {
+        assert_eq!(*recorded == Recorded::First, first, "{recorded:?}");
+    }
+}
+
+/// Retentions and leases of nothing and of everything neither panic nor overflow into the past.
+pub async fn extreme_durations_do_no_harm<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let longest = Receipt::new(Token::random(), Duration::MAX).with_lease(Duration::MAX);
+    let keys = [key("longest")];
+    adapter.claim(&keys, &longest).await.unwrap();
+    assert_eq!(adapter.renew(&keys, &longest).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), [Completed::Held]);
+    store.advance(Duration::from_secs(100 * 365 * 86_400)).await;
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+
+    let nothing = || Receipt::new(Token::random(), Duration::ZERO);
+    let keys = [key("nothing")];
+    assert_eq!(adapter.record(&keys, &nothing()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.record(&keys, &nothing()).await.unwrap(), [Recorded::First]);
+    let claimed = adapter.claim(&keys, &nothing()).await.unwrap();
+    assert_eq!(claimed, [Claimed::first(1, false)]);
+}
+
+/// Keys that look like SQL, like JSON, like each other.
+pub async fn hostile_keys_are_just_keys<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let long = "x".repeat(255);
+    let wide = "\u{10FFFF}".repeat(63);
+    let ids = [
+        "'; DROP TABLE webhook_deliveries; --",
+        "\"]]}",
+        "\\",
+        "\\u0041",
+        "A",
+        "a",
+        "a ",
+        " a",
+        "%",
+        "_",
+        "*",
+        "?1",
+        "$1",
+        "\u{e9}",
+        "e\u{301}",
+        "\u{202e}rtl",
+        "line\nbreak\r\ttab\u{7f}",
+        "null",
+        "0",
+        "00",
+        "1e3",
+        &long,
+        &wide,
+    ];
+    let mut keys: Vec<DedupKey> = ids
+        .iter()
+        .flat_map(|id| ["conformance", "conformance2", "con\"for'mance"].map(|ns| (ns, *id)))
+        .map(|(namespace, id)| DedupKey::new(namespace, id).expect("a key"))
+        .collect();
+    keys.sort();
+    // One by one, and then all at once.
+    for key in &keys {
+        let one = std::slice::from_ref(key);
+        let first = adapter.record(one, &new_receipt()).await.unwrap();
+        assert_eq!(first, [Recorded::First], "{key:?}");
+    }
+    let again = adapter.record(&keys, &new_receipt()).await.unwrap();
+    assert!(again.iter().all(|answer| matches!(answer, Recorded::Duplicate(_))), "{again:?}");
+    assert_eq!(adapter.count().await.unwrap(), keys.len() as u64);
+    for key in &keys {
+        assert_eq!(adapter.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
+    }
+    let claimed = adapter.claim(&keys, &new_receipt()).await.unwrap();
+    assert!(claimed.iter().all(|answer| *answer == Claimed::first(1, false)), "{claimed:?}");
+}
+
+/// 4,096 keys at once, half of them known.
+pub async fn as_many_keys_as_a_request_may_carry<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let mut keys: Vec<DedupKey> = (0..4_096).map(|id| key(&id.to_string())).collect();
+    keys.sort();
+    let (mine, theirs) = (new_receipt(), new_receipt());
+    let half: Vec<DedupKey> = keys.iter().step_by(2).cloned().collect();
+    adapter.claim(&half, &theirs).await.unwrap();
+    adapter.complete(&half, &theirs).await.unwrap();
+    let claimed = adapter.claim(&keys, &mine).await.unwrap();
+    for (place, answer) in claimed.iter().enumerate() {
+        assert_eq!(matches!(answer, Claimed::Duplicate(_)), place % 2 == 0, "{place}");
+    }
+    let completed = adapter.complete(&keys, &mine).await.unwrap();
+    for (place, answer) in completed.iter().enumerate() {
+        assert_eq!(*answer == Completed::Held, place % 2 == 1, "{place}");
+    }
+}
+
+const WORKERS: usize = 16;
+const ROUNDS: usize = 60;
+
+/// Runs `attempt` in 16 tasks at once, for 60 rounds, and asserts one winner a round.
+async fn race<A, F>(adapter: Arc<A>, attempt: impl Fn(Arc<A>, usize) -> F + Send + Sync + 'static)
+where
+    A: Send + Sync + 'static,
+    F: Future<Output = bool> + Send + 'static,
+{
+    let attempt = Arc::new(attempt);
+    let winners: Arc<Vec<AtomicU32>> = Arc::new((0..ROUNDS).map(|_| AtomicU32::new(0)).collect());
+    let tasks = (0..WORKERS).map(|_| {
+        let (adapter, attempt, winners) =
+            (Arc::clone(&adapter), Arc::clone(&attempt), Arc::clone(&winners));
+        tokio::spawn(async move {
+            for round in 0..ROUNDS {
+                if attempt(Arc::clone(&adapter), round).await {
+                    winners[round].fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        })
+    });
+    for task in join_all(tasks).await {
+        task.expect("a worker");
+    }
+    let winners: Vec<u32> = winners.iter().map(|wins| wins.load(Ordering::Relaxed)).collect();
+    assert!(winners.iter().all(|wins| *wins == 1), "winners by round: {winners:?}");
+}
+
+/// 16 workers, 60 rounds: one claim is granted a round.
+pub async fn workers_race_for_claims<S: Store>(store: S) {
+    race(store.adapter(), |adapter, round| async move {
+        let claimed = adapter.claim(&[key(&round.to_string())], &new_receipt()).await.unwrap();
+        matches!(claimed[..], [Claimed::First { .. }])
+    })
+    .await;
+}
+
+/// 16 workers, 60 rounds: one record is first a round.
+pub async fn workers_race_for_records<S: Store>(store: S) {
+    race(store.adapter(), |adapter, round| async move {
+        let recorded = adapter.record(&[key(&round.to_string())], &new_receipt()).await.unwrap();
+        recorded == [Recorded::First]
+    })
+    .await;
+}
+
+/// 16 workers, 60 lapsed leases: one takes each over.
+pub async fn workers_race_for_a_lapsed_lease<S: Store>(store: S) {
+    let adapter = store.adapter();
+    for round in 0..ROUNDS {
+        adapter.claim(&[key(&round.to_string())], &new_receipt()).await.unwrap();
+    }
+    store.advance(LEASE).await;
+    race(adapter, |adapter, round| async move {
+        let claimed = adapter.claim(&[key(&round.to_string())], &new_receipt()).await.unwrap();
+        claimed == [Claimed::first(2, true)]
+    })
+    .await;
+}
+
+/// Sets that overlap, from many workers at once: nobody deadlocks, and each key is granted once.
+pub async fn overlapping_sets_do_not_deadlock<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let granted: Arc<Vec<AtomicU32>> = Arc::new((0..40).map(|_| AtomicU32::new(0)).collect());
+    let tasks = (0..WORKERS).map(|worker| {
+        let (adapter, granted) = (Arc::clone(&adapter), Arc::clone(&granted));
+        tokio::spawn(async move {
+            for start in 0..32 {
+                let first = (start * 7 + worker * 3) % 32;
+                let ids: Vec<usize> = (first..first + 8).collect();
+                let mut keys: Vec<(DedupKey, usize)> =
+                    ids.iter().map(|id| (key(&format!("{id:02}")), *id)).collect();
+                keys.sort();
+                let set: Vec<DedupKey> = keys.iter().map(|(key, _)| key.clone()).collect();
+                let claimed = adapter.claim(&set, &new_receipt()).await.unwrap();
+                for (answer, (_, id)) in claimed.iter().zip(&keys) {
+                    if matches!(answer, Claimed::First { .. }) {
+                        granted[*id].fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+        })
+    });
+    let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
+    for task in all.expect("no deadlock") {
+        task.expect("a worker");
+    }
+    let granted: Vec<u32> = granted.iter().map(|times| times.load(Ordering::Relaxed)).collect();
+    assert!(granted.iter().all(|times| *times <= 1), "{granted:?}");
+    assert!(granted.iter().filter(|times| **times == 1).count() >= 32, "{granted:?}");
+}
+
+/// A call that was dropped half-way, at any point, can be undone by its token.
+pub async fn dropped_calls_can_be_undone<S: Store>(store: S) {
+    let adapter = store.adapter();
+    for polls in 0..24_usize {
+        let keys = [key(&format!("dropped-{polls}"))];
+        let mine = new_receipt();
+        {
+            let mut claim = Box::pin(adapter.claim(&keys, &mine));
+            for _ in 0..polls {
+                if futures_util::poll!(claim.as_mut()).is_ready() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_micros(200)).await;
+            }
+        }
+        // The statement may still be on its way: a release may come too early, and is repeated.
+        let free = async {
+            loop {
+                adapter.release(&keys, &mine).await.unwrap();
+                let next = new_receipt();
+                let claimed = adapter.claim(&keys, &next).await.unwrap();
+                if matches!(claimed[..], [Claimed::First { .. }]) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), free).await.expect("the key is free again");
+    }
+    // A future that is dropped without having been polled has done nothing.
+    let keys = [key("never-polled")];
+    drop(adapter.claim(&keys, &new_receipt()));
+    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    // And the store still serves.
+    assert!(adapter.count().now_or_never().is_none_or(|count| count.is_ok()));
+    assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::First]);
+}
+
+/// Purge: expired keys go, up to the limit; live ones, leased ones and fresh ones stay.
+pub async fn purge_deletes_what_has_expired_and_nothing_else<S: Store>(store: S) {
+    let adapter = store.adapter();
+    for id in 0..10 {
+        adapter.record(&[key(&format!("old-{id}"))], &new_receipt()).await.unwrap();
+    }
+    adapter.claim(&[key("lapsed")], &new_receipt()).await.unwrap();
+    store.advance(RETENTION - SLACK).await;
+    adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
+    adapter.claim(&[key("leased")], &new_receipt()).await.unwrap();
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    store.advance(SLACK).await;
+    assert_eq!(adapter.purge(4).await.unwrap(), 4);
+    assert_eq!(adapter.purge(100).await.unwrap(), 7);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.count().await.unwrap(), 2);
+    let fresh = adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
+    assert!(matches!(fresh[..], [Recorded::Duplicate(_)]));
+    let leased = adapter.claim(&[key("leased")], &new_receipt()).await.unwrap();
+    assert_eq!(leased, [Claimed::InFlight]);
+}
+
+/// Purge beside claims: both get on, and no live key is lost.
+pub async fn purge_runs_beside_claims<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let mut old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
+    old.sort();
+    adapter.record(&old, &new_receipt()).await.unwrap();
+    store.advance(RETENTION).await;
+    let purging = {
+        let adapter = Arc::clone(&adapter);
+        // A store may clear expired keys away by itself as well.
+        tokio::spawn(async move {
+            while adapter.purge(20).await.unwrap() > 0 {
+                tokio::task::yield_now().await;
+            }
+        })
+    };
+    let mut live = Vec::new();
+    for id in 0..100 {
+        let (keys, mine) = ([key(&format!("live-{id}"))], new_receipt());
+        adapter.claim(&keys, &mine).await.unwrap();
+        if id % 2 == 0 {
+            adapter.complete(&keys, &mine).await.unwrap();
+        }
+        live.push(keys);
+    }
+    let purged = tokio::time::timeout(Duration::from_secs(60), purging).await;
+    purged.expect("purging ends").expect("a purge");
+    assert_eq!(adapter.count().await.unwrap(), live.len() as u64);
+    for (id, keys) in live.iter().enumerate() {
+        let again = adapter.claim(keys, &new_receipt()).await.unwrap();
+        if id % 2 == 0 {
+            assert!(is_duplicate(&again), "{id}: {again:?}");
+        } else {
+            assert_eq!(again, [Claimed::InFlight], "{id}");
+        }
+    }
+}
+
+/// Forget, get and count: what an operator sees and does.
+pub async fn forget_get_and_count<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.count().await.unwrap(), 0);
+
+    adapter.claim(&keys, &mine).await.unwrap();
+    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    let EntryState::InFlight { lease_until } = entry.state else { panic!("{entry:?}") };
+    assert!(lease_until > entry.first_seen_at && entry.expires_at > lease_until, "{entry:?}");
+    assert_eq!((entry.attempts, entry.takeover), (1, false));
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
+
+    adapter.release(&keys, &mine).await.unwrap();
+    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    assert_eq!(entry.state, EntryState::Released);
+
+    adapter.claim(&keys, &mine).await.unwrap();
+    store.advance(LEASE).await;
+    let taker = new_receipt();
+    adapter.claim(&keys, &taker).await.unwrap();
+    adapter.complete(&keys, &taker).await.unwrap();
+    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert_eq!((entry.attempts, entry.takeover), (3, true));
+    assert_eq!(adapter.count().await.unwrap(), 1);
+
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.count().await.unwrap(), 0);
+    // As if it had never been: the event can be delivered again.
+    let again = adapter.claim(&keys, &new_receipt()).await.unwrap();
+    assert_eq!(again, [Claimed::first(1, false)]);
+
+    // Even a lapsed lease can be forgotten; only a live one is kept.
+    store.advance(LEASE).await;
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+}

@@ -1,0 +1,142 @@
+//! The conformance suite: what every store has to keep, as tests that you run against yours.
+//!
+//! 1. Implement [`Store`] for your adapter: how a fresh one is made, and how time passes in it.
+//! 2. Expand [`conformance_suite!`](crate::conformance_suite) in a test module: it makes one named
+//!    `#[test]` of every case.
+//! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says
+//!    what is missing. The suite skips nothing.
+//!
+//! # Example
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//! use tower_dedup::adapter::MemoryAdapter;
+//! use tower_dedup::conformance::Store;
+//!
+//! struct Memory(Arc<MemoryAdapter>);
+//!
+//! impl Store for Memory {
+//!     type Adapter = MemoryAdapter;
+//!
+//!     async fn create() -> Self {
+//!         Self(Arc::new(MemoryAdapter::new()))
+//!     }
+//!
+//!     fn adapter(&self) -> Arc<MemoryAdapter> {
+//!         Arc::clone(&self.0)
+//!     }
+//!
+//!     async fn advance(&self, by: Duration) {
+//!         self.0.advance(by);
+//!     }
+//! }
+//!
+//! mod memory {
+//!     tower_dedup::conformance_suite!(super::Memory);
+//! }
+//! ```
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::adapter::{LeaseAdapter, Maintain};
+
+pub mod cases;
+mod processes;
+
+pub use processes::processes_race_for_keys;
+
+/// A store under test.
+pub trait Store: Sized + Send + Sync + 'static {
+    /// The adapter under test.
+    type Adapter: LeaseAdapter + Maintain;
+
+    /// A fresh, empty store. What it leaves behind, `Drop` cleans away.
+    fn create() -> impl Future<Output = Self> + Send;
+
+    /// A handle to the store.
+    fn adapter(&self) -> Arc<Self::Adapter>;
+
+    /// Lets this much time pass in the store: by moving its clock, or by moving the times it has
+    /// stored. Sleep only if there is no other way.
+    fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send;
+
+    /// What another process needs to [`attach`](Self::attach); `None` for a store of one process.
+    fn address(&self) -> Option<String> {
+        None
+    }
+
+    /// The store at this address, from another process.
+    fn attach(address: &str) -> impl Future<Output = Arc<Self::Adapter>> + Send {
+        let address = address.to_owned();
+        async move { unreachable!("a store without an address cannot be attached to: {address}") }
+    }
+}
+
+/// Runs a case on a runtime of its own, with threads that really race.
+pub fn run<S: Store, F: Future<Output = ()>>(case: impl FnOnce(S) -> F) {
+    runtime().block_on(async { case(S::create().await).await });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()
+        .unwrap_or_else(|error| panic!("no runtime: {error}"))
+}
+
+/// Expands to one `#[test]` for every case of the [conformance suite](crate::conformance).
+#[macro_export]
+macro_rules! conformance_suite {
+    ($store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            a_key_is_first_once,
+            a_record_repeated_with_its_token_is_first_again,
+            an_undone_record_is_first_again,
+            a_record_respects_leases,
+            a_key_is_forgotten_after_its_retention,
+            a_claim_is_first_then_in_flight_then_duplicate,
+            a_claim_repeated_with_its_token_answers_the_same,
+            a_released_key_is_free_and_counts_its_attempts,
+            a_lapsed_lease_is_taken_over_by_one,
+            an_expired_key_starts_anew,
+            a_stale_token_changes_nothing,
+            a_late_completion_is_recorded_and_told,
+            a_completion_of_a_missing_row_is_recorded,
+            a_completion_can_be_repeated,
+            a_renewal_keeps_a_lease,
+            a_renewal_revives_what_nobody_took,
+            a_renewal_revives_nothing_that_was_given_up,
+            a_live_lease_outlives_its_retention,
+            a_completion_is_never_expired_at_birth,
+            a_claim_again_refreshes_the_retention,
+            sets_are_answered_key_by_key,
+            extreme_durations_do_no_harm,
+            hostile_keys_are_just_keys,
+            as_many_keys_as_a_request_may_carry,
+            workers_race_for_claims,
+            workers_race_for_records,
+            workers_race_for_a_lapsed_lease,
+            overlapping_sets_do_not_deadlock,
+            dropped_calls_can_be_undone,
+            purge_deletes_what_has_expired_and_nothing_else,
+            purge_runs_beside_claims,
+            forget_get_and_count,
+        }
+
+        #[test]
+        fn processes_race_for_keys() {
+            let name = concat!(module_path!(), "::processes_race_for_keys");
+            $crate::conformance::processes_race_for_keys::<$store>(name);
+        }
+    };
+    (@cases $store:ty: $($case:ident,)+) => {$(
+        #[test]
+        fn $case() {
+            $crate::conformance::run($crate::conformance::cases::$case::<$store>);
+        }
+    )+};
+}

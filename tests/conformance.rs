@@ -1,0 +1,181 @@
+//! The published conformance suite, on every adapter.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::SqlitePool;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use tempfile::TempDir;
+use tower_dedup::adapter::{DynAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::conformance::Store;
+
+struct Memory(Arc<MemoryAdapter>);
+
+impl Store for Memory {
+    type Adapter = MemoryAdapter;
+
+    async fn create() -> Self {
+        Self(Arc::new(MemoryAdapter::new()))
+    }
+
+    fn adapter(&self) -> Arc<MemoryAdapter> {
+        Arc::clone(&self.0)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by);
+    }
+}
+
+/// Another number of shards, so that sets spread otherwise.
+struct FewShards(Memory);
+
+impl Store for FewShards {
+    type Adapter = MemoryAdapter;
+
+    async fn create() -> Self {
+        Self(Memory(Arc::new(MemoryAdapter::with_capacity(3 * 2_000))))
+    }
+
+    fn adapter(&self) -> Arc<MemoryAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+}
+
+/// A file in a folder of its own.
+struct Sqlite {
+    adapter: Arc<SqliteAdapter>,
+    path: PathBuf,
+    dir: TempDir,
+}
+
+fn url(path: &std::path::Path) -> String {
+    format!("sqlite://{}", path.display())
+}
+
+/// Time passes for a file when the times in it move back.
+async fn age(path: &std::path::Path, by: Duration) {
+    let options = SqliteConnectOptions::new().filename(path).busy_timeout(Duration::from_secs(5));
+    let pool = SqlitePool::connect_with(options).await.unwrap();
+    let by = i64::try_from(by.as_millis()).unwrap();
+    sqlx::query(
+        "UPDATE webhook_deliveries SET lease_until = lease_until - ?1, \
+         first_seen_at = first_seen_at - ?1, completed_at = completed_at - ?1, \
+         expires_at = expires_at - ?1",
+    )
+    .bind(by)
+    .execute(&pool)
+    .await
+    .unwrap();
+    pool.close().await;
+}
+
+impl Store for Sqlite {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dedup.db");
+        let adapter = SqliteAdapter::connect(&url(&path)).await.unwrap();
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), path, dir }
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        age(&self.path, by).await;
+    }
+
+    fn address(&self) -> Option<String> {
+        assert!(self.dir.path().exists());
+        Some(url(&self.path))
+    }
+
+    async fn attach(address: &str) -> Arc<SqliteAdapter> {
+        Arc::new(SqliteAdapter::connect(address).await.unwrap())
+    }
+}
+
+/// A pool of the user's, several connections wide.
+struct UsersPool {
+    adapter: Arc<SqliteAdapter>,
+    path: PathBuf,
+    _dir: TempDir,
+}
+
+impl Store for UsersPool {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("app.db");
+        let options = SqliteConnectOptions::new()
+            .filename(&path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Normal)
+            .busy_timeout(Duration::from_secs(1));
+        let pool = SqlitePool::connect_with(options).await.unwrap();
+        let adapter = SqliteAdapter::new(pool);
+        // So that `age` finds the table.
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), path, _dir: dir }
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        age(&self.path, by).await;
+    }
+}
+
+/// The boxed twin.
+struct Boxed(Sqlite, Arc<Box<Arc<dyn DynAdapter>>>);
+
+impl Store for Boxed {
+    type Adapter = Box<Arc<dyn DynAdapter>>;
+
+    async fn create() -> Self {
+        let store = Sqlite::create().await;
+        let adapter = tower_dedup::adapter::connect(&url(&store.path)).await.unwrap();
+        Self(store, Arc::new(Box::new(adapter)))
+    }
+
+    fn adapter(&self) -> Arc<Self::Adapter> {
+        Arc::clone(&self.1)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+}
+
+mod memory {
+    tower_dedup::conformance_suite!(super::Memory);
+}
+
+mod memory_few_shards {
+    tower_dedup::conformance_suite!(super::FewShards);
+}
+
+mod sqlite {
+    tower_dedup::conformance_suite!(super::Sqlite);
+}
+
+mod sqlite_users_pool {
+    tower_dedup::conformance_suite!(super::UsersPool);
+}
+
+mod boxed {
+    tower_dedup::conformance_suite!(super::Boxed);
+}
