@@ -1,0 +1,316 @@
+//! What several tests need: a service to wrap, requests to send, and a store that misbehaves.
+#![allow(dead_code, reason = "every test takes a part of it")]
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tokio::sync::Notify;
+use tower::{Service, ServiceExt};
+use tower_dedup::adapter::{
+    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
+    Released, Renewed,
+};
+use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
+
+pub(crate) type Body = Full<Bytes>;
+
+/// The extractor of most tests.
+pub(crate) fn by_header() -> KeyExtractor {
+    key::header("webhook-id").namespace("test")
+}
+
+pub(crate) fn dedup_key(id: &str) -> DedupKey {
+    DedupKey::new("test", id).unwrap()
+}
+
+pub(crate) fn request(id: &str) -> Request<Body> {
+    Request::post("/hook").header("webhook-id", id).body(Full::from("payload")).unwrap()
+}
+
+/// Sends one request to a clone of the service, ready first.
+pub(crate) async fn send<S, R, B>(service: &S, request: Request<R>) -> Response<B>
+where
+    S: Service<Request<R>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    match service.clone().oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+/// The result header of a response of the layer's own.
+pub(crate) fn result<B>(response: &Response<B>) -> Option<&str> {
+    response.headers().get("x-dedup-result").map(|value| value.to_str().unwrap())
+}
+
+/// A handler that counts its runs and does as it is told.
+#[derive(Clone, Default)]
+pub(crate) struct Handler(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    runs: AtomicUsize,
+    running: AtomicUsize,
+    /// Statuses of the next runs; 200 when they are used up.
+    statuses: Mutex<Vec<u16>>,
+    deliveries: Mutex<Vec<Delivery>>,
+    /// While set, runs wait for `go`.
+    held: Mutex<bool>,
+    go: Notify,
+}
+
+impl Handler {
+    pub(crate) fn runs(&self) -> usize {
+        self.0.runs.load(Ordering::SeqCst)
+    }
+
+    /// The status of the next run. 0 panics, 1 is an error.
+    pub(crate) fn then(self, status: u16) -> Self {
+        self.0.statuses.lock().unwrap().push(status);
+        self
+    }
+
+    /// From now on runs wait until [`release`](Self::release).
+    pub(crate) fn hold(&self) {
+        *self.0.held.lock().unwrap() = true;
+    }
+
+    pub(crate) fn release(&self) {
+        *self.0.held.lock().unwrap() = false;
+        self.0.go.notify_waiters();
+    }
+
+    /// Waits until this many runs are under way.
+    pub(crate) async fn running(&self, runs: usize) {
+        until(|| self.0.running.load(Ordering::SeqCst) == runs).await;
+    }
+
+    pub(crate) fn deliveries(&self) -> Vec<Delivery> {
+        self.0.deliveries.lock().unwrap().clone()
+    }
+
+    pub(crate) fn last(&self) -> Delivery {
+        self.deliveries().pop().expect("a delivery")
+    }
+
+    pub(crate) async fn run<B>(self, request: Request<B>) -> Result<Response<Body>, &'static str> {
+        let state = &self.0;
+        state.runs.fetch_add(1, Ordering::SeqCst);
+        state.running.fetch_add(1, Ordering::SeqCst);
+        if let Some(delivery) = request.extensions().get::<Delivery>() {
+            state.deliveries.lock().unwrap().push(delivery.clone());
+        }
+        loop {
+            let go = state.go.notified();
+            tokio::pin!(go);
+            go.as_mut().enable();
+            if !*state.held.lock().unwrap() {
+                break;
+            }
+            go.await;
+        }
+        state.running.fetch_sub(1, Ordering::SeqCst);
+        let status = {
+            let mut statuses = state.statuses.lock().unwrap();
+            if statuses.is_empty() { 200 } else { statuses.remove(0) }
+        };
+        match status {
+            0 => panic!("the handler was told to panic"),
+            1 => Err("the handler was told to fail"),
+            status => {
+                let mut response = Response::new(Full::from("handled"));
+                *response.status_mut() = StatusCode::from_u16(status).unwrap();
+                Ok(response)
+            }
+        }
+    }
+
+    /// As a service that cannot fail (status 1 is not for it).
+    pub(crate) fn service<B: Send + 'static>(
+        &self,
+    ) -> impl Service<
+        Request<B>,
+        Response = Response<Body>,
+        Error = Infallible,
+        Future = impl Future<Output = Result<Response<Body>, Infallible>> + Send,
+    > + Clone
+    + Send
+    + 'static {
+        let handler = self.clone();
+        tower::service_fn(move |request| {
+            let run = handler.clone().run(request);
+            async move { Ok(run.await.expect("a handler that does not fail")) }
+        })
+    }
+
+    /// As a service that can.
+    pub(crate) fn fallible<B: Send + 'static>(
+        &self,
+    ) -> impl Service<
+        Request<B>,
+        Response = Response<Body>,
+        Error = &'static str,
+        Future = impl Future<Output = Result<Response<Body>, &'static str>> + Send,
+    > + Clone
+    + Send
+    + 'static {
+        let handler = self.clone();
+        tower::service_fn(move |request| handler.clone().run(request))
+    }
+}
+
+/// Waits until `condition` holds; ten seconds at most.
+#[track_caller]
+pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
+    let caller = std::panic::Location::caller();
+    async move {
+        for _ in 0..5_000 {
+            if condition() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        panic!("what was waited for at {caller} did not happen");
+    }
+}
+
+/// What a [`Faulty`] store does with a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fault {
+    #[default]
+    None,
+    /// Fails before it has done anything.
+    Fail,
+    /// Never answers, and does nothing.
+    Hang,
+    /// Does it, and never answers.
+    LoseReply,
+    /// Does it half a second later, and never answers.
+    DoLate,
+    /// Panics.
+    Panic,
+}
+
+/// The operations that can be given a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Record,
+    Unrecord,
+    Claim,
+    Renew,
+    Complete,
+    Release,
+    Purge,
+}
+
+const OPS: usize = 7;
+
+/// A store that does as it is told, around one that works.
+pub(crate) struct Faulty<A> {
+    inner: Arc<A>,
+    faults: [Mutex<Fault>; OPS],
+    calls: [AtomicU32; OPS],
+}
+
+impl<A> Faulty<A> {
+    pub(crate) fn new(inner: A) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Arc::new(inner),
+            faults: Default::default(),
+            calls: Default::default(),
+        })
+    }
+
+    pub(crate) fn set(&self, op: Op, fault: Fault) {
+        *self.faults[op as usize].lock().unwrap() = fault;
+    }
+
+    pub(crate) fn set_all(&self, fault: Fault) {
+        for slot in &self.faults {
+            *slot.lock().unwrap() = fault;
+        }
+    }
+
+    pub(crate) fn calls(&self, op: Op) -> u32 {
+        self.calls[op as usize].load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn inner(&self) -> &A {
+        &self.inner
+    }
+
+    async fn call<T, F>(&self, op: Op, call: F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        self.calls[op as usize].fetch_add(1, Ordering::SeqCst);
+        let fault = *self.faults[op as usize].lock().unwrap();
+        match fault {
+            Fault::None => call.await,
+            Fault::Fail => Err(Error::new(ErrorKind::Unavailable, "being faulty")),
+            Fault::Hang => std::future::pending().await,
+            Fault::LoseReply => {
+                let _ = call.await;
+                std::future::pending().await
+            }
+            Fault::DoLate => {
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                    let _ = call.await;
+                });
+                std::future::pending().await
+            }
+            Fault::Panic => panic!("the store was told to panic"),
+        }
+    }
+}
+
+macro_rules! faulty {
+    ($trait:ident: $($method:ident $op:ident $answer:ty),+) => {
+        impl<A: LeaseAdapter> $trait for Faulty<A> {
+            $(async fn $method(
+                &self,
+                keys: &[DedupKey],
+                receipt: &Receipt,
+            ) -> Result<Vec<$answer>, Error> {
+                let (inner, keys, receipt) = (Arc::clone(&self.inner), keys.to_vec(), *receipt);
+                self.call(Op::$op, async move { inner.$method(&keys, &receipt).await }).await
+            })+
+        }
+    };
+}
+
+faulty!(DedupAdapter: record Record Recorded, unrecord Unrecord Released);
+faulty!(LeaseAdapter: claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
+    release Release Released);
+
+impl<A: Maintain> Maintain for Faulty<A> {
+    async fn purge(&self, limit: u32) -> Result<u64, Error> {
+        let inner = Arc::clone(&self.inner);
+        self.call(Op::Purge, async move { inner.purge(limit).await }).await
+    }
+
+    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+        self.inner.forget(key).await
+    }
+
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+        self.inner.get(key).await
+    }
+
+    async fn count(&self) -> Result<u64, Error> {
+        self.inner.count().await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
