@@ -125,7 +125,7 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
                 _ => Answer::Duplicate(Seen::new(Duration::ZERO)),
             })
             .collect();
-        Ok(inner.begin_with(fold(elements, &flat, &answers), context))
+        Ok(inner.begin_with(fold(elements, &flat, &answers), context).await)
     }
 
     async fn drain(&self) {
@@ -144,7 +144,7 @@ impl<A: LeaseAdapter> Inner<A> {
         store_call("claim", context.store_timeout, keys.len(), call).await
     }
 
-    fn begin_with(
+    async fn begin_with(
         self: &Arc<Self>,
         mut folded: Folded,
         context: &BeginContext,
@@ -172,7 +172,7 @@ impl<A: LeaseAdapter> Inner<A> {
             observe::takeover(key, folded.attempt);
         }
         let lease = Lease::new(Arc::clone(&keys), receipt, context.store_timeout, delivery.clone());
-        let kept = Some(self.renewals.keep(&self.adapter, lease));
+        let kept = Some(self.renewals.keep(&self.adapter, lease).await);
         let held = Held { keys, receipt, store_timeout: context.store_timeout, delivery, kept };
         Begin::first(LeaseClaim::new(self, held), folded.in_flight)
     }

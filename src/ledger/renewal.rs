@@ -87,7 +87,28 @@ impl Drop for Kept {
 
 impl Renewals {
     /// Keeps `lease` until the answer is dropped.
-    pub(super) fn keep<A: LeaseAdapter>(self: &Arc<Self>, adapter: &Arc<A>, lease: Lease) -> Kept {
+    pub(super) async fn keep<A: LeaseAdapter>(
+        self: &Arc<Self>,
+        adapter: &Arc<A>,
+        lease: Lease,
+    ) -> Kept {
+        let (kept, starts, earlier) = self.add(lease);
+        if starts {
+            let sweeping = Sweeping { renewals: Arc::clone(self), ended: false };
+            tokio::spawn(sweep(sweeping, Arc::clone(adapter)));
+        } else if earlier {
+            self.earlier.notify_one();
+        }
+        if starts || earlier {
+            // A task that was just woken waits for this very thread, and no other thread takes it
+            // over from there: it goes first, in case the handler blocks the thread.
+            tokio::task::yield_now().await;
+        }
+        kept
+    }
+
+    /// Whether the task has to be started, and whether it sleeps for too long.
+    fn add(self: &Arc<Self>, lease: Lease) -> (Kept, bool, bool) {
         let mut state = self.lock();
         let id = state.next_id;
         state.next_id += 1;
@@ -95,14 +116,7 @@ impl Renewals {
         state.running.insert(id, lease);
         let starts = !std::mem::replace(&mut state.sweeping, true);
         let earlier = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
-        drop(state);
-        if starts {
-            let sweeping = Sweeping { renewals: Arc::clone(self), ended: false };
-            tokio::spawn(sweep(sweeping, Arc::clone(adapter)));
-        } else if earlier {
-            self.earlier.notify_one();
-        }
-        Kept { renewals: Arc::clone(self), id }
+        (Kept { renewals: Arc::clone(self), id }, starts, earlier)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

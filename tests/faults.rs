@@ -1,0 +1,363 @@
+//! A store that hangs, fails, or loses its answers: nothing is lost, nothing blocks, and it
+//! recovers by itself.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use support::{Fault, Faulty, Handler, Op, by_header, dedup_key, request, result, send, until};
+use tower::Layer;
+use tower_dedup::adapter::{EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Token};
+use tower_dedup::ledger::{ArrivalLedger, LeaseLedger};
+use tower_dedup::{DedupLayer, OnUnavailable, Purger};
+
+type Store = Arc<Faulty<MemoryAdapter>>;
+
+const SOON: Duration = Duration::from_millis(100);
+
+fn store() -> Store {
+    Faulty::new(MemoryAdapter::new())
+}
+
+fn lease(store: &Store) -> DedupLayer<LeaseLedger<Store>> {
+    DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
+}
+
+fn arrival(store: &Store) -> DedupLayer<ArrivalLedger<Store>> {
+    DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON)
+}
+
+async fn is_complete(store: &Store, id: &str) -> bool {
+    let entry = store.get(&dedup_key(id)).await.unwrap();
+    entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
+}
+
+async fn becomes_complete(store: &Store, id: &str) {
+    for _ in 0..1_000 {
+        if is_complete(store, id).await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{id} did not become complete");
+}
+
+#[tokio::test]
+async fn a_store_that_fails_hangs_or_loses_its_answer_is_503_in_time() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::DoLate] {
+        let (store, handler) = (store(), Handler::default());
+        let (lease, arrival) =
+            (lease(&store).layer(handler.service()), arrival(&store).layer(handler.service()));
+        store.set_all(fault);
+        let started = Instant::now();
+        let refused = send(&lease, request("a")).await;
+        assert_eq!(
+            (refused.status(), result(&refused)),
+            (503.try_into().unwrap(), Some("unavailable"))
+        );
+        assert_eq!(refused.headers()["retry-after"], "30");
+        let refused = send(&arrival, request("b")).await;
+        assert_eq!(
+            (refused.status(), result(&refused)),
+            (503.try_into().unwrap(), Some("unavailable"))
+        );
+        assert!(started.elapsed() < Duration::from_secs(2), "{fault:?}");
+        assert_eq!(handler.runs(), 0);
+        // It comes back, and so does the sender.
+        store.set_all(Fault::None);
+        assert_eq!(send(&lease, request("c")).await.status(), 200);
+        assert_eq!(send(&arrival, request("d")).await.status(), 200);
+    }
+}
+
+/// A claim that was made, or will be made late, although nobody heard of it, is released by its
+/// token: the retry runs long before the lease of 60 s would have lapsed.
+#[tokio::test]
+async fn a_claim_whose_answer_was_lost_does_not_block_its_key() {
+    for fault in [Fault::LoseReply, Fault::DoLate] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
+        let service = layer.layer(handler.service());
+        store.set(Op::Claim, fault);
+        assert_eq!(send(&service, request("a")).await.status(), 503);
+        store.set(Op::Claim, Fault::None);
+        let started = Instant::now();
+        // With late claims there is a gap in which the key is free before it is taken for nothing.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        while send(&service, request("a")).await.status() != 200 {
+            assert!(started.elapsed() < Duration::from_secs(10), "{fault:?}: still blocked");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(handler.runs(), 1);
+        assert!(!handler.last().takeover(), "released, not lapsed");
+    }
+}
+
+/// A record that was made although the sender was told 503 is undone: or the retry would be taken
+/// for a duplicate of a run that never was.
+#[tokio::test]
+async fn a_record_whose_answer_was_lost_does_not_lose_its_event() {
+    for fault in [Fault::LoseReply, Fault::DoLate] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = arrival(&store);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set(Op::Record, fault);
+        assert_eq!(send(&service, request("a")).await.status(), 503);
+        store.set(Op::Record, Fault::None);
+        // Drains once the record was found and undone, however late it was made.
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
+        let retry = send(&service, request("a")).await;
+        assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{fault:?}");
+        assert_eq!(handler.runs(), 1);
+    }
+}
+
+/// After success the answer is the handler's, whatever the store does; the completion follows, and
+/// meanwhile this process knows.
+#[tokio::test]
+async fn success_is_success_even_if_the_store_goes_away() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = lease(&store).lease(Duration::from_millis(300));
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set(Op::Complete, fault);
+        let started = Instant::now();
+        let first = send(&service, request("a")).await;
+        assert_eq!((first.status(), result(&first)), (StatusCode::OK, None), "{fault:?}");
+        assert!(started.elapsed() < Duration::from_secs(2), "one attempt only");
+        for _ in 0..5 {
+            // Long past the lease: it is renewed until the completion is there.
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+            let other = Receipt::new(Token::random(), Duration::from_secs(60));
+            let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+            assert!(
+                !matches!(elsewhere[..], [tower_dedup::adapter::Claimed::First { .. }]),
+                "{fault:?}: another process may not run it"
+            );
+        }
+        store.set(Op::Complete, Fault::None);
+        becomes_complete(&store, "a").await;
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+        assert_eq!(handler.runs(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_failed_release_is_repeated_until_the_key_is_free() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
+        let (store, handler) = (store(), Handler::default().then(500));
+        let service = lease(&store).layer(handler.service());
+        store.set(Op::Release, fault);
+        assert_eq!(send(&service, request("a")).await.status(), 500, "the handler's answer");
+        store.set(Op::Release, Fault::None);
+        let released = async {
+            while result(&send(&service, request("a")).await).is_some() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), released).await.expect("released");
+        assert_eq!(handler.runs(), 2, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn open_runs_unprotected_and_records_when_the_store_is_back() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = lease(&store).on_unavailable(OnUnavailable::Open);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set_all(fault);
+        assert_eq!(send(&service, request("a")).await.status(), 200);
+        assert!(handler.last().is_unprotected());
+        store.set_all(Fault::None);
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+        assert!(is_complete(&store, "a").await, "{fault:?}");
+        assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+
+        let layer = arrival(&store).on_unavailable(OnUnavailable::Open);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set_all(fault);
+        assert_eq!(send(&service, request("b")).await.status(), 200);
+        store.set_all(Fault::None);
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+        assert!(is_complete(&store, "b").await, "{fault:?}");
+    }
+}
+
+/// A handler longer than its lease keeps it, although some renewals fail.
+#[tokio::test]
+async fn a_handler_longer_than_its_lease_keeps_it() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let layer = lease(&store)
+        .lease(Duration::from_millis(600))
+        .on_in_flight(tower_dedup::OnInFlight::Reject);
+    let service = layer.layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    let started = Instant::now();
+    let mut round = 0;
+    while started.elapsed() < Duration::from_secs(2) {
+        // One renewal in three fails: the next attempt is not far.
+        store.set(Op::Renew, if round % 3 == 0 { Fault::Fail } else { Fault::None });
+        round += 1;
+        assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    assert!(!handler.last().lease_lost());
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+    assert_eq!(handler.runs(), 1);
+    assert!(store.calls(Op::Renew) >= 4, "{}", store.calls(Op::Renew));
+}
+
+/// A handler that blocks its thread keeps its lease: the renewal is not its task's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
+    let store = store();
+    let blocking = tower::service_fn(|_: http::Request<support::Body>| async {
+        std::thread::sleep(Duration::from_millis(1_200));
+        Ok::<_, std::convert::Infallible>(http::Response::new(support::Body::default()))
+    });
+    let service = lease(&store).lease(Duration::from_millis(300)).layer(blocking);
+    let run = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    until(|| store.calls(Op::Renew) >= 3).await;
+    let twin = Receipt::new(Token::random(), Duration::from_secs(60));
+    let twin = store.inner().claim(&[dedup_key("a")], &twin).await.unwrap();
+    assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
+    assert_eq!(run.await.unwrap(), 200);
+}
+
+/// Trap 4: a handler that lost its lease is told, its success is recorded all the same, and its
+/// failure undoes nothing.
+#[tokio::test]
+async fn trap_4_a_lost_lease_is_told_and_undoes_nothing() {
+    for status in [200, 500] {
+        let (store, handler) = (store(), Handler::default().then(status));
+        handler.hold();
+        let service = lease(&store).lease(Duration::from_millis(300)).layer(handler.service());
+        // The store does not hear of renewals for a while, and somebody else takes over.
+        store.set(Op::Renew, Fault::Fail);
+        let late = tokio::spawn(async move { send(&service, request("a")).await.status() });
+        handler.running(1).await;
+        store.inner().advance(Duration::from_secs(1));
+        let taker = Receipt::new(Token::random(), Duration::from_secs(60))
+            .with_lease(Duration::from_secs(60));
+        let keys = [dedup_key("a")];
+        let taken = store.inner().claim(&keys, &taker).await.unwrap();
+        assert_eq!(taken, [tower_dedup::adapter::Claimed::first(2, true)]);
+        assert!(!handler.last().lease_lost());
+        store.set(Op::Renew, Fault::None);
+        let delivery = handler.last();
+        until(|| delivery.lease_lost()).await;
+        handler.release();
+        assert_eq!(late.await.unwrap(), status);
+        let entry = store.get(&keys[0]).await.unwrap().unwrap();
+        if status == 200 {
+            assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+        } else {
+            assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
+        }
+    }
+}
+
+/// A completion whose row vanished is recorded all the same.
+#[tokio::test]
+async fn a_completion_whose_row_vanished_is_recorded() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let service = lease(&store).layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    store.inner().advance(Duration::from_secs(61));
+    store.inner().forget(&dedup_key("a")).await.unwrap();
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+}
+
+#[tokio::test]
+async fn an_adapter_that_panics_does_not_take_the_layer_down() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = lease(&store);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Claim, Fault::Panic);
+    let attempt = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await }
+    });
+    assert!(attempt.await.unwrap_err().is_panic());
+    store.set(Op::Claim, Fault::None);
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+    until(|| handle.running() == 0).await;
+}
+
+/// What goes on behind a store that is gone is bounded, whatever arrives meanwhile.
+#[tokio::test]
+async fn background_work_is_bounded() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Claim, Fault::Hang);
+    store.set(Op::Release, Fault::Hang);
+    let deliveries = (0..6_000).map(|n| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
+    });
+    for delivery in deliveries.collect::<Vec<_>>() {
+        assert_eq!(delivery.await.unwrap(), 503);
+    }
+    let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    assert!(tasks <= 4_200, "{tasks}");
+    assert_eq!(handle.running(), 0);
+    store.set_all(Fault::None);
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+}
+
+/// The purger lives through errors, hangs and panics, and stops when it is told to.
+#[tokio::test]
+async fn the_purger_survives_its_store() {
+    let store = store();
+    for id in 0..250 {
+        let brief = Receipt::new(Token::random(), Duration::from_millis(1));
+        let keys = [dedup_key(&id.to_string())];
+        tower_dedup::adapter::DedupAdapter::record(&*store, &keys, &brief).await.unwrap();
+    }
+    store.inner().advance(Duration::from_secs(1));
+    store.set(Op::Purge, Fault::Fail);
+    let purger = Purger::new(Arc::clone(&store))
+        .every(Duration::from_millis(5))
+        .batch(100)
+        .timeout(Duration::from_millis(50))
+        .spawn();
+    for fault in [Fault::Panic, Fault::Hang, Fault::Fail] {
+        let calls = store.calls(Op::Purge);
+        until(|| store.calls(Op::Purge) > calls + 1).await;
+        store.set(Op::Purge, fault);
+    }
+    let left = store.count().await.unwrap();
+    assert!(left > 100, "{left}");
+    store.set(Op::Purge, Fault::None);
+    let emptied = async {
+        while store.count().await.unwrap() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), emptied).await.expect("purged");
+    purger.stop().await;
+    let calls = store.calls(Op::Purge);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(store.calls(Op::Purge), calls, "stopped");
+}
