@@ -2,9 +2,10 @@
 //!
 //! 1. At most once: a handler that fails, panics, or dies with its process is not run again. That
 //!    is right for effects that are worse twice than never, and wrong for everything else.
-//! 2. A record whose answer was lost is undone by its token, again and again for ten minutes: the
-//!    sender was told 503, and its retry must find the key free, or the event is lost without
-//!    having run.
+//! 2. A record whose answer was lost is undone by its token: the sender was told 503, and its retry
+//!    must find the key free, or the event is lost without having run. The record may still be on
+//!    its way to the store, so a store that knows nothing of it is asked again for twenty seconds;
+//!    one that does not answer, for ten minutes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use std::time::Duration;
 
 use http::Extensions;
 
-use super::background::{Background, Step};
-use super::call::{outcome_unknown, store_call};
+use super::background::{Background, Step, Work};
+use super::call::{outcome_unknown, store_call, undone};
 use super::fold::{Answer, fold, plan};
 use super::{Begin, BeginContext, Claim, Ledger, Outcome};
-use crate::adapter::{DedupAdapter, Receipt, Released};
+use crate::adapter::{DedupAdapter, Receipt};
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::key::{DedupKey, Keys};
@@ -25,6 +26,9 @@ use crate::policy::OnUnavailable;
 
 /// For how long a record of unknown outcome is undone.
 const UNDO_BOUND: Duration = Duration::from_secs(600);
+
+/// For how long a store that answers is asked for a record that it knows nothing of, at least.
+const UNDO_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Records on arrival: no event runs twice, and one whose handler fails is lost.
 ///
@@ -125,7 +129,9 @@ impl<A: DedupAdapter> Inner<A> {
                 }
             }
         };
-        self.background.repeat("record", first, UNDO_BOUND, attempt, ());
+        let work =
+            Work { operation: "record", key: first, bound: UNDO_BOUND, patience: UNDO_BOUND };
+        self.background.repeat(work, attempt, ());
     }
 
     fn undo_behind(self: &Arc<Self>, keys: Vec<DedupKey>, receipt: Receipt, bound: Duration) {
@@ -135,12 +141,12 @@ impl<A: DedupAdapter> Inner<A> {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
             async move {
                 let call = inner.adapter.unrecord(&keys, &receipt);
-                let answer = store_call("unrecord", bound, keys.len(), call).await;
-                let all = answer.is_ok_and(|all| all.iter().all(|one| *one == Released::Released));
-                if all { Step::Settled } else { Step::Again }
+                undone(store_call("unrecord", bound, keys.len(), call).await)
             }
         };
-        self.background.repeat("unrecord", first, UNDO_BOUND, attempt, ());
+        let patience = UNDO_PATIENCE.max(10 * bound);
+        let work = Work { operation: "unrecord", key: first, bound: UNDO_BOUND, patience };
+        self.background.repeat(work, attempt, ());
     }
 }
 

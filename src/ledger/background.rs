@@ -17,16 +17,31 @@ use crate::observe;
 const MOST: usize = 4_096;
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
-const LONGEST_DELAY: Duration = Duration::from_secs(10);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 pub(super) struct Background {
     tasks: TaskTracker,
     permits: Arc<Semaphore>,
 }
 
-/// Whether an attempt has settled the matter.
+/// What is to be repeated.
+pub(super) struct Work {
+    /// For logs and metrics.
+    pub(super) operation: &'static str,
+    /// For logs.
+    pub(super) key: Option<DedupKey>,
+    /// After this long it is given up.
+    pub(super) bound: Duration,
+    /// After this long of [`Step::Absent`] it is settled.
+    pub(super) patience: Duration,
+}
+
+/// What an attempt has come to.
 pub(super) enum Step {
     Settled,
+    /// The store answers, and knows nothing of what is to be undone: it never arrived there, or is
+    /// still on its way.
+    Absent,
     Again,
 }
 
@@ -35,21 +50,20 @@ impl Background {
         Self { tasks: TaskTracker::new(), permits: Arc::new(Semaphore::new(MOST)) }
     }
 
-    /// Repeats `attempt`, with growing pauses, until it is settled or `bound` has passed; then
+    /// Repeats `attempt`, with growing pauses, until it is settled or its bound has passed; then
     /// drops `until_then`.
     ///
     /// Outside a runtime, or with too much under way, nothing is done and that is logged.
     pub(super) fn repeat<F, G>(
         &self,
-        operation: &'static str,
-        key: Option<DedupKey>,
-        bound: Duration,
+        work: Work,
         mut attempt: impl FnMut() -> F + Send + 'static,
         until_then: G,
     ) where
         F: Future<Output = Step> + Send,
         G: Send + 'static,
     {
+        let Work { operation, key, bound, patience } = work;
         let (Ok(runtime), Ok(permit)) =
             (Handle::try_current(), Arc::clone(&self.permits).try_acquire_owned())
         else {
@@ -58,6 +72,7 @@ impl Background {
         };
         let task = async move {
             let start = Instant::now();
+            let mut absent_since = None;
             let mut delays = ExponentialBuilder::new()
                 .with_min_delay(FIRST_DELAY)
                 .with_max_delay(LONGEST_DELAY)
@@ -65,8 +80,15 @@ impl Background {
                 .without_max_times()
                 .build();
             let result = loop {
-                if let Step::Settled = attempt().await {
-                    break observe::Background::Done;
+                match attempt().await {
+                    Step::Settled => break observe::Background::Done,
+                    Step::Absent => {
+                        let since: &mut Instant = absent_since.get_or_insert_with(Instant::now);
+                        if since.elapsed() >= patience {
+                            break observe::Background::Done;
+                        }
+                    }
+                    Step::Again => absent_since = None,
                 }
                 let left = bound.saturating_sub(start.elapsed());
                 if left.is_zero() {

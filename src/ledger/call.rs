@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use super::background::Step;
+use crate::adapter::Released;
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
@@ -30,4 +32,13 @@ pub(super) async fn store_call<T>(
 /// Whether the store may have done what it answered this error to.
 pub(super) fn outcome_unknown(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Full | ErrorKind::Config)
+}
+
+/// What the answers to a repeated release or undoing come to.
+pub(super) fn undone(answer: Result<Vec<Released>, Error>) -> Step {
+    match answer {
+        Ok(all) if all.iter().all(|one| *one == Released::Released) => Step::Settled,
+        Ok(_) => Step::Absent,
+        Err(_) => Step::Again,
+    }
 }

@@ -6,8 +6,9 @@
 //!    is recorded whoever holds the lease by then, and if the store does not answer, in the
 //!    background. Meanwhile this process answers the key as complete, and keeps its lease.
 //! 3. A handler that failed has its keys released at once, so that the retry runs at once.
-//! 4. A claim whose answer was lost is released by its token, again and again until the lease
-//!    would have lapsed: the statement may still be on its way to the store.
+//! 4. A claim whose answer was lost is released by its token. The claim may still be on its way to
+//!    the store, so a store that knows nothing of it is asked again for some seconds; one that does
+//!    not answer, until the lease would have lapsed.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,8 +18,8 @@ use std::time::Duration;
 
 use http::Extensions;
 
-use super::background::{Background, Step};
-use super::call::{outcome_unknown, store_call};
+use super::background::{Background, Step, Work};
+use super::call::{outcome_unknown, store_call, undone};
 use super::fold::{Answer, Folded, fold, plan};
 use super::renewal::{Kept, Lease, Renewals};
 use super::{Begin, BeginContext, Claim, Ledger, Outcome};
@@ -32,6 +33,10 @@ use crate::policy::OnUnavailable;
 /// For how long a completion is tried again in the background. While it is, the lease is renewed
 /// too, so that a store which takes renewals but no completions sees no second handler.
 const COMPLETION_BOUND: Duration = Duration::from_secs(600);
+
+/// For how long a store that answers is asked for a claim that it knows nothing of, at least. One
+/// that arrives later still blocks its key for a lease, and loses nothing.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Claims under a lease, completes after success: no event is lost, and none runs twice while no
 /// process and no store dies.
@@ -214,7 +219,13 @@ impl<A: LeaseAdapter> Inner<A> {
                 }
             }
         };
-        self.background.repeat("complete", first, COMPLETION_BOUND, attempt, until_then);
+        let work = Work {
+            operation: "complete",
+            key: first,
+            bound: COMPLETION_BOUND,
+            patience: COMPLETION_BOUND,
+        };
+        self.background.repeat(work, attempt, until_then);
     }
 
     async fn release(
@@ -239,13 +250,11 @@ impl<A: LeaseAdapter> Inner<A> {
         let keys: Arc<[DedupKey]> = keys.into();
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            async move {
-                let answer = inner.release(&keys, &receipt, store_timeout).await;
-                let all = answer.is_ok_and(|all| all.iter().all(|one| *one == Released::Released));
-                if all { Step::Settled } else { Step::Again }
-            }
+            async move { undone(inner.release(&keys, &receipt, store_timeout).await) }
         };
-        self.background.repeat("release", first, receipt.lease(), attempt, ());
+        let patience = RELEASE_PATIENCE.max(2 * store_timeout);
+        let work = Work { operation: "release", key: first, bound: receipt.lease(), patience };
+        self.background.repeat(work, attempt, ());
     }
 }
 

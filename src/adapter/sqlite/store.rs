@@ -61,7 +61,8 @@ impl SqliteAdapter {
     /// that), [`ErrorKind::Unavailable`] if the file cannot be opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         let config = |error: ConfigError| Error::from(error);
-        if url.contains(":memory:") || url.contains("mode=memory") {
+        let in_memory = url.contains(":memory:") || url.contains("mode=memory");
+        if !url.starts_with("sqlite:") || in_memory {
             return Err(config(ConfigError::InvalidUrl));
         }
         let options = SqliteConnectOptions::from_str(url)

@@ -1,0 +1,181 @@
+//! A real process killed with SIGKILL in the middle of its handlers: nothing is lost.
+//!
+//! The processes are this very test, started again with an address in its environment. Each is a
+//! receiver on a port of its own; its handler's effect is one line in a file.
+
+mod support;
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::post;
+use support::by_header;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::{DedupLayer, Delivery};
+
+const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
+const LEASE: Duration = Duration::from_millis(700);
+const MARK: &str = "receiver-listens-at:";
+
+/// Not a test: the receiver, when it is started as one.
+#[test]
+fn receiver() {
+    let Ok(dir) = std::env::var(DIR) else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(serve(PathBuf::from(dir)));
+}
+
+async fn serve(dir: PathBuf) {
+    let url = format!("sqlite://{}", dir.join("dedup.db").display());
+    let adapter = SqliteAdapter::connect(&url).await.unwrap();
+    let layer = DedupLayer::new(by_header(), adapter).lease(LEASE);
+    let app = Router::new().route("/hook", post(handle)).layer(layer).with_state(Arc::new(dir));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    println!("\n{MARK}{}", listener.local_addr().unwrap());
+    axum::serve(listener, app).await.unwrap();
+}
+
+/// The effect, then a while in which the process may die, then success.
+async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: String) -> StatusCode {
+    let line = format!(
+        "{} {} {}\n",
+        delivery.key().unwrap().id(),
+        delivery.attempt(),
+        if delivery.takeover() { "takeover" } else { "-" }
+    );
+    let file = OpenOptions::new().append(true).create(true).open(dir.join("effects"));
+    file.unwrap().write_all(line.as_bytes()).unwrap();
+    tokio::time::sleep(Duration::from_millis(body.parse().unwrap())).await;
+    StatusCode::OK
+}
+
+async fn start(dir: &Path) -> (Child, String) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["receiver", "--exact", "--nocapture"])
+        .env(DIR, dir)
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let address = loop {
+        let line = lines.next_line().await.unwrap().expect("the receiver starts");
+        if let Some((_, address)) = line.split_once(MARK) {
+            break address.to_owned();
+        }
+    };
+    (child, format!("http://{address}/hook"))
+}
+
+fn effects(dir: &Path) -> Vec<(String, u32, bool)> {
+    let text = std::fs::read_to_string(dir.join("effects")).unwrap_or_default();
+    text.lines()
+        .map(|line| {
+            let mut words = line.split(' ');
+            let id = words.next().unwrap().to_owned();
+            (id, words.next().unwrap().parse().unwrap(), words.next() == Some("takeover"))
+        })
+        .collect()
+}
+
+async fn deliver(client: &reqwest::Client, url: &str, id: &str, ms: u64) -> Option<u16> {
+    let request = client.post(url).header("webhook-id", id).body(ms.to_string());
+    request.send().await.ok().map(|answer| answer.status().as_u16())
+}
+
+/// The process dies mid-handler: the retry is told to come again until the lease lapses, and then
+/// runs, flagged as a takeover.
+#[tokio::test]
+async fn after_a_sigkill_the_retry_runs_as_a_takeover() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::new();
+    let (mut first, url) = start(dir.path()).await;
+    let cut = tokio::spawn({
+        let client = client.clone();
+        async move { deliver(&client, &url, "a", 60_000).await }
+    });
+    while effects(dir.path()).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    first.kill().await.unwrap();
+    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+
+    let (_second, url) = start(dir.path()).await;
+    let mut statuses = Vec::new();
+    loop {
+        let status = deliver(&client, &url, "a", 0).await.unwrap();
+        statuses.push(status);
+        assert!(statuses.len() < 100, "{statuses:?}");
+        if status == 200 {
+            break;
+        }
+        assert_eq!(status, 503);
+    }
+    assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 2, true)]);
+    assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
+    assert_eq!(effects(dir.path()).len(), 2, "a duplicate from here on");
+}
+
+/// Two receivers on one file, killed again and again under load; the sender retries until all is
+/// acknowledged. No event is lost, and none runs twice but where a process died.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_and_sigkill_no_event_is_lost() {
+    const EVENTS: usize = 150;
+    const KILLS: usize = 6;
+    let dir = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().unwrap();
+    let (mut first, first_url) = start(dir.path()).await;
+    let (_second, second_url) = start(dir.path()).await;
+    let urls = Arc::new(std::sync::Mutex::new([first_url, second_url]));
+    let senders = (0..12).map(|sender| {
+        let (client, urls) = (client.clone(), Arc::clone(&urls));
+        tokio::spawn(async move {
+            let mut tries = 0;
+            // Every event has two senders, which race.
+            for event in (sender / 2..EVENTS).step_by(6) {
+                loop {
+                    tries += 1;
+                    let url = urls.lock().unwrap()[tries % 2].clone();
+                    let id = format!("event-{event}");
+                    if deliver(&client, &url, &id, 30).await == Some(200) {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        })
+    });
+    let senders: Vec<_> = senders.collect();
+    for kill in 0..KILLS {
+        tokio::time::sleep(Duration::from_millis(60 + 35 * kill as u64)).await;
+        first.kill().await.unwrap();
+        let (child, url) = start(dir.path()).await;
+        first = child;
+        urls.lock().unwrap()[0] = url;
+    }
+    for sender in senders {
+        tokio::time::timeout(Duration::from_secs(120), sender).await.expect("in time").unwrap();
+    }
+    let effects = effects(dir.path());
+    let mut doubled = 0;
+    for event in 0..EVENTS {
+        let id = format!("event-{event}");
+        let runs: Vec<_> = effects.iter().filter(|(run, ..)| *run == id).collect();
+        assert!(!runs.is_empty(), "{id} is lost");
+        for (place, (_, attempt, takeover)) in runs.iter().enumerate() {
+            // Every further run follows a death, and knows it.
+            assert_eq!((place > 0, *attempt > 1), (*takeover, *takeover), "{runs:?}");
+        }
+        doubled += runs.len() - 1;
+    }
+    assert!(doubled <= KILLS * 12, "{doubled} runs were repeated by {KILLS} deaths");
+}
