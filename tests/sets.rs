@@ -1,0 +1,218 @@
+//! Deliveries of several events, and events of two identities.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use support::{Body, Handler, dedup_key, result, send};
+use tower::Layer;
+use tower_dedup::adapter::{EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Token};
+use tower_dedup::key::{self, DedupKey, Element, Extracted, KeyExtractor, Keys};
+use tower_dedup::{DedupLayer, Delivery, OnInFlight};
+
+fn memory() -> Arc<MemoryAdapter> {
+    Arc::new(MemoryAdapter::new())
+}
+
+/// One event for every word of the body; `id=second` gives it a second identity.
+fn by_word() -> KeyExtractor {
+    KeyExtractor::from_fn("test", |request| {
+        let body = std::str::from_utf8(request.body()).unwrap();
+        let elements = body.split_whitespace().map(|word| {
+            Ok(match word.split_once('=') {
+                Some((id, second)) => Element::new(DedupKey::new("test", id)?)
+                    .with_second_identity(DedupKey::new("test.second", second)?),
+                None => Element::new(DedupKey::new("test", word)?),
+            })
+        });
+        Ok(Keys::new(elements.collect::<Result<_, _>>()?)
+            .map_or(Extracted::Missing, Extracted::Keys))
+    })
+    .unwrap()
+}
+
+fn batch(words: &str) -> Request<Body> {
+    Request::post("/hook").body(Body::from(words.to_owned())).unwrap()
+}
+
+fn ids(delivery: &Delivery) -> Vec<&str> {
+    delivery.keys().map(DedupKey::id).collect()
+}
+
+async fn state(adapter: &MemoryAdapter, id: &str) -> Option<EntryState> {
+    adapter.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
+}
+
+/// Trap 35: a retry that is batched otherwise runs what is new, and nothing else.
+#[tokio::test]
+async fn trap_35_a_batch_runs_what_is_new_in_it() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+    send(&service, batch("a b c")).await;
+    assert_eq!(ids(&handler.last()), ["a", "b", "c"]);
+    send(&service, batch("c d b d e")).await;
+    assert_eq!(ids(&handler.last()), ["d", "e"]);
+    assert!(handler.last().is_new(&dedup_key("d")) && !handler.last().is_new(&dedup_key("c")));
+    assert_eq!(result(&send(&service, batch("e a")).await), Some("duplicate"));
+    assert_eq!(handler.runs(), 2);
+    assert_eq!(send(&service, batch("  ")).await.status(), 400);
+}
+
+/// One poison event does not repeat the others.
+#[tokio::test]
+async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
+    let (adapter, handler) = (memory(), Handler::default().then(500));
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    handler.hold();
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, batch("a poison c")).await.status() }
+    });
+    handler.running(1).await;
+    assert!(handler.last().done(&dedup_key("a")));
+    assert!(!handler.last().done(&dedup_key("not of this batch")));
+    handler.release();
+    assert_eq!(first.await.unwrap(), 500);
+    assert!(matches!(state(&adapter, "a").await, Some(EntryState::Complete { .. })));
+    assert_eq!(state(&adapter, "poison").await, Some(EntryState::Released));
+    send(&service, batch("a poison c")).await;
+    assert_eq!(ids(&handler.last()), ["poison", "c"]);
+    assert_eq!(handler.last().attempt(), 2);
+}
+
+/// While any event of a batch runs elsewhere the answer is never a 2xx; the new ones are done.
+#[tokio::test]
+async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    let elsewhere =
+        Receipt::new(Token::random(), Duration::from_secs(60)).with_lease(Duration::from_secs(60));
+    adapter.claim(&[dedup_key("b")], &elsewhere).await.unwrap();
+    let partial = send(&service, batch("a b c")).await;
+    assert_eq!((partial.status(), result(&partial)), (503.try_into().unwrap(), Some("in-flight")));
+    assert_eq!(ids(&handler.last()), ["a", "c"]);
+    adapter.complete(&[dedup_key("b")], &elsewhere).await.unwrap();
+    assert_eq!(result(&send(&service, batch("a b c")).await), Some("duplicate"));
+    assert_eq!(handler.runs(), 1);
+}
+
+/// Trap 34: two events of different ids report one change.
+#[tokio::test]
+async fn trap_34_any_complete_identity_makes_a_duplicate() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    send(&service, batch("evt_1=invoice|paid")).await;
+    assert_eq!(result(&send(&service, batch("evt_2=invoice|paid")).await), Some("duplicate"));
+    // Now the twin is known by its own id too.
+    assert_eq!(result(&send(&service, batch("evt_2")).await), Some("duplicate"));
+    assert_eq!(result(&send(&service, batch("evt_1")).await), Some("duplicate"));
+    send(&service, batch("evt_3=invoice|voided")).await;
+    assert_eq!(handler.runs(), 2);
+}
+
+#[tokio::test]
+async fn any_running_identity_is_in_flight_and_blocks_nothing_else() {
+    let (adapter, handler) = (memory(), Handler::default().then(500));
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter))
+        .on_in_flight(OnInFlight::Reject)
+        .layer(handler.service());
+    handler.hold();
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, batch("evt_1=x")).await.status() }
+    });
+    handler.running(1).await;
+    assert_eq!(result(&send(&service, batch("evt_2=x")).await), Some("in-flight"));
+    handler.release();
+    // The first failed: the twin runs, under both its identities.
+    assert_eq!(first.await.unwrap(), 500);
+    let retried = async {
+        while send(&service, batch("evt_2=x")).await.status() != StatusCode::OK {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), retried).await.expect("given back");
+    assert_eq!(result(&send(&service, batch("evt_1=x")).await), Some("duplicate"));
+}
+
+/// The same identities in many orders from many tasks: nobody deadlocks, each change runs once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn twins_in_every_order_run_once() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+    for round in 0..50 {
+        let tasks = (0..16).map(|n| {
+            let service = service.clone();
+            let (a, b) =
+                (format!("a{round}-{}=x{round}", n % 4), format!("b{round}-{}=y{round}", n % 3));
+            let words = if n % 2 == 0 { format!("{a} {b}") } else { format!("{b} {a}") };
+            tokio::spawn(async move { send(&service, batch(&words)).await.status() })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            let status = task.await.unwrap();
+            assert!(status == 200 || status == 503, "{status}");
+        }
+    }
+    let mut runs = std::collections::HashMap::new();
+    for delivery in handler.deliveries() {
+        for element in delivery.elements() {
+            *runs.entry(element.second_identity().unwrap().clone()).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(runs.len(), 100);
+    assert!(runs.values().all(|runs| *runs == 1), "{runs:?}");
+}
+
+#[tokio::test]
+async fn too_many_keys_are_400_and_none_is_recorded() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    let words = |count: usize| (0..count).map(|n| format!("{n} ")).collect::<String>();
+    let refused = send(&service, batch(&words(4_097))).await;
+    assert_eq!(
+        (refused.status(), result(&refused)),
+        (StatusCode::BAD_REQUEST, Some("invalid-key"))
+    );
+    assert_eq!(adapter.count().await.unwrap(), 0);
+    assert_eq!(send(&service, batch(&words(4_096))).await.status(), 200);
+    assert_eq!(adapter.count().await.unwrap(), 4_096);
+    let few = DedupLayer::new(by_word(), adapter).max_keys(1).layer(handler.service());
+    assert_eq!(send(&few, batch("x=y")).await.status(), 400);
+}
+
+#[tokio::test]
+async fn on_arrival_batches_and_twins_behave_alike() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::on_arrival(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    send(&service, batch("a b=x")).await;
+    send(&service, batch("b c=x d")).await;
+    assert_eq!(ids(&handler.last()), ["d"]);
+    let elsewhere =
+        Receipt::new(Token::random(), Duration::from_secs(60)).with_lease(Duration::from_secs(60));
+    adapter.claim(&[dedup_key("e")], &elsewhere).await.unwrap();
+    assert_eq!(send(&service, batch("e f")).await.status(), 503);
+    assert_eq!(ids(&handler.last()), ["f"]);
+    assert_eq!(result(&send(&service, batch("f d")).await), Some("duplicate"));
+}
+
+/// The second identity as an extractor declares it.
+#[tokio::test]
+async fn the_second_identity_of_an_extractor_has_a_namespace_of_its_own() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let stripe = key::json("/id")
+        .namespace("stripe")
+        .second_identity("change", key::json("/data/object/id").and(key::json("/type")));
+    let service = DedupLayer::new(stripe, Arc::clone(&adapter)).layer(handler.service());
+    let event = |id: &str| {
+        let body =
+            format!(r#"{{"id":"{id}","type":"invoice.paid","data":{{"object":{{"id":"in_1"}}}}}}"#);
+        Request::post("/").body(Body::from(body)).unwrap()
+    };
+    send(&service, event("evt_1")).await;
+    assert_eq!(result(&send(&service, event("evt_2")).await), Some("duplicate"));
+    let change = DedupKey::new("stripe.change", "in_1|invoice.paid").unwrap();
+    assert!(adapter.get(&change).await.unwrap().is_some());
+    assert_eq!(handler.runs(), 1);
+}
