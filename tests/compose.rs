@@ -172,8 +172,12 @@ where
     S: Service<Request<B>, Response = Response<R>, Error: Debug> + Clone,
     R: Body<Error: Debug>,
 {
-    let response = async { answer(service.clone().oneshot(request).await.unwrap()).await };
-    tokio::time::timeout(Duration::from_secs(30), response).await.expect("no answer")
+    soon(async { answer(service.clone().oneshot(request).await.unwrap()).await }).await
+}
+
+/// What does not happen within ten seconds will not happen at all.
+async fn soon<F: Future>(event: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(10), event).await.expect("it has not happened")
 }
 
 async fn delivers_once<S, B, R>(service: S, handler: &Handler)
@@ -520,8 +524,7 @@ async fn the_service_that_is_ready_is_the_one_that_is_called() {
         ("evt_3", BODY, handled()),
     ] {
         let ready = ServiceExt::<Request<Full<Bytes>>>::ready(&mut service);
-        let ready = tokio::time::timeout(Duration::from_secs(30), ready).await.expect("no place");
-        let response = ready.unwrap().call(full(id, body));
+        let response = soon(ready).await.unwrap().call(full(id, body));
         assert_eq!(answer(response.await.unwrap()).await, expected, "{id}");
     }
     assert_eq!(handler.bodies(), [BODY, BODY]);
@@ -579,11 +582,14 @@ async fn a_waiting_delivery_holds_no_place_in_an_inner_concurrency_limit() {
     };
 
     let first = deliver("slow");
-    started.notified().await;
+    soon(started.notified()).await;
     let second = deliver("slow");
-    while handle.waiting() == 0 {
-        tokio::task::yield_now().await;
-    }
+    soon(async {
+        while handle.waiting() == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     // The first has one place, the second has none: there is one for another event.
     assert_eq!(deliver("quick").await.unwrap(), handled());
     go.notify_one();
