@@ -528,7 +528,10 @@ fn no_two_lists_of_two_or_three_parts_share_an_id() {
     let atoms: Vec<_> = atoms.into_iter().chain([None]).collect();
     let longer = |list: &Vec<Option<String>>| {
         let list = list.clone();
-        atoms.iter().map(move |atom| [&list[..], &[atom.clone()]].concat()).collect::<Vec<_>>()
+        atoms
+            .iter()
+            .map(move |atom| [&list[..], std::slice::from_ref(atom)].concat())
+            .collect::<Vec<_>>()
     };
     let singles: Vec<_> = atoms.iter().map(|atom| vec![atom.clone()]).collect();
     let pairs: Vec<_> = singles.iter().flat_map(longer).collect();
@@ -651,6 +654,17 @@ fn keys_say_where_they_were_read_and_never_what() {
     let error = extractor.extract(&request).unwrap_err();
     assert_eq!(error.to_string(), "header x-id is given more than once");
     assert!(!format!("{error:?} {extractor:?} {request:?}").contains("secret"));
+
+    let (head, ()) = Request::post("/?id=%00").body(()).unwrap().into_parts();
+    let body = Bytes::from_static(br#"{"id":"\u0000"}"#);
+    for (part, said) in [
+        (key::json("/id"), "JSON value /id holds a NUL"),
+        (key::query("id"), "query parameter id holds a NUL"),
+        (key::from_fn(|_| Ok(Some("\0".to_owned()))), "the extracted value holds a NUL"),
+    ] {
+        let error = part.namespace("n").extract(&RequestRef::new(&head, &body)).unwrap_err();
+        assert_eq!(error.to_string(), said);
+    }
 }
 
 // What the layer makes of it
