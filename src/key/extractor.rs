@@ -154,14 +154,20 @@ impl KeyExtractor {
     ///
     /// # Panics
     ///
-    /// If the namespace is not 1 to 64 bytes without control characters.
+    /// If the namespace, or that of a second identity below it, is not 1 to 64 bytes without
+    /// control characters.
     #[must_use]
     #[track_caller]
     pub fn namespace(mut self, namespace: &str) -> Self {
-        check_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"));
+        let check = |namespace: &str| {
+            check_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"));
+        };
+        check(namespace);
         if let Some((second, _)) = &mut self.second {
             let label = second.rsplit('.').next().unwrap_or_default();
-            *second = format!("{namespace}.{label}").into();
+            let moved = format!("{namespace}.{label}");
+            check(&moved);
+            *second = moved.into();
         }
         self.namespace = namespace.into();
         self
