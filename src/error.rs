@@ -150,6 +150,8 @@ pub enum KeyErrorKind {
     NotAnId,
     /// The delivery carries more keys than the layer takes at once.
     TooMany,
+    /// A namespace is not 1 to 64 bytes without control characters.
+    InvalidNamespace,
     /// A user's own extractor refused the request.
     Rejected,
 }
@@ -183,6 +185,7 @@ impl fmt::Display for KeyError {
             KeyErrorKind::InvalidJson => "is not valid JSON",
             KeyErrorKind::NotAnId => "is neither a string, an integer nor a boolean",
             KeyErrorKind::TooMany => "holds too many keys",
+            KeyErrorKind::InvalidNamespace => "is not 1 to 64 bytes without control characters",
             KeyErrorKind::Rejected => "was rejected",
         };
         write!(f, "{} {what}", self.place)

@@ -246,9 +246,9 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Refuses, with a 500, every request that carries no [`Verified`](crate::Verified) in its
-    /// extensions: a layer that verifies signatures has to sit outside this one, and the order is
-    /// easy to get backwards.
+    /// Refuses, with a 500, every request by a deduplicated method that carries no
+    /// [`Verified`](crate::Verified) in its extensions: a layer that verifies signatures has to sit
+    /// outside this one, and the order is easy to get backwards.
     pub fn require_verified(mut self) -> Self {
         self.config.require_verified = true;
         self

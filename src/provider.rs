@@ -191,10 +191,12 @@ pub const STRIPE: Preset = Preset {
 /// - `AccountSid|MessageSid|MessageStatus` (or `SmsStatus`), or
 /// - `AccountSid|CallSid|CallStatus|SequenceNumber|RecordingSid|RecordingStatus`,
 ///
-/// where everything but the two ids is an empty part if the request does not carry it. A
-/// `<Gather>` or `<Record>` action repeats one `CallSid` in one status: give each such route a
-/// namespace of its own. Twilio answers callers with the *body* of the response: a duplicate gets
-/// an empty one.
+/// where everything but the two ids is an empty part if the request does not carry it.
+///
+/// This is the key of *callbacks*. The turns of a conversation (the `action` of a `<Gather>` or
+/// `<Record>`) are answered by the body of the response, and repeat one `CallSid` in one status
+/// when a menu asks again: leave such routes out, or key them on what Twilio sends with the retries
+/// of one request: `key::header("i-twilio-idempotency-token")`.
 ///
 /// No retry window is documented for messaging and voice; the floor of a day is a margin of ours.
 pub const TWILIO: Preset = Preset {

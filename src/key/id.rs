@@ -30,7 +30,8 @@ impl DedupKey {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the namespace or the id is empty or holds a NUL.
+    /// [`KeyError`] if the id is empty or holds a NUL, or if the namespace is not 1 to 64 bytes
+    /// without control characters.
     ///
     /// # Example
     ///
@@ -44,13 +45,19 @@ impl DedupKey {
     /// # Ok::<(), tower_dedup::KeyError>(())
     /// ```
     pub fn new(namespace: &str, id: &str) -> Result<Self, KeyError> {
-        check(namespace, "the namespace")?;
+        check_namespace(namespace)
+            .map_err(|_| KeyError::new(KeyErrorKind::InvalidNamespace, "the namespace"))?;
         Self::in_namespace(&Arc::from(namespace), id)
     }
 
     /// Like [`new`](Self::new) with a namespace that is already checked and shared.
     pub(crate) fn in_namespace(namespace: &Arc<str>, id: &str) -> Result<Self, KeyError> {
-        check(id, "the id")?;
+        if id.is_empty() {
+            return Err(KeyError::new(KeyErrorKind::Empty, "the id"));
+        }
+        if id.contains('\0') {
+            return Err(KeyError::new(KeyErrorKind::Nul, "the id"));
+        }
         let id = if id.len() > MAX_ID_LEN { sha256_hex(id.as_bytes()).into() } else { id.into() };
         Ok(Self(Arc::new(Inner { namespace: Arc::clone(namespace), id })))
     }
@@ -168,16 +175,6 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
     if fits { Ok(()) } else { Err(ConfigError::InvalidNamespace) }
 }
 
-fn check(text: &str, place: &'static str) -> Result<(), KeyError> {
-    if text.is_empty() {
-        return Err(KeyError::new(KeyErrorKind::Empty, place));
-    }
-    if text.contains('\0') {
-        return Err(KeyError::new(KeyErrorKind::Nul, place));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,6 +200,9 @@ mod tests {
     fn a_nul_or_nothing_is_refused() {
         assert_eq!(DedupKey::new("n", "a\0b").unwrap_err().kind(), KeyErrorKind::Nul);
         assert_eq!(DedupKey::new("n", "").unwrap_err().kind(), KeyErrorKind::Empty);
-        assert_eq!(DedupKey::new("", "a").unwrap_err().kind(), KeyErrorKind::Empty);
+        for namespace in ["", "a\nb", &"x".repeat(65)] {
+            let refused = DedupKey::new(namespace, "a").unwrap_err();
+            assert_eq!(refused.kind(), KeyErrorKind::InvalidNamespace);
+        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! 1. The body is read once, without building a tree: what the pointer does not name is skipped,
 //!    however deeply it nests.
-//! 2. The whole body must be one JSON value; the content type is not asked (some senders say
-//!    `text/plain`).
+//! 2. The whole body must be one JSON value, except that the text of skipped strings is not looked
+//!    into; the content type is not asked (some senders say `text/plain`).
 //! 3. A name that occurs twice on the way is malformed: parsers differ in which of the two they
 //!    hand to the handler (RFC 8259, section 4).
 //! 4. Strings, booleans and integers of 64 bits are ids. Other numbers are malformed: as floating
@@ -192,7 +192,9 @@ fn number<'de, A: MapAccess<'de>>(
 ) -> Result<Option<String>, A::Error> {
     if members.next_key_seed(NameIs("$serde_json::private::Number"))? == Some(true) {
         let text = members.next_value::<String>()?;
-        if text.parse::<i64>().is_ok() || text.parse::<u64>().is_ok() {
+        // Without the feature, `-0` is a floating point number.
+        let integer = text.parse::<i64>().is_ok() || text.parse::<u64>().is_ok();
+        if integer && text != "-0" {
             return Ok(Some(text));
         }
     }

@@ -127,7 +127,8 @@ impl KeyPart {
         Ok(Self(Node::Json(Pointer::new(pointer)?)))
     }
 
-    /// Both values: missing if either is, joined with `|` in the order of the calls.
+    /// Both values: malformed if either is, missing if either is, else joined with `|` in the order
+    /// of the calls.
     ///
     /// `a.and(b).and(c)` is one list of three parts.
     #[must_use]
@@ -223,22 +224,23 @@ fn all_of<'r>(
     request: &RequestRef<'r>,
 ) -> Result<Option<Cow<'r, str>>, KeyError> {
     let mut id = String::new();
-    let mut any = false;
+    let (mut any, mut missing) = (false, false);
     for (index, part) in parts.iter().enumerate() {
         if index > 0 {
             id.push('|');
         }
+        // To the end even if one is missing: what is malformed is malformed, and not merely
+        // missing, whichever comes first.
         match part.read(request)? {
             Some(value) => {
                 any = true;
                 push_escaped(&mut id, &value);
             }
-            None if matches!(part.0, Node::Optional(_)) => {}
-            None => return Ok(None),
+            None => missing |= !matches!(part.0, Node::Optional(_)),
         }
     }
     // All parts optional and none there: an id of separators only would be one id for many events.
-    Ok(any.then_some(Cow::Owned(id)))
+    Ok((any && !missing).then_some(Cow::Owned(id)))
 }
 
 /// Escapes the separator, and the escape itself: what lets the parts be told apart again.
