@@ -37,6 +37,13 @@
 //! }
 //! ```
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    reason = "these are tests: to panic is how they fail"
+)]
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,105 @@
+//! What the layer costs: an axum route with the layer and the memory adapter, over the same bare
+//! route, in process, with a body of 1 KiB.
+//!
+//! `cargo bench --bench layer`, about two minutes. Each call is a new event (the dear case: a
+//! duplicate never reaches the handler), made from inside a spawned task, as a server makes it, and
+//! its own task is part of the price. The two are measured in turn, in samples of 10,000 calls, so
+//! that a machine whose speed drifts slows both; the figures are medians over the samples.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::post;
+use criterion::Criterion;
+use http::{HeaderValue, Request};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
+use tower_dedup::{DedupLayer, key};
+
+const CALLS: u32 = 10_000;
+const SAMPLES: usize = 60;
+/// Bounds the table, so that a long run measures the layer and not the memory of this machine.
+const KEYS: usize = 200_000;
+
+fn bare() -> Router {
+    Router::new().route("/hook", post(async |body: bytes::Bytes| body.len().to_string()))
+}
+
+fn layered() -> Router {
+    let adapter = MemoryAdapter::with_capacity(KEYS).at_capacity(AtCapacity::EvictOldest);
+    bare().layer(DedupLayer::new(key::header("webhook-id").namespace("bench"), adapter))
+}
+
+fn request(id: u64) -> Request<Body> {
+    let mut request = Request::post("/hook").body(Body::from(vec![b'x'; 1_024])).unwrap();
+    let id = HeaderValue::from_str(&format!("msg_{id:020}")).unwrap();
+    request.headers_mut().insert("webhook-id", id);
+    request
+}
+
+/// The time of `calls` calls, made one after the other inside a spawned task.
+fn time(runtime: &Runtime, app: &Router, first_id: u64, calls: u64) -> Duration {
+    let app = app.clone();
+    let run = async move {
+        // Made before the clock starts: a server hands over requests that exist.
+        let requests: Vec<_> = (first_id..first_id + calls).map(request).collect();
+        let start = Instant::now();
+        for request in requests {
+            let response = app.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), 200);
+            black_box(response);
+        }
+        start.elapsed()
+    };
+    runtime.block_on(async { tokio::spawn(run).await.unwrap() })
+}
+
+fn median(mut nanos: Vec<f64>) -> f64 {
+    nanos.sort_by(f64::total_cmp);
+    nanos[nanos.len() / 2]
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (bare, layered) = (bare(), layered());
+    let mut next_id = 0;
+    let mut ids = |calls: u64| {
+        next_id += calls;
+        next_id - calls
+    };
+
+    // Each by itself, with criterion's statistics.
+    let mut criterion = Criterion::default().configure_from_args().sample_size(20);
+    let mut group = criterion.benchmark_group("layer");
+    for (name, app) in [("bare", &bare), ("layered", &layered)] {
+        group.bench_function(name, |bencher| {
+            bencher.iter_custom(|calls| time(&runtime, app, ids(calls), calls));
+        });
+    }
+    group.finish();
+    criterion.final_summary();
+
+    // In turn, for the difference and the ratio.
+    let per_call = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(CALLS);
+    let (mut of_bare, mut of_layered) = (Vec::new(), Vec::new());
+    for _ in 0..SAMPLES {
+        let calls = u64::from(CALLS);
+        of_bare.push(per_call(time(&runtime, &bare, ids(calls), calls)));
+        of_layered.push(per_call(time(&runtime, &layered, ids(calls), calls)));
+    }
+    let added: Vec<f64> =
+        of_layered.iter().zip(&of_bare).map(|(with, without)| with - without).collect();
+    let ratio: Vec<f64> =
+        of_layered.iter().zip(&of_bare).map(|(with, without)| with / without).collect();
+    println!();
+    println!("bare route           {:>8.0} ns a call", median(of_bare));
+    println!("with the layer       {:>8.0} ns a call", median(of_layered));
+    println!(
+        "added by the layer   {:>8.0} ns a call (layer_ns; goal: at most 1500)",
+        median(added)
+    );
+    println!("ratio                {:>8.2}", median(ratio));
+}

@@ -1,0 +1,34 @@
+//! The cases. Each takes a fresh store and panics where the store breaks a rule.
+
+use std::time::Duration;
+
+use crate::adapter::{Claimed, Receipt, Token};
+use crate::key::DedupKey;
+
+mod contract;
+mod races;
+
+pub use contract::*;
+pub use races::*;
+
+/// Long beside any test, short beside the retention.
+pub(in crate::conformance) const LEASE: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(3_600);
+/// What a busy machine may be late by.
+const SLACK: Duration = Duration::from_secs(20);
+
+pub(in crate::conformance) fn key(id: &str) -> DedupKey {
+    DedupKey::new("conformance", id).expect("a key")
+}
+
+pub(in crate::conformance) fn receipt(lease: Duration) -> Receipt {
+    Receipt::new(Token::random(), RETENTION).with_lease(lease)
+}
+
+fn new_receipt() -> Receipt {
+    receipt(LEASE)
+}
+
+fn is_duplicate(answers: &[Claimed]) -> bool {
+    matches!(answers, [Claimed::Duplicate(_)])
+}
