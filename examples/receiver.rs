@@ -24,7 +24,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::future::Future;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -81,7 +81,11 @@ enum LedgerKind {
 async fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| EnvFilter::new("receiver=info,tower_dedup=info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
     match run(Options::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
