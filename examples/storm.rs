@@ -298,7 +298,9 @@ impl Storm {
         row("latency p50", ms(tally.latencies.percentile(50)));
         row("latency p99", ms(tally.latencies.percentile(99)));
         let mut table = table.build();
-        table.with(Style::rounded()).modify(Columns::last(), Alignment::right());
+        table
+            .with(Style::rounded().remove_horizontals())
+            .modify(Columns::last(), Alignment::right());
         table
     }
 }
