@@ -14,9 +14,12 @@
 //! - *lost*: events that were acknowledged with a 2xx, and took no effect;
 //! - *doubled*: events that took effect more than once.
 //!
-//! Neither may be: the exit code is 1 otherwise. With `--until-acknowledged` every delivery is
-//! repeated until it is acknowledged, as a patient sender would: stop the receiver and start it
-//! again meanwhile.
+//! Neither may be, however the copies race: the exit code is 1 otherwise.
+//!
+//! With `--until-acknowledged` every delivery is repeated until it is acknowledged, as a patient
+//! sender would: stop the receiver and start it again meanwhile. A `kill -9` shows where the
+//! ledgers differ. Under `lease`, what died between its effect and its completion runs again, and
+//! is doubled; under `on-arrival`, what died before its effect is lost.
 //!
 //! Ids are new in every run, and travel in the headers of Standard Webhooks and GitHub and in the
 //! body, where Stripe has them.
