@@ -127,11 +127,14 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     drop(stop);
     // Idle connections are closed at once; one that is in the middle of a request is waited for.
     let mut served = timeout(LAST_REQUESTS, &mut server).await.is_ok();
-    // Handlers run to their end, those included whose client has hung up.
+    // Handlers run to their end, those included whose client has hung up; then what the store has
+    // not taken yet is tried again.
     for (route, handle) in &handles {
         if timeout_at(deadline, handle.drain()).await.is_err() {
-            let (running, waiting) = (handle.running(), handle.waiting());
-            tracing::warn!(route, running, waiting, "still busy; its senders will have to retry");
+            match (handle.running(), handle.waiting()) {
+                (0, 0) => tracing::warn!(route, "left with the store still to be told"),
+                (running, waiting) => tracing::warn!(route, running, waiting, "left with handlers"),
+            }
         }
     }
     served = served || timeout(LAST_ANSWERS, &mut server).await.is_ok();
