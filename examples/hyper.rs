@@ -1,0 +1,88 @@
+//! The layer on a bare hyper server: no router, no framework.
+//!
+//! ```text
+//! cargo run --example hyper
+//! ```
+//!
+//! The request's body is hyper's `Incoming`, the handler's is `Full<Bytes>`: the layer has read it
+//! to its end by then. Keys are kept in memory, so a restart forgets them.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::time::{sleep, timeout};
+use tower::{ServiceBuilder, service_fn};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::{DedupLayer, Delivery, key};
+
+/// Runs for the first delivery of an event only.
+async fn on_event(request: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, Infallible> {
+    // It is there for every request that was deduplicated; a GET is not, for one.
+    if let Some(delivery) = request.extensions().get::<Delivery>() {
+        println!("{:?}, attempt {}", delivery.key(), delivery.attempt());
+    }
+    Ok(Response::new(Full::from("handled\n")))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let dedup = DedupLayer::new(key::header("webhook-id").namespace("acme"), MemoryAdapter::new());
+    let handle = dedup.handle();
+    let service = ServiceBuilder::new().layer(dedup).service(service_fn(on_event));
+
+    let address = SocketAddr::from(([127, 0, 0, 1], 3000));
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|error| format!("cannot listen on {address}: {error}"))?;
+    println!("twice: curl -i http://{address} -H 'webhook-id: msg_1' -d '{{\"paid\": 42}}'");
+
+    let connections = GracefulShutdown::new();
+    let mut stop = pin!(tokio::signal::ctrl_c());
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of file descriptors, for one: some will be free in a moment.
+                    eprintln!("cannot accept: {error}");
+                    sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            stopped = &mut stop => break stopped?,
+        };
+        let service = TowerToHyperService::new(service.clone());
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .serve_connection(TokioIo::new(stream), service);
+        let connection = connections.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                eprintln!("connection: {error}");
+            }
+        });
+    }
+    drop(listener);
+
+    // Open connections first, since they may still bring deliveries; then those deliveries whose
+    // client has hung up.
+    let drained = timeout(Duration::from_secs(30), async {
+        connections.shutdown().await;
+        handle.drain().await;
+    });
+    if drained.await.is_err() {
+        eprintln!("leaving with {} deliveries running", handle.running());
+    }
+    Ok(())
+}
