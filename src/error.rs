@@ -39,6 +39,9 @@ pub enum ErrorKind {
     Unavailable,
     /// The store did not answer in time. The outcome is unknown.
     Timeout,
+    /// The store answered that it did not do it: it is read-only, full, or held by somebody else.
+    /// Nothing was recorded.
+    Refused,
     /// The store is at its capacity and will not evict a live key. Nothing was recorded.
     Full,
     /// The store answered something that this version cannot read.
@@ -54,6 +57,7 @@ impl ErrorKind {
         match self {
             Self::Unavailable => "unavailable",
             Self::Timeout => "timeout",
+            Self::Refused => "refused",
             Self::Full => "full",
             Self::Corrupt => "corrupt",
             Self::Config => "config",
@@ -83,7 +87,12 @@ impl Error {
     /// Whether the same call may succeed later with nothing changed but time.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Full)
+        match self.kind {
+            ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Refused | ErrorKind::Full => {
+                true
+            }
+            ErrorKind::Corrupt | ErrorKind::Config => false,
+        }
     }
 }
 
@@ -102,9 +111,10 @@ impl fmt::Display for Error {
         let what = match self.kind {
             ErrorKind::Unavailable => "the store is unavailable",
             ErrorKind::Timeout => "the store did not answer in time",
+            ErrorKind::Refused => "the store refused",
             ErrorKind::Full => "the store is full",
             ErrorKind::Corrupt => "the store holds something unreadable",
-            ErrorKind::Config => "the store is misconfigured",
+            ErrorKind::Config => return f.write_str(&self.context),
         };
         write!(f, "{}: {what}", self.context)
     }
@@ -118,7 +128,7 @@ impl std::error::Error for Error {
 
 impl From<ConfigError> for Error {
     fn from(error: ConfigError) -> Self {
-        Self::new(ErrorKind::Config, "configuring the adapter").with_source(error)
+        Self::new(ErrorKind::Config, "choosing the store").with_source(error)
     }
 }
 

@@ -109,7 +109,7 @@ impl<L: Ledger> DedupLayer<L> {
 }
 
 impl<L, B> DedupLayer<L, B> {
-    /// The methods that are deduplicated. Requests by any other reach the inner service as they
+    /// The methods that are deduplicated; GET stands for HEAD too. Requests by any other reach the inner service as they
     /// are, but for having been buffered.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.config.methods = methods.into_iter().collect();
@@ -279,7 +279,12 @@ impl<L: Ledger, B> DedupLayer<L, B> {
             let ledger = Arc::clone(&ledger);
             Box::pin(async move { ledger.drain().await })
         };
-        DedupHandle { gate: Arc::clone(&self.gate), drain_ledger: Arc::new(drain_ledger) }
+        let ledger = Arc::clone(&self.ledger);
+        DedupHandle {
+            gate: Arc::clone(&self.gate),
+            drain_ledger: Arc::new(drain_ledger),
+            background: Arc::new(move || ledger.background()),
+        }
     }
 }
 
@@ -333,6 +338,7 @@ impl<L: fmt::Debug, B> fmt::Debug for DedupLayer<L, B> {
 pub struct DedupHandle {
     gate: Arc<Gate>,
     drain_ledger: Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
+    background: Arc<dyn Fn() -> usize + Send + Sync>,
 }
 
 impl DedupHandle {
@@ -346,6 +352,13 @@ impl DedupHandle {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.gate.waiting()
+    }
+
+    /// How many completions, releases and undone records are still to reach the store, of
+    /// deliveries that have ended.
+    #[must_use]
+    pub fn background(&self) -> usize {
+        (self.background)()
     }
 
     /// Waits until no delivery runs or waits and nothing is left to be recorded in the background.
@@ -364,6 +377,7 @@ impl fmt::Debug for DedupHandle {
         f.debug_struct("DedupHandle")
             .field("running", &self.running())
             .field("waiting", &self.waiting())
+            .field("background", &self.background())
             .finish_non_exhaustive()
     }
 }
@@ -418,6 +432,12 @@ impl Config {
             require_verified: false,
             log_ids: LogIds::default(),
         }
+    }
+
+    /// Routers answer HEAD by the handler of GET: where one is deduplicated, so is the other.
+    pub(crate) fn deduplicates(&self, method: &Method) -> bool {
+        self.methods.contains(method)
+            || (method == Method::HEAD && self.methods.contains(&Method::GET))
     }
 
     /// The terms for one begin, with a token of its own.

@@ -52,6 +52,7 @@
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | completions, releases and undone records that ended in the background; `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -106,7 +107,7 @@ impl Outcome {
 /// What is known of a delivery when it ends.
 pub(crate) struct Report<'a> {
     pub(crate) outcome: Outcome,
-    pub(crate) namespace: &'a str,
+    pub(crate) namespace: &'a Arc<str>,
     pub(crate) key: Option<&'a DedupKey>,
     pub(crate) keys: usize,
     pub(crate) plain_ids: bool,
@@ -121,13 +122,19 @@ impl Report<'_> {
     pub(crate) fn emit(&self) {
         #[cfg(feature = "metrics")]
         {
-            let labels = [
-                ("namespace", self.namespace.to_owned()),
-                ("outcome", self.outcome.as_str().to_owned()),
-            ];
-            metrics::counter!("tower_dedup_deliveries_total", &labels).increment(1);
-            metrics::histogram!("tower_dedup_delivery_duration_seconds", &labels)
-                .record(self.duration);
+            let (namespace, outcome) = (shared(self.namespace), self.outcome.as_str());
+            metrics::counter!(
+                "tower_dedup_deliveries_total",
+                "namespace" => namespace.clone(),
+                "outcome" => outcome
+            )
+            .increment(1);
+            metrics::histogram!(
+                "tower_dedup_delivery_duration_seconds",
+                "namespace" => namespace,
+                "outcome" => outcome
+            )
+            .record(self.duration);
         }
         macro_rules! event {
             ($level:ident) => {
@@ -135,14 +142,14 @@ impl Report<'_> {
                     target: "tower_dedup",
                     tracing::Level::$level,
                     outcome = self.outcome.as_str(),
-                    namespace = self.namespace,
+                    namespace = &**self.namespace,
                     id = self.key.map(|key| shown(key, self.plain_ids)),
                     keys = self.keys,
                     attempt = self.attempt.map(|(attempt, _)| attempt),
                     takeover = self.attempt.map(|(_, takeover)| takeover),
                     age_ms = self.age.map(ms),
                     status = self.status.map(|status| status.as_u16()),
-                    duration_ms = self.duration.as_secs_f64() * 1_000.0,
+                    duration_ms = rounded_ms(self.duration),
                     error = self.error.map(chain),
                     "delivery"
                 )
@@ -175,13 +182,22 @@ fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// To the microsecond.
+fn rounded_ms(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
 /// The error and its causes in one line.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        line.push_str(": ");
-        line.push_str(&cause.to_string());
+        let text = cause.to_string();
+        // Some errors say their cause themselves.
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
         next = cause.source();
     }
     line
@@ -195,10 +211,10 @@ pub(crate) struct Running {
 
 impl Running {
     #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "only a label"))]
-    pub(crate) fn new(namespace: &str) -> Self {
+    pub(crate) fn new(namespace: &Arc<str>) -> Self {
         #[cfg(feature = "metrics")]
         {
-            let gauge = metrics::gauge!("tower_dedup_running", "namespace" => namespace.to_owned());
+            let gauge = metrics::gauge!("tower_dedup_running", "namespace" => shared(namespace));
             gauge.increment(1.0);
             Self { gauge }
         }
@@ -339,6 +355,12 @@ pub(crate) fn purged(keys: u64) {
 /// A purge failed; the next one is not far.
 pub(crate) fn purge_failed(error: &Error) {
     tracing::warn!(target: "tower_dedup", error = chain(error), "purging failed; will try again");
+}
+
+/// A label that costs no copy.
+#[cfg(feature = "metrics")]
+fn shared(namespace: &Arc<str>) -> metrics::SharedString {
+    metrics::SharedString::from_shared(Arc::clone(namespace))
 }
 
 #[cfg(feature = "metrics")]

@@ -187,8 +187,8 @@ async fn trap_29_a_failed_migration_is_tried_again() {
     let mut other = file.connection().await;
     run(&mut other, "BEGIN EXCLUSIVE").await;
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &receipt()).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    assert_eq!(adapter.migrate().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(adapter.record(&keys, &receipt()).await.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(adapter.migrate().await.unwrap_err().kind(), ErrorKind::Refused);
     run(&mut other, "ROLLBACK").await;
     assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
 }

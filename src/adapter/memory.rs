@@ -11,7 +11,7 @@
 //!
 //! A cache may drop an entry whenever it likes. Here a dropped entry is an event that runs twice.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -276,7 +276,8 @@ impl LeaseAdapter for MemoryAdapter {
                 return Ok(Completed::Inserted);
             }
             if slot.expires_at <= now {
-                let revived = Slot { expires_at: expiry(receipt, now), ..*slot };
+                let expires_at = expiry(receipt, now);
+                let revived = Slot { expires_at, due: expires_at, ..*slot };
                 shard.put(key, revived);
             }
             Ok(if held { Completed::Held } else { Completed::LeaseLost })
@@ -348,61 +349,101 @@ impl Maintain for MemoryAdapter {
 #[derive(Default)]
 struct Shard {
     slots: HashMap<DedupKey, Slot>,
-    /// Every key of `slots` once, under its current `expires_at`.
-    by_expiry: BTreeSet<(u64, DedupKey)>,
+    /// Every key of `slots` under its `due`, and perhaps under earlier ones too: what has moved on
+    /// or gone is passed over when its time comes, which is cheaper than to look for it earlier.
+    by_due: BTreeMap<u64, Vec<DedupKey>>,
+    /// How many keys `by_due` names.
+    named: usize,
 }
 
 impl Shard {
     fn put(&mut self, key: &DedupKey, slot: Slot) {
-        let expires_at = slot.expires_at;
-        match self.slots.insert(key.clone(), slot) {
-            Some(old) if old.expires_at == expires_at => return,
-            Some(old) => {
-                self.by_expiry.remove(&(old.expires_at, key.clone()));
+        match self.slots.get_mut(key) {
+            Some(old) if old.expires_at == slot.expires_at => *old = Slot { due: old.due, ..slot },
+            _ => {
+                self.slots.insert(key.clone(), slot);
+                self.name(slot.due, key.clone());
             }
-            None => {}
         }
-        self.by_expiry.insert((expires_at, key.clone()));
     }
 
     fn remove(&mut self, key: &DedupKey) {
-        if let Some(old) = self.slots.remove(key) {
-            self.by_expiry.remove(&(old.expires_at, key.clone()));
+        self.slots.remove(key);
+    }
+
+    fn name(&mut self, due: u64, key: DedupKey) {
+        self.by_due.entry(due).or_default().push(key);
+        self.named += 1;
+        // Keys that are claimed again and again leave their names behind.
+        if self.named > 2 * self.slots.len() + SHARD_KEYS {
+            self.by_due.clear();
+            self.named = self.slots.len();
+            for (key, slot) in &self.slots {
+                self.by_due.entry(slot.due).or_default().push(key.clone());
+            }
+        }
+    }
+
+    /// The next name that still stands, if it is due by `until`. It is taken out of the index.
+    fn next_due(&mut self, until: u64) -> Option<DedupKey> {
+        loop {
+            let mut names = self.by_due.first_entry()?;
+            let due = *names.key();
+            if due > until {
+                return None;
+            }
+            let Some(key) = names.get_mut().pop() else {
+                names.remove();
+                continue;
+            };
+            self.named -= 1;
+            if self.slots.get(&key).is_some_and(|slot| slot.due == due) {
+                return Some(key);
+            }
         }
     }
 
     /// Removes up to `limit` expired keys.
     fn purge(&mut self, limit: u32, now: u64) -> u32 {
         let mut purged = 0;
-        while purged < limit {
-            let expired = self
-                .by_expiry
-                .iter()
-                .take_while(|(expires_at, _)| *expires_at <= now)
-                .find(|(_, key)| self.stands(key, now) == Some(Standing::Expired))
-                .map(|(_, key)| key.clone());
-            let Some(key) = expired else { break };
-            self.remove(&key);
-            purged += 1;
+        while purged < limit
+            && let Some(key) = self.next_due(now)
+        {
+            match self.slots.get_mut(&key) {
+                // It outlives its retention: look again when its lease lapses.
+                Some(slot) if slot.standing(now) != Standing::Expired => {
+                    slot.due = slot.lease_until.max(now.saturating_add(1));
+                    let due = slot.due;
+                    self.name(due, key);
+                }
+                _ => {
+                    self.slots.remove(&key);
+                    purged += 1;
+                }
+            }
         }
         purged
     }
 
     /// Removes the key nearest to its expiry that no handler is running.
     fn evict(&mut self, now: u64) -> bool {
-        let oldest = self
-            .by_expiry
-            .iter()
-            .find(|(_, key)| self.stands(key, now) != Some(Standing::Leased))
-            .map(|(_, key)| key.clone());
-        if let Some(key) = &oldest {
-            self.remove(key);
+        let mut spared = Vec::new();
+        let evicted = loop {
+            let Some(key) = self.next_due(u64::MAX) else { break false };
+            match self.slots.get(&key) {
+                Some(slot) if slot.standing(now) == Standing::Leased => {
+                    spared.push((slot.due, key));
+                }
+                _ => {
+                    self.slots.remove(&key);
+                    break true;
+                }
+            }
+        };
+        for (due, key) in spared {
+            self.name(due, key);
         }
-        oldest.is_some()
-    }
-
-    fn stands(&self, key: &DedupKey, now: u64) -> Option<Standing> {
-        self.slots.get(key).map(|slot| slot.standing(now))
+        evicted
     }
 }
 
@@ -416,6 +457,8 @@ struct Slot {
     first_seen_at: u64,
     completed_at: Option<u64>,
     expires_at: u64,
+    /// When to look whether it can be purged.
+    due: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -431,6 +474,7 @@ enum Standing {
 
 impl Slot {
     fn leased(receipt: &Receipt, now: u64) -> Self {
+        let expires_at = expiry(receipt, now);
         Self {
             token: Some(receipt.token()),
             lease_until: now.saturating_add(ms(receipt.lease())),
@@ -438,7 +482,8 @@ impl Slot {
             takeover: false,
             first_seen_at: now,
             completed_at: None,
-            expires_at: expiry(receipt, now),
+            expires_at,
+            due: expires_at,
         }
     }
 
@@ -534,6 +579,36 @@ mod tests {
         adapter.claim(&key(3), &receipt()).await.unwrap();
         let full = adapter.record(&key(4), &receipt()).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::Full);
+    }
+
+    #[tokio::test]
+    async fn a_key_that_is_claimed_for_ever_takes_no_more_room() {
+        let adapter = MemoryAdapter::with_capacity(10);
+        for _ in 0..20_000 {
+            let mine = receipt();
+            adapter.claim(&key(0), &mine).await.unwrap();
+            adapter.release(&key(0), &mine).await.unwrap();
+            adapter.advance(Duration::from_millis(1));
+        }
+        let named = adapter.lock(0).named;
+        assert!(named <= SHARD_KEYS + 2, "{named}");
+        adapter.advance(Duration::from_secs(100));
+        assert_eq!(adapter.purge(10).await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_outlives_its_retention_is_purged_once_it_lapses() {
+        let adapter = MemoryAdapter::new();
+        let brief = Receipt::new(Token::random(), Duration::from_secs(1))
+            .with_lease(Duration::from_secs(10));
+        adapter.claim(&key(0), &brief).await.unwrap();
+        adapter.advance(Duration::from_secs(5));
+        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        adapter.renew(&key(0), &brief).await.unwrap();
+        adapter.advance(Duration::from_secs(6));
+        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        adapter.advance(Duration::from_secs(6));
+        assert_eq!(adapter.purge(10).await.unwrap(), 1);
     }
 
     #[tokio::test]

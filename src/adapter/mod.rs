@@ -69,7 +69,7 @@ pub use sqlite::SqliteAdapter;
 /// [`ErrorKind::Config`](crate::ErrorKind::Config) with a [`ConfigError`] as its source for a URL
 /// that no adapter of this build answers to, and whatever the adapter's own `connect` answers.
 pub async fn connect(url: &str) -> Result<Arc<dyn DynAdapter>, Error> {
-    let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
+    let Some((scheme, _)) = url.split_once(':') else { return Err(ConfigError::InvalidUrl.into()) };
     match scheme {
         #[cfg(feature = "memory")]
         "memory" => Ok(Arc::new(MemoryAdapter::new())),

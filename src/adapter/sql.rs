@@ -61,13 +61,19 @@ pub(super) fn keys_json(keys: &[DedupKey]) -> String {
     serde_json::to_string(&pairs).unwrap_or_default()
 }
 
-/// Every failure of a SQL store leaves the outcome unknown, but for those that say otherwise.
-pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
+/// Every failure of a SQL store leaves the outcome unknown, but for those that say otherwise:
+/// `refused` knows the database's own codes for them.
+pub(super) fn store_error(
+    context: &'static str,
+    error: sqlx::Error,
+    refused: impl Fn(&dyn sqlx::error::DatabaseError) -> bool,
+) -> Error {
     let kind = match &error {
         sqlx::Error::PoolTimedOut => ErrorKind::Timeout,
         sqlx::Error::ColumnDecode { .. }
         | sqlx::Error::ColumnNotFound(_)
         | sqlx::Error::Decode(_) => ErrorKind::Corrupt,
+        sqlx::Error::Database(answer) if refused(&**answer) => ErrorKind::Refused,
         _ => ErrorKind::Unavailable,
     };
     Error::new(kind, context).with_source(error)

@@ -76,6 +76,7 @@ pub trait Store: Sized + Send + Sync + 'static {
     }
 
     /// The store at this address, from another process.
+    #[must_use]
     fn attach(address: &str) -> impl Future<Output = Arc<Self::Adapter>> + Send {
         let address = address.to_owned();
         async move { unreachable!("a store without an address cannot be attached to: {address}") }

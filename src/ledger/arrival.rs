@@ -109,6 +109,10 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         Ok(Begin::first(ArrivalClaim { delivery }, folded.in_flight))
     }
 
+    fn background(&self) -> usize {
+        self.0.background.count()
+    }
+
     async fn drain(&self) {
         self.0.background.drain().await;
     }

@@ -102,6 +102,11 @@ impl Background {
         self.tasks.spawn_on(task, &runtime);
     }
 
+    /// How much is under way.
+    pub(super) fn count(&self) -> usize {
+        self.tasks.len()
+    }
+
     /// Waits until nothing is under way.
     pub(super) async fn drain(&self) {
         self.tasks.close();

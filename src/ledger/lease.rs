@@ -133,6 +133,10 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         Ok(inner.begin_with(fold(elements, &flat, &answers), context).await)
     }
 
+    fn background(&self) -> usize {
+        self.0.background.count()
+    }
+
     async fn drain(&self) {
         self.0.background.drain().await;
     }

@@ -56,6 +56,9 @@ pub trait Ledger: Send + Sync + 'static {
         context: &BeginContext,
     ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
 
+    /// How much is under way in the background.
+    fn background(&self) -> usize;
+
     /// Waits until nothing is under way in the background any more.
     fn drain(&self) -> impl Future<Output = ()> + Send;
 }

@@ -120,8 +120,9 @@ where
     let mut begun = begin(&job.shared, &job.keys).await;
     if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
         begun = match job.wait(bound).await {
-            Some(begun) => begun,
-            None => return own(Outcome::Overloaded, DedupResult::Unavailable),
+            Waited::Begun(begun) => begun,
+            Waited::NoPlace => return own(Outcome::Overloaded, DedupResult::InFlight),
+            Waited::NoPermit => return own(Outcome::Overloaded, DedupResult::Unavailable),
         };
     }
     match begun {
@@ -153,15 +154,25 @@ async fn begin<L: Ledger>(shared: &Shared<L>, keys: &Keys) -> Result<Begin<L::Cl
     shared.ledger.begin(keys, &shared.config.begin_context()).await
 }
 
+/// How waiting for another delivery ended.
+enum Waited<C> {
+    /// It began again.
+    Begun(Result<Begin<C>, Error>),
+    /// As many wait already as may.
+    NoPlace,
+    /// As many run as may, to the end of the wait.
+    NoPermit,
+}
+
 impl<S: Clone, L: Ledger> Job<S, L> {
     /// Waits until the event's other delivery has ended, and begins again; past the bound, the
-    /// last answer is still "in flight". `None` if there is no permit to begin with.
-    async fn wait(&mut self, bound: Duration) -> Option<Result<Begin<L::Claim>, Error>> {
+    /// last answer is still "in flight".
+    async fn wait(&mut self, bound: Duration) -> Waited<L::Claim> {
         let shared = Arc::clone(&self.shared);
         let gate = &shared.gate;
         self.permit = None;
         let Ok(_place) = Arc::clone(&gate.waiting).try_acquire_owned() else {
-            return Some(Ok(Begin::InFlight));
+            return Waited::NoPlace;
         };
         // Readiness is a place in somebody's limit: not to be held while doing nothing.
         let unready = self.inner.clone();
@@ -192,14 +203,17 @@ impl<S: Clone, L: Ledger> Job<S, L> {
                 Some(permit) => permit,
                 None => {
                     let permit = Arc::clone(&gate.running).acquire_owned();
-                    tokio::time::timeout_at(deadline, permit).await.ok()?.ok()?
+                    match tokio::time::timeout_at(deadline, permit).await {
+                        Ok(Ok(permit)) => permit,
+                        _ => return Waited::NoPermit,
+                    }
                 }
             };
             self.permit = Some(permit);
             let begun = begin(&shared, &self.keys).await;
             let past = tokio::time::Instant::now() >= deadline;
             if past || !matches!(begun, Ok(Begin::InFlight)) {
-                return Some(begun);
+                return Waited::Begun(begun);
             }
             self.permit = None;
         }

@@ -73,7 +73,7 @@ impl<S, L> Start<S, L> {
         ResBody: Send + 'static,
     {
         let config = &self.shared.config;
-        if !config.methods.contains(&self.head.method) {
+        if !config.deduplicates(&self.head.method) {
             return Next::Inner(self.pass(body));
         }
         if config.require_verified && self.head.extensions.get::<Verified>().is_none() {

@@ -18,7 +18,7 @@ use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
     Receipt, Recorded, Released, Renewed, Seen, Token,
 };
-use super::super::sql::{TableName, keys_json, store_error};
+use super::super::sql::{self, TableName, keys_json};
 use super::schema::{Statements, VERSION, create_sql};
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;
@@ -77,11 +77,9 @@ impl SqliteAdapter {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full);
         let pool = || SqlitePoolOptions::new().test_before_acquire(false);
-        let writer = pool()
-            .max_connections(1)
-            .connect_with(writing)
-            .await
-            .map_err(|error| store_error("opening the SQLite file", error))?;
+        let writer = pool().max_connections(1).connect_with(writing).await.map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
+        })?;
         let readers = pool().max_connections(READERS).connect_lazy_with(options);
         Ok(Self::over(readers, writer, TableName::default(), false))
     }
@@ -109,7 +107,8 @@ impl SqliteAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`] if the file cannot be read or written; the next call tries again.
+    /// [`ErrorKind::Refused`] or [`ErrorKind::Unavailable`] if the file cannot be read or written;
+    /// the next call tries again.
     pub async fn migrate(&self) -> Result<(), Error> {
         self.0.migrate().await
     }
@@ -517,6 +516,21 @@ impl Stored {
         let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
         Some(entry.with_attempts(attempts, self.takeover))
     }
+}
+
+/// A statement that ends with one of these has changed nothing (<https://sqlite.org/rescode.html>).
+fn store_error(context: &'static str, error: sqlx::Error) -> Error {
+    const BUSY: i64 = 5;
+    const LOCKED: i64 = 6;
+    const READONLY: i64 = 8;
+    const FULL: i64 = 13;
+    const CANTOPEN: i64 = 14;
+    sql::store_error(context, error, |answer| {
+        let extended = answer.code().and_then(|code| code.parse::<i64>().ok());
+        // The low byte is the primary code.
+        let primary = extended.map(|code| code & 0xff);
+        matches!(primary, Some(BUSY | LOCKED | READONLY | FULL | CANTOPEN))
+    })
 }
 
 /// Each returned row with the place of its key.
