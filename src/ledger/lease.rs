@@ -10,6 +10,7 @@
 //!    the store, so a store that knows nothing of it is asked again for some seconds; one that does
 //!    not answer, until the lease would have lapsed.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -93,16 +94,21 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         let inner = &self.0;
         let (elements, flat) = plan(keys);
         // What has succeeded here, and is not recorded yet, is complete for this process.
-        let (ours, asked): (Vec<_>, Vec<_>) =
-            flat.iter().cloned().partition(|key| inner.completing.contains(key));
+        let ours = |key: &DedupKey| inner.completing.contains(key);
+        let all_asked = inner.completing.is_empty() || !flat.iter().any(ours);
+        let asked: Cow<'_, [DedupKey]> = if all_asked {
+            Cow::Borrowed(&flat)
+        } else {
+            flat.iter().filter(|key| !ours(key)).cloned().collect()
+        };
         let claimed =
             if asked.is_empty() { Ok(Vec::new()) } else { inner.claim(&asked, context).await };
         let claimed = match claimed {
             Ok(claimed) => claimed,
-            Err(error) if context.on_unavailable == OnUnavailable::Open && ours.is_empty() => {
+            Err(error) if context.on_unavailable == OnUnavailable::Open && all_asked => {
                 observe::unprotected(keys.first(), &error);
                 let held = Held {
-                    keys: asked.into(),
+                    keys: flat.into(),
                     receipt: context.receipt(),
                     store_timeout: context.store_timeout,
                     delivery: Delivery::unprotected(elements),
@@ -112,7 +118,8 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
             }
             Err(error) => {
                 if outcome_unknown(&error) {
-                    inner.release_behind(asked, context.receipt(), context.store_timeout);
+                    let (asked, bound) = (asked.into_owned(), context.store_timeout);
+                    inner.release_behind(asked, context.receipt(), bound);
                 }
                 return Err(error);
             }
@@ -276,7 +283,8 @@ pub struct LeaseClaim<A: LeaseAdapter> {
     inner: Arc<Inner<A>>,
     delivery: Delivery,
     /// Taken by `commit` and `rollback`; what is left is released when the claim is dropped.
-    held: Option<Held>,
+    /// Boxed, for a claim is moved more often than it is looked into.
+    held: Option<Box<Held>>,
 }
 
 struct Held {
@@ -290,7 +298,11 @@ struct Held {
 
 impl<A: LeaseAdapter> LeaseClaim<A> {
     fn new(inner: &Arc<Inner<A>>, held: Held) -> Self {
-        Self { inner: Arc::clone(inner), delivery: held.delivery.clone(), held: Some(held) }
+        Self {
+            inner: Arc::clone(inner),
+            delivery: held.delivery.clone(),
+            held: Some(Box::new(held)),
+        }
     }
 }
 
@@ -310,7 +322,7 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
         match self.inner.complete(&held.keys, &held.receipt, held.store_timeout).await {
             Ok(answers) => tell_lost(&held.keys, &answers, Some(&held.delivery)),
             Err(_) => {
-                let Held { keys, receipt, store_timeout, kept, .. } = held;
+                let Held { keys, receipt, store_timeout, kept, .. } = *held;
                 self.inner.complete_behind(keys, receipt, store_timeout, kept, true);
             }
         }
@@ -319,7 +331,7 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
 
     async fn rollback(mut self) -> Result<(), Error> {
         let Some(held) = self.held.take() else { return Ok(()) };
-        let Held { receipt, store_timeout, delivery, kept, .. } = held;
+        let Held { receipt, store_timeout, delivery, kept, .. } = *held;
         // Before the release, or a renewal could cross it and look like a lost lease.
         drop(kept);
         let (done, failed): (Vec<_>, Vec<_>) =
@@ -347,7 +359,8 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
 
 impl<A: LeaseAdapter> Drop for LeaseClaim<A> {
     fn drop(&mut self) {
-        if let Some(Held { keys, receipt, store_timeout, kept, .. }) = self.held.take() {
+        if let Some(held) = self.held.take() {
+            let Held { keys, receipt, store_timeout, kept, .. } = *held;
             drop(kept);
             self.inner.release_behind(keys.to_vec(), receipt, store_timeout);
         }
@@ -370,7 +383,11 @@ struct Completing {
 
 impl Completing {
     fn contains(&self, key: &DedupKey) -> bool {
-        self.count.load(Ordering::Acquire) > 0 && self.lock().contains(key)
+        !self.is_empty() && self.lock().contains(key)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
     }
 
     fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>) -> StillCompleting {

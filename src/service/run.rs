@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::future::poll_fn;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Request, Response, StatusCode, request};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
 
 use super::Shared;
-use super::answer::{Answer, status};
+use super::answer::{Answer, panic_message, status};
 use crate::error::Error;
 use crate::key::{Element, Keys};
 use crate::ledger::{Begin, Claim, Ledger, Outcome as Handled};
@@ -54,10 +54,6 @@ impl<S, L> Job<S, L> {
     ) -> Self {
         Self { inner, ready: true, head, body, keys, shared, started, permit: Some(permit) }
     }
-
-    pub(super) fn namespace(&self) -> Arc<str> {
-        Arc::clone(self.shared.config.key.namespace_str())
-    }
 }
 
 /// What is to be reported of the delivery, beside what the job knows.
@@ -69,15 +65,16 @@ struct Facts {
     error: Option<Error>,
 }
 
-/// Runs a delivery to its end.
-pub(super) async fn run<S, L, B, ResBody>(mut job: Job<S, L>) -> Answer<S::Response, S::Error>
-where
+/// Runs a delivery to its end, and answers if somebody still listens.
+pub(super) async fn run_to_the_end<S, L, B, ResBody>(
+    mut job: Box<Job<S, L>>,
+    listener: oneshot::Sender<Answer<S::Response, S::Error>>,
+) where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     L: Ledger,
     B: From<Bytes>,
 {
-    let (keys, shared, started) = (job.keys.clone(), Arc::clone(&job.shared), job.started);
-    let _running = observe::Running::new(shared.config.key.namespace_str());
+    let running = observe::Running::new(job.shared.config.key.namespace_str());
     let mut facts = Facts::default();
     // An adapter or an extension that panics is treated as a handler that does; what its claim
     // holds is released when it is dropped.
@@ -86,24 +83,32 @@ where
         Ok(ended) => ended,
         Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
     };
-    let config = &shared.config;
-    if let Answer::Own(result) = &answer {
+    drop(running);
+    report(&job, &mut facts, outcome, &answer);
+    if let Err(Answer::Panicked(panic)) = listener.send(answer) {
+        let namespace = job.shared.config.key.namespace_str();
+        observe::orphaned_panic(namespace, panic_message(&*panic));
+    }
+}
+
+fn report<S, L, T, E>(job: &Job<S, L>, facts: &mut Facts, outcome: Outcome, answer: &Answer<T, E>) {
+    let config = &job.shared.config;
+    if let Answer::Own(result) = answer {
         facts.status = Some(status(*result, config));
     }
     Report {
         outcome,
         namespace: config.key.namespace_str(),
-        key: Some(keys.first()),
-        keys: keys.elements().len(),
+        key: Some(job.keys.first()),
+        keys: job.keys.elements().len(),
         plain_ids: config.log_ids == LogIds::Plain,
         attempt: facts.attempt,
         age: facts.age,
         status: facts.status,
-        duration: started.elapsed(),
+        duration: job.started.elapsed(),
         error: facts.error.as_ref().map(|error| error as _),
     }
     .emit();
-    answer
 }
 
 async fn deliver<S, L, B, ResBody>(
@@ -119,7 +124,8 @@ where
     let policy = job.shared.config.on_in_flight;
     let mut begun = begin(&job.shared, &job.keys).await;
     if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
-        begun = match job.wait(bound).await {
+        // Boxed, for most deliveries do not wait and need not carry what waiting takes.
+        begun = match Box::pin(job.wait(bound)).await {
             Waited::Begun(begun) => begun,
             Waited::NoPlace => return own(Outcome::Overloaded, DedupResult::InFlight),
             Waited::NoPermit => return own(Outcome::Overloaded, DedupResult::Unavailable),
@@ -223,7 +229,7 @@ impl<S: Clone, L: Ledger> Job<S, L> {
 /// Runs the handler and settles its claim.
 async fn handle<S, L, B, ResBody>(
     job: &mut Job<S, L>,
-    claim: L::Claim,
+    mut claim: L::Claim,
     others_in_flight: bool,
     facts: &mut Facts,
 ) -> (Outcome, Answer<S::Response, S::Error>)
@@ -234,12 +240,7 @@ where
 {
     let delivery = claim.delivery().clone();
     facts.attempt = Some((delivery.attempt(), delivery.takeover()));
-    let (head, body) = (std::mem::replace(&mut job.head, empty_head()), job.body.split_off(0));
-    let mut request = Request::from_parts(head, B::from(body));
-    request.extensions_mut().insert(delivery.clone());
-    claim.attach(request.extensions_mut());
-
-    let answer = AssertUnwindSafe(call(&mut job.inner, job.ready, request)).catch_unwind().await;
+    let answer = call(job, &mut claim).await;
     if let Ok(Ok(response)) = &answer {
         facts.status = Some(response.status());
     }
@@ -273,24 +274,36 @@ async fn settle<C: Claim, ResBody, E>(
         Ok(answer) => (Outcome::Failed, Answer::Inner(answer)),
         Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
     };
-    if let Err(error) = claim.rollback().await {
+    if let Err(error) = Box::pin(claim.rollback()).await {
         facts.error = Some(error);
     }
     (outcome, answer)
 }
 
-async fn call<S, B>(
-    inner: &mut S,
-    ready: bool,
-    request: Request<B>,
-) -> Result<S::Response, S::Error>
+/// Calls the inner service, and catches its panic.
+async fn call<S, L, B>(
+    job: &mut Job<S, L>,
+    claim: &mut L::Claim,
+) -> Result<Result<S::Response, S::Error>, Box<dyn Any + Send>>
 where
     S: Service<Request<B>>,
+    L: Ledger,
+    B: From<Bytes>,
 {
-    if !ready {
-        poll_fn(|cx| inner.poll_ready(cx)).await?;
+    if !job.ready {
+        let ready = AssertUnwindSafe(poll_fn(|cx| job.inner.poll_ready(cx)));
+        if let Err(error) = ready.catch_unwind().await? {
+            return Ok(Err(error));
+        }
     }
-    inner.call(request).await
+    let response = catch_unwind(AssertUnwindSafe(|| {
+        let (head, body) = (std::mem::replace(&mut job.head, empty_head()), job.body.split_off(0));
+        let mut request = Request::from_parts(head, B::from(body));
+        request.extensions_mut().insert(claim.delivery().clone());
+        claim.attach(request.extensions_mut());
+        job.inner.call(request)
+    }))?;
+    AssertUnwindSafe(response).catch_unwind().await
 }
 
 fn empty_head() -> request::Parts {

@@ -10,13 +10,13 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::Shared;
-use super::answer::{Answer, panic_message, status};
-use super::run::{Job, run};
+use super::answer::{Answer, status};
+use super::run::{Job, run_to_the_end};
 use crate::body::BodyFault;
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, Keys, RequestRef};
 use crate::ledger::Ledger;
-use crate::observe::{self, Outcome, Report};
+use crate::observe::{Outcome, Report};
 use crate::policy::{LogIds, OnMissingKey, Verified};
 use crate::response::DedupResult;
 
@@ -105,13 +105,10 @@ impl<S, L> Start<S, L> {
         let (sender, receiver) = oneshot::channel();
         let Self { inner, head, shared, started } = self;
         let tasks = shared.gate.tasks.clone();
-        let job = Job::new(inner, head, body, keys, shared, started, permit);
-        let task = async move {
-            let namespace = job.namespace();
-            if let Err(Answer::Panicked(panic)) = sender.send(run::<S, L, B, ResBody>(job).await) {
-                observe::orphaned_panic(&namespace, panic_message(&*panic));
-            }
-        };
+        // Boxed, for a task is moved as it is spawned.
+        let job = Box::new(Job::new(inner, head, body, keys, shared, started, permit));
+        let task = run_to_the_end::<S, L, B, ResBody>(job, sender);
+
         tasks.spawn(task.instrument(tracing::Span::current()));
         Next::Task(receiver)
     }
