@@ -247,43 +247,47 @@ where
     let delivery = claim.delivery().clone();
     facts.attempt = Some((delivery.attempt(), delivery.takeover()));
     let answer = call(job, &mut claim).await;
-    if let Ok(Ok(response)) = &answer {
-        facts.status = Some(response.status());
-    }
-    let ended = settle(answer, claim, &job.shared.config.success, facts).await;
+    let ended = match &answer {
+        Ok(Ok(response)) => {
+            facts.status = Some(response.status());
+            if job.shared.config.success.is(response.status()) {
+                Outcome::Completed
+            } else {
+                Outcome::Failed
+            }
+        }
+        Ok(Err(_)) => Outcome::Failed,
+        Err(_panic) => Outcome::Panicked,
+    };
+    let outcome = settle(ended, claim, facts).await;
     job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
-    match ended {
+    let answer = match (outcome, answer) {
+        (Outcome::Uncommitted, _) => Answer::Own(DedupResult::Unavailable),
         // The retry finds the rest done.
         (Outcome::Completed, _) if others_in_flight => {
-            (Outcome::Partial, Answer::Own(DedupResult::InFlight))
+            return (Outcome::Partial, Answer::Own(DedupResult::InFlight));
         }
-        ended => ended,
-    }
+        (_, Ok(answer)) => Answer::Inner(answer),
+        (_, Err(panic)) => Answer::Panicked(panic),
+    };
+    (outcome, answer)
 }
 
-async fn settle<C: Claim, ResBody, E>(
-    answer: Result<Result<Response<ResBody>, E>, Box<dyn Any + Send>>,
-    claim: C,
-    success: &crate::policy::Success,
-    facts: &mut Facts,
-) -> (Outcome, Answer<Response<ResBody>, E>) {
-    let (outcome, answer) = match answer {
-        Ok(Ok(response)) if success.is(response.status()) => {
-            return match claim.commit(&Handled::new(response.status())).await {
-                Ok(()) => (Outcome::Completed, Answer::Inner(Ok(response))),
-                Err(error) => {
-                    facts.error = Some(error);
-                    (Outcome::Uncommitted, Answer::Own(DedupResult::Unavailable))
-                }
-            };
-        }
-        Ok(answer) => (Outcome::Failed, Answer::Inner(answer)),
-        Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
+/// Commits or rolls back what a handler that ended so has claimed.
+async fn settle<C: Claim>(ended: Outcome, claim: C, facts: &mut Facts) -> Outcome {
+    let settled = match (ended, facts.status) {
+        (Outcome::Completed, Some(status)) => claim.commit(&Handled::new(status)).await,
+        // Boxed, for most deliveries succeed.
+        _ => Box::pin(claim.rollback()).await,
     };
-    if let Err(error) = Box::pin(claim.rollback()).await {
-        facts.error = Some(error);
+    match settled {
+        Ok(()) => ended,
+        Err(error) => {
+            facts.error = Some(error);
+            // Whether a release came through is for the log only.
+            if ended == Outcome::Completed { Outcome::Uncommitted } else { ended }
+        }
     }
-    (outcome, answer)
 }
 
 /// Calls the inner service, and catches its panic.
