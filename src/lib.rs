@@ -1,4 +1,4 @@
-//! A tower layer that makes at-least-once webhook deliveries take effect once.
+#![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod adapter;
@@ -10,6 +10,21 @@ mod error;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
+pub mod guide {
+    //! The guide, page by page. The [crate page](crate) comes first.
+
+    #[doc = include_str!("docs/keys.md")]
+    pub mod keys {}
+
+    #[doc = include_str!("docs/delivery.md")]
+    pub mod delivery {}
+
+    #[doc = include_str!("docs/operations.md")]
+    pub mod operations {}
+
+    #[doc = include_str!("docs/adapters.md")]
+    pub mod adapters {}
+}
 pub mod key;
 mod layer;
 pub mod ledger;
