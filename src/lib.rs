@@ -31,6 +31,9 @@ pub mod ledger;
 pub mod observe;
 pub mod policy;
 pub mod provider;
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 mod response;
 mod retention;
 mod service;
