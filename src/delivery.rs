@@ -1,8 +1,9 @@
 //! [`Delivery`]: what a handler can know about the delivery it is running.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::key::{DedupKey, Element, derive};
 
@@ -39,7 +40,9 @@ struct Inner {
     takeover: bool,
     unprotected: bool,
     lost: AtomicBool,
-    done: Mutex<Vec<DedupKey>>,
+    done: Mutex<HashSet<DedupKey>>,
+    /// The keys of a large batch, to be found at once.
+    index: OnceLock<HashSet<DedupKey>>,
 }
 
 impl Delivery {
@@ -66,6 +69,7 @@ impl Delivery {
             unprotected,
             lost: AtomicBool::new(false),
             done: Mutex::default(),
+            index: OnceLock::new(),
         }))
     }
 
@@ -84,7 +88,11 @@ impl Delivery {
     /// Whether this event of a batch is to run.
     #[must_use]
     pub fn is_new(&self, key: &DedupKey) -> bool {
-        self.keys().any(|new| new == key)
+        const FEW: usize = 16;
+        if self.0.elements.len() <= FEW {
+            return self.keys().any(|new| new == key);
+        }
+        self.0.index.get_or_init(|| self.keys().cloned().collect()).contains(key)
     }
 
     /// The events to run with all their identities; for ledgers.
@@ -93,7 +101,10 @@ impl Delivery {
         &self.0.elements
     }
 
-    /// How often this event has been started, this time included; 1 for the first.
+    /// How often this event has been claimed, this time included; 1 for the first.
+    ///
+    /// An event with a second identity is claimed, and given back, each time it is found to run
+    /// elsewhere under the other one.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.0.attempt
@@ -143,9 +154,7 @@ impl Delivery {
         let known = self.is_new(key);
         if known {
             let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
-            if !done.contains(key) {
-                done.push(key.clone());
-            }
+            done.insert(key.clone());
         }
         known
     }

@@ -78,6 +78,13 @@ impl Error {
         self
     }
 
+    /// The same failure, of something that may have been done in part.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn unknown(mut self) -> Self {
+        self.kind = ErrorKind::Unavailable;
+        self
+    }
+
     /// What kind of failure this is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -214,7 +221,7 @@ pub enum ConfigError {
     InvalidHeaderName,
     /// Not a JSON pointer (RFC 6901): empty, or starting with `/`, with `~` only in `~0` and `~1`.
     InvalidPointer,
-    /// A table or schema name must match `[A-Za-z_][A-Za-z0-9_]{0,47}`.
+    /// A table name must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and not start with `sqlite_`.
     InvalidIdentifier,
     /// Duplicates must be answered with a 2xx: every sender takes anything else for a failure.
     InvalidDuplicateStatus,

@@ -116,7 +116,8 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// The largest body, in bytes; a larger one is answered 413 and nothing is recorded.
+    /// The largest body, in bytes; a larger one is answered 413 and nothing is recorded. Holds for
+    /// every request, whatever its method.
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.config.body_limit = bytes;
         self
@@ -145,7 +146,10 @@ impl<L, B> DedupLayer<L, B> {
     /// How long a claim holds without being renewed: how long the event of a process that died
     /// waits for its retry to run. At least 100 ms.
     ///
-    /// A running handler renews it at a third of its length, so a handler may take much longer.
+    /// A running handler renews it at a third of its length, so a handler may take much longer: as
+    /// long as it likes, and a handler that hangs keeps its event and its permit until the process
+    /// ends. Put a timeout *inside* this layer to bound that. A lease should be much longer than
+    /// [`store_timeout`](Self::store_timeout).
     pub fn lease(mut self, lease: Duration) -> Self {
         self.config.lease = lease.max(SHORTEST_LEASE);
         self
@@ -160,7 +164,7 @@ impl<L, B> DedupLayer<L, B> {
     /// How many deliveries may run at once, over all routes and clones; the rest is answered 503.
     ///
     /// Deliveries run in tasks of their own, which outer `ConcurrencyLimit` and `Timeout` layers
-    /// do not see: this is their bound. It may not exceed `usize::MAX >> 3`.
+    /// do not see: this is their bound.
     pub fn max_running(mut self, deliveries: usize) -> Self {
         self.gate = Arc::new(Gate::new(deliveries, self.gate.max_waiting()));
         self

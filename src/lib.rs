@@ -1,5 +1,7 @@
 #![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// Here and not for all targets: tests and examples may.
+#![warn(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod adapter;
 mod body;

@@ -33,7 +33,7 @@
 //! | `unverified` | error | no `Verified` marker: the layers are in the wrong order |
 //! | `bypass` | debug | a handshake, or a missing key that was let through |
 //!
-//! Beside them: `lease lost` (warn), `takeover` (warn), `running unprotected` (warn),
+//! Beside them, naming events by their hash: `lease lost` (warn), `takeover` (warn), `running unprotected` (warn),
 //! `completed in the background` (info), `gave up in the background` (error), `purged` (debug).
 //!
 //! # Metrics
@@ -319,7 +319,7 @@ pub(crate) fn background(operation: &'static str, result: Background, key: Optio
         ),
         Background::Refused => tracing::error!(
             target: "tower_dedup", operation, namespace, id,
-            "gave up at once: too much is under way in the background"
+            "gave up at once: too much is under way in the background, or the runtime is gone"
         ),
     }
 }

@@ -48,9 +48,9 @@ impl<A: Maintain> Purger<A> {
         Self { adapter, every, batch: 1_000, timeout }
     }
 
-    /// The pause between two rounds, at least a millisecond.
+    /// The pause between two rounds, from a millisecond to a year.
     pub fn every(mut self, interval: Duration) -> Self {
-        self.every = interval.max(Duration::from_millis(1));
+        self.every = interval.clamp(Duration::from_millis(1), Duration::from_secs(365 * 86_400));
         self
     }
 
@@ -125,6 +125,7 @@ async fn purge(
 
 /// A running [`Purger`]. Dropped, it stops the purger at its next pause.
 #[derive(Debug)]
+#[must_use = "dropping the handle stops the purger"]
 pub struct PurgerHandle {
     _stops: tokio_util::sync::DropGuard,
     task: JoinHandle<()>,

@@ -140,15 +140,15 @@ impl Store for UsersPool {
 }
 
 /// The boxed twin.
-struct Boxed(Sqlite, Arc<Box<Arc<dyn DynAdapter>>>);
+struct Boxed(Sqlite, Arc<Arc<dyn DynAdapter>>);
 
 impl Store for Boxed {
-    type Adapter = Box<Arc<dyn DynAdapter>>;
+    type Adapter = Arc<dyn DynAdapter>;
 
     async fn create() -> Self {
         let store = Sqlite::create().await;
         let adapter = tower_dedup::adapter::connect(&url(&store.path)).await.unwrap();
-        Self(store, Arc::new(Box::new(adapter)))
+        Self(store, Arc::new(adapter))
     }
 
     fn adapter(&self) -> Arc<Self::Adapter> {

@@ -288,20 +288,193 @@ async fn a_completion_whose_row_vanished_is_recorded() {
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
 }
 
+/// A store that panics is a store that fails: no success is lost over it.
 #[tokio::test]
-async fn an_adapter_that_panics_does_not_take_the_layer_down() {
+async fn an_adapter_that_panics_is_a_store_that_fails() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = lease(&store).lease(Duration::from_millis(300));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Claim, Fault::Panic);
+    assert_eq!(result(&send(&service, request("a")).await), Some("unavailable"));
+    store.set(Op::Claim, Fault::None);
+    store.set(Op::Renew, Fault::Panic);
+    store.set(Op::Complete, Fault::Panic);
+    assert_eq!(result(&send(&service, request("a")).await), None);
+    store.set(Op::Renew, Fault::None);
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    store.set(Op::Complete, Fault::None);
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+    assert!(is_complete(&store, "a").await);
+    assert_eq!((handle.running(), handle.background(), handler.runs()), (0, 0, 1));
+}
+
+/// On arrival: while a record of unknown outcome is being undone, nobody is told that its event,
+/// which never ran, is a duplicate.
+#[tokio::test]
+async fn a_retry_during_the_undoing_is_never_told_200() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = arrival(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Record, Fault::LoseReply);
+    store.set(Op::Unrecord, Fault::Fail);
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    store.set(Op::Record, Fault::None);
+    for _ in 0..5 {
+        assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
+    }
+    assert_eq!(handle.background(), 1);
+    store.set(Op::Unrecord, Fault::None);
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
+    assert_eq!(result(&send(&service, request("a")).await), None);
+    assert_eq!(handler.runs(), 1);
+}
+
+/// Fail-open is for events of which nothing is known: not for one that is known to be running.
+#[tokio::test]
+async fn open_never_runs_beside_a_run_that_was_seen() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let layer = lease(&store)
+        .on_unavailable(OnUnavailable::Open)
+        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::from_millis(300)));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let start = || {
+        let service = service.clone();
+        tokio::spawn(async move { result(&send(&service, request("a")).await).map(str::to_owned) })
+    };
+    let first = start();
+    handler.running(1).await;
+    let twin = start();
+    until(|| handle.waiting() == 1).await;
+    store.set(Op::Claim, Fault::Fail);
+    assert_eq!(twin.await.unwrap().as_deref(), Some("in-flight"));
+    handler.release();
+    assert_eq!(first.await.unwrap(), None);
+    assert_eq!(handler.runs(), 1);
+}
+
+/// An outage makes many releases; they do not push a completion out.
+#[tokio::test]
+async fn releases_do_not_starve_completions() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
+    let service = layer.layer(handler.service());
+    let success = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("success")).await.status() }
+    });
+    handler.running(1).await;
+    store.set_all(Fault::Hang);
+    let deliveries = (0..4_500).map(|n| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
+    });
+    for delivery in deliveries.collect::<Vec<_>>() {
+        assert_eq!(delivery.await.unwrap(), 503);
+    }
+    handler.release();
+    assert_eq!(success.await.unwrap(), 200);
+    store.set_all(Fault::None);
+    becomes_complete(&store, "success").await;
+}
+
+/// What a failed batch has marked as done keeps its lease until its completion is there.
+#[tokio::test]
+async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
+    let (store, handler) = (store(), Handler::default().then(500));
+    handler.hold();
+    let layer = lease(&store).lease(Duration::from_millis(300));
+    let service = layer.layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    assert!(handler.last().done(&dedup_key("a")));
+    store.set(Op::Complete, Fault::Fail);
+    handler.release();
+    assert_eq!(first.await.unwrap(), 500);
+    for _ in 0..6 {
+        tokio::time::sleep(SOON).await;
+        let other = Receipt::new(Token::random(), Duration::from_secs(60));
+        let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+        assert_eq!(elsewhere, [tower_dedup::adapter::Claimed::InFlight]);
+    }
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    store.set(Op::Complete, Fault::None);
+    becomes_complete(&store, "a").await;
+}
+
+/// An unprotected run that fails frees its key even if its claim arrives after the release.
+#[tokio::test]
+async fn an_unprotected_failure_leaves_no_late_claim_behind() {
+    let (store, handler) = (store(), Handler::default().then(500));
+    let layer = lease(&store)
+        .on_unavailable(OnUnavailable::Open)
+        .on_in_flight(tower_dedup::OnInFlight::Reject);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Claim, Fault::DoLate);
+    assert_eq!(send(&service, request("a")).await.status(), 500);
+    store.set(Op::Claim, Fault::None);
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
+    let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
+    assert_eq!(entry.state, EntryState::Released);
+}
+
+/// Everybody who waits for the end is told of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_may_drain_at_once() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(Op::Claim, Fault::Panic);
-    let attempt = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await }
-    });
-    assert!(attempt.await.unwrap_err().is_panic());
+    for round in 0..200 {
+        let drains: Vec<_> = (0..4)
+            .map(|_| {
+                let handle = handle.clone();
+                tokio::spawn(async move { handle.drain().await })
+            })
+            .collect();
+        send(&service, request(&round.to_string())).await;
+        for drain in drains {
+            tokio::time::timeout(Duration::from_secs(5), drain).await.expect("drained").unwrap();
+        }
+    }
+}
+
+/// Settings at the end of their range are settings.
+#[tokio::test]
+async fn extreme_settings_do_no_harm() {
+    let (store, handler) = (store(), Handler::default());
+    let extreme = DedupLayer::new(by_header(), Arc::clone(&store))
+        .store_timeout(Duration::MAX)
+        .lease(Duration::MAX)
+        .retention(Duration::MAX)
+        .body_timeout(Duration::MAX)
+        .body_limit(usize::MAX)
+        .max_running(usize::MAX)
+        .max_waiting(usize::MAX)
+        .max_keys(usize::MAX)
+        .retry_after(Duration::MAX, Duration::MAX)
+        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::MAX));
+    let service = extreme.layer(handler.service());
+    store.set(Op::Claim, Fault::Fail);
+    assert_eq!(send(&service, request("a")).await.status(), 503);
     store.set(Op::Claim, Fault::None);
-    assert_eq!(send(&service, request("a")).await.status(), 200);
-    until(|| handle.running() == 0).await;
+    assert_eq!(send(&service, request("b")).await.status(), 200);
+    assert_eq!(result(&send(&service, request("b")).await), Some("duplicate"));
+    let least = DedupLayer::new(by_header(), Arc::clone(&store))
+        .lease(Duration::ZERO)
+        .retention(Duration::ZERO)
+        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::ZERO));
+    assert_eq!(send(&least.layer(handler.service()), request("c")).await.status(), 200);
+    for every in [Duration::ZERO, Duration::MAX] {
+        Purger::new(Arc::clone(&store)).every(every).timeout(every).batch(0).spawn().stop().await;
+    }
+    store.inner().advance(Duration::MAX);
+    store.inner().advance(Duration::MAX);
+    assert_eq!(send(&service, request("d")).await.status(), 200);
 }
 
 /// What goes on behind a store that is gone is bounded, whatever arrives meanwhile.

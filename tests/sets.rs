@@ -216,3 +216,26 @@ async fn the_second_identity_of_an_extractor_has_a_namespace_of_its_own() {
     assert!(adapter.get(&change).await.unwrap().is_some());
     assert_eq!(handler.runs(), 1);
 }
+
+/// A second identity that says nothing new is none, and a closure's single event can have one.
+#[tokio::test]
+async fn second_identities_of_closures() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let same = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    let key = dedup_key("a");
+    let element = Element::new(key.clone()).with_second_identity(key);
+    assert_eq!(element.second_identity(), None);
+    send(&same, batch("a")).await;
+    assert!(!handler.last().lease_lost());
+
+    let extractor = by_word().second_identity("body", key::body_digest());
+    let service = DedupLayer::new(extractor, memory()).layer(handler.service());
+    let keys = |words: &str| {
+        let mut request = batch(words);
+        request.headers_mut().insert("x", "y".parse().unwrap());
+        request
+    };
+    send(&service, keys("evt_1")).await;
+    assert!(handler.last().elements()[0].second_identity().is_some());
+    assert_eq!(result(&send(&service, keys("evt_1")).await), Some("duplicate"));
+}

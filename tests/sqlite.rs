@@ -265,6 +265,23 @@ async fn the_migration_touches_nothing_of_the_users() {
     assert_eq!(version, 7);
 }
 
+/// A table may bear any name that it can bear, and a pool of the user's is the user's to close.
+#[tokio::test]
+async fn tables_may_be_called_as_words_of_sql() {
+    let file = File::new();
+    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
+    let pool = SqlitePool::connect_with(options).await.unwrap();
+    let adapter = SqliteAdapter::new(pool.clone()).table(TableName::new("order").unwrap());
+    let keys = [dedup_key("a")];
+    assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.purge(1).await.unwrap() + adapter.count().await.unwrap(), 1);
+    adapter.close().await;
+    let _: i64 = sqlx::query_scalar("SELECT 1").fetch_one(&pool).await.unwrap();
+    for name in ["", "1a", "a b", "a\"b", "sqlite_x", "SQLite_x", &"a".repeat(49)] {
+        assert_eq!(TableName::new(name), Err(ConfigError::InvalidIdentifier), "{name}");
+    }
+}
+
 /// Two tables are two stores, and the schema can be made by somebody else.
 #[tokio::test]
 async fn the_schema_can_be_made_by_hand() {

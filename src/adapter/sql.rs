@@ -5,8 +5,8 @@ use std::fmt;
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// The name of a table: `[A-Za-z_][A-Za-z0-9_]{0,47}`, so that it needs no quoting anywhere and
-/// the names derived from it fit every database.
+/// The name of a table: `[A-Za-z_][A-Za-z0-9_]{0,47}`, and none that SQLite keeps for itself, so
+/// that it can be quoted as it is and the names derived from it fit every database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableName(String);
 
@@ -28,7 +28,8 @@ impl TableName {
         let mut chars = name.chars();
         let starts = chars.next().is_some_and(|char| char.is_ascii_alphabetic() || char == '_');
         let goes_on = chars.all(|char| char.is_ascii_alphanumeric() || char == '_');
-        if starts && goes_on && name.len() <= 48 {
+        let reserved = name.to_ascii_lowercase().starts_with("sqlite_");
+        if starts && goes_on && !reserved && name.len() <= 48 {
             Ok(Self(name.to_owned()))
         } else {
             Err(ConfigError::InvalidIdentifier)

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, request};
 
 use super::digest::body_id;
-use super::id::{DedupKey, Element, Keys, check_namespace};
+use super::id::{DedupKey, Keys, check_namespace};
 use super::part::KeyPart;
 use crate::error::{ConfigError, KeyError};
 
@@ -177,7 +177,7 @@ impl KeyExtractor {
     ///
     /// For senders that report one change by two events of different ids. The second identity
     /// lives in the namespace `{namespace}.{label}`. A delivery without that value has one
-    /// identity. Mind that a later, legitimate change of the same object shares the second
+    /// identity; so have the elements of a batch, whose closure gives them theirs. Mind that a later, legitimate change of the same object shares the second
     /// identity and is taken for a duplicate until the retention ends.
     ///
     /// # Panics
@@ -231,18 +231,25 @@ impl KeyExtractor {
         if self.bypass.as_ref().is_some_and(|is_handshake| is_handshake(request)) {
             return Ok(Extracted::Bypass);
         }
-        let part = match &self.rule {
-            Rule::Part(part) => part,
-            Rule::Fn(extract) => return extract(request),
+        let keys = match &self.rule {
+            Rule::Part(part) => match part.read(request)? {
+                Some(id) => Keys::one(DedupKey::in_namespace(&self.namespace, &id)?),
+                None => return Ok(Extracted::Missing),
+            },
+            Rule::Fn(extract) => match extract(request)? {
+                Extracted::Keys(keys) => keys,
+                other => return Ok(other),
+            },
         };
-        let Some(id) = part.read(request)? else { return Ok(Extracted::Missing) };
-        let mut element = Element::new(DedupKey::in_namespace(&self.namespace, &id)?);
-        if let Some((namespace, part)) = &self.second
-            && let Some(id) = part.read(request)?
-        {
-            element = element.with_second_identity(DedupKey::in_namespace(namespace, &id)?);
+        match (&self.second, keys.elements()) {
+            (Some((namespace, part)), [element]) if element.second_identity().is_none() => {
+                let Some(id) = part.read(request)? else { return Ok(Extracted::Keys(keys)) };
+                let second = DedupKey::in_namespace(namespace, &id)?;
+                let element = element.clone().with_second_identity(second);
+                Ok(Keys::new(vec![element]).map_or(Extracted::Missing, Extracted::Keys))
+            }
+            _ => Ok(Extracted::Keys(keys)),
         }
-        Ok(Keys::new(vec![element]).map_or(Extracted::Missing, Extracted::Keys))
     }
 
     /// The key of a delivery that is known by its raw body only.

@@ -107,10 +107,10 @@ impl Element {
         Self { key, second: None }
     }
 
-    /// Adds the second identity.
+    /// Adds the second identity. One that is the key itself adds nothing.
     #[must_use]
     pub fn with_second_identity(mut self, second: DedupKey) -> Self {
-        self.second = Some(second);
+        self.second = (second != self.key).then_some(second);
         self
     }
 

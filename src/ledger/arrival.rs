@@ -5,27 +5,34 @@
 //! 2. A record whose answer was lost is undone by its token: the sender was told 503, and its retry
 //!    must find the key free, or the event is lost without having run. The record may still be on
 //!    its way to the store, so a store that knows nothing of it is asked again for twenty seconds;
-//!    one that does not answer, for ten minutes.
+//!    one that does not answer, for ten minutes. Meanwhile this process takes the key for in
+//!    flight where the store says complete. Another process that asks in that time is told that it
+//!    is complete: where that window matters, use the lease ledger.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::Extensions;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::background::{Background, Step, Work};
 use super::call::{outcome_unknown, store_call, undone};
 use super::fold::{Answer, fold, plan};
+use super::pending::Pending;
 use super::{Begin, BeginContext, Claim, Ledger, Outcome};
-use crate::adapter::{DedupAdapter, Receipt};
+use crate::adapter::{DedupAdapter, Receipt, Recorded};
 use crate::delivery::Delivery;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Keys};
 use crate::observe;
 use crate::policy::OnUnavailable;
 
 /// For how long a record of unknown outcome is undone.
 const UNDO_BOUND: Duration = Duration::from_secs(600);
+
+/// How many records may be made, or undone in the background, at once.
+const MOST_UNDOINGS: usize = 16_384;
 
 /// For how long a store that answers is asked for a record that it knows nothing of, at least.
 const UNDO_PATIENCE: Duration = Duration::from_secs(20);
@@ -37,6 +44,8 @@ pub struct ArrivalLedger<A>(Arc<Inner<A>>);
 
 struct Inner<A> {
     adapter: A,
+    /// Recorded perhaps, by deliveries that were told 503.
+    undoing: Arc<Pending>,
     background: Background,
 }
 
@@ -44,7 +53,11 @@ impl<A> ArrivalLedger<A> {
     /// A ledger over this store.
     #[must_use]
     pub fn new(adapter: A) -> Self {
-        Self(Arc::new(Inner { adapter, background: Background::new() }))
+        Self(Arc::new(Inner {
+            adapter,
+            undoing: Arc::default(),
+            background: Background::new(MOST_UNDOINGS),
+        }))
     }
 
     /// The store.
@@ -77,27 +90,40 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let inner = &self.0;
         let receipt = context.receipt();
         let (elements, flat) = plan(keys);
-        let call = inner.adapter.record(&flat, &receipt);
+        // Room to undo it, before there is anything to undo: an undoing that is refused is an
+        // event lost.
+        let Some(room) = inner.background.reserve() else {
+            return Err(Error::new(ErrorKind::Unavailable, "reserving room to undo a record"));
+        };
+        let call = async { inner.adapter.record(&flat, &receipt).await };
         let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
             Ok(recorded) => recorded,
             Err(error) if context.on_unavailable == OnUnavailable::Open => {
                 observe::unprotected(keys.first(), &error);
-                inner.record_behind(flat, receipt, context.store_timeout);
+                inner.record_behind(room, flat, receipt, context.store_timeout);
                 let delivery = Delivery::unprotected(elements);
                 return Ok(Begin::first(ArrivalClaim { delivery }, false));
             }
             Err(error) => {
                 if outcome_unknown(&error) {
-                    inner.undo_behind(flat, receipt, context.store_timeout);
+                    inner.undo_behind(room, flat, receipt, context.store_timeout);
                 }
                 return Err(error);
             }
         };
-        let answers: Vec<Answer> = recorded.into_iter().map(Answer::from).collect();
+        let answers: Vec<Answer> = flat
+            .iter()
+            .zip(recorded)
+            .map(|(key, answer)| match answer {
+                // Perhaps by the very record that is being undone, which nobody ran.
+                Recorded::Duplicate(_) if inner.undoing.contains(key) => Answer::InFlight,
+                answer => answer.into(),
+            })
+            .collect();
         let mut folded = fold(elements, &flat, &answers);
         if !folded.give_back.is_empty() {
             let give_back = std::mem::take(&mut folded.give_back);
-            inner.undo_behind(give_back, receipt, context.store_timeout);
+            inner.undo_behind(room, give_back, receipt, context.store_timeout);
         }
         if folded.new.is_empty() {
             return Ok(match folded.duplicate {
@@ -120,13 +146,19 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
 
 impl<A: DedupAdapter> Inner<A> {
     /// Records what runs unprotected, as soon as the store answers.
-    fn record_behind(self: &Arc<Self>, keys: Vec<DedupKey>, receipt: Receipt, bound: Duration) {
+    fn record_behind(
+        self: &Arc<Self>,
+        room: OwnedSemaphorePermit,
+        keys: Vec<DedupKey>,
+        receipt: Receipt,
+        bound: Duration,
+    ) {
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
         let keys: Arc<[DedupKey]> = keys.into();
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
             async move {
-                let call = inner.adapter.record(&keys, &receipt);
+                let call = async { inner.adapter.record(&keys, &receipt).await };
                 match store_call("record", bound, keys.len(), call).await {
                     Ok(_) => Step::Settled,
                     Err(_) => Step::Again,
@@ -135,22 +167,30 @@ impl<A: DedupAdapter> Inner<A> {
         };
         let work =
             Work { operation: "record", key: first, bound: UNDO_BOUND, patience: UNDO_BOUND };
-        self.background.repeat(work, attempt, ());
+        self.background.repeat_with(room, work, attempt, ());
     }
 
-    fn undo_behind(self: &Arc<Self>, keys: Vec<DedupKey>, receipt: Receipt, bound: Duration) {
+    /// Undoes a record; until it has, this process takes the keys for in flight.
+    fn undo_behind(
+        self: &Arc<Self>,
+        room: OwnedSemaphorePermit,
+        keys: Vec<DedupKey>,
+        receipt: Receipt,
+        bound: Duration,
+    ) {
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
         let keys: Arc<[DedupKey]> = keys.into();
+        let until_then = self.undoing.add(Arc::clone(&keys));
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
             async move {
-                let call = inner.adapter.unrecord(&keys, &receipt);
+                let call = async { inner.adapter.unrecord(&keys, &receipt).await };
                 undone(store_call("unrecord", bound, keys.len(), call).await)
             }
         };
-        let patience = UNDO_PATIENCE.max(10 * bound);
+        let patience = UNDO_PATIENCE.max(bound.saturating_mul(10));
         let work = Work { operation: "unrecord", key: first, bound: UNDO_BOUND, patience };
-        self.background.repeat(work, attempt, ());
+        self.background.repeat_with(room, work, attempt, until_then);
     }
 }
 

@@ -6,15 +6,12 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::key::DedupKey;
 use crate::observe;
-
-/// How many completions, releases and undone records may be under way at once.
-const MOST: usize = 4_096;
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
@@ -46,8 +43,17 @@ pub(super) enum Step {
 }
 
 impl Background {
-    pub(super) fn new() -> Self {
-        Self { tasks: TaskTracker::new(), permits: Arc::new(Semaphore::new(MOST)) }
+    /// Room for `most` at once.
+    pub(super) fn new(most: usize) -> Self {
+        let tasks = TaskTracker::new();
+        // A closed tracker still takes tasks; being closed is what lets a drain end.
+        tasks.close();
+        Self { tasks, permits: Arc::new(Semaphore::new(most)) }
+    }
+
+    /// Room for one that must not be refused later.
+    pub(super) fn reserve(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).try_acquire_owned().ok()
     }
 
     /// Repeats `attempt`, with growing pauses, until it is settled or its bound has passed; then
@@ -57,6 +63,26 @@ impl Background {
     pub(super) fn repeat<F, G>(
         &self,
         work: Work,
+        attempt: impl FnMut() -> F + Send + 'static,
+        until_then: G,
+    ) where
+        F: Future<Output = Step> + Send,
+        G: Send + 'static,
+    {
+        match self.reserve() {
+            Some(permit) => self.repeat_with(permit, work, attempt, until_then),
+            None => {
+                let refused = observe::Background::Refused;
+                observe::background(work.operation, refused, work.key.as_ref());
+            }
+        }
+    }
+
+    /// [`repeat`](Self::repeat) in room that was reserved.
+    pub(super) fn repeat_with<F, G>(
+        &self,
+        permit: OwnedSemaphorePermit,
+        work: Work,
         mut attempt: impl FnMut() -> F + Send + 'static,
         until_then: G,
     ) where
@@ -64,9 +90,7 @@ impl Background {
         G: Send + 'static,
     {
         let Work { operation, key, bound, patience } = work;
-        let (Ok(runtime), Ok(permit)) =
-            (Handle::try_current(), Arc::clone(&self.permits).try_acquire_owned())
-        else {
+        let Ok(runtime) = Handle::try_current() else {
             observe::background(operation, observe::Background::Refused, key.as_ref());
             return;
         };
@@ -109,8 +133,6 @@ impl Background {
 
     /// Waits until nothing is under way.
     pub(super) async fn drain(&self) {
-        self.tasks.close();
         self.tasks.wait().await;
-        self.tasks.reopen();
     }
 }

@@ -1,7 +1,10 @@
 //! One call to a store: bounded, measured, and checked.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
 
 use super::background::Step;
 use crate::adapter::Released;
@@ -10,7 +13,8 @@ use crate::observe;
 
 /// Runs `call` within `bound` and checks that it answers for every key.
 ///
-/// A call that outlives its bound is dropped: its outcome is unknown from then on.
+/// A call that outlives its bound is dropped: its outcome is unknown from then on. One that panics
+/// is a failure like any other.
 pub(super) async fn store_call<T>(
     operation: &'static str,
     bound: Duration,
@@ -18,11 +22,14 @@ pub(super) async fn store_call<T>(
     call: impl Future<Output = Result<Vec<T>, Error>>,
 ) -> Result<Vec<T>, Error> {
     let start = Instant::now();
+    let call = AssertUnwindSafe(call).catch_unwind();
     let answer = match tokio::time::timeout(bound, call).await {
-        Ok(Ok(answers)) if answers.len() != keys => {
+        Ok(Ok(Ok(answers))) if answers.len() != keys => {
             Err(Error::new(ErrorKind::Corrupt, "counting the answers of the store"))
         }
-        Ok(answer) => answer,
+        Ok(Ok(answer)) => answer,
+        // The panic hook has said what it was.
+        Ok(Err(_panic)) => Err(Error::new(ErrorKind::Unavailable, "surviving the store's panic")),
         Err(_elapsed) => Err(Error::new(ErrorKind::Timeout, operation)),
     };
     observe::store_call(operation, start.elapsed(), answer.as_ref().err());

@@ -64,6 +64,14 @@ pub(super) fn plan(keys: &Keys) -> (Vec<Element>, Vec<DedupKey>) {
     (elements, flat)
 }
 
+/// All identities of these elements, sorted.
+pub(super) fn identities<'e>(elements: impl IntoIterator<Item = &'e Element>) -> Vec<DedupKey> {
+    let mut keys: Vec<DedupKey> =
+        elements.into_iter().flat_map(Element::identities).cloned().collect();
+    keys.sort_unstable();
+    keys
+}
+
 /// What a delivery's elements come to.
 #[derive(Debug, Default)]
 pub(super) struct Folded {
@@ -79,9 +87,9 @@ pub(super) struct Folded {
 }
 
 impl Folded {
-    /// All identities of the elements to run.
+    /// All identities of the elements to run, sorted.
     pub(super) fn held(&self) -> Vec<DedupKey> {
-        self.new.iter().flat_map(Element::identities).cloned().collect()
+        identities(&self.new)
     }
 }
 

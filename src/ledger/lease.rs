@@ -10,18 +10,16 @@
 //!    the store, so a store that knows nothing of it is asked again for some seconds; one that does
 //!    not answer, until the lease would have lapsed.
 
-use std::borrow::Cow;
-use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Extensions;
 
 use super::background::{Background, Step, Work};
 use super::call::{outcome_unknown, store_call, undone};
-use super::fold::{Answer, Folded, fold, plan};
+use super::fold::{Answer, Folded, fold, identities, plan};
+use super::pending::Pending;
 use super::renewal::{Kept, Lease, Renewals};
 use super::{Begin, BeginContext, Claim, Ledger, Outcome};
 use crate::adapter::{Completed, LeaseAdapter, Receipt, Released, Seen};
@@ -34,6 +32,10 @@ use crate::policy::OnUnavailable;
 /// For how long a completion is tried again in the background. While it is, the lease is renewed
 /// too, so that a store which takes renewals but no completions sees no second handler.
 const COMPLETION_BOUND: Duration = Duration::from_secs(600);
+
+/// How many of each may be under way in the background.
+const MOST_COMPLETIONS: usize = 16_384;
+const MOST_RELEASES: usize = 4_096;
 
 /// For how long a store that answers is asked for a claim that it knows nothing of, at least. One
 /// that arrives later still blocks its key for a lease, and loses nothing.
@@ -48,8 +50,12 @@ pub struct LeaseLedger<A>(Arc<Inner<A>>);
 struct Inner<A> {
     adapter: Arc<A>,
     renewals: Arc<Renewals>,
-    completing: Arc<Completing>,
-    background: Background,
+    /// What has succeeded in this process, and is not recorded yet.
+    completing: Arc<Pending>,
+    /// Apart from the releases, which an outage makes many of: losing one blocks a key for a
+    /// lease, but losing a completion runs an event twice.
+    completions: Background,
+    releases: Background,
 }
 
 impl<A> LeaseLedger<A> {
@@ -60,7 +66,8 @@ impl<A> LeaseLedger<A> {
             adapter: Arc::new(adapter),
             renewals: Arc::default(),
             completing: Arc::default(),
-            background: Background::new(),
+            completions: Background::new(MOST_COMPLETIONS),
+            releases: Background::new(MOST_RELEASES),
         }))
     }
 
@@ -94,18 +101,13 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         let inner = &self.0;
         let (elements, flat) = plan(keys);
         // What has succeeded here, and is not recorded yet, is complete for this process.
-        let ours = |key: &DedupKey| inner.completing.contains(key);
-        let all_asked = inner.completing.is_empty() || !flat.iter().any(ours);
-        let asked: Cow<'_, [DedupKey]> = if all_asked {
-            Cow::Borrowed(&flat)
-        } else {
-            flat.iter().filter(|key| !ours(key)).cloned().collect()
-        };
+        let rest = inner.completing.rest(&flat);
+        let asked = rest.as_deref().unwrap_or(&flat);
         let claimed =
-            if asked.is_empty() { Ok(Vec::new()) } else { inner.claim(&asked, context).await };
+            if asked.is_empty() { Ok(Vec::new()) } else { inner.claim(asked, context).await };
         let claimed = match claimed {
             Ok(claimed) => claimed,
-            Err(error) if context.on_unavailable == OnUnavailable::Open && all_asked => {
+            Err(error) if context.on_unavailable == OnUnavailable::Open && rest.is_none() => {
                 observe::unprotected(keys.first(), &error);
                 let held = Held {
                     keys: flat.into(),
@@ -118,8 +120,8 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
             }
             Err(error) => {
                 if outcome_unknown(&error) {
-                    let (asked, bound) = (asked.into_owned(), context.store_timeout);
-                    inner.release_behind(asked, context.receipt(), bound);
+                    let asked = rest.unwrap_or(flat);
+                    inner.release_behind(asked, context.receipt(), context.store_timeout);
                 }
                 return Err(error);
             }
@@ -141,11 +143,12 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
     }
 
     fn background(&self) -> usize {
-        self.0.background.count()
+        self.0.completions.count() + self.0.releases.count()
     }
 
     async fn drain(&self) {
-        self.0.background.drain().await;
+        self.0.completions.drain().await;
+        self.0.releases.drain().await;
     }
 }
 
@@ -156,7 +159,7 @@ impl<A: LeaseAdapter> Inner<A> {
         context: &BeginContext,
     ) -> Result<Vec<crate::adapter::Claimed>, Error> {
         let receipt = context.receipt();
-        let call = self.adapter.claim(keys, &receipt);
+        let call = async { self.adapter.claim(keys, &receipt).await };
         store_call("claim", context.store_timeout, keys.len(), call).await
     }
 
@@ -172,7 +175,7 @@ impl<A: LeaseAdapter> Inner<A> {
             self.release_behind(give_back, receipt, context.store_timeout);
         }
         if !keep.is_empty() {
-            self.complete_behind(keep.into(), receipt, context.store_timeout, None, false);
+            self.complete_behind(keep.into(), receipt, context.store_timeout, None, None);
         }
         if folded.new.is_empty() {
             return match folded.duplicate {
@@ -200,29 +203,30 @@ impl<A: LeaseAdapter> Inner<A> {
         receipt: &Receipt,
         store_timeout: Duration,
     ) -> Result<Vec<Completed>, Error> {
-        let call = self.adapter.complete(keys, receipt);
+        let call = async { self.adapter.complete(keys, receipt).await };
         store_call("complete", store_timeout, keys.len(), call).await
     }
 
     /// Completes in the background; until it has, or gives up, this process answers the keys as
-    /// complete, and `kept` keeps their lease.
+    /// complete, and `kept` keeps their lease. `delivery` is told if it was lost.
     fn complete_behind(
         self: &Arc<Self>,
         keys: Arc<[DedupKey]>,
         receipt: Receipt,
         store_timeout: Duration,
         kept: Option<Kept>,
-        tells_lost: bool,
+        delivery: Option<Delivery>,
     ) {
         let until_then = (self.completing.add(Arc::clone(&keys)), kept);
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
+            let delivery = delivery.clone();
             async move {
                 match inner.complete(&keys, &receipt, store_timeout).await {
                     Ok(answers) => {
-                        if tells_lost {
-                            tell_lost(&keys, &answers, None);
+                        if let Some(delivery) = &delivery {
+                            tell_lost(&keys, &answers, delivery);
                         }
                         Step::Settled
                     }
@@ -236,7 +240,7 @@ impl<A: LeaseAdapter> Inner<A> {
             bound: COMPLETION_BOUND,
             patience: COMPLETION_BOUND,
         };
-        self.background.repeat(work, attempt, until_then);
+        self.completions.repeat(work, attempt, until_then);
     }
 
     async fn release(
@@ -245,7 +249,7 @@ impl<A: LeaseAdapter> Inner<A> {
         receipt: &Receipt,
         store_timeout: Duration,
     ) -> Result<Vec<Released>, Error> {
-        let call = self.adapter.release(keys, receipt);
+        let call = async { self.adapter.release(keys, receipt).await };
         store_call("release", store_timeout, keys.len(), call).await
     }
 
@@ -263,17 +267,17 @@ impl<A: LeaseAdapter> Inner<A> {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
             async move { undone(inner.release(&keys, &receipt, store_timeout).await) }
         };
-        let patience = RELEASE_PATIENCE.max(2 * store_timeout);
+        let patience = RELEASE_PATIENCE.max(store_timeout.saturating_mul(2));
         let work = Work { operation: "release", key: first, bound: receipt.lease(), patience };
-        self.background.repeat(work, attempt, ());
+        self.releases.repeat(work, attempt, ());
     }
 }
 
 /// Counts the leases that were lost, unless the handler was told before.
-fn tell_lost(keys: &[DedupKey], answers: &[Completed], delivery: Option<&Delivery>) {
+fn tell_lost(keys: &[DedupKey], answers: &[Completed], delivery: &Delivery) {
     let lost = keys.iter().zip(answers).filter(|(_, answer)| **answer == Completed::LeaseLost);
     let mut lost = lost.map(|(key, _)| key).peekable();
-    if lost.peek().is_some() && delivery.is_none_or(Delivery::mark_lease_lost) {
+    if lost.peek().is_some() && delivery.mark_lease_lost() {
         lost.for_each(observe::lease_lost);
     }
 }
@@ -320,10 +324,11 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
             kept.settle();
         }
         match self.inner.complete(&held.keys, &held.receipt, held.store_timeout).await {
-            Ok(answers) => tell_lost(&held.keys, &answers, Some(&held.delivery)),
+            Ok(answers) => tell_lost(&held.keys, &answers, &held.delivery),
             Err(_) => {
-                let Held { keys, receipt, store_timeout, kept, .. } = *held;
-                self.inner.complete_behind(keys, receipt, store_timeout, kept, true);
+                let Held { keys, receipt, store_timeout, delivery, kept } = *held;
+                let delivery = Some(delivery);
+                self.inner.complete_behind(keys, receipt, store_timeout, kept, delivery);
             }
         }
         Ok(())
@@ -334,24 +339,36 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
         let Held { receipt, store_timeout, delivery, kept, .. } = *held;
         // Before the release, or a renewal could cross it and look like a lost lease.
         drop(kept);
+        let unprotected = delivery.is_unprotected();
         let (done, failed): (Vec<_>, Vec<_>) =
             delivery.elements().iter().partition(|element| delivery.is_done(element.key()));
-        let identities = |elements: Vec<&crate::key::Element>| -> Vec<DedupKey> {
-            elements.into_iter().flat_map(|element| element.identities().cloned()).collect()
-        };
         let (done, failed) = (identities(done), identities(failed));
         let mut outcome = Ok(());
-        if !done.is_empty()
-            && let Err(error) = self.inner.complete(&done, &receipt, store_timeout).await
-        {
-            self.inner.complete_behind(done.into(), receipt, store_timeout, None, true);
-            outcome = Err(error);
+        if !done.is_empty() {
+            match self.inner.complete(&done, &receipt, store_timeout).await {
+                Ok(answers) => tell_lost(&done, &answers, &delivery),
+                Err(error) => {
+                    let done: Arc<[DedupKey]> = done.into();
+                    let (keys, told) = (Arc::clone(&done), delivery.clone());
+                    let lease = Lease::new(keys, receipt, store_timeout, told);
+                    let kept = self.inner.renewals.keep(&self.inner.adapter, lease).await;
+                    kept.settle();
+                    let (kept, delivery) = (Some(kept), Some(delivery));
+                    self.inner.complete_behind(done, receipt, store_timeout, kept, delivery);
+                    outcome = Err(error);
+                }
+            }
         }
-        if !failed.is_empty()
-            && let Err(error) = self.inner.release(&failed, &receipt, store_timeout).await
-        {
-            self.inner.release_behind(failed, receipt, store_timeout);
-            outcome = Err(error);
+        if failed.is_empty() {
+            return outcome;
+        }
+        match self.inner.release(&failed, &receipt, store_timeout).await {
+            // The claim of an unprotected delivery may be on its way still.
+            Ok(_) if !unprotected => {}
+            released => {
+                self.inner.release_behind(failed, receipt, store_timeout);
+                outcome = outcome.and(released.map(drop));
+            }
         }
         outcome
     }
@@ -370,50 +387,5 @@ impl<A: LeaseAdapter> Drop for LeaseClaim<A> {
 impl<A: LeaseAdapter> fmt::Debug for LeaseClaim<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeaseClaim").field("delivery", &self.delivery).finish_non_exhaustive()
-    }
-}
-
-/// Keys whose handler has succeeded in this process, and whose completion is not recorded yet.
-#[derive(Default)]
-struct Completing {
-    keys: Mutex<HashSet<DedupKey>>,
-    /// How many there are, so that nobody locks for nothing.
-    count: AtomicUsize,
-}
-
-impl Completing {
-    fn contains(&self, key: &DedupKey) -> bool {
-        !self.is_empty() && self.lock().contains(key)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
-    }
-
-    fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>) -> StillCompleting {
-        let mut set = self.lock();
-        set.extend(keys.iter().cloned());
-        self.count.store(set.len(), Ordering::Release);
-        drop(set);
-        StillCompleting { completing: Arc::clone(self), keys }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashSet<DedupKey>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-struct StillCompleting {
-    completing: Arc<Completing>,
-    keys: Arc<[DedupKey]>,
-}
-
-impl Drop for StillCompleting {
-    fn drop(&mut self) {
-        let mut set = self.completing.lock();
-        for key in self.keys.iter() {
-            set.remove(key);
-        }
-        self.completing.count.store(set.len(), Ordering::Release);
     }
 }

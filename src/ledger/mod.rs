@@ -32,6 +32,7 @@ mod background;
 mod call;
 mod fold;
 mod lease;
+mod pending;
 mod renewal;
 
 pub use arrival::{ArrivalClaim, ArrivalLedger};

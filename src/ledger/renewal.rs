@@ -2,8 +2,8 @@
 //!
 //! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
 //! 2. The task is not the handler's: a handler that blocks its thread keeps its lease.
-//! 3. It starts with the first claim and ends when nothing runs, so that a ledger which is dropped
-//!    leaves nothing behind.
+//! 3. It starts with the first claim, and ends when it wakes to find that nothing runs: it holds on
+//!    to the adapter for up to a third of a lease after the last handler.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -183,7 +183,7 @@ async fn sweep<A: LeaseAdapter>(mut sweeping: Sweeping, adapter: Arc<A>) {
 }
 
 async fn renew<A: LeaseAdapter>(renewals: Arc<Renewals>, adapter: Arc<A>, id: u64, lease: Lease) {
-    let call = adapter.renew(&lease.keys, &lease.receipt);
+    let call = async { adapter.renew(&lease.keys, &lease.receipt).await };
     let answer = store_call("renew", lease.store_timeout, lease.keys.len(), call).await;
     let mut state = renewals.lock();
     // A delivery that ended meanwhile has given its lease up itself.

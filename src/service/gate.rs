@@ -19,14 +19,20 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
+    /// Bounds beyond what a semaphore can count are as good as none.
     pub(crate) fn new(max_running: usize, max_waiting: usize) -> Self {
+        let max_running = max_running.min(Semaphore::MAX_PERMITS);
+        let max_waiting = max_waiting.min(Semaphore::MAX_PERMITS);
+        let tasks = TaskTracker::new();
+        // A closed tracker still takes tasks; being closed is what lets a drain end.
+        tasks.close();
         Self {
             max_running,
             max_waiting,
             running: Arc::new(Semaphore::new(max_running)),
             waiting: Arc::new(Semaphore::new(max_waiting)),
             waiters: Waiters::default(),
-            tasks: TaskTracker::new(),
+            tasks,
         }
     }
 
@@ -47,9 +53,7 @@ impl Gate {
     }
 
     pub(crate) async fn drain(&self) {
-        self.tasks.close();
         self.tasks.wait().await;
-        self.tasks.reopen();
     }
 
     pub(super) fn permit_to_run(&self) -> Option<OwnedSemaphorePermit> {

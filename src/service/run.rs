@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::key::{Element, Keys};
 use crate::ledger::{Begin, Claim, Ledger, Outcome as Handled};
 use crate::observe::{self, Outcome, Report};
-use crate::policy::{LogIds, OnInFlight};
+use crate::policy::{LogIds, OnInFlight, OnUnavailable};
 use crate::response::DedupResult;
 
 /// How a waiting delivery looks whether another *process* has finished its event; within this one
@@ -216,10 +216,16 @@ impl<S: Clone, L: Ledger> Job<S, L> {
                 }
             };
             self.permit = Some(permit);
-            let begun = begin(&shared, &self.keys).await;
+            // Closed, whatever the policy: to run unprotected is for deliveries of which nothing
+            // is known, and this one's event is known to be running.
+            let context = shared.config.begin_context().on_unavailable(OnUnavailable::Closed);
+            let begun = shared.ledger.begin(&self.keys, &context).await;
+            let open = shared.config.on_unavailable == OnUnavailable::Open;
             let past = tokio::time::Instant::now() >= deadline;
-            if past || !matches!(begun, Ok(Begin::InFlight)) {
-                return Waited::Begun(begun);
+            match begun {
+                Err(_) if past && open => return Waited::Begun(Ok(Begin::InFlight)),
+                Ok(Begin::InFlight) | Err(_) if !past => {}
+                begun => return Waited::Begun(begun),
             }
             self.permit = None;
         }

@@ -38,7 +38,9 @@ pub(super) struct Statements {
 }
 
 /// The statements that make the schema, for those who run their own migrations.
-pub(super) fn create_sql(table: &TableName) -> Vec<String> {
+pub(super) fn create_sql(name: &TableName) -> Vec<String> {
+    // Quoted, for a name may be a word of SQL.
+    let (table, schema) = (format!("\"{name}\""), format!("\"{name}_schema\""));
     vec![
         format!(
             "CREATE TABLE IF NOT EXISTS {table} (\n    \
@@ -54,17 +56,18 @@ pub(super) fn create_sql(table: &TableName) -> Vec<String> {
              PRIMARY KEY (namespace, id)\n\
              ) WITHOUT ROWID"
         ),
-        format!("CREATE INDEX IF NOT EXISTS {table}_expires_at ON {table} (expires_at)"),
-        format!("CREATE TABLE IF NOT EXISTS {table}_schema (version INTEGER NOT NULL)"),
+        format!("CREATE INDEX IF NOT EXISTS \"{name}_expires_at\" ON {table} (expires_at)"),
+        format!("CREATE TABLE IF NOT EXISTS {schema} (version INTEGER NOT NULL)"),
         format!(
-            "INSERT INTO {table}_schema (version) \
-             SELECT {VERSION} WHERE NOT EXISTS (SELECT 1 FROM {table}_schema)"
+            "INSERT INTO {schema} (version) \
+             SELECT {VERSION} WHERE NOT EXISTS (SELECT 1 FROM {schema})"
         ),
     ]
 }
 
 impl Statements {
-    pub(super) fn new(table: &TableName) -> Self {
+    pub(super) fn new(name: &TableName) -> Self {
+        let table = format!("\"{name}\"");
         let keys = "SELECT value ->> 0 AS namespace, value ->> 1 AS id FROM json_each(?1)";
         let matching = format!("(namespace, id) IN ({keys})");
         let insert = |values: &str| {
@@ -91,11 +94,11 @@ impl Statements {
             // there is nothing to create.
             tables: format!(
                 "SELECT count(*) FROM sqlite_schema WHERE type = 'table' \
-                 AND name IN ('{table}', '{table}_schema')"
+                 AND name IN ('{name}', '{name}_schema')"
             )
             .into(),
-            version: format!("SELECT coalesce(max(version), 0) FROM {table}_schema").into(),
-            create: create_sql(table).into_iter().map(Into::into).collect(),
+            version: format!("SELECT coalesce(max(version), 0) FROM \"{name}_schema\"").into(),
+            create: create_sql(name).into_iter().map(Into::into).collect(),
             read: format!(
                 "SELECT j.key AS place, t.token, t.attempts, t.takeover, t.first_seen_at, \
                  t.completed_at, t.expires_at, t.lease_until, {NOW} AS now \
@@ -140,6 +143,9 @@ impl Statements {
                 "{} completed_at = excluded.completed_at, lease_until = NULL, \
                  token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END, \
                  attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END, \
+                 takeover = CASE WHEN t.completed_at IS NULL THEN t.takeover ELSE 0 END, \
+                 first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at \
+                   ELSE excluded.first_seen_at END, \
                  expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
                    ELSE t.expires_at END \
                  WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \

@@ -88,7 +88,8 @@ impl SqliteAdapter {
     ///
     /// The pool's settings stay as they are; `synchronous` below `FULL` and a journal mode other
     /// than WAL are warned about on first use. Give it a busy timeout below the layer's
-    /// `store_timeout`.
+    /// `store_timeout`, and more connections than handlers hold at once: renewals need one too.
+    /// [`close`](Maintain::close) leaves it open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         Self::over(pool.clone(), pool, TableName::default(), true)
@@ -247,16 +248,22 @@ impl Inner {
         let fault = |error| store_error(CONTEXT, error);
         self.ready().await?;
         let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
+        // Once a round has written, no later failure means that nothing was recorded.
+        let mut written = false;
+        let unknown =
+            |written: bool| move |error: Error| if written { error.unknown() } else { error };
         for _ in 0..ROUNDS {
             let open = places(&answers);
-            let stored = self.read(&at(keys, &open)).await?;
+            let stored = self.read(&at(keys, &open)).await.map_err(unknown(written))?;
             for (place, stored) in open.into_iter().zip(stored) {
                 answers[place] = stored.and_then(|stored| T::known(&stored, receipt.token()));
             }
             let free = places(&answers);
             if !free.is_empty() {
                 let asked = at(keys, &free);
-                let rows = self.write(CONTEXT, sql, &keys_json(&asked), receipt).await?;
+                let rows = self.write(CONTEXT, sql, &keys_json(&asked), receipt).await;
+                let rows = rows.map_err(unknown(written))?;
+                written |= !rows.is_empty();
                 for (place, row) in matched(&asked, &rows).map_err(fault)? {
                     let attempts: i64 = row.try_get("attempts").map_err(fault)?;
                     let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
@@ -439,9 +446,12 @@ impl Maintain for SqliteAdapter {
             .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
     }
 
+    /// A pool of the user's stays open: it is theirs to close.
     async fn close(&self) {
-        self.0.readers.close().await;
-        self.0.writer.close().await;
+        if !self.0.foreign {
+            self.0.readers.close().await;
+            self.0.writer.close().await;
+        }
     }
 }
 

@@ -1,34 +1,21 @@
-//! [`MemoryAdapter`]: keys in this process, for tests, development and single-process services.
-//!
-//! 1. Nothing survives a restart, and no other process sees it: behind a load balancer with two
-//!    replicas every event can run twice.
-//! 2. It is bounded. At capacity a new key is refused with a typed error (the layer answers 503),
-//!    unless evicting the oldest finished key was chosen.
-//! 3. A live lease is never evicted, purged or expired.
-//! 4. The keys of one call are claimed in one step.
-//!
-//! # Why not a cache crate?
-//!
-//! A cache may drop an entry whenever it likes. Here a dropped entry is an event that runs twice.
+//! The adapter: which shards a call locks, and what it does to their rows.
 
-use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use super::contract::{
+use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
-    Receipt, Recorded, Released, Renewed, Seen, Token,
+    Receipt, Recorded, Released, Renewed,
 };
+use super::shard::{Clock, SHARD_KEYS, Shard, Slot, Standing, expiry, ms};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 const DEFAULT_CAPACITY: usize = 1_000_000;
 const MOST_SHARDS: usize = 16;
-/// A shard is worth its own lock from this many keys on.
-const SHARD_KEYS: usize = 1_024;
 /// How many expired keys an insertion clears away: more than it adds, so that a store which is
 /// only written to stays clean without a purger.
 const CLEARED_PER_INSERT: u32 = 2;
@@ -107,7 +94,11 @@ impl MemoryAdapter {
     /// Moves this adapter's clock forward: leases lapse and keys expire as if `by` had passed.
     /// For tests.
     pub fn advance(&self, by: Duration) {
-        self.clock.skew_ms.fetch_add(ms(by), Ordering::Relaxed);
+        let skew = &self.clock.skew_ms;
+        // The closure never declines, so there is nothing to answer.
+        let _ = skew.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |skew| {
+            Some(skew.saturating_add(ms(by)))
+        });
     }
 
     /// Runs `step` on every key, in order, while all their shards are locked.
@@ -126,12 +117,40 @@ impl MemoryAdapter {
         // In ascending order, so that two calls never wait for each other.
         let mut locked: Vec<_> = wanted.iter().map(|index| self.lock(*index)).collect();
         let now = self.clock.now();
-        keys.iter()
-            .map(|key| {
-                let place = wanted.binary_search(&self.shard_of(key)).unwrap_or_default();
-                step(&mut locked[place], key, now)
-            })
-            .collect()
+        let places: Vec<usize> = keys
+            .iter()
+            .map(|key| wanted.binary_search(&self.shard_of(key)).unwrap_or_default())
+            .collect();
+        let before: Vec<Option<Slot>> = keys
+            .iter()
+            .zip(&places)
+            .map(|(key, place)| locked[*place].slots.get(key).copied())
+            .collect();
+        let mut answers = Vec::with_capacity(keys.len());
+        let mut put = Vec::new();
+        let mut full = None;
+        for (key, place) in keys.iter().zip(&places) {
+            match step(&mut locked[*place], key, now) {
+                Ok(answer) => answers.push(answer),
+                Err(error) => {
+                    full = Some(error);
+                    break;
+                }
+            }
+            if locked[*place].slots.contains_key(key) {
+                put.push((key, *place));
+            }
+        }
+        // A set that is larger than the store may have evicted its own first keys.
+        if put.iter().any(|(key, place)| !locked[*place].slots.contains_key(*key)) {
+            full.get_or_insert_with(no_room);
+        }
+        let Some(error) = full else { return Ok(answers) };
+        // All or nothing: a caller that is told so has left nothing behind.
+        for ((key, place), slot) in keys.iter().zip(&places).zip(before) {
+            locked[*place].restore(key, slot);
+        }
+        Err(error)
     }
 
     fn shard_of(&self, key: &DedupKey) -> usize {
@@ -156,8 +175,12 @@ impl MemoryAdapter {
         if self.at_capacity == AtCapacity::EvictOldest && shard.evict(now) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Full, "remembering a key"))
+        Err(no_room())
     }
+}
+
+fn no_room() -> Error {
+    Error::new(ErrorKind::Full, "remembering a key")
 }
 
 impl Default for MemoryAdapter {
@@ -346,201 +369,10 @@ impl Maintain for MemoryAdapter {
     async fn close(&self) {}
 }
 
-#[derive(Default)]
-struct Shard {
-    slots: HashMap<DedupKey, Slot>,
-    /// Every key of `slots` under its `due`, and perhaps under earlier ones too: what has moved on
-    /// or gone is passed over when its time comes, which is cheaper than to look for it earlier.
-    by_due: BTreeMap<u64, Vec<DedupKey>>,
-    /// How many keys `by_due` names.
-    named: usize,
-}
-
-impl Shard {
-    fn put(&mut self, key: &DedupKey, slot: Slot) {
-        match self.slots.get_mut(key) {
-            Some(old) if old.expires_at == slot.expires_at => *old = Slot { due: old.due, ..slot },
-            _ => {
-                self.slots.insert(key.clone(), slot);
-                self.name(slot.due, key.clone());
-            }
-        }
-    }
-
-    fn remove(&mut self, key: &DedupKey) {
-        self.slots.remove(key);
-    }
-
-    fn name(&mut self, due: u64, key: DedupKey) {
-        self.by_due.entry(due).or_default().push(key);
-        self.named += 1;
-        // Keys that are claimed again and again leave their names behind.
-        if self.named > 2 * self.slots.len() + SHARD_KEYS {
-            self.by_due.clear();
-            self.named = self.slots.len();
-            for (key, slot) in &self.slots {
-                self.by_due.entry(slot.due).or_default().push(key.clone());
-            }
-        }
-    }
-
-    /// The next name that still stands, if it is due by `until`. It is taken out of the index.
-    fn next_due(&mut self, until: u64) -> Option<DedupKey> {
-        loop {
-            let mut names = self.by_due.first_entry()?;
-            let due = *names.key();
-            if due > until {
-                return None;
-            }
-            let Some(key) = names.get_mut().pop() else {
-                names.remove();
-                continue;
-            };
-            self.named -= 1;
-            if self.slots.get(&key).is_some_and(|slot| slot.due == due) {
-                return Some(key);
-            }
-        }
-    }
-
-    /// Removes up to `limit` expired keys.
-    fn purge(&mut self, limit: u32, now: u64) -> u32 {
-        let mut purged = 0;
-        while purged < limit
-            && let Some(key) = self.next_due(now)
-        {
-            match self.slots.get_mut(&key) {
-                // It outlives its retention: look again when its lease lapses.
-                Some(slot) if slot.standing(now) != Standing::Expired => {
-                    slot.due = slot.lease_until.max(now.saturating_add(1));
-                    let due = slot.due;
-                    self.name(due, key);
-                }
-                _ => {
-                    self.slots.remove(&key);
-                    purged += 1;
-                }
-            }
-        }
-        purged
-    }
-
-    /// Removes the key nearest to its expiry that no handler is running.
-    fn evict(&mut self, now: u64) -> bool {
-        let mut spared = Vec::new();
-        let evicted = loop {
-            let Some(key) = self.next_due(u64::MAX) else { break false };
-            match self.slots.get(&key) {
-                Some(slot) if slot.standing(now) == Standing::Leased => {
-                    spared.push((slot.due, key));
-                }
-                _ => {
-                    self.slots.remove(&key);
-                    break true;
-                }
-            }
-        };
-        for (due, key) in spared {
-            self.name(due, key);
-        }
-        evicted
-    }
-}
-
-/// Times are milliseconds of the adapter's [`Clock`].
-#[derive(Clone, Copy)]
-struct Slot {
-    token: Option<Token>,
-    lease_until: u64,
-    attempts: u32,
-    takeover: bool,
-    first_seen_at: u64,
-    completed_at: Option<u64>,
-    expires_at: u64,
-    /// When to look whether it can be purged.
-    due: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    Complete,
-    Leased,
-    /// Claimed, and the lease has run out.
-    Lapsed,
-    Released,
-    /// As good as absent. Never a live lease.
-    Expired,
-}
-
-impl Slot {
-    fn leased(receipt: &Receipt, now: u64) -> Self {
-        let expires_at = expiry(receipt, now);
-        Self {
-            token: Some(receipt.token()),
-            lease_until: now.saturating_add(ms(receipt.lease())),
-            attempts: 1,
-            takeover: false,
-            first_seen_at: now,
-            completed_at: None,
-            expires_at,
-            due: expires_at,
-        }
-    }
-
-    fn complete(receipt: &Receipt, now: u64) -> Self {
-        Self { lease_until: now, completed_at: Some(now), ..Self::leased(receipt, now) }
-    }
-
-    fn standing(&self, now: u64) -> Standing {
-        let expired = self.expires_at <= now;
-        match (self.completed_at, self.token) {
-            (None, Some(_)) if self.lease_until > now => Standing::Leased,
-            _ if expired => Standing::Expired,
-            (Some(_), _) => Standing::Complete,
-            (None, Some(_)) => Standing::Lapsed,
-            (None, None) => Standing::Released,
-        }
-    }
-
-    fn seen(&self, now: u64) -> Seen {
-        Seen::new(Duration::from_millis(now.saturating_sub(self.first_seen_at)))
-    }
-}
-
-/// Milliseconds since the adapter was made: monotonic, so that a changed wall clock neither
-/// expires keys nor lapses leases.
-struct Clock {
-    start: Instant,
-    skew_ms: AtomicU64,
-}
-
-impl Clock {
-    fn now(&self) -> u64 {
-        ms(self.start.elapsed()).saturating_add(self.skew_ms.load(Ordering::Relaxed))
-    }
-
-    fn wall(&self, at: u64) -> SystemTime {
-        let (now, wall) = (self.now(), SystemTime::now());
-        let moved = if at >= now {
-            wall.checked_add(Duration::from_millis(at - now))
-        } else {
-            wall.checked_sub(Duration::from_millis(now - at))
-        };
-        moved.unwrap_or(wall)
-    }
-}
-
-fn expiry(receipt: &Receipt, now: u64) -> u64 {
-    now.saturating_add(ms(receipt.retention()))
-}
-
-fn ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adapter::Token;
 
     fn key(id: usize) -> [DedupKey; 1] {
         [DedupKey::new("n", &id.to_string()).unwrap()]
@@ -564,6 +396,26 @@ mod tests {
         }
         adapter.advance(Duration::from_secs(100));
         assert_eq!(adapter.record(&key(3), &receipt()).await.unwrap(), [Recorded::First]);
+    }
+
+    #[tokio::test]
+    async fn a_set_that_does_not_fit_leaves_nothing_behind() {
+        let set: Vec<DedupKey> = (0..5).flat_map(key).collect();
+        for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
+            let adapter = MemoryAdapter::with_capacity(4).at_capacity(at_capacity);
+            adapter.record(&set[..1], &receipt()).await.unwrap();
+            let full = adapter.record(&set, &receipt()).await.unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::Full);
+            let full = adapter.claim(&set, &receipt()).await.unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::Full);
+            for (place, key) in set.iter().enumerate() {
+                let entry = adapter.get(key).await.unwrap();
+                assert_eq!(entry.is_some(), place == 0, "{at_capacity:?} {place}");
+            }
+            // The rest fits.
+            let rest = adapter.record(&set[1..4], &receipt()).await.unwrap();
+            assert_eq!(rest, [Recorded::First; 3]);
+        }
     }
 
     #[tokio::test]
