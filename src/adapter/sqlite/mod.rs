@@ -39,6 +39,7 @@
 //! # }).unwrap();
 //! ```
 
+mod rows;
 mod schema;
 mod store;
 

@@ -1,12 +1,12 @@
 //! The adapter: who may write when, and what the rows mean.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use backon::{ExponentialBuilder, Retryable};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
     SqliteSynchronous,
@@ -15,10 +15,11 @@ use sqlx::{AssertSqlSafe, Row};
 use tokio::sync::Mutex;
 
 use super::super::contract::{
-    Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
-    Receipt, Recorded, Released, Renewed, Seen, Token,
+    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
+    Released, Renewed,
 };
-use super::super::sql::{self, TableName, keys_json};
+use super::super::sql::{TableName, keys_json};
+use super::rows::{BUSY, Grant, LOCKED, Stored, matched, primary_code, store_error};
 use super::schema::{Statements, VERSION, create_sql};
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;
@@ -27,6 +28,10 @@ use crate::key::DedupKey;
 /// `store_timeout`, so that a held file answers with an error and frees the connection.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 const READERS: u32 = 4;
+/// The first pause before opening the file is tried again; each is twice as long. Processes that
+/// open a new file at once all want to switch it to WAL mode, for which SQLite waits for nobody.
+const OPEN_DELAY: Duration = Duration::from_millis(50);
+const OPEN_RETRIES: usize = 6;
 /// How often a key is looked at again that changed hands between a write and the read after it.
 const ROUNDS: usize = 4;
 
@@ -77,9 +82,22 @@ impl SqliteAdapter {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full);
         let pool = || SqlitePoolOptions::new().test_before_acquire(false);
-        let writer = pool().max_connections(1).connect_with(writing).await.map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
-        })?;
+        let writer = (|| pool().max_connections(1).connect_with(writing.clone()))
+            .retry(
+                ExponentialBuilder::new()
+                    .with_min_delay(OPEN_DELAY)
+                    .with_max_times(OPEN_RETRIES)
+                    .with_jitter(),
+            )
+            .when(|error| {
+                let code = error.as_database_error().and_then(primary_code);
+                matches!(code, Some(BUSY | LOCKED))
+            })
+            .sleep(tokio::time::sleep)
+            .await
+            .map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
+            })?;
         let readers = pool().max_connections(READERS).connect_lazy_with(options);
         Ok(Self::over(readers, writer, TableName::default(), false))
     }
@@ -297,53 +315,6 @@ impl Inner {
     }
 }
 
-/// The answer to a claim or a record.
-trait Grant {
-    /// The answer that a stored row gives without a write, if it does.
-    fn known(stored: &Stored, mine: Token) -> Option<Self>
-    where
-        Self: Sized;
-    fn granted(attempt: u32, takeover: bool) -> Self;
-    fn in_flight() -> Self;
-}
-
-impl Grant for Recorded {
-    fn known(stored: &Stored, mine: Token) -> Option<Self> {
-        match stored.standing() {
-            Standing::Complete if stored.is_by(mine) => Some(Self::First),
-            Standing::Complete => Some(Self::Duplicate(stored.seen())),
-            Standing::Leased => Some(Self::InFlight),
-            Standing::Lapsed | Standing::Released | Standing::Expired => None,
-        }
-    }
-
-    fn granted(_: u32, _: bool) -> Self {
-        Self::First
-    }
-
-    fn in_flight() -> Self {
-        Self::InFlight
-    }
-}
-
-impl Grant for Claimed {
-    fn known(stored: &Stored, mine: Token) -> Option<Self> {
-        match stored.standing() {
-            Standing::Complete => Some(Self::Duplicate(stored.seen())),
-            Standing::Leased if !stored.is_by(mine) => Some(Self::InFlight),
-            _ => None,
-        }
-    }
-
-    fn granted(attempt: u32, takeover: bool) -> Self {
-        Self::first(attempt, takeover)
-    }
-
-    fn in_flight() -> Self {
-        Self::InFlight
-    }
-}
-
 impl DedupAdapter for SqliteAdapter {
     async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
         self.0.take(&self.0.statements.record, keys, receipt).await
@@ -455,111 +426,6 @@ impl Maintain for SqliteAdapter {
     }
 }
 
-/// A row, as the read statement answers it. Times are milliseconds since the Unix epoch.
-struct Stored {
-    token: Option<Vec<u8>>,
-    attempts: i64,
-    takeover: bool,
-    first_seen_at: i64,
-    completed_at: Option<i64>,
-    expires_at: i64,
-    lease_until: Option<i64>,
-    now: i64,
-}
-
-enum Standing {
-    Complete,
-    Leased,
-    Lapsed,
-    Released,
-    Expired,
-}
-
-impl Stored {
-    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
-        Ok(Self {
-            token: row.try_get("token")?,
-            attempts: row.try_get("attempts")?,
-            takeover: row.try_get("takeover")?,
-            first_seen_at: row.try_get("first_seen_at")?,
-            completed_at: row.try_get("completed_at")?,
-            expires_at: row.try_get("expires_at")?,
-            lease_until: row.try_get("lease_until")?,
-            now: row.try_get("now")?,
-        })
-    }
-
-    /// The rule of [`schema`](super::schema), in the same words.
-    fn standing(&self) -> Standing {
-        let held = self.token.is_some();
-        let live = self.lease_until.is_some_and(|until| until > self.now);
-        match (self.completed_at, held) {
-            (None, true) if live => Standing::Leased,
-            _ if self.expires_at <= self.now => Standing::Expired,
-            (Some(_), _) => Standing::Complete,
-            (None, true) => Standing::Lapsed,
-            (None, false) => Standing::Released,
-        }
-    }
-
-    fn is_by(&self, token: Token) -> bool {
-        self.token.as_deref() == Some(token.as_bytes())
-    }
-
-    fn seen(&self) -> Seen {
-        let age = u64::try_from(self.now.saturating_sub(self.first_seen_at)).unwrap_or_default();
-        Seen::new(Duration::from_millis(age))
-    }
-
-    fn entry(&self) -> Option<Entry> {
-        let state = match self.standing() {
-            Standing::Expired => return None,
-            Standing::Complete => {
-                EntryState::Complete { completed_at: wall(self.completed_at.unwrap_or_default()) }
-            }
-            Standing::Leased | Standing::Lapsed => {
-                EntryState::InFlight { lease_until: wall(self.lease_until.unwrap_or_default()) }
-            }
-            Standing::Released => EntryState::Released,
-        };
-        let attempts = u32::try_from(self.attempts).unwrap_or(u32::MAX);
-        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
-        Some(entry.with_attempts(attempts, self.takeover))
-    }
-}
-
-/// A statement that ends with one of these has changed nothing (<https://sqlite.org/rescode.html>).
-fn store_error(context: &'static str, error: sqlx::Error) -> Error {
-    const BUSY: i64 = 5;
-    const LOCKED: i64 = 6;
-    const READONLY: i64 = 8;
-    const FULL: i64 = 13;
-    const CANTOPEN: i64 = 14;
-    sql::store_error(context, error, |answer| {
-        let extended = answer.code().and_then(|code| code.parse::<i64>().ok());
-        // The low byte is the primary code.
-        let primary = extended.map(|code| code & 0xff);
-        matches!(primary, Some(BUSY | LOCKED | READONLY | FULL | CANTOPEN))
-    })
-}
-
-/// Each returned row with the place of its key.
-fn matched<'r>(
-    keys: &[DedupKey],
-    rows: &'r [SqliteRow],
-) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
-    let places: HashMap<(&str, &str), usize> =
-        keys.iter().enumerate().map(|(place, key)| ((key.namespace(), key.id()), place)).collect();
-    let mut found = Vec::with_capacity(rows.len());
-    for row in rows {
-        let name = (row.try_get("namespace")?, row.try_get("id")?);
-        if let Some(place) = places.get(&name) {
-            found.push((*place, row));
-        }
-    }
-    Ok(found)
-}
-
 fn at(keys: &[DedupKey], places: &[usize]) -> Vec<DedupKey> {
     places.iter().map(|place| keys[*place].clone()).collect()
 }
@@ -570,10 +436,4 @@ fn places<T>(answers: &[Option<T>]) -> Vec<usize> {
 
 fn released(done: Vec<bool>) -> Vec<Released> {
     done.into_iter().map(|done| if done { Released::Released } else { Released::NotHeld }).collect()
-}
-
-/// The far end of time that this platform can name, for a time beyond it.
-fn wall(ms: i64) -> SystemTime {
-    let since = Duration::from_millis(u64::try_from(ms).unwrap_or_default());
-    UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
 }
