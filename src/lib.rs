@@ -1,4 +1,4 @@
-//! A tower layer that makes at-least-once webhook deliveries take effect once.
+#![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Here and not for all targets: tests and examples may.
 #![warn(clippy::unwrap_used, clippy::expect_used)]
@@ -12,12 +12,30 @@ mod error;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
+pub mod guide {
+    //! The guide, page by page. The [crate page](crate) comes first.
+
+    #[doc = include_str!("docs/keys.md")]
+    pub mod keys {}
+
+    #[doc = include_str!("docs/delivery.md")]
+    pub mod delivery {}
+
+    #[doc = include_str!("docs/operations.md")]
+    pub mod operations {}
+
+    #[doc = include_str!("docs/adapters.md")]
+    pub mod adapters {}
+}
 pub mod key;
 mod layer;
 pub mod ledger;
 pub mod observe;
 pub mod policy;
 pub mod provider;
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 mod response;
 mod retention;
 mod service;
