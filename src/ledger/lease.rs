@@ -139,7 +139,11 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
                 _ => Answer::Duplicate(Seen::new(Duration::ZERO)),
             })
             .collect();
-        Ok(inner.begin_with(fold(elements, &flat, &answers), context).await)
+        let (begin, yields) = inner.begin_with(fold(elements, &flat, &answers), context);
+        if yields {
+            tokio::task::yield_now().await;
+        }
+        Ok(begin)
     }
 
     fn background(&self) -> usize {
@@ -163,11 +167,12 @@ impl<A: LeaseAdapter> Inner<A> {
         store_call("claim", context.store_timeout, keys.len(), call).await
     }
 
-    async fn begin_with(
+    /// Answers whether to yield as well.
+    fn begin_with(
         self: &Arc<Self>,
         mut folded: Folded,
         context: &BeginContext,
-    ) -> Begin<LeaseClaim<A>> {
+    ) -> (Begin<LeaseClaim<A>>, bool) {
         let receipt = context.receipt();
         let (give_back, keep) =
             (std::mem::take(&mut folded.give_back), std::mem::take(&mut folded.keep));
@@ -178,10 +183,11 @@ impl<A: LeaseAdapter> Inner<A> {
             self.complete_behind(keep.into(), receipt, context.store_timeout, None, None);
         }
         if folded.new.is_empty() {
-            return match folded.duplicate {
+            let begin = match folded.duplicate {
                 Some(seen) if !folded.in_flight => Begin::Duplicate(seen),
                 _ => Begin::InFlight,
             };
+            return (begin, false);
         }
         let keys: Arc<[DedupKey]> = folded.held().into();
         let delivery = Delivery::new(folded.new, folded.attempt, folded.takeover);
@@ -191,9 +197,10 @@ impl<A: LeaseAdapter> Inner<A> {
             observe::takeover(key, folded.attempt);
         }
         let lease = Lease::new(Arc::clone(&keys), receipt, context.store_timeout, delivery.clone());
-        let kept = Some(self.renewals.keep(&self.adapter, lease).await);
-        let held = Held { keys, receipt, store_timeout: context.store_timeout, delivery, kept };
-        Begin::first(LeaseClaim::new(self, held), folded.in_flight)
+        let (kept, yields) = self.renewals.keep(&self.adapter, lease);
+        let store_timeout = context.store_timeout;
+        let held = Held { keys, receipt, store_timeout, delivery, kept: Some(kept) };
+        (Begin::first(LeaseClaim::new(self, held), folded.in_flight), yields)
     }
 
     /// One attempt. Answers whether all leases were held to the end.
@@ -351,7 +358,8 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
                     let done: Arc<[DedupKey]> = done.into();
                     let (keys, told) = (Arc::clone(&done), delivery.clone());
                     let lease = Lease::new(keys, receipt, store_timeout, told);
-                    let kept = self.inner.renewals.keep(&self.inner.adapter, lease).await;
+                    // No handler follows that could block anything.
+                    let (kept, _) = self.inner.renewals.keep(&self.inner.adapter, lease);
                     kept.settle();
                     let (kept, delivery) = (Some(kept), Some(delivery));
                     self.inner.complete_behind(done, receipt, store_timeout, kept, delivery);

@@ -87,11 +87,15 @@ impl Drop for Kept {
 
 impl Renewals {
     /// Keeps `lease` until the answer is dropped.
-    pub(super) async fn keep<A: LeaseAdapter>(
+    ///
+    /// If it answers true, the caller has to yield once before it runs a handler: the task that
+    /// was just woken waits for this very thread, and no other thread takes it over from there,
+    /// should the handler block this one.
+    pub(super) fn keep<A: LeaseAdapter>(
         self: &Arc<Self>,
         adapter: &Arc<A>,
         lease: Lease,
-    ) -> Kept {
+    ) -> (Kept, bool) {
         let (kept, starts, earlier) = self.add(lease);
         if starts {
             let sweeping = Sweeping { renewals: Arc::clone(self), ended: false };
@@ -99,12 +103,7 @@ impl Renewals {
         } else if earlier {
             self.earlier.notify_one();
         }
-        if starts || earlier {
-            // A task that was just woken waits for this very thread, and no other thread takes it
-            // over from there: it goes first, in case the handler blocks the thread.
-            tokio::task::yield_now().await;
-        }
-        kept
+        (kept, starts || earlier)
     }
 
     /// Whether the task has to be started, and whether it sleeps for too long.
