@@ -152,6 +152,8 @@ pub struct KeyError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KeyErrorKind {
+    /// There is no value where one is required.
+    Missing,
     /// The value is there, and empty.
     Empty,
     /// The value is there more than once: which one the handler reads is anybody's guess.
@@ -195,6 +197,7 @@ impl KeyError {
 impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
+            KeyErrorKind::Missing => "is missing",
             KeyErrorKind::Empty => "is empty",
             KeyErrorKind::Repeated => "is given more than once",
             KeyErrorKind::Nul => "holds a NUL",

@@ -276,6 +276,9 @@ impl<L, B> DedupLayer<L, B> {
 
 impl<L: Ledger, B> DedupLayer<L, B> {
     /// A handle that waits for running deliveries at shutdown.
+    ///
+    /// Take it last: a bound that is set later gives the layer bounds of its own, which this
+    /// handle does not watch.
     #[must_use]
     pub fn handle(&self) -> DedupHandle {
         let ledger = Arc::clone(&self.ledger);

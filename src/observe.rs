@@ -25,7 +25,7 @@
 //! | `partial` | info | a batch: the new events are complete, others run elsewhere still |
 //! | `duplicate` | info | answered without running the handler |
 //! | `in_flight` | info | the event was running elsewhere for longer than the wait |
-//! | `mismatch` | warn | the id is known, with another body |
+//! | `mismatch` | warn | the id is known, with another body, where a ledger compares bodies |
 //! | `unavailable` | warn | the store did not answer |
 //! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way |
 //! | `invalid_key` | warn | the key is missing, malformed, or one of too many |

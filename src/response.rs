@@ -6,7 +6,7 @@
 //! | in flight elsewhere | 503 | 5 s (configurable) | `in-flight` |
 //! | store unavailable, no permit left, shutting down | 503 | 30 s (configurable) | `unavailable` |
 //! | key missing, malformed, or too many | 400 | | `invalid-key` |
-//! | same id, other body | 422 | | `mismatch` |
+//! | same id, other body, where a ledger compares bodies | 422 | | `mismatch` |
 //! | body too large | 413 | | `too-large` |
 //! | body broken | 400 | | `broken-body` |
 //! | body too slow | 408 | | `slow-body` |

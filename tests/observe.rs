@@ -163,6 +163,7 @@ fn every_outcome_is_counted_under_its_name() {
 
         let _ = deliver("  ").await;
         assert_eq!(outcome(), "invalid_key");
+        assert_eq!(log.last("delivery")["error"], "header webhook-id is empty");
         let mut large = request("large");
         *large.body_mut() = "x".repeat(101).into();
         let _ = tower::ServiceExt::oneshot(service.clone(), large).await;

@@ -95,7 +95,7 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let Some(room) = inner.background.reserve() else {
             return Err(Error::new(ErrorKind::Unavailable, "reserving room to undo a record"));
         };
-        let call = async { inner.adapter.record(&flat, &receipt).await };
+        let call = Box::pin(async { inner.adapter.record(&flat, &receipt).await });
         let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
             Ok(recorded) => recorded,
             Err(error) if context.on_unavailable == OnUnavailable::Open => {
@@ -158,7 +158,7 @@ impl<A: DedupAdapter> Inner<A> {
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
             async move {
-                let call = async { inner.adapter.record(&keys, &receipt).await };
+                let call = Box::pin(async { inner.adapter.record(&keys, &receipt).await });
                 match store_call("record", bound, keys.len(), call).await {
                     Ok(_) => Step::Settled,
                     Err(_) => Step::Again,
@@ -184,7 +184,7 @@ impl<A: DedupAdapter> Inner<A> {
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
             async move {
-                let call = async { inner.adapter.unrecord(&keys, &receipt).await };
+                let call = Box::pin(async { inner.adapter.unrecord(&keys, &receipt).await });
                 undone(store_call("unrecord", bound, keys.len(), call).await)
             }
         };

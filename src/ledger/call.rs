@@ -1,10 +1,10 @@
 //! One call to a store: bounded, measured, and checked.
 
-use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 
 use super::background::Step;
 use crate::adapter::Released;
@@ -14,12 +14,13 @@ use crate::observe;
 /// Runs `call` within `bound` and checks that it answers for every key.
 ///
 /// A call that outlives its bound is dropped: its outcome is unknown from then on. One that panics
-/// is a failure like any other.
+/// is a failure like any other. Boxed, for a store's futures are large, and this one would be part
+/// of every delivery's task several times over.
 pub(super) async fn store_call<T>(
     operation: &'static str,
     bound: Duration,
     keys: usize,
-    call: impl Future<Output = Result<Vec<T>, Error>>,
+    call: BoxFuture<'_, Result<Vec<T>, Error>>,
 ) -> Result<Vec<T>, Error> {
     let start = Instant::now();
     let call = AssertUnwindSafe(call).catch_unwind();

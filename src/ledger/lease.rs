@@ -163,7 +163,7 @@ impl<A: LeaseAdapter> Inner<A> {
         context: &BeginContext,
     ) -> Result<Vec<crate::adapter::Claimed>, Error> {
         let receipt = context.receipt();
-        let call = async { self.adapter.claim(keys, &receipt).await };
+        let call = Box::pin(async { self.adapter.claim(keys, &receipt).await });
         store_call("claim", context.store_timeout, keys.len(), call).await
     }
 
@@ -210,7 +210,7 @@ impl<A: LeaseAdapter> Inner<A> {
         receipt: &Receipt,
         store_timeout: Duration,
     ) -> Result<Vec<Completed>, Error> {
-        let call = async { self.adapter.complete(keys, receipt).await };
+        let call = Box::pin(async { self.adapter.complete(keys, receipt).await });
         store_call("complete", store_timeout, keys.len(), call).await
     }
 
@@ -256,7 +256,7 @@ impl<A: LeaseAdapter> Inner<A> {
         receipt: &Receipt,
         store_timeout: Duration,
     ) -> Result<Vec<Released>, Error> {
-        let call = async { self.adapter.release(keys, receipt).await };
+        let call = Box::pin(async { self.adapter.release(keys, receipt).await });
         store_call("release", store_timeout, keys.len(), call).await
     }
 

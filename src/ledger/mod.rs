@@ -107,7 +107,8 @@ pub enum Begin<C> {
     InFlight,
     /// Every event is complete.
     Duplicate(Seen),
-    /// The id is complete, with another body.
+    /// The id is complete, with another body: for ledgers that compare bodies, which neither of
+    /// the two here does.
     Mismatch(Seen),
 }
 

@@ -182,7 +182,7 @@ async fn sweep<A: LeaseAdapter>(mut sweeping: Sweeping, adapter: Arc<A>) {
 }
 
 async fn renew<A: LeaseAdapter>(renewals: Arc<Renewals>, adapter: Arc<A>, id: u64, lease: Lease) {
-    let call = async { adapter.renew(&lease.keys, &lease.receipt).await };
+    let call = Box::pin(async { adapter.renew(&lease.keys, &lease.receipt).await });
     let answer = store_call("renew", lease.store_timeout, lease.keys.len(), call).await;
     let mut state = renewals.lock();
     // A delivery that ended meanwhile has given its lease up itself.

@@ -92,9 +92,8 @@ impl<S, L> Start<S, L> {
                 return Next::Inner(self.pass(body));
             }
             Err(error) => {
-                let error = error.as_ref().map(|error| error as _);
                 let (result, outcome) = (DedupResult::InvalidKey, Outcome::InvalidKey);
-                return Next::Own(self.refuse(result, outcome, None, 0, error));
+                return Next::Own(self.refuse(result, outcome, None, 0, Some(&error)));
             }
         };
         let Some(permit) = self.shared.gate.permit_to_run() else {
@@ -123,21 +122,22 @@ impl<S, L> Start<S, L> {
         self.inner.call(Request::from_parts(head, B::from(body)))
     }
 
-    /// `None` if the request is to reach the inner service undeduplicated; an error without a
-    /// cause if the key is missing.
-    fn keys(&self, body: &Bytes) -> Result<Option<Keys>, Option<KeyError>> {
+    /// `None` if the request is to reach the inner service undeduplicated.
+    fn keys(&self, body: &Bytes) -> Result<Option<Keys>, KeyError> {
         let config = &self.shared.config;
         let keys = match config.key.extract(&RequestRef::new(&self.head, body))? {
             Extracted::Keys(keys) => keys,
             Extracted::Bypass => return Ok(None),
             Extracted::Missing => match config.on_missing_key {
-                OnMissingKey::Reject => return Err(None),
+                OnMissingKey::Reject => {
+                    return Err(KeyError::new(KeyErrorKind::Missing, "the key"));
+                }
                 OnMissingKey::PassThrough => return Ok(None),
                 OnMissingKey::BodyDigest => config.key.body_digest(body)?,
             },
         };
         if keys.identity_count() > config.max_keys {
-            return Err(Some(KeyError::new(KeyErrorKind::TooMany, "the request")));
+            return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
         Ok(Some(keys))
     }
