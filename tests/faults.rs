@@ -348,7 +348,8 @@ async fn open_never_runs_beside_a_run_that_was_seen() {
     let twin = start();
     until(|| handle.waiting() == 1).await;
     store.set(Op::Claim, Fault::Fail);
-    assert_eq!(twin.await.unwrap().as_deref(), Some("in-flight"));
+    let twin = tokio::time::timeout(Duration::from_secs(10), twin).await;
+    assert_eq!(twin.expect("an answer").unwrap().as_deref(), Some("in-flight"));
     handler.release();
     assert_eq!(first.await.unwrap(), None);
     assert_eq!(handler.runs(), 1);
