@@ -172,8 +172,10 @@ async fn under_load_and_sigkill_no_event_is_lost() {
         let runs: Vec<_> = effects.iter().filter(|(run, ..)| *run == id).collect();
         assert!(!runs.is_empty(), "{id} is lost");
         for (place, (_, attempt, takeover)) in runs.iter().enumerate() {
-            // Every further run follows a death, and knows it.
-            assert_eq!((place > 0, *attempt > 1), (*takeover, *takeover), "{runs:?}");
+            // Every further run follows a death, and knows it. A first run may follow one as well:
+            // that of a process that died between its claim and its effect.
+            assert!(place == 0 || *takeover, "{runs:?}");
+            assert_eq!(*takeover, *attempt > 1, "{runs:?}");
         }
         doubled += runs.len() - 1;
     }
