@@ -1,7 +1,7 @@
 //! What the layer costs: an axum route with the layer and the memory adapter, over the same bare
 //! route, in process, with a body of 1 KiB.
 //!
-//! `cargo bench --bench layer`, about two minutes. Each call is a new event (the dear case: a
+//! `cargo bench --bench layer`, under a minute. Each call is a new event (the dear case: a
 //! duplicate never reaches the handler), made from inside a spawned task, as a server makes it, and
 //! its own task is part of the price. The two are measured in turn, in samples of 10,000 calls, so
 //! that a machine whose speed drifts slows both; the figures are medians over the samples.
