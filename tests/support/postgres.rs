@@ -1,0 +1,328 @@
+//! A PostgreSQL server for the tests: their own, thrown away when they end, or the one that
+//! `TEST_POSTGRES_URL` names.
+
+use std::env;
+use std::fs;
+use std::future::Future;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
+
+/// Names a server to use in place of a private one; schemas in it come and go.
+pub(crate) const URL: &str = "TEST_POSTGRES_URL";
+
+const MISSING: &str = "no PostgreSQL server programs (initdb, pg_ctl, postgres) are found. \
+     Install them (apt-get install postgresql, dnf install postgresql-server, \
+     brew install postgresql), or set PG_BINDIR to the folder they are in, \
+     or TEST_POSTGRES_URL to the URL of a server that runs";
+
+/// The server's keeper. It lives in a process group of its own and does what the lines of its
+/// stdin say. The pipe breaks when the test's process ends, however that ends, SIGKILL included:
+/// then the server and its folder go.
+///
+/// PIPE is ignored, since an answer may find the test dead, and must not end the keeper before it
+/// has cleaned up.
+const KEEPER: &str = r#"
+bin=$1
+trap '' PIPE
+trap 'exit 1' HUP INT TERM
+dir=$(mktemp -d "$2/tower-dedup-postgres.XXXXXX" 2>&1) || { echo "$dir"; exit 1; }
+clean() {
+    "$bin/pg_ctl" stop -s -m immediate -D "$dir/data" >/dev/null 2>&1
+    rm -rf "$dir"
+}
+trap clean EXIT
+echo "$dir"
+exec 2>>"$dir/log"
+while read -r command port; do
+    case $command in
+    init)
+        "$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --no-locale --no-sync &&
+            cat >>"$dir/data/postgresql.conf" <<CONF
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+max_connections = 200
+# Processes are killed here, the power is not cut.
+fsync = off
+CONF
+        ;;
+    start) "$bin/pg_ctl" start -s -w -D "$dir/data" -l "$dir/log" -o "-p $port" ;;
+    restart) "$bin/pg_ctl" restart -s -w -m immediate -D "$dir/data" -l "$dir/log" ;;
+    stop) "$bin/pg_ctl" stop -s -w -m immediate -D "$dir/data" ;;
+    *) false ;;
+    esac </dev/null >>"$dir/log" && echo done || echo failed
+done
+"#;
+
+/// A server of this process's own.
+pub(crate) struct Server {
+    keeper: Mutex<Keeper>,
+    dir: PathBuf,
+    port: u16,
+}
+
+struct Keeper {
+    process: Child,
+    /// `None` when it was told that we are gone.
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Server {
+    /// Takes a second or two, and blocks: inside a runtime a worker waits for it.
+    pub(crate) fn start() -> Self {
+        let mut keeper = Keeper::start();
+        let dir = keeper.answer();
+        assert!(dir.starts_with('/'), "no folder for PostgreSQL: {dir}");
+        let mut server = Self { keeper: Mutex::new(keeper), dir: PathBuf::from(dir), port: 0 };
+        server.must("init");
+        // Somebody else may take the port before the server does.
+        for _ in 0..5 {
+            server.port = free_port();
+            if server.tell(&format!("start {}", server.port)) {
+                return server;
+            }
+        }
+        panic!("PostgreSQL does not start:\n{}", server.log());
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The folder of all its files.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What the server has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("log")).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// A crash and a recovery: no session is told goodbye. Returns when connections are accepted.
+    pub(crate) fn restart_immediately(&self) {
+        self.must("restart");
+    }
+
+    /// A crash. Its port refuses connections until [`start_again`](Self::start_again).
+    pub(crate) fn stop_immediately(&self) {
+        self.must("stop");
+    }
+
+    /// At the same URL. Returns when connections are accepted.
+    pub(crate) fn start_again(&self) {
+        self.must(&format!("start {}", self.port));
+    }
+
+    fn must(&self, command: &str) {
+        assert!(self.tell(command), "PostgreSQL does not {command}:\n{}", self.log());
+    }
+
+    fn tell(&self, command: &str) -> bool {
+        // A test that has failed here has said why.
+        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        let commands = keeper.commands.as_mut().expect("a keeper until the drop");
+        writeln!(commands, "{command}").expect("the keeper of PostgreSQL lives");
+        keeper.answer() == "done"
+    }
+}
+
+impl Keeper {
+    fn start() -> Self {
+        let bin = programs().expect(MISSING);
+        let mut command = Command::new("sh");
+        let dir = apart(&mut command);
+        command.args(["-c", KEEPER, "keeper"]).arg(bin).arg(dir);
+        // The folder of the tests may be closed to the server's user.
+        command.current_dir("/");
+        // A locale that is not installed would stop it.
+        command.env("LC_ALL", "C");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = command.spawn().expect("`sh` starts");
+        Self {
+            commands: process.stdin.take(),
+            answers: BufReader::new(process.stdout.take().expect("a pipe")),
+            process,
+        }
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).expect("the keeper of PostgreSQL answers");
+        line.trim_end().to_owned()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.commands.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Away from signals to the group of the tests (Ctrl-C), and as somebody else when we are root, as
+/// whom PostgreSQL refuses to run. Returns where that user may write.
+#[cfg(unix)]
+fn apart(command: &mut Command) -> PathBuf {
+    use std::os::unix::process::CommandExt;
+
+    command.process_group(0);
+    if id(&["-u"]) != Some(0) {
+        return env::temp_dir();
+    }
+    for user in ["postgres", "nobody"] {
+        if let (Some(uid), Some(gid)) = (id(&["-u", user]), id(&["-g", user])) {
+            command.uid(uid).gid(gid);
+            // Root's own TMPDIR may be root's alone.
+            return PathBuf::from("/tmp");
+        }
+    }
+    panic!("PostgreSQL does not run as root, and there is no user `postgres` or `nobody`");
+}
+
+#[cfg(not(unix))]
+fn apart(_: &mut Command) -> PathBuf {
+    panic!("a private PostgreSQL server needs a Unix: set {URL}");
+}
+
+fn id(args: &[&str]) -> Option<u32> {
+    String::from_utf8(output("id", args)?).ok()?.trim().parse().ok()
+}
+
+fn output(program: &str, args: &[&str]) -> Option<Vec<u8>> {
+    let output = Command::new(program).args(args).stderr(Stdio::null()).output().ok()?;
+    output.status.success().then_some(output.stdout)
+}
+
+/// The folder of the server's programs, the newest where there are several.
+fn programs() -> Option<PathBuf> {
+    let complete = |dir: &PathBuf| {
+        ["initdb", "pg_ctl", "postgres"].iter().all(|program| dir.join(program).is_file())
+    };
+    if let Some(dir) = env::var_os("PG_BINDIR").map(PathBuf::from) {
+        assert!(complete(&dir), "PG_BINDIR={}: {MISSING}", dir.display());
+        return Some(dir);
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut dirs: Vec<_> = env::split_paths(&path).collect();
+    if let Some(dir) = output("pg_config", &["--bindir"]) {
+        dirs.push(String::from_utf8_lossy(&dir).trim_end().into());
+    }
+    // Linux distributions and Homebrew keep each version in a folder of its own.
+    let mut versions = Vec::new();
+    for (parent, prefix) in [
+        ("/usr/lib/postgresql", ""),
+        ("/usr", "pgsql-"),
+        ("/opt/homebrew/opt", "postgresql@"),
+        ("/usr/local/opt", "postgresql@"),
+    ] {
+        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let version = name.to_str().and_then(|name| name.strip_prefix(prefix));
+            if let Some(version) = version.and_then(|version| version.parse::<f32>().ok()) {
+                versions.push((version, entry.path().join("bin")));
+            }
+        }
+    }
+    versions.sort_by(|a, b| b.0.total_cmp(&a.0));
+    dirs.extend(versions.into_iter().map(|(_, dir)| dir));
+    dirs.extend(["/opt/homebrew/bin", "/usr/local/pgsql/bin"].map(PathBuf::from));
+    dirs.into_iter().find(complete)
+}
+
+/// Not one that the system gives to whoever asks for any: nobody gets it while the server is down,
+/// least of all a client that tries to reach it (it would be connected to itself).
+fn free_port() -> u16 {
+    let free = |port: &u16| match TcpListener::bind(("127.0.0.1", *port)) {
+        Ok(_) => true,
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => false,
+        Err(error) => panic!("no port on 127.0.0.1: {error}"),
+    };
+    (0..1_000).map(|_| rand::random_range(15_000..32_000)).find(free).expect("a free port")
+}
+
+/// The server of all tests of this process. Call it from anywhere; the first call may start it.
+pub(crate) fn shared() -> &'static str {
+    static SHARED: OnceLock<(String, Option<Server>)> = OnceLock::new();
+    let (url, _) = SHARED.get_or_init(|| match env::var(URL) {
+        Ok(url) => (url, None),
+        Err(_) => {
+            let server = Server::start();
+            (server.url(), Some(server))
+        }
+    });
+    url
+}
+
+/// A schema of a test's own, so that tests can share a server. It goes with this value.
+pub(crate) struct Schema {
+    server: String,
+    name: String,
+}
+
+impl Schema {
+    /// In the [`shared`] server.
+    pub(crate) fn fresh() -> Self {
+        Self::fresh_in(shared())
+    }
+
+    pub(crate) fn fresh_in(server: &str) -> Self {
+        let name = format!("tower_dedup_test_{:016x}", rand::random::<u64>());
+        execute(server, format!("CREATE SCHEMA {name}")).expect("a fresh schema");
+        Self { server: server.to_owned(), name }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The server, with every name that has no schema in this one.
+    pub(crate) fn url(&self) -> String {
+        let and = if self.server.contains('?') { '&' } else { '?' };
+        format!("{}{and}options[search_path]={}", self.server, self.name)
+    }
+}
+
+impl Drop for Schema {
+    fn drop(&mut self) {
+        // A transaction that a test has left open must not hang it. And no panic: the server may be
+        // gone, and a test that fails comes by here as well.
+        let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {} CASCADE", self.name);
+        if let Err(error) = execute(&self.server, sql) {
+            eprintln!("the schema {} is left: {error}", self.name);
+        }
+    }
+}
+
+/// On a thread of its own, so that it may be called inside a runtime too.
+fn execute(url: &str, sql: String) -> sqlx::Result<()> {
+    on_a_thread(async move {
+        let mut connection = connect(url).await?;
+        connection.execute(AssertSqlSafe(sql)).await?;
+        connection.close().await
+    })
+}
+
+async fn connect(url: &str) -> sqlx::Result<PgConnection> {
+    let options: sqlx::postgres::PgConnectOptions = url.parse()?;
+    options.connect().await
+}
+
+fn on_a_thread<T: Send>(work: impl Future<Output = T> + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(work)
+        });
+        thread.join().expect("no panic")
+    })
+}
