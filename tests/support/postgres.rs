@@ -203,7 +203,8 @@ fn output(program: &str, args: &[&str]) -> Option<Vec<u8>> {
     output.status.success().then_some(output.stdout)
 }
 
-/// The folder of the server's programs, the newest where there are several.
+/// The folder of the server's programs, the newest where there are several. `scripts/postgres`
+/// looks in the same places.
 fn programs() -> Option<PathBuf> {
     let complete = |dir: &PathBuf| {
         ["initdb", "pg_ctl", "postgres"].iter().all(|program| dir.join(program).is_file())
@@ -254,8 +255,8 @@ fn free_port() -> u16 {
 pub(crate) fn shared() -> &'static str {
     static SHARED: OnceLock<(String, Option<Server>)> = OnceLock::new();
     let (url, _) = SHARED.get_or_init(|| match env::var(URL) {
-        Ok(url) => (url, None),
-        Err(_) => {
+        Ok(url) if !url.is_empty() => (url, None),
+        _ => {
             let server = Server::start();
             (server.url(), Some(server))
         }
