@@ -46,6 +46,9 @@ pub enum ErrorKind {
     Full,
     /// The store answered something that this version cannot read.
     Corrupt,
+    /// The handler has ended, broken or kept the transaction that it was lent. Nothing was
+    /// committed.
+    Transaction,
     /// The adapter was configured with something that cannot work.
     Config,
 }
@@ -60,6 +63,7 @@ impl ErrorKind {
             Self::Refused => "refused",
             Self::Full => "full",
             Self::Corrupt => "corrupt",
+            Self::Transaction => "transaction",
             Self::Config => "config",
         }
     }
@@ -79,9 +83,16 @@ impl Error {
     }
 
     /// The same failure, of something that may have been done in part.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn unknown(mut self) -> Self {
         self.kind = ErrorKind::Unavailable;
+        self
+    }
+
+    /// The same failure, laid at the handler's door.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn of_the_transaction(mut self) -> Self {
+        self.kind = ErrorKind::Transaction;
         self
     }
 
@@ -98,7 +109,7 @@ impl Error {
             ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Refused | ErrorKind::Full => {
                 true
             }
-            ErrorKind::Corrupt | ErrorKind::Config => false,
+            ErrorKind::Corrupt | ErrorKind::Transaction | ErrorKind::Config => false,
         }
     }
 }
@@ -121,6 +132,7 @@ impl fmt::Display for Error {
             ErrorKind::Refused => "the store refused",
             ErrorKind::Full => "the store is full",
             ErrorKind::Corrupt => "the store holds something unreadable",
+            ErrorKind::Transaction => "the transaction is not what it was",
             ErrorKind::Config => return f.write_str(&self.context),
         };
         write!(f, "{}: {what}", self.context)
@@ -224,7 +236,7 @@ pub enum ConfigError {
     InvalidHeaderName,
     /// Not a JSON pointer (RFC 6901): empty, or starting with `/`, with `~` only in `~0` and `~1`.
     InvalidPointer,
-    /// A table name must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and not start with `sqlite_`.
+    /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and not start with `sqlite_`.
     InvalidIdentifier,
     /// Duplicates must be answered with a 2xx: every sender takes anything else for a failure.
     InvalidDuplicateStatus,
@@ -250,7 +262,7 @@ impl fmt::Display for ConfigError {
             Self::InvalidHeaderName => f.write_str("not an HTTP header name"),
             Self::InvalidPointer => f.write_str("not a JSON pointer (RFC 6901)"),
             Self::InvalidIdentifier => {
-                f.write_str("a table name matches [A-Za-z_][A-Za-z0-9_]{0,47}")
+                f.write_str("a table or schema name matches [A-Za-z_][A-Za-z0-9_]{0,47}")
             }
             Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
             Self::InvalidUrl => f.write_str("the store URL cannot be read"),

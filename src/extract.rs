@@ -1,4 +1,4 @@
-//! [`Delivery`] as an axum extractor, on `axum-core`.
+//! [`Delivery`] and `DedupTx` as axum extractors, on `axum-core`.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -9,6 +9,10 @@ use http::StatusCode;
 use http::request::Parts;
 
 use crate::delivery::Delivery;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::ledger::transaction::DedupTx;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::ledger::{TxHandle, TxUnavailable};
 
 /// The delivery that the handler is running.
 ///
@@ -76,6 +80,83 @@ impl IntoResponse for MissingDelivery {
             target: "tower_dedup",
             "a handler takes a `Delivery`, but its request was not deduplicated"
         );
+        (self.status(), self.body_text()).into_response()
+    }
+}
+
+/// The delivery's transaction, lent until the argument is dropped.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "sqlite")] {
+/// use axum::http::StatusCode;
+/// use sqlx::Sqlite;
+/// use tower_dedup::{DedupTx, Delivery};
+///
+/// async fn on_event(delivery: Delivery, mut tx: DedupTx<Sqlite>) -> Result<(), StatusCode> {
+///     sqlx::query("UPDATE orders SET paid = 1 WHERE id = ?")
+///         .bind(delivery.key().map(|key| key.id().to_owned()))
+///         .execute(&mut *tx)
+///         .await
+///         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+///     Ok(())
+/// }
+/// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(on_event));
+/// # }
+/// ```
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
+    type Rejection = TxRejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, TxRejection> {
+        let handle = parts.extensions.get::<TxHandle<DB>>().ok_or(TxRejection(None))?;
+        handle.lend().map_err(|error| TxRejection(Some(error)))
+    }
+}
+
+/// The rejection of a [`DedupTx`] argument: the request did not come through a
+/// [transactional](crate::DedupLayer::transactional) layer over this database, or its transaction
+/// is lent to somebody else.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Debug, Clone, Copy)]
+pub struct TxRejection(Option<TxUnavailable>);
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl TxRejection {
+    /// 500: the route is wired wrongly.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        StatusCode::INTERNAL_SERVER_ERROR
+    }
+
+    /// The text of the response.
+    #[must_use]
+    pub fn body_text(&self) -> String {
+        match self.0 {
+            None => "this request has no transaction over this database".to_owned(),
+            Some(error) => error.to_string(),
+        }
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl fmt::Display for TxRejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.body_text())
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl std::error::Error for TxRejection {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.as_ref().map(|error| error as _)
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl IntoResponse for TxRejection {
+    fn into_response(self) -> Response {
         (self.status(), self.body_text()).into_response()
     }
 }

@@ -11,10 +11,14 @@ use http::{HeaderName, Method, StatusCode};
 use http_body_util::Full;
 use tower_layer::Layer;
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::TransactionAdapter;
 use crate::adapter::{DedupAdapter, LeaseAdapter};
 use crate::error::ConfigError;
 use crate::key::KeyExtractor;
-use crate::ledger::{ArrivalLedger, BeginContext, LeaseLedger, Ledger};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::ledger::TransactionLedger;
+use crate::ledger::{ArrivalLedger, BeginContext, FailOpen, LeaseLedger, Ledger};
 use crate::observe;
 use crate::policy::{LogIds, OnInFlight, OnMissingKey, OnUnavailable, Success};
 use crate::service::{Dedup, Gate};
@@ -93,6 +97,41 @@ impl<A: DedupAdapter> DedupLayer<ArrivalLedger<A>> {
     /// whose handler fails is lost.
     pub fn on_arrival(key: impl Into<KeyExtractor>, adapter: A) -> Self {
         Self::with_ledger(key, ArrivalLedger::new(adapter))
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl<A: TransactionAdapter> DedupLayer<TransactionLedger<A>> {
+    /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
+    /// together, or not at all.
+    ///
+    /// The handler takes the transaction as a [`DedupTx`](crate::DedupTx) argument.
+    ///
+    /// ```no_run
+    /// # #[cfg(all(feature = "axum", feature = "postgres"))] {
+    /// use axum::Router;
+    /// use axum::http::StatusCode;
+    /// use axum::routing::post;
+    /// use sqlx::{PgPool, Postgres};
+    /// use tower_dedup::adapter::PostgresAdapter;
+    /// use tower_dedup::{DedupLayer, DedupTx, provider};
+    ///
+    /// async fn on_event(mut tx: DedupTx<Postgres>) -> StatusCode {
+    ///     match sqlx::query("UPDATE orders SET paid = true").execute(&mut *tx).await {
+    ///         Ok(_) => StatusCode::OK,
+    ///         Err(_) => StatusCode::INTERNAL_SERVER_ERROR, // rolled back; the retry runs again
+    ///     }
+    /// }
+    ///
+    /// # fn app(pool: PgPool) -> Router {
+    /// let dedup = DedupLayer::transactional(provider::STRIPE, PostgresAdapter::new(pool));
+    /// Router::new().route("/webhooks/stripe", post(on_event)).layer(dedup)
+    /// # }
+    /// # let _ = app;
+    /// # }
+    /// ```
+    pub fn transactional(key: impl Into<KeyExtractor>, adapter: A) -> Self {
+        Self::with_ledger(key, TransactionLedger::new(adapter))
     }
 }
 
@@ -216,12 +255,6 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// What to do with a delivery when the store does not answer.
-    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
-        self.config.on_unavailable = policy;
-        self
-    }
-
     /// The `Retry-After` of a 503, in whole seconds: `in_flight` where the event is running
     /// elsewhere, `unavailable` where the store or a bound is the reason.
     pub fn retry_after(mut self, in_flight: Duration, unavailable: Duration) -> Self {
@@ -271,6 +304,17 @@ impl<L, B> DedupLayer<L, B> {
     pub fn inner_body<B2>(self) -> DedupLayer<L, B2> {
         let Self { ledger, config, gate, body: _ } = self;
         DedupLayer { ledger, config, gate, body: PhantomData }
+    }
+}
+
+impl<L: FailOpen, B> DedupLayer<L, B> {
+    /// What to do with a delivery when the store does not answer.
+    ///
+    /// Not for [`transactional`](Self::transactional) layers: without the database there is no
+    /// transaction to lend, and this does not compile.
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
+        self.config.on_unavailable = policy;
+        self
     }
 }
 

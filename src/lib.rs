@@ -45,9 +45,13 @@ pub use delivery::Delivery;
 pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind};
 #[cfg(feature = "axum")]
 pub use extract::MissingDelivery;
+#[cfg(all(feature = "axum", any(feature = "postgres", feature = "sqlite")))]
+pub use extract::TxRejection;
 pub use future::ResponseFuture;
 pub use key::{DedupKey, KeyExtractor};
 pub use layer::{DedupHandle, DedupLayer};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use ledger::transaction::DedupTx;
 pub use policy::{LogIds, OnInFlight, OnMissingKey, OnUnavailable, Verified};
 pub use response::DedupResult;
 pub use retention::{Purger, PurgerHandle};

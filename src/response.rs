@@ -10,6 +10,7 @@
 //! | body too large | 413 | | `too-large` |
 //! | body broken | 400 | | `broken-body` |
 //! | body too slow | 408 | | `slow-body` |
+//! | the handler ended, broke or kept its transaction | 500 | | `uncommitted` |
 //! | not verified under `require_verified` | 500 | | `unverified` |
 //!
 //! 503 and not 409 while in flight: several senders never retry a 4xx. 200 and not 409 for a
@@ -39,6 +40,8 @@ pub enum DedupResult {
     BrokenBody,
     /// The body did not arrive in time.
     SlowBody,
+    /// The handler succeeded, but what it did to its transaction cannot be committed.
+    Uncommitted,
     /// The layer requires verified requests, and this one is not.
     Unverified,
 }
@@ -56,6 +59,7 @@ impl DedupResult {
             Self::TooLarge => "too-large",
             Self::BrokenBody => "broken-body",
             Self::SlowBody => "slow-body",
+            Self::Uncommitted => "uncommitted",
             Self::Unverified => "unverified",
         }
     }
@@ -69,7 +73,7 @@ impl DedupResult {
             Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
-            Self::Unverified => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Uncommitted | Self::Unverified => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }

@@ -46,7 +46,7 @@ const HTTP_SHELL: &[&str] = &["layer", "service", "future", "body"];
 
 /// Foreign crates, and the modules that may name them.
 const FOREIGN: &[(&str, &[&str])] =
-    &[("sqlx", &["adapter", "ledger::transaction"]), ("axum_core", &["extract"])];
+    &[("sqlx", &["adapter", "ledger::transaction", "extract"]), ("axum_core", &["extract"])];
 
 const MOST_LINES: usize = 600;
 

@@ -1,14 +1,20 @@
 //! The published conformance suite, on every adapter.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::SqlitePool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
-use tower_dedup::adapter::{DynAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::adapter::{DynAdapter, Identifier, MemoryAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::conformance::Store;
+
+mod support;
+
+use support::postgres::{Schema, shared};
 
 struct Memory(Arc<MemoryAdapter>);
 
@@ -160,6 +166,85 @@ impl Store for Boxed {
     }
 }
 
+/// A schema of its own in a database.
+struct Postgres {
+    adapter: Arc<PostgresAdapter>,
+    schema: Schema,
+}
+
+impl Postgres {
+    async fn over(adapter: PostgresAdapter) -> Self {
+        let schema = Schema::fresh();
+        let adapter = adapter.schema(Identifier::new(schema.name()).unwrap());
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), schema }
+    }
+}
+
+impl Store for Postgres {
+    type Adapter = PostgresAdapter;
+
+    const PROCESSES: usize = 8;
+
+    async fn create() -> Self {
+        let adapter = PostgresAdapter::connect(shared()).await.unwrap();
+        Self::over(adapter).await
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        let mut connection = PgConnection::connect(shared()).await.unwrap();
+        let sql = format!(
+            "UPDATE {}.webhook_deliveries SET lease_until = lease_until - $1 * interval '1 s', \
+             first_seen_at = first_seen_at - $1 * interval '1 s', \
+             completed_at = completed_at - $1 * interval '1 s', \
+             expires_at = expires_at - $1 * interval '1 s'",
+            self.schema.name()
+        );
+        let update = sqlx::query(AssertSqlSafe(sql)).bind(by.as_secs_f64());
+        update.execute(&mut connection).await.unwrap();
+    }
+
+    fn address(&self) -> Option<String> {
+        Some(format!("{} {}", shared(), self.schema.name()))
+    }
+
+    async fn attach(address: &str) -> Arc<PostgresAdapter> {
+        let (url, schema) = address.split_once(' ').unwrap();
+        let adapter = PostgresAdapter::connect(url).await.unwrap();
+        Arc::new(adapter.schema(Identifier::new(schema).unwrap()))
+    }
+}
+
+/// A pool whose transactions are serializable unless they say otherwise, as a role or a database
+/// may be set up, and whose commits do not wait for the disk.
+struct Serializable(Postgres);
+
+impl Store for Serializable {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        let options = PgConnectOptions::from_str(shared()).unwrap().options([
+            ("default_transaction_isolation", "serializable"),
+            ("synchronous_commit", "off"),
+        ]);
+        let pool = PgPoolOptions::new().max_connections(8).connect_with(options).await.unwrap();
+        let adapter = PostgresAdapter::new(pool).asynchronous_claims(true);
+        Self(Postgres::over(adapter).await)
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+}
+
 mod memory {
     tower_dedup::conformance_suite!(super::Memory);
 }
@@ -174,6 +259,14 @@ mod sqlite {
 
 mod sqlite_users_pool {
     tower_dedup::conformance_suite!(super::UsersPool);
+}
+
+mod postgres {
+    tower_dedup::conformance_suite!(super::Postgres);
+}
+
+mod postgres_serializable {
+    tower_dedup::conformance_suite!(super::Serializable);
 }
 
 mod boxed {

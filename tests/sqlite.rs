@@ -13,7 +13,7 @@ use sqlx::{Connection, SqliteConnection, SqlitePool};
 use support::{Handler, by_header, dedup_key, request, result, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    DedupAdapter, EntryState, Maintain, Receipt, Recorded, SqliteAdapter, TableName, Token,
+    DedupAdapter, EntryState, Identifier, Maintain, Receipt, Recorded, SqliteAdapter, Token,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
@@ -251,7 +251,7 @@ async fn the_migration_touches_nothing_of_the_users() {
     let pool = SqlitePool::connect_with(options).await.unwrap();
     sqlx::query("PRAGMA user_version = 7").execute(&pool).await.unwrap();
     sqlx::query("CREATE TABLE orders (id INTEGER)").execute(&pool).await.unwrap();
-    let adapter = SqliteAdapter::new(pool.clone()).table(TableName::new("seen").unwrap());
+    let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("seen").unwrap());
     adapter.migrate().await.unwrap();
     adapter.record(&[dedup_key("a")], &receipt()).await.unwrap();
     let mut tables: Vec<String> =
@@ -271,14 +271,14 @@ async fn tables_may_be_called_as_words_of_sql() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePool::connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::new(pool.clone()).table(TableName::new("order").unwrap());
+    let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("order").unwrap());
     let keys = [dedup_key("a")];
     assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
     assert_eq!(adapter.purge(1).await.unwrap() + adapter.count().await.unwrap(), 1);
     adapter.close().await;
     let _: i64 = sqlx::query_scalar("SELECT 1").fetch_one(&pool).await.unwrap();
     for name in ["", "1a", "a b", "a\"b", "sqlite_x", "SQLite_x", &"a".repeat(49)] {
-        assert_eq!(TableName::new(name), Err(ConfigError::InvalidIdentifier), "{name}");
+        assert_eq!(Identifier::new(name), Err(ConfigError::InvalidIdentifier), "{name}");
     }
 }
 
@@ -286,7 +286,7 @@ async fn tables_may_be_called_as_words_of_sql() {
 #[tokio::test]
 async fn the_schema_can_be_made_by_hand() {
     let file = File::new();
-    let adapter = file.connect().await.table(TableName::new("Events_2").unwrap());
+    let adapter = file.connect().await.table(Identifier::new("Events_2").unwrap());
     let mut connection = file.connection().await;
     for statement in adapter.schema_sql() {
         sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();

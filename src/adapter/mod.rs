@@ -40,10 +40,14 @@ mod contract;
 mod dynamic;
 #[cfg(feature = "memory")]
 mod memory;
-#[cfg(feature = "sqlite")]
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod sql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod transaction;
 
 pub use contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
@@ -52,10 +56,14 @@ pub use contract::{
 pub use dynamic::DynAdapter;
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
-#[cfg(feature = "sqlite")]
-pub use sql::TableName;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresAdapter;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use sql::Identifier;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteAdapter;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use transaction::{OpenTransaction, Opened, TransactionAdapter};
 
 /// Connects to the store that a URL names.
 ///
@@ -63,6 +71,7 @@ pub use sqlite::SqliteAdapter;
 /// |---|---|---|
 /// | `memory:` | `MemoryAdapter` with its default capacity | `memory` |
 /// | `sqlite://path/to/file.db` | `SqliteAdapter` | `sqlite` |
+/// | `postgres://user@host/database` | `PostgresAdapter` | `postgres` |
 ///
 /// # Errors
 ///
@@ -79,11 +88,15 @@ pub async fn connect(url: &str) -> Result<Arc<dyn DynAdapter>, Error> {
         "sqlite" => Ok(Arc::new(SqliteAdapter::connect(url).await?)),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => Err(disabled("sqlite")),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(PostgresAdapter::connect(url).await?)),
+        #[cfg(not(feature = "postgres"))]
+        "postgres" | "postgresql" => Err(disabled("postgres")),
         other => Err(ConfigError::UnknownScheme(other.to_owned()).into()),
     }
 }
 
-#[cfg(not(all(feature = "memory", feature = "sqlite")))]
+#[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres")))]
 fn disabled(scheme: &'static str) -> Error {
     ConfigError::FeatureDisabled { scheme, feature: scheme }.into()
 }

@@ -60,6 +60,9 @@ pub trait Store: Sized + Send + Sync + 'static {
     /// The adapter under test.
     type Adapter: LeaseAdapter + Maintain;
 
+    /// How many processes race for one store, where it has an [`address`](Self::address).
+    const PROCESSES: usize = 2;
+
     /// A fresh, empty store. What it leaves behind, `Drop` cleans away.
     fn create() -> impl Future<Output = Self> + Send;
 

@@ -11,14 +11,13 @@ use super::{Store, runtime};
 use crate::adapter::{Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded};
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";
-const PROCESSES: usize = 2;
 const TASKS: usize = 4;
 const KEYS: usize = 200;
 /// Before what a worker has to say, among what the test harness says.
 const MARK: &str = "conformance-worker:";
 
-/// Two processes of four tasks each claim, complete and record the same keys: each has exactly one
-/// winner.
+/// [`PROCESSES`](Store::PROCESSES) processes of four tasks each claim, complete and record the same
+/// keys: each has exactly one winner.
 ///
 /// The worker processes are this very test, started again: `name` is its full path.
 pub fn processes_race_for_keys<S: Store>(name: &str) {
@@ -38,7 +37,7 @@ async fn lead<S: Store>(name: &str) {
     };
     let test = name.split_once("::").map_or(name, |(_crate, test)| test);
     let program = std::env::current_exe().expect("the path of this test");
-    let mut workers: Vec<Child> = (0..PROCESSES)
+    let mut workers: Vec<Child> = (0..S::PROCESSES)
         .map(|_| {
             Command::new(&program)
                 .args([test, "--exact", "--nocapture", "--test-threads=1"])

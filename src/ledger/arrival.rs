@@ -20,7 +20,7 @@ use super::background::{Background, Step, Work};
 use super::call::{outcome_unknown, store_call, undone};
 use super::fold::{Answer, fold, plan};
 use super::pending::Pending;
-use super::{Begin, BeginContext, Claim, Ledger, Outcome};
+use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Outcome};
 use crate::adapter::{DedupAdapter, Receipt, Recorded};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -143,6 +143,8 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         self.0.background.drain().await;
     }
 }
+
+impl<A: DedupAdapter> FailOpen for ArrivalLedger<A> {}
 
 impl<A: DedupAdapter> Inner<A> {
     /// Records what runs unprotected, as soon as the store answers.

@@ -22,12 +22,25 @@ pub(super) async fn store_call<T>(
     keys: usize,
     call: BoxFuture<'_, Result<Vec<T>, Error>>,
 ) -> Result<Vec<T>, Error> {
+    let counted = async {
+        let answers = call.await?;
+        if answers.len() != keys {
+            return Err(Error::new(ErrorKind::Corrupt, "counting the answers of the store"));
+        }
+        Ok(answers)
+    };
+    bounded(operation, bound, counted).await
+}
+
+/// Runs `call` within `bound`, and measures it.
+pub(super) async fn bounded<T>(
+    operation: &'static str,
+    bound: Duration,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
     let start = Instant::now();
     let call = AssertUnwindSafe(call).catch_unwind();
     let answer = match tokio::time::timeout(bound, call).await {
-        Ok(Ok(Ok(answers))) if answers.len() != keys => {
-            Err(Error::new(ErrorKind::Corrupt, "counting the answers of the store"))
-        }
         Ok(Ok(answer)) => answer,
         // The panic hook has said what it was.
         Ok(Err(_panic)) => Err(Error::new(ErrorKind::Unavailable, "surviving the store's panic")),

@@ -21,7 +21,7 @@ use super::call::{outcome_unknown, store_call, undone};
 use super::fold::{Answer, Folded, fold, identities, plan};
 use super::pending::Pending;
 use super::renewal::{Kept, Lease, Renewals};
-use super::{Begin, BeginContext, Claim, Ledger, Outcome};
+use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Outcome};
 use crate::adapter::{Completed, LeaseAdapter, Receipt, Released, Seen};
 use crate::delivery::Delivery;
 use crate::error::Error;
@@ -155,6 +155,8 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         self.0.releases.drain().await;
     }
 }
+
+impl<A: LeaseAdapter> FailOpen for LeaseLedger<A> {}
 
 impl<A: LeaseAdapter> Inner<A> {
     async fn claim(

@@ -4,6 +4,7 @@
 //! |---|---|---|---|---|---|
 //! | [`LeaseLedger`] (default) | after a successful response | released at once; the retry runs | the lease lapses; the retry runs (takeover) | waits, then 200; past the bound 503 | at least once; once while no process and no store dies |
 //! | [`ArrivalLedger`] | before the handler | lost | lost | 200 | at most once |
+//! | `TransactionLedger` (features `postgres`, `sqlite`) | in the same COMMIT as the handler's writes | rolled back with them | rolled back with them | waits, then 200; past the bound 503 | exactly once, for all that is written in that database |
 //!
 //! 1. The layer makes the token before the call. After an unknown outcome (a timeout, a lost
 //!    connection) the ledger undoes by token in the background: a lost answer neither blocks a key
@@ -13,8 +14,8 @@
 //!    answer, and is recorded in the background.
 //! 4. A claim that is dropped without a word is rolled back.
 //!
-//! [`Ledger`] and [`Claim`] are all that the service knows, so another ledger (one that commits
-//! the key in the handler's own transaction) needs no change there.
+//! [`Ledger`] and [`Claim`] are all that the service knows, so another ledger needs no change
+//! there.
 
 use std::future::Future;
 use std::time::Duration;
@@ -34,9 +35,13 @@ mod fold;
 mod lease;
 mod pending;
 mod renewal;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) mod transaction;
 
 pub use arrival::{ArrivalClaim, ArrivalLedger};
 pub use lease::{LeaseClaim, LeaseLedger};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use transaction::{TransactionClaim, TransactionLedger, TxHandle, TxUnavailable};
 
 /// Decides whether a delivery is the first, and makes its key permanent.
 pub trait Ledger: Send + Sync + 'static {
@@ -90,6 +95,14 @@ pub trait Claim: Send + 'static {
     /// For logs only: the handler's failure is the answer.
     fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
+
+/// A ledger that can run a handler although its store did not answer. One whose handlers depend on
+/// a transaction cannot: there is none to lend.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot run a handler without its store",
+    note = "a transactional delivery without a transaction does not exist"
+)]
+pub trait FailOpen: Ledger {}
 
 /// The answer to [`Ledger::begin`].
 #[derive(Debug)]

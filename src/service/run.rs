@@ -16,7 +16,7 @@ use tower_service::Service;
 
 use super::Shared;
 use super::answer::{Answer, panic_message, status};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::key::{Element, Keys};
 use crate::ledger::{Begin, Claim, Ledger, Outcome as Handled};
 use crate::observe::{self, Outcome, Report};
@@ -262,7 +262,11 @@ where
     let outcome = settle(ended, claim, facts).await;
     job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
     let answer = match (outcome, answer) {
-        (Outcome::Uncommitted, _) => Answer::Own(DedupResult::Unavailable),
+        // The handler's doing is a 500; the store's is worth a retry.
+        (Outcome::Uncommitted, _) => Answer::Own(match &facts.error {
+            Some(error) if error.kind() == ErrorKind::Transaction => DedupResult::Uncommitted,
+            _ => DedupResult::Unavailable,
+        }),
         // The retry finds the rest done.
         (Outcome::Completed, _) if others_in_flight => {
             return (Outcome::Partial, Answer::Own(DedupResult::InFlight));

@@ -42,5 +42,7 @@
 mod rows;
 mod schema;
 mod store;
+mod transaction;
+mod turn;
 
 pub use store::SqliteAdapter;

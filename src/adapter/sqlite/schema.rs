@@ -1,17 +1,13 @@
 //! The SQL of the SQLite adapter: the schema, and each statement with its rule.
 //!
-//! Times are integers, milliseconds since the Unix epoch. A row is
-//!
-//! - *complete* if `completed_at` is set,
-//! - *leased* if it is not complete, `token` is set and `lease_until` is in the future,
-//! - *lapsed* if `lease_until` has passed, *released* if `token` is null,
-//! - *expired* if `expires_at` has passed and it is not leased.
+//! Times are integers, milliseconds since the Unix epoch. What a row means stands in
+//! [`sql::rows`](super::super::sql).
 //!
 //! `?1` is the keys as a JSON array of pairs, `?2` the token, `?3` the retention, `?4` the lease.
 
 use std::sync::Arc;
 
-use super::super::sql::TableName;
+use super::super::sql::Identifier;
 
 /// The version of the schema that this code writes.
 pub(super) const VERSION: i64 = 1;
@@ -35,10 +31,11 @@ pub(super) struct Statements {
     pub(super) purge: Arc<str>,
     pub(super) forget: Arc<str>,
     pub(super) count: Arc<str>,
+    pub(super) finish: Arc<str>,
 }
 
 /// The statements that make the schema, for those who run their own migrations.
-pub(super) fn create_sql(name: &TableName) -> Vec<String> {
+pub(super) fn create_sql(name: &Identifier) -> Vec<String> {
     // Quoted, for a name may be a word of SQL.
     let (table, schema) = (format!("\"{name}\""), format!("\"{name}_schema\""));
     vec![
@@ -53,6 +50,11 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
              first_seen_at INTEGER NOT NULL,\n    \
              completed_at INTEGER,\n    \
              expires_at INTEGER NOT NULL,\n    \
+             event_type TEXT,\n    \
+             payload_sha256 BLOB,\n    \
+             response_status INTEGER,\n    \
+             response_headers TEXT,\n    \
+             response_body BLOB,\n    \
              PRIMARY KEY (namespace, id)\n\
              ) WITHOUT ROWID"
         ),
@@ -66,7 +68,7 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
 }
 
 impl Statements {
-    pub(super) fn new(name: &TableName) -> Self {
+    pub(super) fn new(name: &Identifier) -> Self {
         let table = format!("\"{name}\"");
         let keys = "SELECT value ->> 0 AS namespace, value ->> 1 AS id FROM json_each(?1)";
         let matching = format!("(namespace, id) IN ({keys})");
@@ -170,6 +172,11 @@ impl Statements {
             )
             .into(),
             count: format!("SELECT count(*) FROM {table}").into(),
+            finish: format!(
+                "UPDATE {table} SET completed_at = {NOW}, lease_until = NULL \
+                 WHERE {matching} AND token = ?2 AND completed_at IS NULL RETURNING namespace, id"
+            )
+            .into(),
         }
     }
 }

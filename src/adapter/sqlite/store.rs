@@ -7,20 +7,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
+use sqlx::query::Query;
 use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
-    SqliteSynchronous,
+    Sqlite, SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
+    SqlitePoolOptions, SqliteRow, SqliteSynchronous,
 };
 use sqlx::{AssertSqlSafe, Row};
-use tokio::sync::Mutex;
 
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
-use super::super::sql::{TableName, keys_json};
-use super::rows::{BUSY, Grant, LOCKED, Stored, matched, primary_code, store_error};
+use super::super::sql::{Grant, Identifier, Stored, at, completed, open_places, released, renewed};
+use super::rows::{BUSY, LOCKED, keys_json, matched, primary_code, store_error, stored};
 use super::schema::{Statements, VERSION, create_sql};
+use super::turn::{Turn, turn_of};
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -32,6 +33,10 @@ const READERS: u32 = 4;
 /// open a new file at once all want to switch it to WAL mode, for which SQLite waits for nobody.
 const OPEN_DELAY: Duration = Duration::from_millis(50);
 const OPEN_RETRIES: usize = 6;
+/// How long a transactional delivery waits for those before it.
+const GATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long purging waits for its turn before it lets it be this time.
+const PURGE_PATIENCE: Duration = Duration::from_millis(100);
 /// How often a key is looked at again that changed hands between a write and the read after it.
 const ROUNDS: usize = 4;
 
@@ -41,13 +46,14 @@ const ROUNDS: usize = 4;
 #[derive(Clone)]
 pub struct SqliteAdapter(Arc<Inner>);
 
-struct Inner {
+pub(super) struct Inner {
     readers: SqlitePool,
-    writer: SqlitePool,
+    pub(super) writer: SqlitePool,
     /// Serves writers in the order of arrival, which SQLite's own lock does not.
-    turn: Mutex<()>,
-    table: TableName,
-    statements: Statements,
+    pub(super) turn: Arc<Turn>,
+    table: Identifier,
+    pub(super) statements: Statements,
+    pub(super) gate_timeout: Duration,
     migrated: AtomicBool,
     /// Whether the connections are the user's, whose settings are only looked at.
     foreign: bool,
@@ -99,7 +105,7 @@ impl SqliteAdapter {
                 Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
             })?;
         let readers = pool().max_connections(READERS).connect_lazy_with(options);
-        Ok(Self::over(readers, writer, TableName::default(), false))
+        Ok(Self::over(readers, writer, Identifier::default_table(), false))
     }
 
     /// An adapter over a pool of yours, on the file that your service uses anyway.
@@ -110,16 +116,27 @@ impl SqliteAdapter {
     /// [`close`](Maintain::close) leaves it open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
-        Self::over(pool.clone(), pool, TableName::default(), true)
+        Self::over(pool.clone(), pool, Identifier::default_table(), true)
     }
 
     /// The adapter with another table than `webhook_deliveries`.
     ///
     /// A handle that was cloned before keeps its table.
     #[must_use]
-    pub fn table(self, table: TableName) -> Self {
-        let Inner { readers, writer, foreign, .. } = &*self.0;
-        Self::over(readers.clone(), writer.clone(), table, *foreign)
+    pub fn table(self, table: Identifier) -> Self {
+        let Inner { readers, writer, foreign, gate_timeout, .. } = &*self.0;
+        Self::over(readers.clone(), writer.clone(), table, *foreign).gate_timeout(*gate_timeout)
+    }
+
+    /// How long a transactional delivery waits for those before it, which run one at a time: 5 s,
+    /// unless told otherwise. Past it, it is answered 503.
+    #[must_use]
+    pub fn gate_timeout(self, bound: Duration) -> Self {
+        let Inner { readers, writer, foreign, table, .. } = &*self.0;
+        let (readers, writer, table) = (readers.clone(), writer.clone(), table.clone());
+        let mut inner = Self::inner_over(readers, writer, table, *foreign);
+        inner.gate_timeout = bound;
+        Self(Arc::new(inner))
     }
 
     /// Makes the schema if it is not there. Safe to call from many processes at once.
@@ -138,10 +155,38 @@ impl SqliteAdapter {
         create_sql(&self.0.table)
     }
 
-    fn over(readers: SqlitePool, writer: SqlitePool, table: TableName, foreign: bool) -> Self {
+    fn over(readers: SqlitePool, writer: SqlitePool, table: Identifier, foreign: bool) -> Self {
+        Self(Arc::new(Self::inner_over(readers, writer, table, foreign)))
+    }
+
+    fn inner_over(
+        readers: SqlitePool,
+        writer: SqlitePool,
+        table: Identifier,
+        foreign: bool,
+    ) -> Inner {
         let statements = Statements::new(&table);
-        let (turn, migrated) = (Mutex::new(()), AtomicBool::new(false));
-        Self(Arc::new(Inner { readers, writer, turn, table, statements, migrated, foreign }))
+        let turn = turn_of(&writer.connect_options());
+        let (migrated, gate_timeout) = (AtomicBool::new(false), GATE_TIMEOUT);
+        Inner { readers, writer, turn, table, statements, gate_timeout, migrated, foreign }
+    }
+
+    pub(super) fn inner(&self) -> &Inner {
+        &self.0
+    }
+
+    /// A statement with what it is asked.
+    pub(super) fn bound(
+        &self,
+        sql: &Arc<str>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Query<'static, Sqlite, SqliteArguments> {
+        sqlx::query(AssertSqlSafe(Arc::clone(sql)))
+            .bind(keys_json(keys))
+            .bind(receipt.token().as_bytes().to_vec())
+            .bind(receipt.retention_ms())
+            .bind(receipt.lease_ms())
     }
 }
 
@@ -152,7 +197,7 @@ impl fmt::Debug for SqliteAdapter {
 }
 
 impl Inner {
-    async fn ready(&self) -> Result<(), Error> {
+    pub(super) async fn ready(&self) -> Result<(), Error> {
         if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
     }
 
@@ -176,6 +221,24 @@ impl Inner {
             self.look_at_settings().await.map_err(fault)?;
         }
         self.migrated.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes the schema in a transaction of the user's, if it is not there; whether it stays is for
+    /// that transaction.
+    pub(super) async fn ready_within(
+        &self,
+        connection: &mut SqliteConnection,
+    ) -> Result<(), Error> {
+        if self.migrated.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        for statement in &self.statements.create {
+            sqlx::query(AssertSqlSafe(Arc::clone(statement)))
+                .execute(&mut *connection)
+                .await
+                .map_err(|error| store_error("preparing the SQLite schema", error))?;
+        }
         Ok(())
     }
 
@@ -236,7 +299,7 @@ impl Inner {
     }
 
     /// What is stored of each key.
-    async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
+    pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
         let fault = |error| store_error("looking up keys", error);
         let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.read)))
             .bind(keys_json(keys))
@@ -248,7 +311,7 @@ impl Inner {
             let place: i64 = row.try_get("place").map_err(fault)?;
             let slot = usize::try_from(place).ok().and_then(|place| found.get_mut(place));
             if let Some(slot) = slot {
-                *slot = Some(Stored::from_row(&row).map_err(fault)?);
+                *slot = Some(stored(&row).map_err(fault)?);
             }
         }
         Ok(found)
@@ -271,12 +334,12 @@ impl Inner {
         let unknown =
             |written: bool| move |error: Error| if written { error.unknown() } else { error };
         for _ in 0..ROUNDS {
-            let open = places(&answers);
+            let open = open_places(&answers);
             let stored = self.read(&at(keys, &open)).await.map_err(unknown(written))?;
             for (place, stored) in open.into_iter().zip(stored) {
                 answers[place] = stored.and_then(|stored| T::known(&stored, receipt.token()));
             }
-            let free = places(&answers);
+            let free = open_places(&answers);
             if !free.is_empty() {
                 let asked = at(keys, &free);
                 let rows = self.write(CONTEXT, sql, &keys_json(&asked), receipt).await;
@@ -333,7 +396,7 @@ impl LeaseAdapter for SqliteAdapter {
 
     async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
         let held = self.0.touch("renewing leases", &self.0.statements.renew, keys, receipt).await?;
-        Ok(held.into_iter().map(|held| if held { Renewed::Held } else { Renewed::Lost }).collect())
+        Ok(renewed(held))
     }
 
     async fn complete(
@@ -351,14 +414,10 @@ impl LeaseAdapter for SqliteAdapter {
         for (place, row) in matched(keys, &rows).map_err(fault)? {
             let attempts: i64 = row.try_get("attempts").map_err(fault)?;
             let held: bool = row.try_get("held").map_err(fault)?;
-            answers[place] = Some(match (attempts, held) {
-                (0, _) => Completed::Inserted,
-                (_, true) => Completed::Held,
-                (_, false) => Completed::LeaseLost,
-            });
+            answers[place] = Some(completed(attempts, held));
         }
         // What was complete before was not written again: was it by this token?
-        let open = places(&answers);
+        let open = open_places(&answers);
         if !open.is_empty() {
             let stored = inner.read(&at(keys, &open)).await?;
             for (place, stored) in open.into_iter().zip(stored) {
@@ -378,7 +437,9 @@ impl LeaseAdapter for SqliteAdapter {
 impl Maintain for SqliteAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
         self.0.ready().await?;
-        let _turn = self.0.turn.lock().await;
+        // The next time will do: a handler may hold the file.
+        let turn = tokio::time::timeout(PURGE_PATIENCE, self.0.turn.lock()).await;
+        let Ok(_turn) = turn else { return Ok(0) };
         let done = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.purge)))
             .bind(i64::from(limit))
             .execute(&self.0.writer)
@@ -424,16 +485,4 @@ impl Maintain for SqliteAdapter {
             self.0.writer.close().await;
         }
     }
-}
-
-fn at(keys: &[DedupKey], places: &[usize]) -> Vec<DedupKey> {
-    places.iter().map(|place| keys[*place].clone()).collect()
-}
-
-fn places<T>(answers: &[Option<T>]) -> Vec<usize> {
-    (0..answers.len()).filter(|place| answers[*place].is_none()).collect()
-}
-
-fn released(done: Vec<bool>) -> Vec<Released> {
-    done.into_iter().map(|done| if done { Released::Released } else { Released::NotHeld }).collect()
 }

@@ -1,16 +1,19 @@
-//! What the SQL adapters share: validated identifiers, and how keys travel as parameters.
+//! What the SQL adapters share: validated identifiers, errors, and what a row means.
 
 use std::fmt;
 
 use crate::error::{ConfigError, Error, ErrorKind};
-use crate::key::DedupKey;
 
-/// The name of a table: `[A-Za-z_][A-Za-z0-9_]{0,47}`, and none that SQLite keeps for itself, so
-/// that it can be quoted as it is and the names derived from it fit every database.
+mod rows;
+
+pub(super) use rows::{Grant, Stored, at, completed, matched, open_places, released, renewed};
+
+/// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, and none that SQLite keeps for
+/// itself, so that it can be quoted as it is and the names derived from it fit every database.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TableName(String);
+pub struct Identifier(String);
 
-impl TableName {
+impl Identifier {
     /// A name that is surely an identifier.
     ///
     /// # Errors
@@ -18,10 +21,10 @@ impl TableName {
     /// [`ConfigError::InvalidIdentifier`].
     ///
     /// ```
-    /// use tower_dedup::adapter::TableName;
+    /// use tower_dedup::adapter::Identifier;
     ///
-    /// assert_eq!(TableName::new("seen_events")?.as_str(), "seen_events");
-    /// assert!(TableName::new("seen; DROP TABLE users").is_err());
+    /// assert_eq!(Identifier::new("seen_events")?.as_str(), "seen_events");
+    /// assert!(Identifier::new("seen; DROP TABLE users").is_err());
     /// # Ok::<(), tower_dedup::ConfigError>(())
     /// ```
     pub fn new(name: &str) -> Result<Self, ConfigError> {
@@ -43,23 +46,17 @@ impl TableName {
     }
 }
 
-impl Default for TableName {
-    fn default() -> Self {
+impl Identifier {
+    /// The table of an adapter that was told no other.
+    pub(super) fn default_table() -> Self {
         Self("webhook_deliveries".to_owned())
     }
 }
 
-impl fmt::Display for TableName {
+impl fmt::Display for Identifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
-}
-
-/// The keys as one parameter: a JSON array of `[namespace, id]` pairs.
-pub(super) fn keys_json(keys: &[DedupKey]) -> String {
-    let pairs: Vec<_> = keys.iter().map(|key| (key.namespace(), key.id())).collect();
-    // Strings and tuples of them always serialize.
-    serde_json::to_string(&pairs).unwrap_or_default()
 }
 
 /// Every failure of a SQL store leaves the outcome unknown, but for those that say otherwise:

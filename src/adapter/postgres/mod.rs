@@ -1,0 +1,38 @@
+//! [`PostgresAdapter`]: keys in a Postgres table, shared by all processes of a service.
+//!
+//! 1. Every call is one statement, its own transaction; two for a key that is taken over. A first
+//!    claim inserts, and a duplicate is told by the same statement, which then writes nothing: no
+//!    WAL, no wait for a disk.
+//! 2. A key that somebody's open transaction holds is in flight after 100 ms (`lock_timeout`, set
+//!    for the statement only): nobody waits with a connection in hand for a handler to end.
+//! 3. The clock is Postgres's.
+//! 4. What is complete or recorded is on disk, whatever `synchronous_commit` a role was given.
+//! 5. Nothing is recognised by the text of an error; a unique violation never happens.
+//! 6. The schema is made on first use, or by [`migrate`](PostgresAdapter::migrate), safely from many
+//!    processes at once; a failed migration is tried again by the next call. Where the table is
+//!    there already, a role that may SELECT, INSERT, UPDATE and DELETE is enough.
+//! 7. After a failover, nothing is answered by a server that takes no writes.
+//!
+//! What a role needs, PgBouncer, pool sizes and how to look an event up: see the
+//! [operations guide](crate::guide::operations).
+//!
+//! # Example
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), tower_dedup::Error> {
+//! use tower_dedup::adapter::PostgresAdapter;
+//! use tower_dedup::{DedupLayer, provider};
+//!
+//! let adapter = PostgresAdapter::connect("postgres://app@localhost/app").await?;
+//! let layer = DedupLayer::new(provider::GITHUB, adapter);
+//! # let _ = layer;
+//! # Ok(())
+//! # }
+//! ```
+
+mod rows;
+mod schema;
+mod store;
+mod transaction;
+
+pub use store::PostgresAdapter;

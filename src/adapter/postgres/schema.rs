@@ -1,0 +1,423 @@
+//! The SQL of the Postgres adapter: the schema, and each statement with its rule.
+//!
+//! What a row means stands in [`sql::rows`](super::super::sql).
+//!
+//! 1. `key` is the first 16 bytes of the SHA-256 over namespace, a line feed and id (a namespace
+//!    holds no control character). The names stand beside it, to be read; nothing indexes them.
+//! 2. Every statement waits for a lock for 100 ms at most: rows are locked for the length of a
+//!    statement, except by transactions, which may stay open for as long as a handler runs.
+//! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database was
+//!    set to, except the claim, by choice.
+//! 4. The clock is `clock_timestamp()`: it moves on while a statement waits.
+//! 5. Rows are inserted and locked in the order of `key`, so that two sets never wait for each
+//!    other.
+//! 6. `expires_at` is indexed, so it is left alone by completions: those are heap-only updates.
+//!
+//! `$1` to `$3` are keys, namespaces and ids, `$4` the token, `$5` the retention and `$6` the lease
+//! in milliseconds.
+
+use std::sync::Arc;
+
+use super::super::sql::Identifier;
+
+/// The version of the schema that this code writes.
+pub(super) const VERSION: i32 = 1;
+
+/// How long a statement waits for a row that an open transaction holds.
+pub(super) const LOCK_TIMEOUT: &str = "100ms";
+
+/// Where the table is.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) schema: Option<Identifier>,
+    pub(super) table: Identifier,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { schema: None, table: Identifier::default_table() }
+    }
+}
+
+impl Place {
+    /// Quoted, for a name may be a word of SQL.
+    fn name(&self, suffix: &str) -> String {
+        let table = &self.table;
+        match &self.schema {
+            Some(schema) => format!("\"{schema}\".\"{table}{suffix}\""),
+            None => format!("\"{table}{suffix}\""),
+        }
+    }
+}
+
+/// Every statement, with the table's name put in.
+#[derive(Debug, Clone)]
+pub(super) struct Statements {
+    pub(super) tables: Arc<str>,
+    pub(super) version: Arc<str>,
+    pub(super) read: Arc<str>,
+    pub(super) probe: Arc<str>,
+    pub(super) record: Take,
+    pub(super) unrecord: Arc<str>,
+    pub(super) claim: Take,
+    pub(super) renew: Arc<str>,
+    pub(super) complete: Arc<str>,
+    pub(super) release: Arc<str>,
+    pub(super) purge: Arc<str>,
+    pub(super) forget: Arc<str>,
+    pub(super) count: Arc<str>,
+    pub(super) open: Take,
+    pub(super) record_in: Take,
+    pub(super) give_back: Arc<str>,
+    pub(super) commit: Arc<str>,
+}
+
+/// The two halves of a claim or a record.
+#[derive(Debug, Clone)]
+pub(super) struct Take {
+    /// Inserts what is not there, and reads what is. Writes nothing for what is there.
+    pub(super) insert: Arc<str>,
+    /// Takes rows that are there and free.
+    pub(super) seize: Arc<str>,
+}
+
+/// The statements that make the schema.
+pub(super) fn create_sql(place: &Place) -> Vec<String> {
+    let (table, schema) = (place.name(""), place.name("_schema"));
+    let mut statements = Vec::new();
+    if let Some(schema) = &place.schema {
+        // Looked for first: IF NOT EXISTS asks for the right to create all the same.
+        statements.push(format!(
+            "DO $$ BEGIN IF to_regnamespace('\"{schema}\"') IS NULL \
+             THEN CREATE SCHEMA \"{schema}\"; END IF; END $$"
+        ));
+    }
+    statements.extend([
+        format!(
+            "CREATE TABLE IF NOT EXISTS {table} (\n    \
+             key uuid PRIMARY KEY,\n    \
+             namespace text NOT NULL,\n    \
+             id text NOT NULL,\n    \
+             token uuid,\n    \
+             lease_until timestamptz,\n    \
+             attempts integer NOT NULL,\n    \
+             takeover boolean NOT NULL,\n    \
+             first_seen_at timestamptz NOT NULL,\n    \
+             completed_at timestamptz,\n    \
+             expires_at timestamptz NOT NULL,\n    \
+             event_type text,\n    \
+             payload_sha256 bytea,\n    \
+             response_status smallint,\n    \
+             response_headers text,\n    \
+             response_body bytea\n\
+             ) WITH (fillfactor = 90)"
+        ),
+        format!(
+            "CREATE INDEX IF NOT EXISTS \"{}_expires_at\" ON {table} (expires_at)",
+            place.table
+        ),
+        format!("CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL)"),
+        format!(
+            "INSERT INTO {schema} (version) \
+             SELECT {VERSION} WHERE NOT EXISTS (SELECT 1 FROM {schema})"
+        ),
+    ]);
+    statements
+}
+
+/// The schema in one go: one implicit transaction, with no `BEGIN` that could be left open. Two
+/// processes that both find nothing take turns.
+pub(super) fn migration(place: &Place) -> String {
+    // Any number, as long as it is always the same.
+    let turn = "SELECT pg_advisory_xact_lock(8389209352947822448)".to_owned();
+    std::iter::once(turn).chain(create_sql(place)).map(|statement| statement + ";\n").collect()
+}
+
+/// Milliseconds since the Unix epoch.
+fn ms(time: &str) -> String {
+    format!("floor(extract(epoch FROM {time}) * 1000)::int8")
+}
+
+/// The columns of a row, as they are read.
+fn columns(row: &str) -> String {
+    format!(
+        "{row}.token, {row}.attempts::int8 AS attempts, {row}.takeover, {} AS first_seen_at, \
+         {} AS completed_at, {} AS expires_at, {} AS lease_until, {} AS now",
+        ms(&format!("{row}.first_seen_at")),
+        ms(&format!("{row}.completed_at")),
+        ms(&format!("{row}.expires_at")),
+        ms(&format!("{row}.lease_until")),
+        ms("clock_timestamp()"),
+    )
+}
+
+/// How durable a statement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Durability {
+    Synchronous,
+    Asynchronous,
+}
+
+impl Durability {
+    fn setting(self) -> &'static str {
+        match self {
+            // A stronger setting stays.
+            Self::Synchronous => {
+                "CASE WHEN current_setting('synchronous_commit') = 'off' \
+                 THEN set_config('synchronous_commit', 'on', true) END"
+            }
+            Self::Asynchronous => "set_config('synchronous_commit', 'off', true)",
+        }
+    }
+}
+
+/// What a statement begins with: its settings, which hold until it ends, and what it is asked.
+fn asked(durability: Durability) -> String {
+    format!(
+        "WITH terms AS MATERIALIZED (\
+         SELECT set_config('lock_timeout', '{LOCK_TIMEOUT}', true) AS waits, {} AS durable, \
+         $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
+         $6::int8 * interval '1 millisecond' AS lease), \
+         asked AS MATERIALIZED (\
+         SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease \
+         FROM terms, unnest($1::uuid[], $2::text[], $3::text[]) WITH ORDINALITY \
+         AS a (key, namespace, id, place))",
+        durability.setting()
+    )
+}
+
+/// The same inside a transaction, which goes on: a lock is only tried for, since its holder may be
+/// a handler, and the time to wait for rows is set back to the user's own.
+///
+/// `$7` are the advisory locks.
+fn asked_within() -> String {
+    format!(
+        "WITH terms AS MATERIALIZED (\
+         SELECT current_setting('lock_timeout') AS was, \
+         set_config('lock_timeout', '{LOCK_TIMEOUT}', true) AS waits, {} AS durable, \
+         $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
+         $6::int8 * interval '1 millisecond' AS lease), \
+         asked AS MATERIALIZED (\
+         SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease, \
+         pg_try_advisory_xact_lock(a.lock) AS locked \
+         FROM terms, unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY \
+         AS a (key, namespace, id, lock, place))",
+        Durability::Synchronous.setting()
+    )
+}
+
+/// Sets back what [`asked_within`] has set, once `rows` are written.
+fn set_back(rows: &str) -> String {
+    format!(
+        "written AS MATERIALIZED (SELECT count(*) AS rows FROM {rows}), \
+         back AS MATERIALIZED (SELECT set_config('lock_timeout', terms.was, true) AS waits, \
+         pg_current_xact_id()::text AS mark FROM terms, written WHERE written.rows >= 0)"
+    )
+}
+
+const NOW: &str = "clock_timestamp()";
+
+/// What a row answers that was taken.
+const GRANT: &str = ", t.attempts::int8 AS attempts, t.takeover";
+
+/// A row that a claim or a record may take: nobody holds it, or the retention has ended.
+const FREE: &str = "((t.completed_at IS NULL \
+    AND (t.token IS NULL OR t.lease_until <= clock_timestamp())) \
+    OR (t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()))";
+
+impl Statements {
+    pub(super) fn new(place: &Place, claims: Durability) -> Self {
+        let table = place.name("");
+        let sync = asked(Durability::Synchronous);
+        let insert = |values: &str| {
+            format!(
+                "INSERT INTO {table} AS t (key, namespace, id, token, lease_until, attempts, \
+                 takeover, first_seen_at, completed_at, expires_at) \
+                 SELECT key, namespace, id, token, {values}, {NOW} + retention \
+                 FROM asked ORDER BY key ON CONFLICT (key) DO"
+            )
+        };
+        let in_flight = format!("{NOW} + lease, 1, false, {NOW}, NULL");
+        let complete = format!("NULL, 1, false, {NOW}, {NOW}");
+        let insert_within = |values: &str| {
+            format!(
+                "{}, fresh AS ({} NOTHING RETURNING t.key), {} \
+                 SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.mark, {} \
+                 FROM asked AS a CROSS JOIN back AS b LEFT JOIN fresh AS f ON f.key = a.key \
+                 LEFT JOIN {table} AS t ON t.key = a.key",
+                asked_within(),
+                insert(values).replace("FROM asked", "FROM asked WHERE locked"),
+                set_back("fresh"),
+                columns("t")
+            )
+        };
+        let take_insert = |asked: &str, values: &str| {
+            format!(
+                "{asked}, fresh AS ({} NOTHING RETURNING t.key) \
+                 SELECT a.place, f.key IS NOT NULL AS granted, {} \
+                 FROM asked AS a LEFT JOIN fresh AS f ON f.key = a.key \
+                 LEFT JOIN {table} AS t ON t.key = a.key",
+                insert(values),
+                columns("t")
+            )
+        };
+        // Locked in order first, for an update locks in any.
+        let locked = |rows: &str| {
+            format!(
+                "locked AS MATERIALIZED (SELECT t.key, a.token, a.retention, a.lease \
+                 FROM asked AS a JOIN {table} AS t ON t.key = a.key WHERE {rows} \
+                 ORDER BY t.key FOR UPDATE OF t)"
+            )
+        };
+        let update = |set: &str, returning: &str| {
+            format!(
+                "UPDATE {table} AS t SET {set} FROM locked AS l WHERE t.key = l.key \
+                 RETURNING t.key{returning}"
+            )
+        };
+        let seize = |asked: &str, rows: &str, set: &str| {
+            format!("{asked}, {} {}", locked(rows), update(set, GRANT))
+        };
+        let seize_within = |rows: &str, set: &str| {
+            format!(
+                "{}, {}, seized AS ({}), {} \
+                 SELECT s.key, s.attempts, s.takeover FROM seized AS s, back",
+                asked_within(),
+                locked(rows),
+                update(set, GRANT),
+                set_back("seized")
+            )
+        };
+        let repeated = "(t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token)";
+        let claimable = format!("({FREE} OR (t.completed_at IS NULL AND t.token = a.token))");
+        let claim_set = format!(
+            "token = l.token, lease_until = {NOW} + l.lease, \
+             attempts = CASE WHEN {repeated} THEN t.attempts \
+               WHEN t.expires_at <= {NOW} THEN 1 ELSE t.attempts + 1 END, \
+             takeover = CASE WHEN {repeated} THEN t.takeover \
+               WHEN t.expires_at <= {NOW} THEN false ELSE t.token IS NOT NULL END, \
+             first_seen_at = CASE WHEN NOT {repeated} AND t.expires_at <= {NOW} \
+               THEN {NOW} ELSE t.first_seen_at END, \
+             completed_at = NULL, expires_at = {NOW} + l.retention"
+        );
+        let record_set = format!(
+            "token = l.token, lease_until = NULL, attempts = 1, takeover = false, \
+             first_seen_at = {NOW}, completed_at = {NOW}, expires_at = {NOW} + l.retention"
+        );
+        let claims = asked(claims);
+        Self {
+            // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
+            // there is nothing to create.
+            tables: format!(
+                "SELECT to_regclass('{}') IS NOT NULL AND to_regclass('{}') IS NOT NULL",
+                place.name(""),
+                place.name("_schema")
+            )
+            .into(),
+            version: format!("SELECT coalesce(max(version), 0) FROM {}", place.name("_schema"))
+                .into(),
+            read: format!(
+                "SELECT a.place, {} FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
+                 JOIN {table} AS t ON t.key = a.key",
+                columns("t")
+            )
+            .into(),
+            // Shared, so that those who look do not see each other.
+            probe: "SELECT pg_try_advisory_xact_lock_shared(l.lock) AS free \
+                    FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place"
+                .into(),
+            record: Take {
+                insert: take_insert(&sync, &complete).into(),
+                seize: seize(&sync, FREE, &record_set).into(),
+            },
+            unrecord: format!(
+                "{sync}, {} DELETE FROM {table} AS t USING locked AS l WHERE t.key = l.key \
+                 RETURNING t.key",
+                locked("t.token = a.token AND t.completed_at IS NOT NULL")
+            )
+            .into(),
+            claim: Take {
+                insert: take_insert(&claims, &in_flight).into(),
+                seize: seize(&claims, &claimable, &claim_set).into(),
+            },
+            renew: format!(
+                "{sync} {} UPDATE SET lease_until = excluded.lease_until \
+                 WHERE t.completed_at IS NULL AND t.token = excluded.token RETURNING t.key",
+                insert(&in_flight)
+            )
+            .into(),
+            // The holder's token stays, which is how the answer tells whether it was ours. An
+            // insertion counts no attempt, which is how the answer tells that. What was complete
+            // before is not written again, but read.
+            complete: format!(
+                "{sync}, done AS ({} UPDATE SET \
+                 completed_at = excluded.completed_at, lease_until = NULL, \
+                 token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END, \
+                 attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END, \
+                 takeover = t.completed_at IS NULL AND t.takeover, \
+                 first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at \
+                   ELSE excluded.first_seen_at END, \
+                 expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
+                   ELSE t.expires_at END \
+                 WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
+                 RETURNING t.key, t.attempts::int8 AS attempts, t.token) \
+                 SELECT a.place, d.attempts, coalesce(d.token = a.token, false) AS held, \
+                 t.completed_at IS NOT NULL AND t.token = a.token AS held_before \
+                 FROM asked AS a LEFT JOIN done AS d ON d.key = a.key \
+                 LEFT JOIN {table} AS t ON t.key = a.key",
+                insert(&format!("NULL, 0, false, {NOW}, {NOW}"))
+            )
+            .into(),
+            release: format!(
+                "{sync}, {} {}",
+                locked("t.token = a.token AND t.completed_at IS NULL"),
+                update("token = NULL, lease_until = NULL", "")
+            )
+            .into(),
+            // The clock in a subquery is read once, so that the index is used; what somebody else
+            // is purging is passed over.
+            purge: format!(
+                "WITH expired AS MATERIALIZED (SELECT key FROM {table} \
+                 WHERE expires_at <= (SELECT {NOW}) AND (completed_at IS NOT NULL \
+                 OR token IS NULL OR lease_until <= {NOW}) \
+                 ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED), \
+                 purged AS (DELETE FROM {table} AS t USING expired AS e WHERE t.key = e.key \
+                 RETURNING 1) SELECT count(*) FROM purged"
+            )
+            .into(),
+            forget: format!(
+                "{sync}, {} DELETE FROM {table} AS t USING locked AS l WHERE t.key = l.key \
+                 RETURNING t.key",
+                locked(&format!(
+                    "(t.completed_at IS NOT NULL OR t.token IS NULL OR t.lease_until <= {NOW})"
+                ))
+            )
+            .into(),
+            count: format!("SELECT count(*) FROM {table}").into(),
+            open: Take {
+                insert: insert_within(&in_flight).into(),
+                seize: seize_within(&claimable, &claim_set).into(),
+            },
+            record_in: Take {
+                insert: insert_within(&complete).into(),
+                seize: seize_within(FREE, &record_set).into(),
+            },
+            give_back: format!(
+                "UPDATE {table} SET token = NULL, lease_until = NULL \
+                 WHERE key = ANY ($1) AND token = $2 AND completed_at IS NULL"
+            )
+            .into(),
+            // Of the transaction that claimed, and at its top: a row that is written under a
+            // savepoint bears that one's number.
+            commit: format!(
+                "WITH terms AS MATERIALIZED (SELECT {} AS durable, $2::uuid AS token) \
+                 UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL FROM terms \
+                 WHERE t.key = ANY ($1) AND t.token = terms.token AND t.completed_at IS NULL \
+                 AND pg_current_xact_id_if_assigned()::text = $3 \
+                 RETURNING t.xmin = pg_current_xact_id()::xid AS top",
+                Durability::Synchronous.setting()
+            )
+            .into(),
+        }
+    }
+}

@@ -1,0 +1,501 @@
+//! The adapter: how a statement is run, and what its rows answer.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::future::BoxFuture;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow, Postgres};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Row};
+
+use super::super::contract::{
+    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
+    Released, Renewed,
+};
+use super::super::sql::{Grant, Identifier, Stored, at, completed, open_places, released, renewed};
+use super::rows::{
+    Columns, Uuid, advisory_lock, is_broken, is_conflict, is_locked, is_read_only, matched, place,
+    store_error, stored,
+};
+use super::schema::{Durability, Place, Statements, Take, VERSION, create_sql, migration};
+use crate::error::{ConfigError, Error, ErrorKind};
+use crate::key::DedupKey;
+
+const CONNECTIONS: u32 = 10;
+/// How often a key is looked at again that changed hands between two statements.
+const ROUNDS: usize = 4;
+/// How often a statement is repeated that was in another's way, or whose connection was gone.
+const REPEATS: usize = 6;
+/// The longest time that `timestamptz` is asked to add, ten thousand years.
+const MOST_MS: i64 = 10_000 * 365 * 86_400_000;
+
+/// Keeps keys in a table of a Postgres database.
+///
+/// Cloning makes another handle to the same connections.
+#[derive(Clone)]
+pub struct PostgresAdapter(Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) pool: PgPool,
+    pub(super) place: Place,
+    claims: Durability,
+    pub(super) statements: Statements,
+    migrated: AtomicBool,
+    /// Whether the connections are the user's.
+    foreign: bool,
+}
+
+/// What a statement is asked.
+#[derive(Clone, Copy)]
+pub(super) enum Params<'k> {
+    None,
+    Keys(&'k Columns<'k>, &'k Receipt),
+    Read(&'k Columns<'k>),
+    Locks(&'k [i64]),
+    Limit(i64),
+}
+
+impl<'k> Params<'k> {
+    pub(super) fn bind(self, sql: &Arc<str>) -> Query<'k, Postgres, PgArguments> {
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
+        match self {
+            Self::None => query,
+            Self::Keys(columns, receipt) => query
+                .bind(&columns.keys)
+                .bind(&columns.namespaces)
+                .bind(&columns.ids)
+                .bind(Uuid::from(receipt.token()))
+                .bind(receipt.retention_ms().min(MOST_MS))
+                .bind(receipt.lease_ms().min(MOST_MS)),
+            Self::Read(columns) => query.bind(&columns.keys),
+            Self::Locks(locks) => query.bind(locks),
+            Self::Limit(limit) => query.bind(limit),
+        }
+    }
+}
+
+impl PostgresAdapter {
+    /// Connects to the database that a `postgres://` URL names, with up to ten connections.
+    ///
+    /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). TLS is
+    /// what the URL's `sslmode` says, if your build of `sqlx` has a TLS feature.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] for a URL that is none, [`ErrorKind::Unavailable`] if the database
+    /// cannot be reached.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        let invalid = || Error::from(ConfigError::InvalidUrl);
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            return Err(invalid());
+        }
+        let options = PgConnectOptions::from_str(url).map_err(|_| invalid())?;
+        let pool = PgPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect_with(options)
+            .await
+            .map_err(|error| store_error("connecting to Postgres", error))?;
+        Ok(Self::over(pool, Place::default(), Durability::Synchronous, false))
+    }
+
+    /// An adapter over a pool of yours, on the database that your service uses anyway.
+    ///
+    /// [`close`](Maintain::close) leaves it open. How large it has to be: see the
+    /// [operations guide](crate::guide::operations).
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self::over(pool, Place::default(), Durability::Synchronous, true)
+    }
+
+    /// The adapter with another table than `webhook_deliveries`.
+    ///
+    /// A handle that was cloned before keeps its table.
+    #[must_use]
+    pub fn table(self, table: Identifier) -> Self {
+        let place = Place { table, ..self.0.place.clone() };
+        self.with(place, self.0.claims)
+    }
+
+    /// The adapter with its table in this schema, instead of the first of the `search_path`.
+    #[must_use]
+    pub fn schema(self, schema: Identifier) -> Self {
+        let place = Place { schema: Some(schema), ..self.0.place.clone() };
+        self.with(place, self.0.claims)
+    }
+
+    /// Lets claims commit without waiting for the disk (`synchronous_commit = off` for the claim's
+    /// own statement); completions and records wait, always.
+    ///
+    /// A crash of the *database* can then lose a claim that it has granted: the event's retry runs
+    /// beside the handler that is still running. By default claims are durable too.
+    #[must_use]
+    pub fn asynchronous_claims(self, asynchronous: bool) -> Self {
+        let claims = if asynchronous { Durability::Asynchronous } else { Durability::Synchronous };
+        self.with(self.0.place.clone(), claims)
+    }
+
+    /// Makes the schema if it is not there. Safe to call from many processes at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Refused`] if the role may not create it, [`ErrorKind::Unavailable`] if the
+    /// database cannot be reached; the next call tries again.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        self.0.migrate().await
+    }
+
+    /// The statements that [`migrate`](Self::migrate) runs, for those who run their own.
+    #[must_use]
+    pub fn schema_sql(&self) -> Vec<String> {
+        create_sql(&self.0.place)
+    }
+
+    pub(super) fn inner(&self) -> &Inner {
+        &self.0
+    }
+
+    fn with(&self, place: Place, claims: Durability) -> Self {
+        Self::over(self.0.pool.clone(), place, claims, self.0.foreign)
+    }
+
+    fn over(pool: PgPool, place: Place, claims: Durability, foreign: bool) -> Self {
+        let statements = Statements::new(&place, claims);
+        let migrated = AtomicBool::new(false);
+        Self(Arc::new(Inner { pool, place, claims, statements, migrated, foreign }))
+    }
+}
+
+impl fmt::Debug for PostgresAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresAdapter").field("place", &self.0.place).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    pub(super) async fn ready(&self) -> Result<(), Error> {
+        if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
+    }
+
+    async fn migrate(&self) -> Result<(), Error> {
+        let fault = |error| store_error("preparing the Postgres schema", error);
+        if !self.has_schema().await.map_err(fault)? {
+            let mut connection = self.pool.acquire().await.map_err(fault)?;
+            // One message: dropped half-way, the server still commits all of it or nothing.
+            let sql = AssertSqlSafe(migration(&self.place));
+            sqlx::raw_sql(sql).execute(&mut *connection).await.map_err(fault)?;
+        }
+        self.migrated.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    async fn has_schema(&self) -> Result<bool, sqlx::Error> {
+        let there = self.fetch(&self.statements.tables, Params::None).await?;
+        if !there.first().map_or(Ok(false), |row| row.try_get(0))? {
+            return Ok(false);
+        }
+        let version = self.fetch(&self.statements.version, Params::None).await?;
+        let version: i32 = version.first().map_or(Ok(0), |row| row.try_get(0))?;
+        Ok(version >= VERSION)
+    }
+
+    /// Runs one statement, which is its own transaction, and answers its rows.
+    ///
+    /// It is repeated if it was in the way of another, or if its connection turns out to be gone:
+    /// every statement answers the same when it is repeated with its token.
+    pub(super) async fn fetch(
+        &self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut pauses = ExponentialBuilder::new()
+            .with_min_delay(Duration::from_millis(1))
+            .with_max_delay(Duration::from_millis(50))
+            .with_max_times(REPEATS)
+            .with_jitter()
+            .build();
+        loop {
+            let mut connection = self.pool.acquire().await?;
+            let error = match params.bind(sql).fetch_all(&mut *connection).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => error,
+            };
+            let gone = is_broken(&error) || is_read_only(&error);
+            if gone {
+                // Not to be had from the pool again.
+                drop(connection.detach());
+            }
+            match pauses.next() {
+                Some(pause) if gone || is_conflict(&error) => tokio::time::sleep(pause).await,
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// What is stored of each key.
+    pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
+        let fault = |error| store_error("looking up keys", error);
+        let columns = Columns::new(keys);
+        let rows =
+            self.fetch(&self.statements.read, Params::Read(&columns)).await.map_err(fault)?;
+        let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
+        for row in rows {
+            if let Some(slot) = found.get_mut(place(&row).map_err(fault)?) {
+                *slot = stored(&row).map_err(fault)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Claims or records. Once something was granted, no later failure means that nothing was.
+    async fn take<T: Grant + Send>(
+        &self,
+        take: &Take,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<T>, Error> {
+        self.ready().await?;
+        let mut granted = false;
+        let answers = self.take_some(take, keys, receipt, &mut granted).await;
+        answers.map_err(|error| {
+            let error = store_error("taking keys", error);
+            if granted { error.unknown() } else { error }
+        })
+    }
+
+    /// Boxed, for it calls itself with a part of the keys.
+    fn take_some<'a, T: Grant + Send>(
+        &'a self,
+        take: &'a Take,
+        keys: &'a [DedupKey],
+        receipt: &'a Receipt,
+        granted: &'a mut bool,
+    ) -> BoxFuture<'a, Result<Vec<T>, sqlx::Error>> {
+        Box::pin(async move {
+            let taken = self.take_all(take, keys, receipt, granted).await;
+            match (taken, keys) {
+                // An open transaction holds one of them, and that is a handler's.
+                (Err(error), [_]) if is_locked(&error) => Ok(vec![T::in_flight()]),
+                (Err(error), _) if is_locked(&error) => {
+                    self.take_around(take, keys, receipt, granted).await
+                }
+                (taken, _) => taken,
+            }
+        })
+    }
+
+    /// Takes what no open transaction holds, after the whole set has met one that does.
+    async fn take_around<T: Grant + Send>(
+        &self,
+        take: &Take,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+        granted: &mut bool,
+    ) -> Result<Vec<T>, sqlx::Error> {
+        // Transactions of ours say so with an advisory lock.
+        let locks: Vec<i64> = keys.iter().map(|key| advisory_lock(&self.place, key)).collect();
+        let probed = self.fetch(&self.statements.probe, Params::Locks(&locks)).await?;
+        let free: Vec<bool> =
+            probed.iter().map(|row| row.try_get("free")).collect::<Result<_, _>>()?;
+        let places: Vec<usize> =
+            (0..keys.len()).filter(|place| free.get(*place) == Some(&true)).collect();
+        let mut answers: Vec<T> = keys.iter().map(|_| T::in_flight()).collect();
+        let rest = at(keys, &places);
+        // All are free, and yet: one of them is held by somebody else's transaction. Which?
+        let parts = if places.len() == keys.len() { 2 } else { 1 };
+        let size = rest.len().div_ceil(parts).max(1);
+        for (part, places) in rest.chunks(size).zip(places.chunks(size)) {
+            let taken = self.take_some(take, part, receipt, granted).await?;
+            for (place, answer) in places.iter().zip(taken) {
+                answers[*place] = answer;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Inserts what is not there, then takes what is there and free; looks again at what somebody
+    /// else took meanwhile.
+    async fn take_all<T: Grant + Send>(
+        &self,
+        take: &Take,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+        granted: &mut bool,
+    ) -> Result<Vec<T>, sqlx::Error> {
+        let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
+        for _ in 0..ROUNDS {
+            let open = open_places(&answers);
+            let asked = at(keys, &open);
+            let columns = Columns::new(&asked);
+            let rows = self.fetch(&take.insert, Params::Keys(&columns, receipt)).await?;
+            let mut free = Vec::new();
+            for row in &rows {
+                let Some(place) = open.get(place(row)?) else { continue };
+                if row.try_get("granted")? {
+                    *granted = true;
+                    answers[*place] = Some(T::granted(1, false));
+                } else if let Some(stored) = stored(row)? {
+                    answers[*place] = T::known(&stored, receipt.token());
+                    if answers[*place].is_none() {
+                        free.push(*place);
+                    }
+                }
+            }
+            if !free.is_empty() {
+                let asked = at(keys, &free);
+                let columns = Columns::new(&asked);
+                let rows = self.fetch(&take.seize, Params::Keys(&columns, receipt)).await?;
+                for (place, row) in matched(&asked, &rows)? {
+                    *granted = true;
+                    answers[free[place]] = Some(grant(row)?);
+                }
+            }
+            if answers.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        // Still changing hands after all rounds: somebody else is at it.
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect())
+    }
+
+    /// Which of the keys a changing statement returned.
+    async fn touch(
+        &self,
+        context: &'static str,
+        sql: &Arc<str>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<bool>, Error> {
+        let fault = |error| store_error(context, error);
+        self.ready().await?;
+        let columns = Columns::new(keys);
+        let rows = self.fetch(sql, Params::Keys(&columns, receipt)).await.map_err(fault)?;
+        let mut touched = vec![false; keys.len()];
+        for (place, _) in matched(keys, &rows).map_err(fault)? {
+            touched[place] = true;
+        }
+        Ok(touched)
+    }
+
+    async fn number(
+        &self,
+        context: &'static str,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<u64, Error> {
+        let fault = |error| store_error(context, error);
+        self.ready().await?;
+        let rows = self.fetch(sql, params).await.map_err(fault)?;
+        let number: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
+        u64::try_from(number)
+            .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))
+    }
+}
+
+/// What a row says that was taken.
+pub(super) fn grant<T: Grant>(row: &PgRow) -> Result<T, sqlx::Error> {
+    let attempts: i64 = row.try_get("attempts")?;
+    let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+    Ok(T::granted(attempts, row.try_get("takeover")?))
+}
+
+impl DedupAdapter for PostgresAdapter {
+    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
+        self.0.take(&self.0.statements.record, keys, receipt).await
+    }
+
+    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        let statement = &self.0.statements.unrecord;
+        Ok(released(self.0.touch("undoing a record", statement, keys, receipt).await?))
+    }
+}
+
+impl LeaseAdapter for PostgresAdapter {
+    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
+        self.0.take(&self.0.statements.claim, keys, receipt).await
+    }
+
+    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
+        let statement = &self.0.statements.renew;
+        Ok(renewed(self.0.touch("renewing leases", statement, keys, receipt).await?))
+    }
+
+    async fn complete(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<Completed>, Error> {
+        let fault = |error| store_error("completing keys", error);
+        let inner = self.inner();
+        inner.ready().await?;
+        let columns = Columns::new(keys);
+        let params = Params::Keys(&columns, receipt);
+        let rows = inner.fetch(&inner.statements.complete, params).await.map_err(fault)?;
+        let mut answers: Vec<Option<Completed>> = keys.iter().map(|_| None).collect();
+        for row in &rows {
+            let at = place(row).map_err(fault)?;
+            let Some(answer) = answers.get_mut(at) else { continue };
+            let attempts: Option<i64> = row.try_get("attempts").map_err(fault)?;
+            // Complete before, as far as the statement saw: was it by this token?
+            let before: Option<bool> = row.try_get("held_before").map_err(fault)?;
+            *answer = match attempts {
+                Some(attempts) => Some(completed(attempts, row.try_get("held").map_err(fault)?)),
+                None if before == Some(true) => Some(Completed::Held),
+                None => None,
+            };
+        }
+        let open = open_places(&answers);
+        if !open.is_empty() {
+            let stored = inner.read(&at(keys, &open)).await?;
+            for (place, stored) in open.into_iter().zip(stored) {
+                let ours = stored.is_some_and(|stored| stored.is_by(receipt.token()));
+                answers[place] = ours.then_some(Completed::Held);
+            }
+        }
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
+    }
+
+    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        let statement = &self.0.statements.release;
+        Ok(released(self.0.touch("releasing keys", statement, keys, receipt).await?))
+    }
+}
+
+impl Maintain for PostgresAdapter {
+    async fn purge(&self, limit: u32) -> Result<u64, Error> {
+        let limit = Params::Limit(i64::from(limit));
+        self.0.number("purging", &self.0.statements.purge, limit).await
+    }
+
+    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+        let keys = std::slice::from_ref(key);
+        let none = Receipt::new([0; 16].into(), Duration::ZERO);
+        let gone = self.0.touch("forgetting", &self.0.statements.forget, keys, &none).await?;
+        if gone == [true] {
+            return Ok(Forgotten::Removed);
+        }
+        let kept = self.0.read(keys).await?.into_iter().flatten().next();
+        Ok(if kept.is_some() { Forgotten::InFlight } else { Forgotten::Missing })
+    }
+
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+        self.0.ready().await?;
+        let stored = self.0.read(std::slice::from_ref(key)).await?.into_iter().flatten().next();
+        Ok(stored.and_then(|stored| stored.entry()))
+    }
+
+    async fn count(&self) -> Result<u64, Error> {
+        self.0.number("counting keys", &self.0.statements.count, Params::None).await
+    }
+
+    /// A pool of the user's stays open: it is theirs to close.
+    async fn close(&self) {
+        if !self.0.foreign {
+            self.0.pool.close().await;
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Keys in a transaction: the handler's, lent by the ledger, or one of the user's own.
+//!
+//! 1. The twin of a key that an open transaction holds is told at once. An insertion would wait
+//!    for that transaction, with a connection in hand for as long as a handler runs, so an
+//!    advisory lock is tried for first. It is the transaction's own, and ends with it, behind
+//!    PgBouncer too.
+//! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is
+//!    made again in a new transaction, a bounded number of times.
+//! 3. The row goes in *open*, under a lease. It is completed by the last statement before COMMIT,
+//!    which asks whether this is the transaction that claimed: an aborted one answers an error,
+//!    another one no row. COMMIT alone tells neither: to an aborted transaction the server
+//!    answers ROLLBACK, which sqlx takes for success.
+
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use sqlx::postgres::{PgConnection, PgRow, Postgres};
+use sqlx::{AssertSqlSafe, Row};
+
+use super::super::contract::{Claimed, Receipt, Recorded, Token};
+use super::super::sql::{Grant, at, open_places};
+use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
+use super::rows::{
+    Columns, Uuid, advisory_lock, has_lost_its_transaction, is_conflict, is_locked, is_read_only,
+    matched, place, row_key, store_error, stored,
+};
+use super::schema::Take;
+use super::store::{Params, PostgresAdapter, grant};
+use crate::error::Error;
+use crate::key::DedupKey;
+
+/// How often a claim is made again that was in another's way.
+const REPEATS: usize = 5;
+/// How often a key is looked at again that changed hands between two statements.
+const ROUNDS: usize = 4;
+
+impl TransactionAdapter for PostgresAdapter {
+    type Database = Postgres;
+
+    async fn open(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Opened<Postgres>, Error> {
+        let inner = self.inner();
+        inner.ready().await?;
+        // Duplicates need no transaction.
+        let stored = inner.read(keys).await?;
+        let mut answers: Vec<Option<Claimed>> = stored
+            .into_iter()
+            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
+            .collect();
+        let open = open_places(&answers);
+        let mut transaction = None;
+        if !open.is_empty() {
+            let opened = self.claim_within(&at(keys, &open), receipt).await;
+            let (taken, begun) =
+                opened.map_err(|error| store_error("opening a transaction", error))?;
+            transaction = begun;
+            for (place, taken) in open.into_iter().zip(taken) {
+                answers[place] = Some(taken);
+            }
+        }
+        let answers =
+            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
+        Ok(Opened { answers, transaction })
+    }
+
+    async fn give_back(
+        &self,
+        transaction: &mut OpenTransaction<Postgres>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<(), Error> {
+        sqlx::query(AssertSqlSafe(self.inner().statements.give_back.clone()))
+            .bind(row_keys(keys))
+            .bind(Uuid::from(receipt.token()))
+            .execute(transaction.connection())
+            .await
+            .map_err(|error| store_error("giving keys back", error))?;
+        Ok(())
+    }
+
+    async fn commit(
+        &self,
+        mut transaction: OpenTransaction<Postgres>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<(), Error> {
+        const CONTEXT: &str = "committing the handler's transaction";
+        let fault = |error: sqlx::Error| {
+            let ended = has_lost_its_transaction(&error);
+            let error = store_error(CONTEXT, error);
+            if ended { error.of_the_transaction() } else { error }
+        };
+        let completed = sqlx::query(AssertSqlSafe(self.inner().statements.commit.clone()))
+            .bind(row_keys(keys))
+            .bind(Uuid::from(receipt.token()))
+            .bind(transaction.mark().to_owned())
+            .fetch_all(transaction.connection())
+            .await;
+        let completed = match completed {
+            Ok(completed) => completed,
+            Err(error) => {
+                end_badly(transaction).await;
+                return Err(fault(error));
+            }
+        };
+        let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
+        if completed.len() == keys.len() && at_the_top {
+            return transaction.end(true).await.map_err(fault);
+        }
+        // It may be under a savepoint that nobody will release: only a new session is clean.
+        dismiss(transaction).await;
+        Err(not_ours("completing keys: the handler has ended its transaction"))
+    }
+
+    async fn rollback(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
+        transaction
+            .end(false)
+            .await
+            .map_err(|error| store_error("rolling the handler's transaction back", error))
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+impl PostgresAdapter {
+    /// Records a key in a transaction of yours: it is complete when, and only if, that commits.
+    ///
+    /// For code that owns its transactions, without the layer. `ttl` is how long the key is
+    /// remembered. Nothing waits for another transaction: a key that one holds is
+    /// [`InFlight`](Recorded::InFlight). On `Duplicate` and `InFlight`, nothing was written.
+    ///
+    /// It sets `synchronous_commit` to `on` for this transaction if it is `off`: what is
+    /// acknowledged has to be on disk.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers; the transaction is aborted then, and has to be rolled back.
+    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused) is worth a new transaction: under
+    /// REPEATABLE READ and SERIALIZABLE it is how a twin that has just committed shows.
+    ///
+    /// # Example
+    ///
+    /// ```no_run
+    /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use tower_dedup::DedupKey;
+    /// use tower_dedup::adapter::{PostgresAdapter, Recorded};
+    ///
+    /// let adapter = PostgresAdapter::new(pool.clone());
+    /// let key = DedupKey::new("orders", "order_17")?;
+    /// let mut tx = pool.begin().await?;
+    /// let month = Duration::from_secs(30 * 86_400);
+    /// if let Recorded::First = adapter.record_in(&mut tx, &key, month).await? {
+    ///     sqlx::query("UPDATE stock SET left_over = left_over - 1").execute(&mut *tx).await?;
+    ///     tx.commit().await?; // the key and the effect, or neither
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn record_in(
+        &self,
+        connection: &mut PgConnection,
+        key: &DedupKey,
+        ttl: Duration,
+    ) -> Result<Recorded, Error> {
+        let inner = self.inner();
+        inner.ready().await?;
+        let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
+        let taken = self.take_within(connection, &inner.statements.record_in, &keys, &receipt);
+        let (answers, _) =
+            taken.await.map_err(|error| store_error("recording in a transaction", error))?;
+        Ok(answers.into_iter().next().unwrap_or(Recorded::InFlight))
+    }
+
+    /// Claims in a transaction of its own; a new one where two were in each other's way.
+    async fn claim_within(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), sqlx::Error> {
+        let inner = self.inner();
+        let mut pauses = ExponentialBuilder::new()
+            .with_min_delay(Duration::from_millis(1))
+            .with_max_delay(Duration::from_millis(50))
+            .with_max_times(REPEATS)
+            .with_jitter()
+            .build();
+        loop {
+            let mut transaction = OpenTransaction::begin(&inner.pool, None).await?;
+            let take = &inner.statements.open;
+            let error = match self.take_within(transaction.connection(), take, keys, receipt).await
+            {
+                Ok((answers, Some(mark))) => {
+                    transaction.set_mark(mark);
+                    return Ok((answers, Some(transaction)));
+                }
+                Ok((answers, None)) => {
+                    transaction.end(false).await?;
+                    return Ok((answers, None));
+                }
+                Err(error) => error,
+            };
+            let read_only = is_read_only(&error);
+            if read_only {
+                dismiss(transaction).await;
+            } else {
+                end_badly(transaction).await;
+            }
+            // Somebody's own transaction holds one of the rows; to know which is not worth a
+            // second transaction.
+            if is_locked(&error) {
+                return Ok((keys.iter().map(|_| Claimed::InFlight).collect(), None));
+            }
+            match pauses.next() {
+                Some(pause) if read_only || is_conflict(&error) => {
+                    tokio::time::sleep(pause).await;
+                }
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Claims or records within a transaction; answers its mark if anything was granted.
+    async fn take_within<T: Grant>(
+        &self,
+        connection: &mut PgConnection,
+        take: &Take,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<(Vec<T>, Option<String>), sqlx::Error> {
+        let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
+        let mut mark = None;
+        for _ in 0..ROUNDS {
+            let open = open_places(&answers);
+            let asked = at(keys, &open);
+            let rows = self.within(connection, &take.insert, &asked, receipt).await?;
+            let mut free = Vec::new();
+            for row in &rows {
+                let Some(place) = open.get(place(row)?) else { continue };
+                if !row.try_get::<bool, _>("locked")? {
+                    answers[*place] = Some(T::in_flight());
+                } else if row.try_get("granted")? {
+                    answers[*place] = Some(T::granted(1, false));
+                    mark = Some(row.try_get("mark")?);
+                } else if let Some(stored) = stored(row)? {
+                    answers[*place] = T::known(&stored, receipt.token());
+                    if answers[*place].is_none() {
+                        free.push(*place);
+                        mark = Some(row.try_get("mark")?);
+                    }
+                }
+            }
+            if !free.is_empty() {
+                let asked = at(keys, &free);
+                let rows = self.within(connection, &take.seize, &asked, receipt).await?;
+                for (place, row) in matched(&asked, &rows)? {
+                    answers[free[place]] = Some(grant(row)?);
+                }
+            }
+            if answers.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        let answers: Vec<T> =
+            answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect();
+        Ok((answers, mark))
+    }
+
+    async fn within(
+        &self,
+        connection: &mut PgConnection,
+        sql: &std::sync::Arc<str>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let columns = Columns::new(keys);
+        let locks: Vec<i64> =
+            keys.iter().map(|key| advisory_lock(&self.inner().place, key)).collect();
+        Params::Keys(&columns, receipt).bind(sql).bind(&locks).fetch_all(connection).await
+    }
+}
+
+fn row_keys(keys: &[DedupKey]) -> Vec<Uuid> {
+    keys.iter().map(row_key).collect()
+}
+
+/// Rolls back; what comes of it is of no interest, for something else went wrong before.
+async fn end_badly(transaction: OpenTransaction<Postgres>) {
+    let _ = transaction.end(false).await;
+}
+
+/// Ends the session of a connection that must not go back to its pool.
+async fn dismiss(mut transaction: OpenTransaction<Postgres>) {
+    let end = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
+    if end.is_ok() {
+        let _ = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())")
+            .execute(transaction.connection())
+            .await;
+    }
+    drop(transaction);
+}

@@ -1,0 +1,289 @@
+//! Keys in a transaction: the handler's, lent by the ledger, or one of the user's own.
+//!
+//! 1. One transaction is lent at a time: it holds the file against every other writer. The next
+//!    waits for its turn, in the order of arrival, for as long as
+//!    [`gate_timeout`](SqliteAdapter::gate_timeout) says. Duplicates are read, and wait for nobody.
+//! 2. `BEGIN IMMEDIATE`: a transaction that begins by reading may be refused when it writes,
+//!    however long the busy timeout is.
+//! 3. A commit hook turns every COMMIT that is not the ledger's into a rollback: a raw one, and
+//!    those of statements that run on their own after a conflict (`INSERT OR ROLLBACK`) has
+//!    silently ended the transaction. It replaces a hook that a pool of yours may have set.
+//! 4. The row goes in *open*, and is completed by the last statement before COMMIT. If it is not
+//!    there any more, neither is the transaction.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sqlx::sqlite::{Sqlite, SqliteConnection};
+use sqlx::{AssertSqlSafe, Row};
+use tokio::sync::OwnedMutexGuard;
+
+use super::super::contract::{Claimed, Receipt, Recorded, Token};
+use super::super::sql::{Grant, at, open_places};
+use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
+use super::rows::{keys_json, matched, store_error, stored};
+use super::store::SqliteAdapter;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// What goes with a transaction, to its end.
+struct Lent {
+    hook: Arc<Hook>,
+    _turn: OwnedMutexGuard<()>,
+}
+
+/// What the commit hook knows.
+#[derive(Default)]
+struct Hook {
+    allows: AtomicBool,
+    committed: AtomicBool,
+}
+
+impl Hook {
+    /// Whether this COMMIT may be.
+    fn asked(&self) -> bool {
+        let allows = self.allows.load(Ordering::SeqCst);
+        self.committed.fetch_or(allows, Ordering::SeqCst);
+        allows
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // The connection goes on without us.
+        self.hook.allows.store(true, Ordering::SeqCst);
+    }
+}
+
+fn hook_of(transaction: &OpenTransaction<Sqlite>) -> Option<Arc<Hook>> {
+    transaction.guard::<Lent>().map(|lent| Arc::clone(&lent.hook))
+}
+
+impl TransactionAdapter for SqliteAdapter {
+    type Database = Sqlite;
+
+    async fn open(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Opened<Sqlite>, Error> {
+        let inner = self.inner();
+        inner.ready().await?;
+        let known = inner.read(keys).await?;
+        let mut answers: Vec<Option<Claimed>> = known
+            .into_iter()
+            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
+            .collect();
+        let open = open_places(&answers);
+        let mut lent = None;
+        if !open.is_empty() {
+            let turn = Arc::clone(&inner.turn).lock_owned();
+            let turn = tokio::time::timeout(inner.gate_timeout, turn).await.map_err(|_| {
+                Error::new(ErrorKind::Timeout, "waiting for the file's other transactions")
+            })?;
+            let mut transaction = self.begin(turn).await?;
+            let statement = &inner.statements.claim;
+            let asked = at(keys, &open);
+            let taken =
+                self.take_within(transaction.connection(), statement, &asked, receipt).await;
+            match taken {
+                Ok(taken) => {
+                    for (place, taken) in open.into_iter().zip(taken) {
+                        answers[place] = Some(taken);
+                    }
+                    lent = Some(transaction);
+                }
+                Err(error) => {
+                    let _ = self.rollback(transaction).await;
+                    return Err(error);
+                }
+            }
+        }
+        let answers: Vec<Claimed> =
+            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
+        Ok(Opened { answers, transaction: lent })
+    }
+
+    async fn give_back(
+        &self,
+        transaction: &mut OpenTransaction<Sqlite>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<(), Error> {
+        let statement = &self.inner().statements.release;
+        let connection = transaction.connection();
+        self.change(connection, "giving keys back", statement, keys, receipt).await?;
+        Ok(())
+    }
+
+    async fn commit(
+        &self,
+        mut transaction: OpenTransaction<Sqlite>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<(), Error> {
+        const CONTEXT: &str = "committing the handler's transaction";
+        let statement = &self.inner().statements.finish;
+        let connection = transaction.connection();
+        let finished = self.change(connection, CONTEXT, statement, keys, receipt).await;
+        // A savepoint that the handler has leaked would be what sqlx ends, not the transaction.
+        let leaked = sqlx::query("RELEASE _sqlx_savepoint_1")
+            .execute(transaction.connection())
+            .await
+            .is_ok();
+        let ours = matches!(&finished, Ok(finished) if *finished == keys.len());
+        let hook = hook_of(&transaction);
+        let (true, false, Some(hook)) = (ours, leaked, hook) else {
+            let _ = self.rollback(transaction).await;
+            finished?;
+            return Err(not_ours("completing keys: the handler has ended its transaction"));
+        };
+        hook.allows.store(true, Ordering::SeqCst);
+        transaction.end(true).await.map_err(|error| store_error(CONTEXT, error))?;
+        if hook.committed.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(not_ours("committing: nothing was committed"))
+    }
+
+    async fn rollback(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
+        // Where the transaction has silently ended, sqlx does not know: without another one, its
+        // ROLLBACK fails, and it believes for ever to be in one. In a transaction this is an
+        // error, and nothing else.
+        let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
+        transaction
+            .end(false)
+            .await
+            .map_err(|error| store_error("rolling the handler's transaction back", error))
+    }
+
+    fn patience(&self) -> Duration {
+        self.inner().gate_timeout
+    }
+}
+
+impl SqliteAdapter {
+    /// Records a key in a transaction of yours: it is complete when, and only if, that commits.
+    ///
+    /// For code that owns its transactions, without the layer. `ttl` is how long the key is
+    /// remembered. On `Duplicate` and `InFlight`, nothing was written. Begin the transaction with
+    /// `BEGIN IMMEDIATE`: one that has only read so far may be refused here.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("shop.db");
+    /// use std::time::Duration;
+    /// use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
+    /// use tower_dedup::DedupKey;
+    /// use tower_dedup::adapter::{Recorded, SqliteAdapter};
+    ///
+    /// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
+    /// let pool = SqlitePool::connect_with(options).await?;
+    /// let adapter = SqliteAdapter::new(pool.clone());
+    /// let (key, month) = (DedupKey::new("orders", "order_17")?, Duration::from_secs(30 * 86_400));
+    ///
+    /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
+    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Recorded::First);
+    /// tx.rollback().await?; // neither the key nor the effect …
+    ///
+    /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
+    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Recorded::First);
+    /// tx.commit().await?; // … or both
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn record_in(
+        &self,
+        connection: &mut SqliteConnection,
+        key: &DedupKey,
+        ttl: Duration,
+    ) -> Result<Recorded, Error> {
+        let statement = &self.inner().statements.record;
+        // Looked for on this very connection: another one would wait for its transaction.
+        self.inner().ready_within(connection).await?;
+        let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
+        let answers = self.take_within(connection, statement, &keys, &receipt).await?;
+        Ok(answers.into_iter().next().unwrap_or(Recorded::InFlight))
+    }
+
+    async fn begin(&self, turn: OwnedMutexGuard<()>) -> Result<OpenTransaction<Sqlite>, Error> {
+        const CONTEXT: &str = "opening a transaction";
+        let writer = &self.inner().writer;
+        let hook = Arc::new(Hook::default());
+        let lent = Lent { hook: Arc::clone(&hook), _turn: turn };
+        let begun = match OpenTransaction::begin(writer, Some("BEGIN IMMEDIATE")).await {
+            // It believes to be in a transaction that was taken from it: see `rollback`.
+            Err(sqlx::Error::InvalidSavePointStatement) => {
+                let stuck = writer.acquire().await.map_err(|error| store_error(CONTEXT, error))?;
+                let _ = stuck.close().await;
+                OpenTransaction::begin(writer, Some("BEGIN IMMEDIATE")).await
+            }
+            begun => begun,
+        };
+        let begun = begun.map_err(|error| store_error(CONTEXT, error))?;
+        let mut transaction = begun.with_guard(lent);
+        let mut handle = transaction
+            .connection()
+            .lock_handle()
+            .await
+            .map_err(|error| store_error(CONTEXT, error))?;
+        handle.set_commit_hook(move || hook.asked());
+        drop(handle);
+        Ok(transaction)
+    }
+
+    /// Claims or records within a transaction that holds the file: nobody else writes meanwhile.
+    async fn take_within<T: Grant>(
+        &self,
+        connection: &mut SqliteConnection,
+        statement: &Arc<str>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<T>, Error> {
+        let fault = |error| store_error("taking keys in a transaction", error);
+        let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
+        let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.read)))
+            .bind(keys_json(keys))
+            .fetch_all(&mut *connection)
+            .await
+            .map_err(fault)?;
+        for row in rows {
+            let place: i64 = row.try_get("place").map_err(fault)?;
+            let slot = usize::try_from(place).ok().and_then(|place| answers.get_mut(place));
+            if let Some(slot) = slot {
+                *slot = T::known(&stored(&row).map_err(fault)?, receipt.token());
+            }
+        }
+        let free = open_places(&answers);
+        if !free.is_empty() {
+            let asked = at(keys, &free);
+            let rows = self.bound(statement, &asked, receipt).fetch_all(connection).await;
+            let rows = rows.map_err(fault)?;
+            for (place, row) in matched(&asked, &rows).map_err(fault)? {
+                let attempts: i64 = row.try_get("attempts").map_err(fault)?;
+                let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+                let takeover = row.try_get("takeover").map_err(fault)?;
+                answers[free[place]] = Some(T::granted(attempts, takeover));
+            }
+        }
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect())
+    }
+
+    /// Runs a changing statement in a transaction, and answers how many rows it returned.
+    async fn change(
+        &self,
+        connection: &mut SqliteConnection,
+        context: &'static str,
+        statement: &Arc<str>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<usize, Error> {
+        let rows = self.bound(statement, keys, receipt).fetch_all(connection).await;
+        Ok(rows.map_err(|error| store_error(context, error))?.len())
+    }
+}

@@ -1,0 +1,160 @@
+//! [`TransactionAdapter`]: keys that are recorded in the handler's own transaction.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use sqlx::{Database, Pool, Transaction};
+
+use super::contract::{Claimed, Maintain, Receipt};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// The transaction contract: claim keys in a new transaction, lend it to the handler, and complete
+/// the keys in it before it commits.
+///
+/// 1. What [`open`](Self::open) grants is claimed *in* the transaction, and not complete: should a
+///    handler commit it by itself, the keys stay open until their lease lapses.
+/// 2. A key that another open transaction has claimed is in flight, at once: `open` never waits
+///    for a handler to end.
+/// 3. [`commit`](Self::commit) completes the keys as the last statement of the very transaction
+///    that claimed them, then commits. Is it not that transaction any more, because the handler
+///    has ended or broken it, it fails with [`ErrorKind::Transaction`], and nothing is committed.
+/// 4. A transaction that is dropped is rolled back.
+pub trait TransactionAdapter: Maintain {
+    /// The database.
+    type Database: Database;
+
+    /// Claims what can be claimed in a new transaction. The keys are distinct and sorted; there
+    /// is one answer per key, and no transaction if none was granted.
+    fn open(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> impl Future<Output = Result<Opened<Self::Database>, Error>> + Send;
+
+    /// Gives up what [`open`](Self::open) has granted, before the handler runs.
+    fn give_back(
+        &self,
+        transaction: &mut OpenTransaction<Self::Database>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Completes the keys in the transaction and commits it.
+    fn commit(
+        &self,
+        transaction: OpenTransaction<Self::Database>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Rolls the transaction back.
+    fn rollback(
+        &self,
+        transaction: OpenTransaction<Self::Database>,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// How much longer than any other call [`open`](Self::open) may take, for a store that runs
+    /// one transaction at a time.
+    fn patience(&self) -> Duration;
+}
+
+/// What [`TransactionAdapter::open`] answers.
+#[derive(Debug)]
+pub struct Opened<DB: Database> {
+    /// One for each key.
+    pub answers: Vec<Claimed>,
+    /// Holds what was granted.
+    pub transaction: Option<OpenTransaction<DB>>,
+}
+
+/// A transaction that holds claims.
+///
+/// # Why sqlx's `Transaction`?
+///
+/// Its drop rolls back before the connection is used again, and its savepoints work for the
+/// handler as they always do. What it lacks is taken care of here: a `begin` that is dropped
+/// half-way leaves its connection in a transaction up to sqlx 0.9.0
+/// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)), so it is never dropped.
+pub struct OpenTransaction<DB: Database> {
+    transaction: Transaction<'static, DB>,
+    /// How the database names it, where it does.
+    mark: Option<String>,
+    /// Dropped after the transaction.
+    guard: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl<DB: Database> OpenTransaction<DB> {
+    /// A transaction of this pool, begun in a task of its own: whoever waits for it may go away.
+    ///
+    /// # Errors
+    ///
+    /// What sqlx answers.
+    pub async fn begin(
+        pool: &Pool<DB>,
+        statement: Option<&'static str>,
+    ) -> Result<Self, sqlx::Error> {
+        let pool = pool.clone();
+        let begun = tokio::spawn(async move {
+            match statement {
+                Some(statement) => pool.begin_with(statement).await,
+                None => pool.begin().await,
+            }
+        });
+        let transaction = begun.await.map_err(|_| sqlx::Error::WorkerCrashed)??;
+        Ok(Self { transaction, mark: None, guard: None })
+    }
+
+    /// Keeps `guard` until the transaction has ended.
+    #[must_use]
+    pub fn with_guard(mut self, guard: impl Any + Send + Sync) -> Self {
+        self.guard = Some(Box::new(guard));
+        self
+    }
+
+    #[cfg(feature = "sqlite")]
+    pub(super) fn guard<T: Any>(&self) -> Option<&T> {
+        self.guard.as_deref().and_then(|guard| (guard as &dyn Any).downcast_ref())
+    }
+
+    /// The connection, to look at.
+    pub fn get(&self) -> &DB::Connection {
+        &self.transaction
+    }
+
+    /// The connection, inside the transaction.
+    pub fn connection(&mut self) -> &mut DB::Connection {
+        &mut self.transaction
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(super) fn set_mark(&mut self, mark: String) {
+        self.mark = Some(mark);
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(super) fn mark(&self) -> &str {
+        self.mark.as_deref().unwrap_or_default()
+    }
+
+    /// Ends it, one way or the other. The guard is kept to the end.
+    pub(super) async fn end(self, commit: bool) -> Result<(), sqlx::Error> {
+        let Self { transaction, guard, .. } = self;
+        let ended = if commit { transaction.commit().await } else { transaction.rollback().await };
+        drop(guard);
+        ended
+    }
+}
+
+impl<DB: Database> fmt::Debug for OpenTransaction<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenTransaction").field("mark", &self.mark).finish_non_exhaustive()
+    }
+}
+
+/// The handler's transaction is not what it was.
+pub(super) fn not_ours(what: &'static str) -> Error {
+    Error::new(ErrorKind::Transaction, what)
+}
