@@ -39,6 +39,7 @@ mod readme {}
 mod response;
 mod retention;
 mod service;
+mod worker;
 
 pub use body::ResponseBody;
 pub use delivery::Delivery;
@@ -56,3 +57,4 @@ pub use policy::{LogIds, OnInFlight, OnMissingKey, OnUnavailable, Verified};
 pub use response::DedupResult;
 pub use retention::{Purger, PurgerHandle};
 pub use service::Dedup;
+pub use worker::{DedupWorker, Ran, RunError, Work};

@@ -50,6 +50,14 @@ impl Place {
     }
 }
 
+impl Place {
+    /// A key's advisory lock. Those of a database are shared by all its tables, and a name is
+    /// another table under another `search_path`: the table's own number makes it its own.
+    fn lock(&self, of_key: &str) -> String {
+        format!("{of_key} # to_regclass('{}')::oid::int8", self.name(""))
+    }
+}
+
 /// Every statement, with the table's name put in.
 #[derive(Debug, Clone)]
 pub(super) struct Statements {
@@ -189,8 +197,9 @@ fn asked(durability: Durability) -> String {
 /// The same inside a transaction, which goes on: a lock is only tried for, since its holder may be
 /// a handler, and the time to wait for rows is set back to the user's own.
 ///
-/// `$7` are the advisory locks.
-fn asked_within() -> String {
+/// `$7` are the keys' parts of the advisory locks.
+fn asked_within(place: &Place) -> String {
+    let lock = place.lock("a.lock");
     format!(
         "WITH terms AS MATERIALIZED (\
          SELECT current_setting('lock_timeout') AS was, \
@@ -199,7 +208,7 @@ fn asked_within() -> String {
          $6::int8 * interval '1 millisecond' AS lease), \
          asked AS MATERIALIZED (\
          SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease, \
-         pg_try_advisory_xact_lock(a.lock) AS locked \
+         pg_try_advisory_xact_lock({lock}) AS locked \
          FROM terms, unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY \
          AS a (key, namespace, id, lock, place))",
         Durability::Synchronous.setting()
@@ -245,7 +254,7 @@ impl Statements {
                  SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.mark, {} \
                  FROM asked AS a CROSS JOIN back AS b LEFT JOIN fresh AS f ON f.key = a.key \
                  LEFT JOIN {table} AS t ON t.key = a.key",
-                asked_within(),
+                asked_within(place),
                 insert(values).replace("FROM asked", "FROM asked WHERE locked"),
                 set_back("fresh"),
                 columns("t")
@@ -282,7 +291,7 @@ impl Statements {
             format!(
                 "{}, {}, seized AS ({}), {} \
                  SELECT s.key, s.attempts, s.takeover FROM seized AS s, back",
-                asked_within(),
+                asked_within(place),
                 locked(rows),
                 update(set, GRANT),
                 set_back("seized")
@@ -323,9 +332,12 @@ impl Statements {
             )
             .into(),
             // Shared, so that those who look do not see each other.
-            probe: "SELECT pg_try_advisory_xact_lock_shared(l.lock) AS free \
-                    FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place"
-                .into(),
+            probe: format!(
+                "SELECT pg_try_advisory_xact_lock_shared({}) AS free \
+                 FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place",
+                place.lock("l.lock")
+            )
+            .into(),
             record: Take {
                 insert: take_insert(&sync, &complete).into(),
                 seize: seize(&sync, FREE, &record_set).into(),
@@ -407,14 +419,15 @@ impl Statements {
                  WHERE key = ANY ($1) AND token = $2 AND completed_at IS NULL"
             )
             .into(),
-            // Of the transaction that claimed, and at its top: a row that is written under a
-            // savepoint bears that one's number.
+            // Of the transaction that claimed. A row that is written under a savepoint bears that
+            // one's number: there may be one that the handler has leaked.
             commit: format!(
                 "WITH terms AS MATERIALIZED (SELECT {} AS durable, $2::uuid AS token) \
                  UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL FROM terms \
                  WHERE t.key = ANY ($1) AND t.token = terms.token AND t.completed_at IS NULL \
                  AND pg_current_xact_id_if_assigned()::text = $3 \
-                 RETURNING t.xmin = pg_current_xact_id()::xid AS top",
+                 RETURNING t.xmin = pg_current_xact_id()::xid AS top, \
+                 pg_backend_pid() AS session",
                 Durability::Synchronous.setting()
             )
             .into(),

@@ -102,13 +102,21 @@ impl TransactionAdapter for PostgresAdapter {
                 return Err(fault(error));
             }
         };
-        let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
-        if completed.len() == keys.len() && at_the_top {
-            return transaction.end(true).await.map_err(fault);
+        if completed.len() != keys.len() {
+            end_badly(transaction).await;
+            return Err(not_ours("completing keys: the handler has ended its transaction"));
         }
-        // It may be under a savepoint that nobody will release: only a new session is clean.
-        dismiss(transaction).await;
-        Err(not_ours("completing keys: the handler has ended its transaction"))
+        let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
+        let session = completed.first().and_then(|row| row.try_get::<i32, _>("session").ok());
+        let mark = transaction.mark().to_owned();
+        transaction.end(true).await.map_err(fault)?;
+        if at_the_top || self.is_committed(&mark).await.map_err(fault)? {
+            return Ok(());
+        }
+        // Its connection is in the pool, and in the transaction.
+        let end = sqlx::query("SELECT pg_terminate_backend($1)").bind(session);
+        let _ = end.execute(&self.inner().pool).await;
+        Err(not_ours("committing: the handler has leaked a savepoint"))
     }
 
     async fn rollback(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
@@ -267,6 +275,17 @@ impl PostgresAdapter {
         Ok((answers, mark))
     }
 
+    /// Asked after a COMMIT under a savepoint: one that was rolled back stays on the stack, and is
+    /// no harm. Of one that a handler has leaked the guard, sqlx has released that, and committed
+    /// nothing.
+    async fn is_committed(&self, mark: &str) -> Result<bool, sqlx::Error> {
+        let status: Option<String> = sqlx::query_scalar("SELECT pg_xact_status(($1)::text::xid8)")
+            .bind(mark)
+            .fetch_one(&self.inner().pool)
+            .await?;
+        Ok(status.as_deref() == Some("committed"))
+    }
+
     async fn within(
         &self,
         connection: &mut PgConnection,
@@ -275,8 +294,7 @@ impl PostgresAdapter {
         receipt: &Receipt,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let columns = Columns::new(keys);
-        let locks: Vec<i64> =
-            keys.iter().map(|key| advisory_lock(&self.inner().place, key)).collect();
+        let locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
         Params::Keys(&columns, receipt).bind(sql).bind(&locks).fetch_all(connection).await
     }
 }
