@@ -63,6 +63,9 @@ impl Place {
 pub(super) struct Statements {
     pub(super) tables: Arc<str>,
     pub(super) version: Arc<str>,
+    /// Reads, on any server.
+    pub(super) look: Arc<str>,
+    /// Reads, and says whether the server is a standby: it may not know yet, or know too much.
     pub(super) read: Arc<str>,
     pub(super) probe: Arc<str>,
     pub(super) record: Take,
@@ -248,6 +251,14 @@ impl Statements {
         };
         let in_flight = format!("{NOW} + lease, 1, false, {NOW}, NULL");
         let complete = format!("NULL, 1, false, {NOW}, {NOW}");
+        let look = |more: &str| {
+            format!(
+                "SELECT a.place, {}{more} \
+                 FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
+                 JOIN {table} AS t ON t.key = a.key",
+                columns("t")
+            )
+        };
         let insert_within = |values: &str| {
             format!(
                 "{}, fresh AS ({} NOTHING RETURNING t.key), {} \
@@ -325,12 +336,8 @@ impl Statements {
             .into(),
             version: format!("SELECT coalesce(max(version), 0) FROM {}", place.name("_schema"))
                 .into(),
-            read: format!(
-                "SELECT a.place, {} FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
-                 JOIN {table} AS t ON t.key = a.key",
-                columns("t")
-            )
-            .into(),
+            look: look("").into(),
+            read: look(", pg_is_in_recovery() AS standby").into(),
             // Shared, so that those who look do not see each other.
             probe: format!(
                 "SELECT pg_try_advisory_xact_lock_shared({}) AS free \

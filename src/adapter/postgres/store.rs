@@ -10,7 +10,7 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow, Postgres};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
 
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
@@ -94,12 +94,14 @@ impl PostgresAdapter {
             return Err(invalid());
         }
         let options = PgConnectOptions::from_str(url).map_err(|_| invalid())?;
+        // The pool would try until its time is up, and not say what was wrong.
+        let first = options.connect().await;
+        let first = first.map_err(|error| store_error("connecting to Postgres", error))?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(Duration::from_secs(5))
-            .connect_with(options)
-            .await
-            .map_err(|error| store_error("connecting to Postgres", error))?;
+            .connect_lazy_with(options);
+        drop(first.close().await);
         Ok(Self::over(pool, Place::default(), Durability::Synchronous, false))
     }
 
@@ -221,6 +223,9 @@ impl Inner {
         loop {
             let mut connection = self.pool.acquire().await?;
             let error = match params.bind(sql).fetch_all(&mut *connection).await {
+                Ok(rows) if rows.first().is_some_and(is_from_a_standby) => {
+                    sqlx::Error::Protocol("a standby cannot be asked".to_owned())
+                }
                 Ok(rows) => return Ok(rows),
                 Err(error) => error,
             };
@@ -236,12 +241,15 @@ impl Inner {
         }
     }
 
-    /// What is stored of each key.
+    /// What a primary has stored of each key.
     pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
+        self.look(&self.statements.read, keys).await
+    }
+
+    async fn look(&self, sql: &Arc<str>, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
         let fault = |error| store_error("looking up keys", error);
         let columns = Columns::new(keys);
-        let rows =
-            self.fetch(&self.statements.read, Params::Read(&columns)).await.map_err(fault)?;
+        let rows = self.fetch(sql, Params::Read(&columns)).await.map_err(fault)?;
         let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
         for row in rows {
             if let Some(slot) = found.get_mut(place(&row).map_err(fault)?) {
@@ -396,6 +404,11 @@ impl Inner {
     }
 }
 
+/// Whether a row that was read to be answered from comes from a server that only follows another.
+fn is_from_a_standby(row: &PgRow) -> bool {
+    row.try_get("standby").unwrap_or(false)
+}
+
 /// What a row says that was taken.
 pub(super) fn grant<T: Grant>(row: &PgRow) -> Result<T, sqlx::Error> {
     let attempts: i64 = row.try_get("attempts")?;
@@ -484,7 +497,9 @@ impl Maintain for PostgresAdapter {
 
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         self.0.ready().await?;
-        let stored = self.0.read(std::slice::from_ref(key)).await?.into_iter().flatten().next();
+        let keys = std::slice::from_ref(key);
+        let stored = self.0.look(&self.0.statements.look, keys).await?;
+        let stored = stored.into_iter().flatten().next();
         Ok(stored.and_then(|stored| stored.entry()))
     }
 
