@@ -800,6 +800,21 @@ async fn insert_or_rollback_never_leaves_half_of_it() {
     assert_eq!(db.effects().await, ["a", "b"]);
 }
 
+/// SQLite: after a transaction that ended behind its back, sqlx believes to be in one for ever,
+/// unless it is helped.
+#[tokio::test]
+async fn no_connection_believes_to_be_in_a_transaction() {
+    let (db, world) = (Lite::create().await, World::default());
+    let app = transactional::<Lite>(db.adapter(), &world);
+    for script in ["rollback", "rollback 500", "insert or-rollback", "insert or-rollback 500"] {
+        assert_eq!(send(&app, "a", script).await.status(), 500);
+    }
+    let all = join_all((0..CONNECTIONS).map(|_| db.pool.acquire())).await;
+    for connection in all {
+        assert!(!connection.unwrap().is_in_transaction());
+    }
+}
+
 /// SQLite: one writer at a time in the file, and still nobody in this process is told BUSY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transactions_leases_and_purges_share_a_file() {
