@@ -376,6 +376,11 @@ async fn a_server_that_is_restarted_loses_and_doubles_nothing() {
     ] {
         sqlx::query(sql).execute(effects.pool()).await.unwrap();
     }
+    // A lost schema would not be looked for again.
+    PostgresAdapter::connect(&url).await.unwrap().migrate().await.unwrap();
+    server.restart_immediately();
+    assert_complete(&effects, 0).await;
+
     let receivers = Receivers::start(Kind::Transactional, &url, 2).await;
     let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let events = std::iter::from_fn(|| {

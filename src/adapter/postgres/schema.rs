@@ -130,7 +130,10 @@ pub(super) fn create_sql(place: &Place) -> Vec<String> {
 pub(super) fn migration(place: &Place) -> String {
     // Any number, as long as it is always the same.
     let turn = "SELECT pg_advisory_xact_lock(8389209352947822448)".to_owned();
-    std::iter::once(turn).chain(create_sql(place)).map(|statement| statement + ";\n").collect()
+    // Nobody looks for a schema again that was there once: no crash may take it away.
+    let durable = format!("SELECT {}", Durability::Synchronous.setting());
+    let statements = [turn, durable].into_iter().chain(create_sql(place));
+    statements.map(|statement| statement + ";\n").collect()
 }
 
 /// Milliseconds since the Unix epoch.
