@@ -3,6 +3,7 @@
 
 pub(crate) mod effects;
 pub(crate) mod postgres;
+pub(crate) mod proxy;
 
 use std::convert::Infallible;
 use std::future::Future;
