@@ -14,7 +14,7 @@ use http::{Extensions, Request, Response, StatusCode};
 use sqlx::{PgPool, Postgres};
 use support::effects::{AT_A_GATE, Database, answer, effect, lend, write};
 use support::proxy::{Cut, Proxy};
-use support::{Body, Handler, by_header, dedup_key, request, send};
+use support::{Body, Handler, by_header, dedup_key, request, send, until};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::key::Keys;
@@ -249,6 +249,29 @@ fn a_runtime_that_ends_leaves_nothing_behind() {
         }
     }
     assert!(unfinished > 0, "all were quicker than their runtime's end");
+}
+
+/// A handler that keeps its transaction and lets go of it in a thread without a runtime.
+#[tokio::test]
+async fn a_transaction_may_be_dropped_by_any_thread() {
+    let database = Database::fresh().await;
+    let pool = database.pool(3);
+    let (kept, mut keeps) = tokio::sync::mpsc::unbounded_channel();
+    let service = transactional(&pool).layer(tower::service_fn({
+        move |request: Request<Body>| {
+            let kept = kept.clone();
+            async move {
+                kept.send(lend(&request)).unwrap();
+                Ok::<_, Infallible>(answer(true))
+            }
+        }
+    }));
+    assert_eq!(send(&service, request("a")).await.status(), 500);
+    let tx = keeps.recv().await.unwrap();
+    let dropped = std::thread::spawn(move || drop(tx));
+    assert!(dropped.join().is_ok(), "it has panicked");
+    database.until_nothing_is_open().await;
+    until(|| pool.num_idle() == pool.size() as usize).await;
 }
 
 /// The connection breaks at every message of a delivery in turn: before the server has it, after
