@@ -21,7 +21,7 @@ use tower_dedup::key::Keys;
 use tower_dedup::ledger::{
     Begin, BeginContext, Claim, Ledger, Outcome, TransactionLedger, TxHandle,
 };
-use tower_dedup::{DedupLayer, ResponseBody};
+use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -354,6 +354,34 @@ async fn on_arrival_a_connection_that_breaks_loses_and_doubles_nothing() {
     let pool = database.pool_with(2, proxy.options(database.options()));
     let layer = DedupLayer::on_arrival(by_header(), PostgresAdapter::new(pool));
     cut_at_every_message(&database, &proxy, &layer.layer(apart(&database)), false).await;
+}
+
+/// The server still works at what the client has lost its connection over, for longer than the
+/// repetition waits for a lock. It was not refused: on arrival, an event whose record comes to pass
+/// behind its back would be lost; under a lease, its key would be blocked for a minute.
+#[tokio::test]
+async fn what_was_cut_off_is_not_taken_for_refused() {
+    cut_off_at_commit(|adapter| {
+        DedupLayer::on_arrival(by_header(), adapter).on_in_flight(OnInFlight::Reject)
+    })
+    .await;
+    cut_off_at_commit(|adapter| DedupLayer::new(by_header(), adapter).lease(10 * MINUTE)).await;
+}
+
+async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> DedupLayer<L>) {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let adapter = PostgresAdapter::new(database.pool_with(2, proxy.options(database.options())));
+    adapter.migrate().await.unwrap();
+    let service = layer(adapter).store_timeout(MINUTE).layer(apart(&database));
+    let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
+    // Is the connection alive; prepare the statement; execute it.
+    proxy.set(2, Cut::Abandoned);
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    assert!(proxy.sprung().is_some_and(|message| message.starts_with('B')));
+    drop(gate);
+    until_acknowledged(&service, "a").await;
+    assert_eq!(database.effects.of("a").await, 1);
 }
 
 /// The delivery's session is terminated while the server is at its claim, at what the handler

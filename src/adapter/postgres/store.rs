@@ -206,7 +206,9 @@ impl Inner {
     /// Runs one statement, which is its own transaction, and answers its rows.
     ///
     /// It is repeated if it was in the way of another, or if its connection turns out to be gone:
-    /// every statement answers the same when it is repeated with its token.
+    /// every statement answers the same when it is repeated with its token. A repetition may be
+    /// refused because the server is at work on the one before, which nobody hears of any more: the
+    /// outcome is unknown then.
     pub(super) async fn fetch(
         &self,
         sql: &Arc<str>,
@@ -218,8 +220,12 @@ impl Inner {
             .with_max_times(REPEATS)
             .with_jitter()
             .build();
+        let mut unheard = None;
         loop {
-            let mut connection = self.pool.acquire().await?;
+            let mut connection = match self.pool.acquire().await {
+                Ok(connection) => connection,
+                Err(error) => return Err(unheard.unwrap_or(error)),
+            };
             let error = match params.bind(sql).fetch_all(&mut *connection).await {
                 Ok(rows) => return Ok(rows),
                 Err(error) => error,
@@ -231,7 +237,10 @@ impl Inner {
             }
             match pauses.next() {
                 Some(pause) if gone || is_conflict(&error) => tokio::time::sleep(pause).await,
-                _ => return Err(error),
+                _ => return Err(unheard.unwrap_or(error)),
+            }
+            if is_broken(&error) {
+                unheard = Some(error);
             }
         }
     }
