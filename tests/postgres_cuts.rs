@@ -11,10 +11,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use http::{Extensions, Request, Response, StatusCode};
-use sqlx::{PgPool, Postgres};
-use support::effects::{AT_A_GATE, Database, answer, effect, lend, write};
+use sqlx::Postgres;
+use support::effects::{
+    AT_A_GATE, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged,
+    write, writes_and_waits,
+};
 use support::proxy::{Cut, Proxy};
-use support::{Body, Handler, by_header, dedup_key, request, send, until};
+use support::{Body, Handler, by_header, dedup_key, request, send};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::key::Keys;
@@ -22,12 +25,6 @@ use tower_dedup::ledger::{
     Begin, BeginContext, Claim, Ledger, Outcome, TransactionLedger, TxHandle,
 };
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
-
-const MINUTE: Duration = Duration::from_secs(60);
-
-fn transactional(pool: &PgPool) -> DedupLayer<TransactionLedger<PostgresAdapter>> {
-    DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
-}
 
 /// Polls a future this often, whenever it is woken, then drops it: at once, or when it is woken
 /// again. Answers what it came to, if it did.
@@ -44,19 +41,6 @@ async fn polled<F: Future>(future: F, times: usize, again: bool) -> Option<F::Ou
         }
     })
     .await
-}
-
-/// Delivers the event until it is acknowledged, as its sender does.
-async fn until_acknowledged<S, B>(service: &S, id: &str)
-where
-    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
-{
-    let acknowledged = async {
-        while send(service, request(id)).await.status() != 200 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(MINUTE, acknowledged).await.expect("an end");
 }
 
 #[tokio::test]
@@ -152,30 +136,6 @@ async fn a_store_timeout_at_any_moment_leaves_nothing_behind() {
     database.until_nothing_is_open().await;
 }
 
-/// A handler that writes its effect, then does as `held` is told.
-fn writes_and_waits(
-    held: &Handler,
-) -> impl Service<
-    Request<Body>,
-    Response = Response<Body>,
-    Error = Infallible,
-    Future = impl Future<Output = Result<Response<Body>, Infallible>> + Send,
-> + Clone
-+ Send
-+ Sync
-+ 'static {
-    let held = held.clone();
-    tower::service_fn(move |request: Request<Body>| {
-        let held = held.clone();
-        async move {
-            let mut tx = lend(&request);
-            let written = effect(&mut tx, request.extensions().get().unwrap()).await;
-            held.run(request).await.unwrap();
-            Ok(answer(written.is_ok()))
-        }
-    })
-}
-
 /// The client goes away while the handler runs, which then ends by itself.
 #[tokio::test]
 async fn a_client_that_hangs_up_leaves_nothing_behind() {
@@ -251,27 +211,35 @@ fn a_runtime_that_ends_leaves_nothing_behind() {
     assert!(unfinished > 0, "all were quicker than their runtime's end");
 }
 
-/// A handler that keeps its transaction and lets go of it in a thread without a runtime.
-#[tokio::test]
-async fn a_transaction_may_be_dropped_by_any_thread() {
-    let database = Database::fresh().await;
-    let pool = database.pool(3);
-    let (kept, mut keeps) = tokio::sync::mpsc::unbounded_channel();
-    let service = transactional(&pool).layer(tower::service_fn({
-        move |request: Request<Body>| {
-            let kept = kept.clone();
-            async move {
-                kept.send(lend(&request)).unwrap();
-                Ok::<_, Infallible>(answer(true))
-            }
+/// A handler that keeps its transaction and lets go of it in a thread without a runtime, before
+/// the runtime's end and after it.
+#[test]
+fn a_transaction_may_be_dropped_by_any_thread() {
+    let observer = tokio::runtime::Runtime::new().unwrap();
+    let database = observer.block_on(Database::fresh());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let pool = runtime.block_on(async { database.pool(3) });
+    let (kept, keeps) = std::sync::mpsc::channel();
+    let keep = move |request: Request<Body>| {
+        let kept = kept.clone();
+        async move {
+            kept.send(lend(&request)).unwrap();
+            Ok::<_, Infallible>(answer(true))
         }
-    }));
-    assert_eq!(send(&service, request("a")).await.status(), 500);
-    let tx = keeps.recv().await.unwrap();
-    let dropped = std::thread::spawn(move || drop(tx));
-    assert!(dropped.join().is_ok(), "it has panicked");
-    database.until_nothing_is_open().await;
-    until(|| pool.num_idle() == pool.size() as usize).await;
+    };
+    let service = transactional(&pool).layer(tower::service_fn(keep));
+    let dropped = |id| {
+        assert_eq!(runtime.block_on(send(&service, request(id))).status(), 500);
+        keeps.recv().unwrap()
+    };
+    let (before, after) = (dropped("before"), dropped("after"));
+    let drops = std::thread::spawn(move || drop(before));
+    assert!(drops.join().is_ok(), "it has panicked");
+    observer.block_on(database.until_sessions("state LIKE 'idle in transaction%'", 1));
+    runtime.shutdown_background();
+    let drops = std::thread::spawn(move || drop(after));
+    assert!(drops.join().is_ok(), "it has panicked");
+    observer.block_on(database.until_nothing_is_open());
 }
 
 /// The connection breaks at every message of a delivery in turn: before the server has it, after
@@ -309,29 +277,6 @@ async fn a_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
     let pool = database.pool_with(2, proxy.options(database.options()));
     let service = transactional(&pool).layer(tower::service_fn(write));
     cut_at_every_message(&database, &proxy, &service, true).await;
-}
-
-/// A handler that writes its effect on a connection that does not break.
-fn apart(
-    database: &Database,
-) -> impl Service<
-    Request<Body>,
-    Response = Response<Body>,
-    Error = Infallible,
-    Future = impl Future<Output = Result<Response<Body>, Infallible>> + Send,
-> + Clone
-+ Send
-+ Sync
-+ 'static {
-    let pool = database.effects.pool().clone();
-    tower::service_fn(move |request: Request<Body>| {
-        let pool = pool.clone();
-        async move {
-            let mut connection = pool.acquire().await.unwrap();
-            effect(&mut connection, request.extensions().get().unwrap()).await.unwrap();
-            Ok(answer(true))
-        }
-    })
 }
 
 /// No process has died: nothing runs twice here either.

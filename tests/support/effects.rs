@@ -2,16 +2,23 @@
 //! refuse a second one.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
-use tower_dedup::ledger::TxHandle;
-use tower_dedup::{DedupTx, Delivery};
+use tower::Service;
+use tower::util::BoxCloneSyncService;
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::ledger::{TransactionLedger, TxHandle};
+use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
-use super::Body;
 use super::postgres::Schema;
+use super::{Body, Handler, by_header, request, send};
+
+/// A handler.
+pub(crate) type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
 pub(crate) struct Effects(PgPool);
 
@@ -77,6 +84,8 @@ pub(crate) async fn effect(connection: &mut PgConnection, delivery: &Delivery) -
         .await
         .map(drop)
 }
+
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
 const OURS: &str = "pg_stat_activity WHERE application_name = $1";
 
@@ -197,9 +206,7 @@ pub(crate) fn lend(request: &Request<Body>) -> DedupTx<Postgres> {
 }
 
 /// A handler that writes its effect in the delivery's transaction, and fails if it cannot.
-pub(crate) async fn write(
-    request: Request<Body>,
-) -> Result<Response<Body>, std::convert::Infallible> {
+pub(crate) async fn write(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let written = effect(&mut lend(&request), request.extensions().get().unwrap()).await;
     Ok(answer(written.is_ok()))
 }
@@ -210,4 +217,48 @@ pub(crate) fn answer(success: bool) -> Response<Body> {
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
     }
     response
+}
+
+pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<TransactionLedger<PostgresAdapter>> {
+    DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
+}
+
+/// Delivers the event until it is acknowledged, as its sender does.
+pub(crate) async fn until_acknowledged<S, B>(service: &S, id: &str)
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    let acknowledged = async {
+        while send(service, request(id)).await.status() != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(MINUTE, acknowledged).await.expect("an end");
+}
+
+/// A handler that writes its effect, then does as `held` is told.
+pub(crate) fn writes_and_waits(held: &Handler) -> Boxed {
+    let held = held.clone();
+    Boxed::new(tower::service_fn(move |request: Request<Body>| {
+        let held = held.clone();
+        async move {
+            let mut tx = lend(&request);
+            let written = effect(&mut tx, request.extensions().get().unwrap()).await;
+            held.run(request).await.unwrap();
+            Ok(answer(written.is_ok()))
+        }
+    }))
+}
+
+/// A handler that writes its effect on a connection that does not break.
+pub(crate) fn apart(database: &Database) -> Boxed {
+    let pool = database.effects.pool().clone();
+    Boxed::new(tower::service_fn(move |request: Request<Body>| {
+        let pool = pool.clone();
+        async move {
+            let mut connection = pool.acquire().await.unwrap();
+            effect(&mut connection, request.extensions().get().unwrap()).await.unwrap();
+            Ok(answer(true))
+        }
+    }))
 }
