@@ -171,6 +171,23 @@ async fn a_claim_does_not_wait_for_a_users_transaction() {
     assert_eq!(send(&transactional, request("locked")).await.status(), 200);
 }
 
+/// Two schemas of one database, as tenants have them: what runs for one is not in flight for the
+/// other.
+#[tokio::test]
+async fn a_key_of_another_schema_is_another_key() {
+    let (one, other) = (Database::fresh().await, Database::fresh().await);
+    let held = Handler::default();
+    held.hold();
+    let slow = transactional(&one.pool(3)).layer(writes_and_waits(&held));
+    let delivery = tokio::spawn(async move { send(&slow, request("a")).await.status() });
+    held.running(1).await;
+    let twin = transactional(&other.pool(3)).on_in_flight(OnInFlight::Reject);
+    let twin = twin.store_timeout(MINUTE).layer(tower::service_fn(write));
+    assert_eq!(send(&twin, request("a")).await.status(), 200);
+    held.release();
+    assert_eq!(delivery.await.unwrap(), 200);
+}
+
 async fn record_in(
     adapter: &PostgresAdapter,
     transaction: &mut Transaction<'static, Postgres>,

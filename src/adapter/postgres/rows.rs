@@ -10,8 +10,7 @@ use sqlx::postgres::{
 use sqlx::{Decode, Encode, Row, Type};
 
 use super::super::contract::Token;
-use super::super::sql::{self, Identifier, Stored};
-use super::schema::Place;
+use super::super::sql::{self, Stored};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -69,17 +68,12 @@ pub(super) fn row_key(key: &DedupKey) -> Uuid {
     Uuid(first)
 }
 
-/// The advisory lock of a key's transaction. Another table's key is another key.
-pub(super) fn advisory_lock(place: &Place, key: &DedupKey) -> i64 {
-    let mut hash = Sha256::new();
-    for part in [place.schema.as_ref().map_or("", Identifier::as_str), place.table.as_str()] {
-        hash.update(part);
-        hash.update(b"\n");
-    }
-    let hash = hash.chain_update(row_key(key).0).finalize();
-    let mut first = [0; 8];
-    first.copy_from_slice(&hash[..8]);
-    i64::from_be_bytes(first)
+/// The advisory lock of a key's transaction; the statements mix the table's own number in, for
+/// another table's key is another key, and so is that of a table of this name elsewhere.
+pub(super) fn advisory_lock(key: &DedupKey) -> i64 {
+    let mut last = [0; 8];
+    last.copy_from_slice(&row_key(key).0[8..]);
+    i64::from_be_bytes(last)
 }
 
 /// Keys as parameters.

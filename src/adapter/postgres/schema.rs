@@ -193,7 +193,7 @@ fn asked(durability: Durability) -> String {
 /// a handler, and the time to wait for rows is set back to the user's own.
 ///
 /// `$7` are the advisory locks.
-fn asked_within() -> String {
+fn asked_within(table: &str) -> String {
     format!(
         "WITH terms AS MATERIALIZED (\
          SELECT current_setting('lock_timeout') AS was, \
@@ -202,11 +202,17 @@ fn asked_within() -> String {
          $6::int8 * interval '1 millisecond' AS lease), \
          asked AS MATERIALIZED (\
          SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease, \
-         pg_try_advisory_xact_lock(a.lock) AS locked \
+         pg_try_advisory_xact_lock(a.lock # {}) AS locked \
          FROM terms, unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY \
          AS a (key, namespace, id, lock, place))",
-        Durability::Synchronous.setting()
+        Durability::Synchronous.setting(),
+        number(table)
     )
+}
+
+/// A table's number in its database.
+fn number(table: &str) -> String {
+    format!("'{table}'::regclass::oid::int8")
 }
 
 /// Sets back what [`asked_within`] has set, once `rows` are written.
@@ -248,7 +254,7 @@ impl Statements {
                  SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.mark, {} \
                  FROM asked AS a CROSS JOIN back AS b LEFT JOIN fresh AS f ON f.key = a.key \
                  LEFT JOIN {table} AS t ON t.key = a.key",
-                asked_within(),
+                asked_within(&table),
                 insert(values).replace("FROM asked", "FROM asked WHERE locked"),
                 set_back("fresh"),
                 columns("t")
@@ -285,7 +291,7 @@ impl Statements {
             format!(
                 "{}, {}, seized AS ({}), {} \
                  SELECT s.key, s.attempts, s.takeover FROM seized AS s, back",
-                asked_within(),
+                asked_within(&table),
                 locked(rows),
                 update(set, GRANT),
                 set_back("seized")
@@ -326,9 +332,12 @@ impl Statements {
             )
             .into(),
             // Shared, so that those who look do not see each other.
-            probe: "SELECT pg_try_advisory_xact_lock_shared(l.lock) AS free \
-                    FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place"
-                .into(),
+            probe: format!(
+                "SELECT pg_try_advisory_xact_lock_shared(l.lock # {}) AS free \
+                 FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place",
+                number(&table)
+            )
+            .into(),
             record: Take {
                 insert: take_insert(&sync, &complete).into(),
                 seize: seize(&sync, FREE, &record_set).into(),

@@ -306,7 +306,7 @@ impl Inner {
         granted: &mut bool,
     ) -> Result<Vec<T>, sqlx::Error> {
         // Transactions of ours say so with an advisory lock.
-        let locks: Vec<i64> = keys.iter().map(|key| advisory_lock(&self.place, key)).collect();
+        let locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
         let probed = self.fetch(&self.statements.probe, Params::Locks(&locks)).await?;
         let free: Vec<bool> =
             probed.iter().map(|row| row.try_get("free")).collect::<Result<_, _>>()?;

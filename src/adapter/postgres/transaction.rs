@@ -275,8 +275,7 @@ impl PostgresAdapter {
         receipt: &Receipt,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let columns = Columns::new(keys);
-        let locks: Vec<i64> =
-            keys.iter().map(|key| advisory_lock(&self.inner().place, key)).collect();
+        let locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
         Params::Keys(&columns, receipt).bind(sql).bind(&locks).fetch_all(connection).await
     }
 }
