@@ -226,3 +226,16 @@ async fn a_twin_of_a_record_in_an_open_transaction_is_in_flight() {
     let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 }
+
+/// All connections are in transactions that record for the first time: whether the table is there
+/// is not asked on yet another connection.
+#[tokio::test]
+async fn recording_in_a_transaction_needs_no_other_connection() {
+    let database = Database::fresh().await;
+    PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(pool.clone());
+    let mut transaction = pool.begin().await.unwrap();
+    assert_eq!(record_in(&adapter, &mut transaction).await, Recorded::First);
+    transaction.commit().await.unwrap();
+}

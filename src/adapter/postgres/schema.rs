@@ -55,6 +55,7 @@ impl Place {
 pub(super) struct Statements {
     pub(super) tables: Arc<str>,
     pub(super) version: Arc<str>,
+    pub(super) unwritten: Arc<str>,
     pub(super) read: Arc<str>,
     pub(super) probe: Arc<str>,
     pub(super) record: Take,
@@ -325,6 +326,7 @@ impl Statements {
             .into(),
             version: format!("SELECT coalesce(max(version), 0) FROM {}", place.name("_schema"))
                 .into(),
+            unwritten: "SELECT pg_current_xact_id_if_assigned() IS NULL".into(),
             read: format!(
                 "SELECT a.place, {} FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
                  JOIN {table} AS t ON t.key = a.key",

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::future::BoxFuture;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow, Postgres};
+use sqlx::postgres::{
+    PgArguments, PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, Postgres,
+};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
@@ -179,6 +181,26 @@ impl fmt::Debug for PostgresAdapter {
 impl Inner {
     pub(super) async fn ready(&self) -> Result<(), Error> {
         if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
+    }
+
+    /// For a transaction of the user's: the schema is looked for on its own connection, since all
+    /// others may be in such transactions too.
+    pub(super) async fn ready_within(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        if self.migrated.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let fault = |error| store_error("looking for the Postgres schema", error);
+        let statements = &self.statements;
+        let there: bool = scalar(&statements.tables, connection).await.map_err(fault)?;
+        if !there || scalar::<i32>(&statements.version, connection).await.map_err(fault)? < VERSION
+        {
+            return self.migrate().await;
+        }
+        // A transaction that has written may have made the schema, and may take it away again.
+        if scalar(&statements.unwritten, connection).await.map_err(fault)? {
+            self.migrated.store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     async fn migrate(&self) -> Result<(), Error> {
@@ -403,6 +425,13 @@ impl Inner {
         u64::try_from(number)
             .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))
     }
+}
+
+async fn scalar<T>(sql: &Arc<str>, connection: &mut PgConnection) -> Result<T, sqlx::Error>
+where
+    T: for<'r> Decode<'r, Postgres> + Type<Postgres> + Send + Unpin,
+{
+    sqlx::query_scalar(AssertSqlSafe(Arc::clone(sql))).fetch_one(connection).await
 }
 
 /// What a row says that was taken.
