@@ -165,15 +165,16 @@ impl<A: TransactionAdapter> Inner<A> {
         bound: Duration,
     ) -> Arc<Slot<A::Database>> {
         let adapter = Arc::clone(&self.adapter);
+        let runtime = tokio::runtime::Handle::current();
         let abandon = move |transaction| {
             let adapter = Arc::clone(&adapter);
-            // Without a runtime, the drop of sqlx's transaction has to do.
-            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                runtime.spawn(async move {
-                    let rollback = Box::pin(adapter.rollback(transaction));
-                    let _ = bounded("rollback", bound, rollback).await;
-                });
-            }
+            // Whoever lets go may be a thread without a runtime, where sqlx's own drop panics. One
+            // that has ended drops the task, and its connection, right here.
+            let _entered = runtime.enter();
+            runtime.spawn(async move {
+                let rollback = Box::pin(adapter.rollback(transaction));
+                let _ = bounded("rollback", bound, rollback).await;
+            });
         };
         Arc::new(Slot { state: Mutex::new(State::Here(transaction)), abandon: Box::new(abandon) })
     }

@@ -1,7 +1,9 @@
 //! What several tests need: a service to wrap, requests to send, and a store that misbehaves.
 #![allow(dead_code, reason = "every test takes a part of it")]
 
+pub(crate) mod effects;
 pub(crate) mod postgres;
+pub(crate) mod proxy;
 
 use std::convert::Infallible;
 use std::future::Future;

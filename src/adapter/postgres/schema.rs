@@ -63,6 +63,8 @@ impl Place {
 pub(super) struct Statements {
     pub(super) tables: Arc<str>,
     pub(super) version: Arc<str>,
+    /// Whether the transaction has written nothing.
+    pub(super) unwritten: Arc<str>,
     /// Reads, on any server.
     pub(super) look: Arc<str>,
     /// Reads, and says whether the server is a standby: it may not know yet, or know too much.
@@ -141,7 +143,10 @@ pub(super) fn create_sql(place: &Place) -> Vec<String> {
 pub(super) fn migration(place: &Place) -> String {
     // Any number, as long as it is always the same.
     let turn = "SELECT pg_advisory_xact_lock(8389209352947822448)".to_owned();
-    std::iter::once(turn).chain(create_sql(place)).map(|statement| statement + ";\n").collect()
+    // Nobody looks for a schema again that was there once: no crash may take it away.
+    let durable = format!("SELECT {}", Durability::Synchronous.setting());
+    let statements = [turn, durable].into_iter().chain(create_sql(place));
+    statements.map(|statement| statement + ";\n").collect()
 }
 
 /// Milliseconds since the Unix epoch.
@@ -345,6 +350,7 @@ impl Statements {
                 place.lock("l.lock")
             )
             .into(),
+            unwritten: "SELECT pg_current_xact_id_if_assigned() IS NULL".into(),
             record: Take {
                 insert: take_insert(&sync, &complete).into(),
                 seize: seize(&sync, FREE, &record_set).into(),

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::future::BoxFuture;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow, Postgres};
+use sqlx::postgres::{
+    PgArguments, PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, Postgres,
+};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
@@ -183,6 +185,26 @@ impl Inner {
         if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
     }
 
+    /// For a transaction of the user's: the schema is looked for on its own connection, since all
+    /// others may be in such transactions too.
+    pub(super) async fn ready_within(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        if self.migrated.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let fault = |error| store_error("looking for the Postgres schema", error);
+        let statements = &self.statements;
+        let there: bool = scalar(&statements.tables, connection).await.map_err(fault)?;
+        if !there || scalar::<i32>(&statements.version, connection).await.map_err(fault)? < VERSION
+        {
+            return self.migrate().await;
+        }
+        // A transaction that has written may have made the schema, and may take it away again.
+        if scalar(&statements.unwritten, connection).await.map_err(fault)? {
+            self.migrated.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
     async fn migrate(&self) -> Result<(), Error> {
         let fault = |error| store_error("preparing the Postgres schema", error);
         if !self.has_schema().await.map_err(fault)? {
@@ -208,7 +230,9 @@ impl Inner {
     /// Runs one statement, which is its own transaction, and answers its rows.
     ///
     /// It is repeated if it was in the way of another, or if its connection turns out to be gone:
-    /// every statement answers the same when it is repeated with its token.
+    /// every statement answers the same when it is repeated with its token. A repetition may be
+    /// refused because the server is at work on the one before, which nobody hears of any more: the
+    /// outcome is unknown then.
     pub(super) async fn fetch(
         &self,
         sql: &Arc<str>,
@@ -220,8 +244,12 @@ impl Inner {
             .with_max_times(REPEATS)
             .with_jitter()
             .build();
+        let mut unheard = None;
         loop {
-            let mut connection = self.pool.acquire().await?;
+            let mut connection = match self.pool.acquire().await {
+                Ok(connection) => connection,
+                Err(error) => return Err(unheard.unwrap_or(error)),
+            };
             let error = match params.bind(sql).fetch_all(&mut *connection).await {
                 Ok(rows) if rows.first().is_some_and(is_from_a_standby) => {
                     sqlx::Error::Protocol("a standby cannot be asked".to_owned())
@@ -236,7 +264,10 @@ impl Inner {
             }
             match pauses.next() {
                 Some(pause) if gone || is_conflict(&error) => tokio::time::sleep(pause).await,
-                _ => return Err(error),
+                _ => return Err(unheard.unwrap_or(error)),
+            }
+            if is_broken(&error) {
+                unheard = Some(error);
             }
         }
     }
@@ -407,6 +438,13 @@ impl Inner {
 /// Whether a row that was read to be answered from comes from a server that only follows another.
 fn is_from_a_standby(row: &PgRow) -> bool {
     row.try_get("standby").unwrap_or(false)
+}
+
+async fn scalar<T>(sql: &Arc<str>, connection: &mut PgConnection) -> Result<T, sqlx::Error>
+where
+    T: for<'r> Decode<'r, Postgres> + Type<Postgres> + Send + Unpin,
+{
+    sqlx::query_scalar(AssertSqlSafe(Arc::clone(sql))).fetch_one(connection).await
 }
 
 /// What a row says that was taken.

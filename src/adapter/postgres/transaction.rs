@@ -140,7 +140,8 @@ impl PostgresAdapter {
     /// [`InFlight`](Recorded::InFlight). On `Duplicate` and `InFlight`, nothing was written.
     ///
     /// It sets `synchronous_commit` to `on` for this transaction if it is `off`: what is
-    /// acknowledged has to be on disk.
+    /// acknowledged has to be on disk. Where the table is not there yet, it is made on another
+    /// connection of the pool.
     ///
     /// # Errors
     ///
@@ -174,7 +175,7 @@ impl PostgresAdapter {
         ttl: Duration,
     ) -> Result<Recorded, Error> {
         let inner = self.inner();
-        inner.ready().await?;
+        inner.ready_within(connection).await?;
         let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
         let taken = self.take_within(connection, &inner.statements.record_in, &keys, &receipt);
         let (answers, _) =

@@ -1,0 +1,264 @@
+//! What handlers did, in the same database as the keys: one row a run, and nothing that would
+//! refuse a second one.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
+use tower::Service;
+use tower::util::BoxCloneSyncService;
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::ledger::{TransactionLedger, TxHandle};
+use tower_dedup::{DedupLayer, DedupTx, Delivery};
+
+use super::postgres::Schema;
+use super::{Body, Handler, by_header, request, send};
+
+/// A handler.
+pub(crate) type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+
+pub(crate) struct Effects(PgPool);
+
+impl Effects {
+    /// With a table of its own in the first schema of the URL's search path.
+    pub(crate) async fn create(url: &str) -> Self {
+        let pool = PgPoolOptions::new().max_connections(2).connect(url).await.unwrap();
+        // The numbers come from a sequence, which counts what is rolled back too.
+        sqlx::raw_sql(
+            "CREATE TABLE effects (run bigserial, id text NOT NULL, takeover bool NOT NULL)",
+        )
+        .execute(&pool)
+        .await
+        .unwrap();
+        Self(pool)
+    }
+
+    /// For what else a test wants to know of the database.
+    pub(crate) fn pool(&self) -> &PgPool {
+        &self.0
+    }
+
+    /// How many there are of this event.
+    pub(crate) async fn of(&self, id: &str) -> i64 {
+        let count = sqlx::query_scalar("SELECT count(*) FROM effects WHERE id = $1").bind(id);
+        count.fetch_one(&self.0).await.unwrap()
+    }
+
+    /// Whether each run of an event was a takeover, by event.
+    pub(crate) async fn all(&self) -> HashMap<String, Vec<bool>> {
+        let rows: Vec<(String, bool)> =
+            sqlx::query_as("SELECT id, takeover FROM effects").fetch_all(&self.0).await.unwrap();
+        let mut all: HashMap<String, Vec<bool>> = HashMap::new();
+        for (id, takeover) in rows {
+            all.entry(id).or_default().push(takeover);
+        }
+        all
+    }
+
+    /// How many were ever written, those included that were rolled back.
+    pub(crate) async fn runs(&self) -> i64 {
+        let last = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM effects_run_seq";
+        sqlx::query_scalar(last).fetch_one(&self.0).await.unwrap()
+    }
+
+    /// Each of these events, and no other, has taken effect once.
+    pub(crate) async fn assert_once(&self, ids: impl IntoIterator<Item = String>) {
+        let mut all = self.all().await;
+        for id in ids {
+            let runs = all.remove(&id).unwrap_or_default();
+            assert_eq!(runs.len(), 1, "the effects of {id}");
+        }
+        assert!(all.is_empty(), "nobody has sent {all:?}");
+    }
+}
+
+/// The effect of a delivery.
+pub(crate) async fn effect(connection: &mut PgConnection, delivery: &Delivery) -> sqlx::Result<()> {
+    sqlx::query("INSERT INTO effects (id, takeover) VALUES ($1, $2)")
+        .bind(delivery.key().map(|key| key.id().to_owned()))
+        .bind(delivery.takeover())
+        .execute(connection)
+        .await
+        .map(drop)
+}
+
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+
+const OURS: &str = "pg_stat_activity WHERE application_name = $1";
+
+/// A fresh schema with its effects, and pools whose sessions can be told from everybody else's.
+pub(crate) struct Database {
+    pub(crate) effects: Effects,
+    schema: Schema,
+}
+
+impl Database {
+    pub(crate) async fn fresh() -> Self {
+        let schema = Schema::fresh();
+        Self { effects: Effects::create(&schema.url()).await, schema }
+    }
+
+    pub(crate) fn options(&self) -> PgConnectOptions {
+        let options: PgConnectOptions = self.schema.url().parse().unwrap();
+        options.application_name(self.schema.name())
+    }
+
+    pub(crate) fn pool(&self, connections: u32) -> PgPool {
+        self.pool_with(connections, self.options())
+    }
+
+    pub(crate) fn pool_with(&self, connections: u32, options: PgConnectOptions) -> PgPool {
+        PgPoolOptions::new().max_connections(connections).connect_lazy_with(options)
+    }
+
+    /// Runs SQL on a connection that is not a pool's.
+    pub(crate) async fn run(&self, sql: impl Into<String>) {
+        let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.into()));
+        sql.execute(self.effects.pool()).await.unwrap();
+    }
+
+    /// Closes a gate: sessions wait at it (`pg_sleep`) at this `"BEFORE INSERT ON effects"`, until
+    /// it is dropped. One that is deferred waits in COMMIT.
+    ///
+    /// Waiting for a lock would be ended by `lock_timeout`.
+    pub(crate) async fn gate(&self, at: &str) -> Gate {
+        let number: u32 = rand::random();
+        let options: PgConnectOptions = self.schema.url().parse().unwrap();
+        let mut closed = options.connect().await.unwrap();
+        let lock = sqlx::query("SELECT pg_advisory_lock($1)").bind(i64::from(number));
+        lock.execute(&mut closed).await.unwrap();
+        let (trigger, deferred) = match at.strip_prefix("COMMIT AFTER ") {
+            Some(event) => ("CONSTRAINT TRIGGER", format!("AFTER {event} INITIALLY DEFERRED")),
+            None => ("TRIGGER", at.to_owned()),
+        };
+        self.run(format!(
+            "CREATE OR REPLACE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             WHILE NOT pg_try_advisory_lock_shared(TG_ARGV[0]::int8) LOOP \
+             PERFORM pg_sleep(0.005); END LOOP; \
+             PERFORM pg_advisory_unlock_shared(TG_ARGV[0]::int8); RETURN NEW; END $$; \
+             CREATE {trigger} \"{number}\" {deferred} FOR EACH ROW EXECUTE FUNCTION gate('{number}')"
+        ))
+        .await;
+        Gate { _closed: closed }
+    }
+
+    /// How many of the pools' sessions this is true of, by `pg_stat_activity`.
+    pub(crate) async fn sessions(&self, such: &str) -> i64 {
+        self.count(format!("SELECT count(*) FROM {OURS} AND ({such})")).await
+    }
+
+    /// Ends such sessions of the pools, and answers how many.
+    pub(crate) async fn terminate(&self, such: &str) -> i64 {
+        // Chosen first: a WHERE may ask for its conditions in any order.
+        self.count(format!(
+            "WITH ours AS MATERIALIZED (SELECT pid FROM {OURS} AND ({such})) \
+             SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM ours"
+        ))
+        .await
+    }
+
+    async fn count(&self, sql: String) -> i64 {
+        let count = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).bind(self.schema.name());
+        count.fetch_one(self.effects.pool()).await.unwrap()
+    }
+
+    /// Waits until this many of the pools' sessions are such, for half a minute at most.
+    pub(crate) async fn until_sessions(&self, such: &str, count: i64) {
+        for _ in 0..3_000 {
+            if self.sessions(such).await == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{} and not {count} sessions are {such}", self.sessions(such).await);
+    }
+
+    /// Waits until none of the pools' connections is inside a transaction any more.
+    pub(crate) async fn until_nothing_is_open(&self) {
+        self.until_sessions("state LIKE 'idle in transaction%'", 0).await;
+    }
+
+    /// The event's effects, of which there are as many as complete keys. One statement: one moment.
+    pub(crate) async fn effects_and_key(&self, id: &str) -> i64 {
+        let sql = "SELECT (SELECT count(*) FROM effects WHERE id = $1), \
+                   (SELECT count(completed_at) FROM webhook_deliveries WHERE id = $1)";
+        let (effects, keys): (i64, i64) =
+            sqlx::query_as(sql).bind(id).fetch_one(self.effects.pool()).await.unwrap();
+        assert_eq!(effects, keys, "the effects of {id}, and its complete keys");
+        effects
+    }
+}
+
+/// Open when this is dropped.
+pub(crate) struct Gate {
+    _closed: PgConnection,
+}
+
+/// What a session does that waits at a gate.
+pub(crate) const AT_A_GATE: &str = "wait_event = 'PgSleep'";
+
+/// The delivery's transaction.
+pub(crate) fn lend(request: &Request<Body>) -> DedupTx<Postgres> {
+    request.extensions().get::<TxHandle<Postgres>>().unwrap().lend().unwrap()
+}
+
+/// A handler that writes its effect in the delivery's transaction, and fails if it cannot.
+pub(crate) async fn write(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let written = effect(&mut lend(&request), request.extensions().get().unwrap()).await;
+    Ok(answer(written.is_ok()))
+}
+
+pub(crate) fn answer(success: bool) -> Response<Body> {
+    let mut response = Response::new(Body::default());
+    if !success {
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+    }
+    response
+}
+
+pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<TransactionLedger<PostgresAdapter>> {
+    DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
+}
+
+/// Delivers the event until it is acknowledged, as its sender does.
+pub(crate) async fn until_acknowledged<S, B>(service: &S, id: &str)
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    let acknowledged = async {
+        while send(service, request(id)).await.status() != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(MINUTE, acknowledged).await.expect("an end");
+}
+
+/// A handler that writes its effect, then does as `held` is told.
+pub(crate) fn writes_and_waits(held: &Handler) -> Boxed {
+    let held = held.clone();
+    Boxed::new(tower::service_fn(move |request: Request<Body>| {
+        let held = held.clone();
+        async move {
+            let mut tx = lend(&request);
+            let written = effect(&mut tx, request.extensions().get().unwrap()).await;
+            held.run(request).await.unwrap();
+            Ok(answer(written.is_ok()))
+        }
+    }))
+}
+
+/// A handler that writes its effect on a connection that does not break.
+pub(crate) fn apart(database: &Database) -> Boxed {
+    let pool = database.effects.pool().clone();
+    Boxed::new(tower::service_fn(move |request: Request<Body>| {
+        let pool = pool.clone();
+        async move {
+            let mut connection = pool.acquire().await.unwrap();
+            effect(&mut connection, request.extensions().get().unwrap()).await.unwrap();
+            Ok(answer(true))
+        }
+    }))
+}

@@ -1,0 +1,123 @@
+//! A wire between a pool and its server that can be cut, to the message.
+
+use std::sync::{Arc, Mutex};
+
+use sqlx::postgres::PgConnectOptions;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Which connection breaks, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// The message does not reach the server.
+    Lost,
+    /// The server does what it is told, and its answer is lost.
+    Unanswered,
+    /// The client is cut off at once, while the server is at work: which it does not notice.
+    Abandoned,
+}
+
+#[derive(Default)]
+struct Trap {
+    /// After so many messages of the client.
+    set: Option<(usize, Cut)>,
+    /// The messages since it was set.
+    messages: Vec<Vec<u8>>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Proxy {
+    port: u16,
+    trap: Arc<Mutex<Trap>>,
+}
+
+impl Proxy {
+    /// To the server of these options.
+    pub(crate) async fn start(options: &PgConnectOptions) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Self { port: listener.local_addr().unwrap().port(), trap: Arc::default() };
+        let (trap, server) = (Arc::clone(&proxy.trap), server(options));
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&server).await.unwrap();
+                let trap = Arc::clone(&trap);
+                // Either side is gone: the drop tells the other.
+                tokio::spawn(async move {
+                    let _ = pass(client, server, &trap).await;
+                });
+            }
+        });
+        proxy
+    }
+
+    /// The options, by way of the proxy.
+    pub(crate) fn options(&self, options: PgConnectOptions) -> PgConnectOptions {
+        options.host("127.0.0.1").port(self.port)
+    }
+
+    /// From now on, messages of the client are counted, over all connections; after `spared` of
+    /// them the next one is cut.
+    pub(crate) fn set(&self, spared: usize, cut: Cut) {
+        *self.trap.lock().unwrap() = Trap { set: Some((spared, cut)), messages: Vec::new() };
+    }
+
+    /// Takes the trap away, and answers the message that was cut, if one was.
+    pub(crate) fn sprung(&self) -> Option<String> {
+        let trap = std::mem::take(&mut *self.trap.lock().unwrap());
+        if trap.set.is_some() {
+            return None;
+        }
+        trap.messages.last().map(|message| String::from_utf8_lossy(message).into_owned())
+    }
+}
+
+fn server(options: &PgConnectOptions) -> (String, u16) {
+    (options.get_host().to_owned(), options.get_port())
+}
+
+/// A small message is one read, and no two are: the client waits for each answer.
+async fn pass(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    trap: &Mutex<Trap>,
+) -> std::io::Result<()> {
+    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+    loop {
+        tokio::select! {
+            read = client.read(&mut up) => {
+                let message = &up[..read?];
+                if message.is_empty() {
+                    return Ok(());
+                }
+                let cut = spring(&mut trap.lock().unwrap(), message);
+                match cut {
+                    None => server.write_all(message).await?,
+                    Some(Cut::Lost) => return Ok(()),
+                    Some(Cut::Unanswered) => {
+                        server.write_all(message).await?;
+                        server.read(&mut down).await?;
+                        return Ok(());
+                    }
+                    Some(Cut::Abandoned) => return server.write_all(message).await,
+                }
+            }
+            read = server.read(&mut down) => {
+                let message = &down[..read?];
+                if message.is_empty() {
+                    return Ok(());
+                }
+                client.write_all(message).await?;
+            }
+        }
+    }
+}
+
+fn spring(trap: &mut Trap, message: &[u8]) -> Option<Cut> {
+    let (spared, cut) = trap.set?;
+    trap.messages.push(message.to_vec());
+    if trap.messages.len() <= spared {
+        return None;
+    }
+    trap.set = None;
+    Some(cut)
+}
