@@ -21,6 +21,12 @@ pub mod guide {
     #[doc = include_str!("docs/delivery.md")]
     pub mod delivery {}
 
+    #[doc = include_str!("docs/transactions.md")]
+    pub mod transactions {}
+
+    #[doc = include_str!("docs/recipes.md")]
+    pub mod recipes {}
+
     #[doc = include_str!("docs/operations.md")]
     pub mod operations {}
 
