@@ -23,6 +23,8 @@ use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::{DedupLayer, Delivery};
 
 const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
+/// Records on arrival, if it is set.
+const ON_ARRIVAL: &str = "TOWER_DEDUP_TEST_CRASH_ON_ARRIVAL";
 const LEASE: Duration = Duration::from_millis(700);
 const MARK: &str = "receiver-listens-at:";
 
@@ -37,8 +39,13 @@ fn receiver() {
 async fn serve(dir: PathBuf) {
     let url = format!("sqlite://{}", dir.join("dedup.db").display());
     let adapter = SqliteAdapter::connect(&url).await.unwrap();
-    let layer = DedupLayer::new(by_header(), adapter).lease(LEASE);
-    let app = Router::new().route("/hook", post(handle)).layer(layer).with_state(Arc::new(dir));
+    let route = Router::new().route("/hook", post(handle));
+    let route = if std::env::var_os(ON_ARRIVAL).is_some() {
+        route.layer(DedupLayer::on_arrival(by_header(), adapter))
+    } else {
+        route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE))
+    };
+    let app = route.with_state(Arc::new(dir));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("\n{MARK}{}", listener.local_addr().unwrap());
     axum::serve(listener, app).await.unwrap();
@@ -59,9 +66,14 @@ async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: Strin
 }
 
 async fn start(dir: &Path) -> (Child, String) {
+    started(dir, &[]).await
+}
+
+async fn started(dir: &Path, settings: &[&str]) -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["receiver", "--exact", "--nocapture"])
         .env(DIR, dir)
+        .envs(settings.iter().map(|name| (name, "1")))
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
@@ -123,6 +135,27 @@ async fn after_a_sigkill_the_retry_runs_as_a_takeover() {
     assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 2, true)]);
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
     assert_eq!(effects(dir.path()).len(), 2, "a duplicate from here on");
+}
+
+/// On arrival the key is there before the handler, and a process that dies in it has lost the event.
+#[tokio::test]
+async fn on_arrival_a_sigkill_loses_the_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::new();
+    let (mut first, url) = started(dir.path(), &[ON_ARRIVAL]).await;
+    let cut = tokio::spawn({
+        let client = client.clone();
+        async move { deliver(&client, &url, "a", 60_000).await }
+    });
+    while effects(dir.path()).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    first.kill().await.unwrap();
+    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+
+    let (_second, url) = started(dir.path(), &[ON_ARRIVAL]).await;
+    assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
+    assert_eq!(effects(dir.path()).len(), 1, "a duplicate of what never ended");
 }
 
 /// Two receivers on one file, killed again and again under load; the sender retries until all is
