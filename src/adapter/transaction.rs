@@ -80,10 +80,8 @@ pub struct Opened<DB: Database> {
 /// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)), so it is never dropped.
 pub struct OpenTransaction<DB: Database> {
     transaction: Transaction<'static, DB>,
-    /// How the database names it, where it does.
-    mark: Option<String>,
     /// Dropped after the transaction.
-    guard: Option<Box<dyn Any + Send + Sync>>,
+    attachment: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl<DB: Database> OpenTransaction<DB> {
@@ -104,19 +102,20 @@ impl<DB: Database> OpenTransaction<DB> {
             }
         });
         let transaction = begun.await.map_err(|_| sqlx::Error::WorkerCrashed)??;
-        Ok(Self { transaction, mark: None, guard: None })
+        Ok(Self { transaction, attachment: None })
     }
 
-    /// Keeps `guard` until the transaction has ended.
+    /// Attaches something of the adapter's, which is kept until the transaction has ended.
     #[must_use]
-    pub fn with_guard(mut self, guard: impl Any + Send + Sync) -> Self {
-        self.guard = Some(Box::new(guard));
+    pub fn with(mut self, attachment: impl Any + Send + Sync) -> Self {
+        self.attachment = Some(Box::new(attachment));
         self
     }
 
-    #[cfg(feature = "sqlite")]
-    pub(super) fn guard<T: Any>(&self) -> Option<&T> {
-        self.guard.as_deref().and_then(|guard| (guard as &dyn Any).downcast_ref())
+    /// What was attached, if it is of this type.
+    #[must_use]
+    pub fn attachment<T: Any>(&self) -> Option<&T> {
+        self.attachment.as_deref().and_then(|attachment| (attachment as &dyn Any).downcast_ref())
     }
 
     /// The connection, to look at.
@@ -129,28 +128,34 @@ impl<DB: Database> OpenTransaction<DB> {
         &mut self.transaction
     }
 
-    #[cfg(feature = "postgres")]
-    pub(super) fn set_mark(&mut self, mark: String) {
-        self.mark = Some(mark);
+    /// Commits, as far as sqlx can tell: read the rules above.
+    ///
+    /// # Errors
+    ///
+    /// What sqlx answers.
+    pub async fn commit(self) -> Result<(), sqlx::Error> {
+        let Self { transaction, attachment } = self;
+        let ended = transaction.commit().await;
+        drop(attachment);
+        ended
     }
 
-    #[cfg(feature = "postgres")]
-    pub(super) fn mark(&self) -> &str {
-        self.mark.as_deref().unwrap_or_default()
-    }
-
-    /// Ends it, one way or the other. The guard is kept to the end.
-    pub(super) async fn end(self, commit: bool) -> Result<(), sqlx::Error> {
-        let Self { transaction, guard, .. } = self;
-        let ended = if commit { transaction.commit().await } else { transaction.rollback().await };
-        drop(guard);
+    /// Rolls back.
+    ///
+    /// # Errors
+    ///
+    /// What sqlx answers.
+    pub async fn rollback(self) -> Result<(), sqlx::Error> {
+        let Self { transaction, attachment } = self;
+        let ended = transaction.rollback().await;
+        drop(attachment);
         ended
     }
 }
 
 impl<DB: Database> fmt::Debug for OpenTransaction<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenTransaction").field("mark", &self.mark).finish_non_exhaustive()
+        f.debug_struct("OpenTransaction").finish_non_exhaustive()
     }
 }
 

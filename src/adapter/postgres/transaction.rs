@@ -89,10 +89,12 @@ impl TransactionAdapter for PostgresAdapter {
             let error = store_error(CONTEXT, error);
             if ended { error.of_the_transaction() } else { error }
         };
+        // The number of the transaction that claimed.
+        let mark = transaction.attachment::<String>().cloned();
         let completed = sqlx::query(AssertSqlSafe(self.inner().statements.commit.clone()))
             .bind(row_keys(keys))
             .bind(Uuid::from(receipt.token()))
-            .bind(transaction.mark().to_owned())
+            .bind(mark.clone())
             .fetch_all(transaction.connection())
             .await;
         let completed = match completed {
@@ -108,9 +110,8 @@ impl TransactionAdapter for PostgresAdapter {
         }
         let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
         let session = completed.first().and_then(|row| row.try_get::<i32, _>("session").ok());
-        let mark = transaction.mark().to_owned();
-        transaction.end(true).await.map_err(fault)?;
-        if at_the_top || self.is_committed(&mark).await.map_err(fault)? {
+        transaction.commit().await.map_err(fault)?;
+        if at_the_top || self.is_committed(mark).await.map_err(fault)? {
             return Ok(());
         }
         // Its connection is in the pool, and in the transaction.
@@ -121,7 +122,7 @@ impl TransactionAdapter for PostgresAdapter {
 
     async fn rollback(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
         transaction
-            .end(false)
+            .rollback()
             .await
             .map_err(|error| store_error("rolling the handler's transaction back", error))
     }
@@ -200,11 +201,10 @@ impl PostgresAdapter {
             let error = match self.take_within(transaction.connection(), take, keys, receipt).await
             {
                 Ok((answers, Some(mark))) => {
-                    transaction.set_mark(mark);
-                    return Ok((answers, Some(transaction)));
+                    return Ok((answers, Some(transaction.with(mark))));
                 }
                 Ok((answers, None)) => {
-                    transaction.end(false).await?;
+                    transaction.rollback().await?;
                     return Ok((answers, None));
                 }
                 Err(error) => error,
@@ -278,7 +278,7 @@ impl PostgresAdapter {
     /// Asked after a COMMIT under a savepoint: one that was rolled back stays on the stack, and is
     /// no harm. Of one that a handler has leaked the guard, sqlx has released that, and committed
     /// nothing.
-    async fn is_committed(&self, mark: &str) -> Result<bool, sqlx::Error> {
+    async fn is_committed(&self, mark: Option<String>) -> Result<bool, sqlx::Error> {
         let status: Option<String> = sqlx::query_scalar("SELECT pg_xact_status(($1)::text::xid8)")
             .bind(mark)
             .fetch_one(&self.inner().pool)
@@ -305,7 +305,7 @@ fn row_keys(keys: &[DedupKey]) -> Vec<Uuid> {
 
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
 async fn end_badly(transaction: OpenTransaction<Postgres>) {
-    let _ = transaction.end(false).await;
+    let _ = transaction.rollback().await;
 }
 
 /// Ends the session of a connection that must not go back to its pool.

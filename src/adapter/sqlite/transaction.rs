@@ -60,7 +60,7 @@ impl Drop for Lent {
 }
 
 fn hook_of(transaction: &OpenTransaction<Sqlite>) -> Option<Arc<Hook>> {
-    transaction.guard::<Lent>().map(|lent| Arc::clone(&lent.hook))
+    transaction.attachment::<Lent>().map(|lent| Arc::clone(&lent.hook))
 }
 
 impl TransactionAdapter for SqliteAdapter {
@@ -134,7 +134,7 @@ impl TransactionAdapter for SqliteAdapter {
                 // sqlx would end the savepoint, and leave the transaction open. What it believes
                 // of the connection is wrong from here on: `begin` closes it.
                 let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
-                let _ = transaction.end(false).await;
+                let _ = transaction.rollback().await;
             } else {
                 let _ = self.rollback(transaction).await;
             }
@@ -142,7 +142,7 @@ impl TransactionAdapter for SqliteAdapter {
             return Err(not_ours("completing keys: the handler has ended its transaction"));
         };
         hook.allows.store(true, Ordering::SeqCst);
-        transaction.end(true).await.map_err(|error| store_error(CONTEXT, error))?;
+        transaction.commit().await.map_err(|error| store_error(CONTEXT, error))?;
         if hook.committed.load(Ordering::SeqCst) {
             return Ok(());
         }
@@ -155,7 +155,7 @@ impl TransactionAdapter for SqliteAdapter {
         // error, and nothing else.
         let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
         transaction
-            .end(false)
+            .rollback()
             .await
             .map_err(|error| store_error("rolling the handler's transaction back", error))
     }
@@ -232,7 +232,7 @@ impl SqliteAdapter {
                 begun => break begun.map_err(|error| store_error(CONTEXT, error))?,
             }
         };
-        let mut transaction = begun.with_guard(lent);
+        let mut transaction = begun.with(lent);
         let mut handle = transaction
             .connection()
             .lock_handle()
