@@ -300,3 +300,36 @@ fn the_readme_cites_tests_that_exist() {
     }
     assert!(cited >= 20, "only {cited} tests are cited: has the form of the links changed?");
 }
+
+/// rustdoc looks at the page that a link leads to, and not at the section.
+#[test]
+fn links_lead_to_sections_that_exist() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs");
+    let read = |page: &str| {
+        let path = docs.join(page).with_extension("md");
+        std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no page {page}"))
+    };
+    let is_heading = |line: &&str| line.starts_with('#') && !line.starts_with("#[");
+    let anchor = |heading: &str| {
+        let letters = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
+        kept.collect::<String>().replace(' ', "-")
+    };
+    let mut checked = 0;
+    for page in ["guide", "keys", "delivery", "transactions", "recipes", "operations", "adapters"] {
+        let text = read(page);
+        for rest in text.split("](").skip(1) {
+            let target = rest.split(')').next().unwrap_or_default();
+            let Some((place, wanted)) = target.split_once('#') else { continue };
+            if place.starts_with("http") {
+                continue;
+            }
+            let name = place.rsplit("::").next().unwrap_or_default();
+            let there = if name.is_empty() { text.clone() } else { read(name) };
+            let found = there.lines().filter(is_heading).any(|line| anchor(line) == wanted);
+            assert!(found, "{page}: no section `{wanted}` in {name}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 10, "only {checked} links: has their form changed?");
+}
