@@ -1,5 +1,10 @@
 #![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The guide leads to what features bring: those links are checked where all of them are on.
+#![cfg_attr(
+    not(all(feature = "postgres", feature = "sqlite")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 // Here and not for all targets: tests and examples may.
 #![warn(clippy::unwrap_used, clippy::expect_used)]
 
@@ -20,6 +25,12 @@ pub mod guide {
 
     #[doc = include_str!("docs/delivery.md")]
     pub mod delivery {}
+
+    #[doc = include_str!("docs/transactions.md")]
+    pub mod transactions {}
+
+    #[doc = include_str!("docs/recipes.md")]
+    pub mod recipes {}
 
     #[doc = include_str!("docs/operations.md")]
     pub mod operations {}
