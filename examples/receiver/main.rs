@@ -3,7 +3,10 @@
 //! ```text
 //! cargo run --example receiver
 //! cargo run --example receiver -- --listen 127.0.0.1:8080 --store memory: --ledger on-arrival
+//! cargo run --example receiver -- --store postgres://… --ledger transactional
 //! ```
+//!
+//! `scripts/postgres` starts a server to try the last one with, and prints its URL.
 //!
 //! It takes deliveries at `/webhooks/standard`, `/webhooks/github`, `/webhooks/stripe` and
 //! `/webhooks/twilio`. The effect of a delivery is one row in the table `effects` of the same
@@ -12,38 +15,46 @@
 //!
 //! Two query parameters make the handler misbehave, so that the rest can be watched by hand:
 //!
-//! - `delay_ms=5000` sleeps first. Deliver the event again meanwhile: the second delivery waits
+//! - `delay_ms=5000` makes it slow. Deliver the event again meanwhile: the second delivery waits
 //!   for two seconds and is then answered 503, `x-dedup-result: in-flight`. Or hang up: the
-//!   handler finishes without you. Or `kill -9` the receiver, start it again and deliver again: in
-//!   flight until the lease has lapsed (`--lease-seconds 5`), then a takeover.
+//!   handler finishes without you. Or `kill -9` the receiver, start it again and deliver again:
+//!   under `lease`, in flight until the lease has lapsed (`--lease-seconds 5`), then a takeover;
+//!   under `transactional`, it runs at once, as if nothing had been.
 //! - `fail=500` answers that status and leaves no effect. The retry runs at once.
+//!
+//! Under `transactional`, a delivery that runs holds its transaction. On Postgres that is one of
+//! ten connections; on SQLite it is the file, so handlers run one after the other.
 //!
 //! SIGTERM and Ctrl-C end it in order: no new connections, then every running handler to its end,
 //! then the store.
 
-use std::collections::BTreeMap;
+mod effects;
+#[path = "../shared/mod.rs"]
+mod shared;
+
 use std::error::Error;
-use std::future::Future;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Query, State};
+use axum::handler::Handler;
 use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use clap::{Parser, ValueEnum};
-use serde::{Deserialize, Serialize};
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use effects::{Effect, Effects, Table};
+use serde::Deserialize;
+use shared::{in_one_line, told_to_stop};
+use sqlx::{Postgres, Sqlite};
 use tokio::net::TcpListener;
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
-use tower_dedup::adapter::{self, Maintain};
-use tower_dedup::ledger::{ArrivalLedger, LeaseLedger, Ledger};
-use tower_dedup::{DedupHandle, DedupKey, DedupLayer, Delivery, Purger, provider};
-use tracing_subscriber::EnvFilter;
+use tower_dedup::adapter::{self, DynAdapter, Maintain, PostgresAdapter, SqliteAdapter};
+use tower_dedup::ledger::{ArrivalLedger, LeaseLedger, Ledger, TransactionLedger};
+use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, Purger, provider};
 
 /// How long a shutdown may take in all.
 const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -58,13 +69,13 @@ struct Options {
     /// The address to listen on.
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-    /// Where keys and effects are kept: `memory:` or `sqlite://FILE`.
+    /// Where keys and effects are kept: `memory:`, `sqlite://FILE` or `postgres://…`.
     #[arg(long, default_value = "sqlite://dedup.db")]
     store: String,
     /// When a key becomes permanent.
     #[arg(long, value_enum, default_value = "lease")]
     ledger: LedgerKind,
-    /// How long the event of a receiver that died waits for its retry to run.
+    /// How long the event of a receiver that died waits for its retry to run, under `lease`.
     #[arg(long, value_name = "N", default_value_t = 60)]
     lease_seconds: u64,
 }
@@ -75,17 +86,13 @@ enum LedgerKind {
     Lease,
     /// Before the handler runs: no event runs twice.
     OnArrival,
+    /// In one transaction with what the handler writes: neither.
+    Transactional,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| EnvFilter::new("receiver=info,tower_dedup=info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .init();
+    shared::log("receiver=info,tower_dedup=info");
     match run(Options::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -96,16 +103,37 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: Options) -> Result<(), Box<dyn Error>> {
-    let store = adapter::connect(&options.store).await?;
+    let url = options.store.as_str();
+    let lease = Duration::from_secs(options.lease_seconds);
+    let (store, (webhooks, handles)): (Arc<dyn DynAdapter>, _) = match options.ledger {
+        LedgerKind::Lease => {
+            let store = adapter::connect(url).await?;
+            (store.clone(), webhooks(&LeaseLedger::new(store), receive, lease))
+        }
+        LedgerKind::OnArrival => {
+            let store = adapter::connect(url).await?;
+            (store.clone(), webhooks(&ArrivalLedger::new(store), receive, lease))
+        }
+        // A transaction is of one kind of database, and so is the handler that takes it.
+        LedgerKind::Transactional if url.starts_with("sqlite:") => {
+            let store = SqliteAdapter::connect(url).await?;
+            let ledger = TransactionLedger::new(store.clone());
+            (Arc::new(store), webhooks(&ledger, receive_in::<Sqlite>, lease))
+        }
+        LedgerKind::Transactional if url.starts_with("postgres") => {
+            let store = PostgresAdapter::connect(url).await?;
+            let ledger = TransactionLedger::new(store.clone());
+            (Arc::new(store), webhooks(&ledger, receive_in::<Postgres>, lease))
+        }
+        LedgerKind::Transactional => {
+            return Err("--ledger transactional needs a database: \
+                 --store sqlite://FILE or postgres://…"
+                .into());
+        }
+    };
     // The first call makes the table: a store that cannot be used is found out now.
     store.count().await?;
-    let effects = Effects::connect(&options.store).await?;
-
-    let lease = Duration::from_secs(options.lease_seconds);
-    let (webhooks, handles) = match options.ledger {
-        LedgerKind::Lease => webhooks(&LeaseLedger::new(store.clone()), lease),
-        LedgerKind::OnArrival => webhooks(&ArrivalLedger::new(store.clone()), lease),
-    };
+    let effects = Effects::connect(url).await?;
     let app = webhooks.route("/effects", get(list_effects)).with_state(effects.clone());
 
     let told_to_stop = told_to_stop()?;
@@ -149,10 +177,16 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
 }
 
 /// One route for every sender, each with the sender's own key, all over one ledger.
-fn webhooks<L: Ledger + Clone>(
+fn webhooks<L, H, T>(
     ledger: &L,
+    handler: H,
     lease: Duration,
-) -> (Router<Effects>, Vec<(&'static str, DedupHandle)>) {
+) -> (Router<Effects>, Vec<(&'static str, DedupHandle)>)
+where
+    L: Ledger + Clone,
+    H: Handler<T, Effects> + Copy,
+    T: 'static,
+{
     let senders = [
         ("/webhooks/standard", provider::STANDARD_WEBHOOKS),
         ("/webhooks/github", provider::GITHUB),
@@ -163,9 +197,9 @@ fn webhooks<L: Ledger + Clone>(
     for (path, preset) in senders {
         let dedup = DedupLayer::with_ledger(preset, ledger.clone()).lease(lease);
         handles.push((path, dedup.handle()));
-        let mut route = post(receive);
+        let mut route = post(handler);
         if preset.methods().contains(&Method::GET) {
-            route = route.get(receive);
+            route = route.get(handler);
         }
         // A layer that verifies the sender's signature belongs outside: `.layer(dedup)` first,
         // then `.layer(verify)`.
@@ -182,130 +216,50 @@ struct ByHand {
     fail: Option<u16>,
 }
 
+impl ByHand {
+    async fn misbehave(&self) -> Result<(), StatusCode> {
+        tokio::time::sleep(Duration::from_millis(self.delay_ms)).await;
+        match self.fail.map(StatusCode::from_u16) {
+            None => Ok(()),
+            Some(status) => Err(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)),
+        }
+    }
+}
+
 /// The handler: runs for the first delivery of an event only, and again until it succeeds.
 async fn receive(
     State(effects): State<Effects>,
     Query(by_hand): Query<ByHand>,
     delivery: Delivery,
 ) -> Result<(), StatusCode> {
-    tokio::time::sleep(Duration::from_millis(by_hand.delay_ms)).await;
-    if let Some(status) = by_hand.fail {
-        return Err(StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR));
-    }
+    by_hand.misbehave().await?;
     for key in delivery.keys() {
-        // What is not a 2xx makes the sender deliver again.
-        effects.add(key, delivery.attempt()).await.map_err(|error| {
-            tracing::error!(error = in_one_line(&error), "the effect could not be written");
-            StatusCode::INTERNAL_SERVER_ERROR
-        })?;
+        effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
     }
     Ok(())
 }
 
+/// The handler under the transactional ledger: what it writes and the keys commit together, when
+/// it has succeeded. It writes first, so that `fail` and `kill -9` have something to undo.
+async fn receive_in<DB: Table>(
+    Query(by_hand): Query<ByHand>,
+    delivery: Delivery,
+    mut tx: DedupTx<DB>,
+) -> Result<(), StatusCode> {
+    for key in delivery.keys() {
+        DB::add(&mut tx, key, delivery.attempt()).await.map_err(|error| failed(&error))?;
+    }
+    by_hand.misbehave().await
+}
+
 async fn list_effects(State(effects): State<Effects>) -> Result<Json<Vec<Effect>>, StatusCode> {
-    effects.list().await.map(Json).map_err(|error| {
-        tracing::error!(error = in_one_line(&error), "the effects could not be read");
-        StatusCode::INTERNAL_SERVER_ERROR
-    })
+    effects.list().await.map(Json).map_err(|error| failed(&error))
 }
 
-/// What the handlers did: one row for every time that one ran.
-#[derive(Debug, Clone)]
-enum Effects {
-    Memory(Arc<Mutex<BTreeMap<(String, String), i64>>>),
-    Sqlite(SqlitePool),
-}
-
-/// How often the handler ran for one key; 1, if all is well.
-#[derive(Debug, Serialize)]
-struct Effect {
-    namespace: String,
-    id: String,
-    count: i64,
-}
-
-impl Effects {
-    async fn connect(url: &str) -> Result<Self, sqlx::Error> {
-        if url.starts_with("memory:") {
-            return Ok(Self::Memory(Arc::default()));
-        }
-        // The adapter has made the file, in WAL mode.
-        let options = url.parse::<SqliteConnectOptions>()?.synchronous(SqliteSynchronous::Full);
-        let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
-        sqlx::query(
-            "CREATE TABLE IF NOT EXISTS effects (\
-             namespace TEXT NOT NULL, id TEXT NOT NULL, attempt INTEGER NOT NULL, \
-             at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)",
-        )
-        .execute(&pool)
-        .await?;
-        Ok(Self::Sqlite(pool))
-    }
-
-    async fn add(&self, key: &DedupKey, attempt: u32) -> Result<(), sqlx::Error> {
-        match self {
-            Self::Memory(counts) => {
-                let key = (key.namespace().to_owned(), key.id().to_owned());
-                *counts.lock().await.entry(key).or_default() += 1;
-            }
-            Self::Sqlite(pool) => {
-                sqlx::query("INSERT INTO effects (namespace, id, attempt) VALUES (?, ?, ?)")
-                    .bind(key.namespace())
-                    .bind(key.id())
-                    .bind(attempt)
-                    .execute(pool)
-                    .await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn list(&self) -> Result<Vec<Effect>, sqlx::Error> {
-        let rows: Vec<(String, String, i64)> = match self {
-            Self::Memory(counts) => {
-                let counts = counts.lock().await;
-                counts.iter().map(|((space, id), n)| (space.clone(), id.clone(), *n)).collect()
-            }
-            Self::Sqlite(pool) => {
-                sqlx::query_as(
-                    "SELECT namespace, id, count(*) FROM effects \
-                     GROUP BY namespace, id ORDER BY namespace, id",
-                )
-                .fetch_all(pool)
-                .await?
-            }
-        };
-        let effect = |(namespace, id, count)| Effect { namespace, id, count };
-        Ok(rows.into_iter().map(effect).collect())
-    }
-
-    async fn close(&self) {
-        if let Self::Sqlite(pool) = self {
-            pool.close().await;
-        }
-    }
-}
-
-/// Ends with SIGTERM or Ctrl-C, which are listened for from the call on.
-fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        Ok(async move {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        })
-    }
-    #[cfg(not(unix))]
-    Ok(async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    })
+/// What is not a 2xx makes the sender deliver again.
+fn failed(error: &sqlx::Error) -> StatusCode {
+    tracing::error!(error = in_one_line(error), "the effects could not be written or read");
+    StatusCode::INTERNAL_SERVER_ERROR
 }
 
 /// Says what to try. Nobody may be reading, which is no reason to fail.
@@ -318,19 +272,4 @@ fn greet(address: SocketAddr) {
          then see what took effect:\n  \
          curl http://{address}/effects"
     );
-}
-
-/// The error and its causes, without those that only repeat what has been said.
-fn in_one_line(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let text = cause.to_string();
-        if !line.contains(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-        next = cause.source();
-    }
-    line
 }
