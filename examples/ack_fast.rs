@@ -124,6 +124,8 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         .recovery_delay(Duration::ZERO)
         .listen_os_shutdown_signals(false)
         .shutdown_signal(stop.clone().cancelled_owned())
+        // A job that runs may end; one that takes longer is cut off, and run again later.
+        .shutdown_grace_period(Duration::from_secs(20))
         .define_job::<OnEvent>()
         .on(JobPermanentlyFail, |dead| async move {
             tracing::error!(job = dead.job.id(), error = dead.error, "a dead letter");
@@ -163,13 +165,14 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let ended = timeout(SHUTDOWN, async {
         let _ = server.await;
         handle.drain().await;
-        worker.await
+        let ended = worker.await;
+        keys.close().await;
+        pool.close().await;
+        ended
     });
     if !matches!(ended.await, Ok(Ok(Ok(())))) {
         tracing::warn!(deliveries = handle.running(), "leaving before everything has ended");
     }
-    keys.close().await;
-    pool.close().await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -235,7 +238,8 @@ async fn enqueue(
     let idempotency_key = delivery.idempotency_key(OnEvent::IDENTIFIER);
     let job = OnEvent { key: key.clone(), idempotency_key, event };
     let job = serde_json::to_value(job).map_err(|error| failed(&error))?;
-    // The queue knows the job by the event's key.
+    // The queue knows the job by the event's key, too. Should the key be forgotten and the event
+    // delivered again, the new job takes the place of one that is still waiting.
     let spec = JobSpecBuilder::new().max_attempts(jobs.max_attempts).job_key(key).build();
     add_job(&mut *tx, jobs.schema, OnEvent::IDENTIFIER, job, spec, false)
         .await

@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use sqlx::{Connection, PgConnection};
 use support::postgres::Schema;
-use support::until;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
@@ -71,7 +70,7 @@ impl Server {
             let (_, rest) = said.split_once("listening on ")?;
             Some(rest.split_once('\n')?.0.to_owned())
         };
-        until(|| address().is_some() || readers.iter().all(JoinHandle::is_finished)).await;
+        eventually(|| address().is_some() || readers.iter().all(JoinHandle::is_finished)).await;
         let address = address().unwrap_or_else(|| panic!("{command:?}: {}", said.lock().unwrap()));
         let client = Client::builder().no_proxy().timeout(Duration::from_secs(30)).build();
         Self { process, address, said, readers, client: client.unwrap() }
@@ -123,6 +122,16 @@ impl Server {
         assert!(ended.expect("it ends").unwrap().success(), "{}", self.said());
         assert!(self.said().contains("stopped"), "{}", self.said());
     }
+}
+
+/// Waits for processes, which on a busy machine take their time.
+async fn eventually(condition: impl Fn() -> bool) {
+    let waited = tokio::time::timeout(Duration::from_secs(60), async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    waited.await.expect("what was waited for happens");
 }
 
 fn collect(
@@ -343,7 +352,7 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
         let job = format!("standard-webhooks/{id}\"");
         said.lines().filter(|line| line.contains("is done") && line.contains(&job)).count()
     };
-    until(|| done("msg_2") == 1 && server.said().contains("a dead letter")).await;
+    eventually(|| done("msg_2") == 1 && server.said().contains("a dead letter")).await;
     assert_eq!((done("msg_1"), done("msg_3")), (1, 0));
     let letters = server.get("/dead-letters").await;
     assert_eq!(letters.as_array().map(Vec::len), Some(1), "{letters}");
