@@ -183,6 +183,7 @@ fn a_runtime_that_ends_leaves_nothing_behind() {
                 builder.worker_threads(workers);
             }
             let runtime = builder.enable_all().build().unwrap();
+            #[expect(clippy::async_yields_async, reason = "it is to outlive its runtime")]
             let delivery = runtime.block_on(async {
                 let service = transactional(&database.pool(2)).layer(tower::service_fn(handle));
                 let id = id.clone();
