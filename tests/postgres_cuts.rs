@@ -17,7 +17,7 @@ use support::effects::{
     write, writes_and_waits,
 };
 use support::proxy::{Cut, Proxy};
-use support::{Body, Handler, by_header, dedup_key, request, send};
+use support::{Body, Handler, by_header, dedup_key, request, result, send};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::key::Keys;
@@ -133,6 +133,26 @@ async fn a_store_timeout_at_any_moment_leaves_nothing_behind() {
         until_acknowledged(&patient, &id).await;
         assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
     }
+    database.until_nothing_is_open().await;
+}
+
+/// COMMIT takes longer than the delivery waits for it, and succeeds. The sender is told to come
+/// again, and finds out.
+#[tokio::test]
+async fn a_late_commit_is_found_by_the_retry() {
+    let database = Database::fresh().await;
+    let pool = database.pool(3);
+    PostgresAdapter::new(pool.clone()).migrate().await.unwrap();
+    let hasty = transactional(&pool).on_in_flight(OnInFlight::Reject);
+    let service = hasty.store_timeout(Duration::from_secs(3)).layer(tower::service_fn(write));
+    let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
+    let answered = send(&service, request("a")).await;
+    assert_eq!((answered.status().as_u16(), result(&answered)), (503, Some("unavailable")));
+    let answered = send(&service, request("a")).await;
+    assert_eq!((answered.status().as_u16(), result(&answered)), (503, Some("in-flight")));
+    drop(gate);
+    until_acknowledged(&service, "a").await;
+    assert_eq!((database.effects_and_key("a").await, database.effects.runs().await), (1, 1));
     database.until_nothing_is_open().await;
 }
 

@@ -3,24 +3,28 @@
 
 mod support;
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use http::Request;
-use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Executor, PgPool, Postgres, Transaction};
+use http::{Request, Response};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool, Postgres, Transaction};
 use support::effects::{
-    AT_A_GATE, Boxed, Database, MINUTE, answer, apart, effect, lend, transactional,
-    until_acknowledged, write, writes_and_waits,
+    Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged, write,
+    writes_and_waits,
 };
 use support::postgres::Server;
 use support::{Body, Handler, by_header, dedup_key, request, result, send, until};
 use tower::Layer;
+use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::{
     Claimed, Completed, DedupAdapter, EntryState, Forgotten, Identifier, LeaseAdapter, Maintain,
     PostgresAdapter, Receipt, Recorded, Released, Renewed, Token,
 };
-use tower_dedup::{DedupKey, DedupLayer, ErrorKind, OnInFlight};
+use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
 
 /// 200 duplicates of a delivery that does not end, five connections, and another process that has
 /// some of the duplicates too: everything else goes on meanwhile.
@@ -238,4 +242,324 @@ async fn recording_in_a_transaction_needs_no_other_connection() {
     let mut transaction = pool.begin().await.unwrap();
     assert_eq!(record_in(&adapter, &mut transaction).await, Recorded::First);
     transaction.commit().await.unwrap();
+}
+
+/// A pool whose sessions have these settings, as a role's may.
+fn set(database: &Database, connections: u32, settings: &[(&str, &str)]) -> PgPool {
+    let options = database.options().options(settings.iter().copied());
+    database.pool_with(connections, options)
+}
+
+type Deduplicated = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
+
+/// Forty events eight times each, at once, over two services, as in two processes.
+async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
+    let database = Database::fresh().await;
+    let services = [(); 2].map(|()| service(&database));
+    let deliveries = (0..320).map(|copy: usize| {
+        let (service, id) = (services[copy % 2].clone(), (copy / 8).to_string());
+        tokio::spawn(async move { until_acknowledged(&service, &id).await })
+    });
+    for delivery in join_all(deliveries.collect::<Vec<_>>()).await {
+        delivery.unwrap();
+    }
+    database.effects.assert_once((0..40).map(|event| event.to_string())).await;
+    let complete = "SELECT count(completed_at) FROM webhook_deliveries";
+    let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
+    assert_eq!(complete.await.unwrap(), 40);
+    database.until_nothing_is_open().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_isolation_level_is_exactly_once() {
+    for level in ["repeatable read", "serializable"] {
+        let settings = [("default_transaction_isolation", level), ("synchronous_commit", "off")];
+        exactly_once(|database| {
+            let pool = set(database, 4, &settings);
+            Deduplicated::new(transactional(&pool).layer(tower::service_fn(write)))
+        })
+        .await;
+        exactly_once(|database| {
+            let adapter = PostgresAdapter::new(set(database, 4, &settings));
+            Deduplicated::new(DedupLayer::new(by_header(), adapter).layer(apart(database)))
+        })
+        .await;
+    }
+}
+
+/// What is acknowledged waits for the disk, although the role's commits do not; COMMIT itself looks
+/// at the setting. A stronger one stays, and a weaker one of claims is obeyed.
+#[tokio::test]
+async fn what_is_complete_is_committed_to_disk() {
+    for (setting, found) in [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")] {
+        let database = Database::fresh().await;
+        let pool = set(&database, 3, &[("synchronous_commit", setting)]);
+        let adapter = PostgresAdapter::new(pool.clone());
+        adapter.migrate().await.unwrap();
+        database
+            .run(
+                "CREATE TABLE commits (complete bool, setting text); \
+                 CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 INSERT INTO commits \
+                 SELECT NEW.completed_at IS NOT NULL, current_setting('synchronous_commit'); \
+                 RETURN NEW; END $$; \
+                 CREATE CONSTRAINT TRIGGER look AFTER INSERT OR UPDATE ON webhook_deliveries \
+                 INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION look()",
+            )
+            .await;
+        // Even if the handler sets what the role was set to.
+        let handler = tower::service_fn(move |request: Request<Body>| async move {
+            let again = AssertSqlSafe(format!("SET synchronous_commit = {setting}"));
+            lend(&request).execute(sqlx::raw_sql(again)).await.unwrap();
+            write(request).await
+        });
+        until_acknowledged(&transactional(&pool).layer(handler), "transactional").await;
+        let mut transaction = pool.begin().await.unwrap();
+        let recorded = adapter.record_in(&mut transaction, &dedup_key("user's"), MINUTE).await;
+        assert_eq!(recorded.unwrap(), Recorded::First);
+        transaction.commit().await.unwrap();
+        let service = DedupLayer::on_arrival(by_header(), adapter.clone());
+        until_acknowledged(&service.layer(apart(&database)), "on arrival").await;
+        let service = DedupLayer::new(by_header(), adapter.clone());
+        until_acknowledged(&service.layer(apart(&database)), "lease").await;
+        let commits = async || -> Vec<(bool, String)> {
+            let all = sqlx::query_as("SELECT DISTINCT * FROM commits ORDER BY 1, 2");
+            all.fetch_all(database.effects.pool()).await.unwrap()
+        };
+        assert_eq!(commits().await, [false, true].map(|complete| (complete, found.to_owned())));
+
+        let service = DedupLayer::new(by_header(), adapter.asynchronous_claims(true));
+        database.run("TRUNCATE commits").await;
+        until_acknowledged(&service.layer(apart(&database)), "asynchronous").await;
+        assert_eq!(commits().await, [(false, "off".to_owned()), (true, found.to_owned())]);
+    }
+}
+
+async fn shows(connection: &mut PgConnection) -> String {
+    sqlx::query_scalar("SHOW lock_timeout").fetch_one(connection).await.unwrap()
+}
+
+/// The handler's own waits are bounded by what the user has set, and not by what claims are.
+#[tokio::test]
+async fn the_users_lock_timeout_is_in_force_in_the_handler() {
+    for setting in ["7s", "0"] {
+        let database = Database::fresh().await;
+        let pool = set(&database, 3, &[("lock_timeout", setting)]);
+        let adapter = PostgresAdapter::new(pool.clone());
+        let (found, mut finds) = tokio::sync::mpsc::unbounded_channel();
+        let service =
+            transactional(&pool).layer(tower::service_fn(move |request: Request<Body>| {
+                let found = found.clone();
+                async move {
+                    found.send(shows(&mut lend(&request)).await).unwrap();
+                    write(request).await
+                }
+            }));
+        // A new row, one that is released, one that is taken over.
+        for (id, lease) in [("released", MINUTE), ("lapsed", Duration::ZERO)] {
+            let claimed = receipt().with_lease(lease);
+            adapter.claim(&[dedup_key(id)], &claimed).await.unwrap();
+            if lease == MINUTE {
+                adapter.release(&[dedup_key(id)], &claimed).await.unwrap();
+            }
+        }
+        for id in ["new", "released", "lapsed"] {
+            until_acknowledged(&service, id).await;
+            assert_eq!(finds.recv().await.unwrap(), setting, "{id}");
+        }
+        let mut one = pool.begin().await.unwrap();
+        let mut other = pool.begin().await.unwrap();
+        assert_eq!(record_in(&adapter, &mut one).await, Recorded::First);
+        assert_eq!(record_in(&adapter, &mut other).await, Recorded::InFlight);
+        assert_eq!([shows(&mut one).await, shows(&mut other).await], [setting; 2]);
+        one.commit().await.unwrap();
+        assert!(matches!(record_in(&adapter, &mut other).await, Recorded::Duplicate(_)));
+        assert_eq!(shows(&mut other).await, setting);
+        other.rollback().await.unwrap();
+    }
+}
+
+/// The server ends the session of a handler that is idle for too long: no success, and the pool
+/// gets over it.
+#[tokio::test]
+async fn an_idle_handlers_session_that_is_ended_is_no_success() {
+    let database = Database::fresh().await;
+    PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
+    let pool = set(&database, 2, &[("idle_in_transaction_session_timeout", "500ms")]);
+    let held = Handler::default();
+    let service = transactional(&pool).layer(writes_and_waits(&held));
+    for id in ["a", "b", "c", "d"] {
+        held.hold();
+        let delivery = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, request(id)).await.status() }
+        });
+        held.running(1).await;
+        database.until_nothing_is_open().await;
+        held.release();
+        let answered = delivery.await.unwrap();
+        assert!(answered.is_server_error(), "{answered}");
+        assert_eq!(database.effects_and_key(id).await, 0);
+        until_acknowledged(&service, id).await;
+        assert_eq!(database.effects_and_key(id).await, 1);
+    }
+}
+
+/// A statement of the handler's takes too long, whether it says so or not; or the completion does.
+#[tokio::test]
+async fn a_statement_that_is_ended_is_no_success() {
+    let database = Database::fresh().await;
+    PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
+    let pool = set(&database, 2, &[("statement_timeout", "1s")]);
+    let slow = Arc::new(AtomicBool::new(true));
+    let handler = tower::service_fn({
+        let slow = Arc::clone(&slow);
+        move |request: Request<Body>| {
+            let slow = slow.load(Ordering::SeqCst);
+            async move {
+                let is_for = |id| slow && request.headers()["webhook-id"] == id;
+                let (told, swallowed) = (is_for("told"), is_for("swallowed"));
+                let mut tx = lend(&request);
+                let mut written = effect(&mut tx, request.extensions().get().unwrap()).await;
+                if told || swallowed {
+                    let ended = sqlx::query("SELECT pg_sleep(600)").execute(&mut *tx).await;
+                    assert!(ended.is_err());
+                    written = written.and(if told { ended.map(drop) } else { Ok(()) });
+                }
+                Ok::<_, Infallible>(answer(written.is_ok()))
+            }
+        }
+    });
+    let service = transactional(&pool).store_timeout(MINUTE).layer(handler);
+    for id in ["told", "swallowed", "completion"] {
+        slow.store(true, Ordering::SeqCst);
+        let gate = match id {
+            "completion" => Some(database.gate("BEFORE UPDATE ON webhook_deliveries").await),
+            _ => None,
+        };
+        let answered = send(&service, request(id)).await;
+        let expected = match id {
+            "told" => (500, None),
+            "swallowed" => (500, Some("uncommitted")),
+            _ => (503, Some("unavailable")),
+        };
+        assert_eq!((answered.status().as_u16(), result(&answered)), expected);
+        assert_eq!(database.effects_and_key(id).await, 0);
+        slow.store(false, Ordering::SeqCst);
+        drop(gate);
+        until_acknowledged(&service, id).await;
+        assert_eq!(database.effects_and_key(id).await, 1);
+        database.until_nothing_is_open().await;
+    }
+}
+
+/// What is committed is what the handler wrote and the key, together: a handler that ends the
+/// transaction, or goes into another one, is no success, and its connection is clean afterwards.
+#[tokio::test]
+async fn a_handler_that_ends_its_transaction_is_no_success() {
+    let database = Database::fresh().await;
+    let pool = database.pool(2);
+    let handler = tower::service_fn(async |request: Request<Body>| {
+        let sql = request.headers()["webhook-id"].to_str().unwrap().to_owned();
+        let mut tx = lend(&request);
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.unwrap();
+        effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
+        Ok::<_, Infallible>(answer(true))
+    });
+    let layer = transactional(&pool).on_in_flight(OnInFlight::Reject);
+    let service = layer.layer(handler);
+    for sql in [
+        "ROLLBACK",
+        "ROLLBACK AND CHAIN",
+        "ROLLBACK; BEGIN",
+        "COMMIT",
+        "COMMIT AND CHAIN",
+        "COMMIT; BEGIN",
+        "SAVEPOINT mine",
+    ] {
+        let answered = send(&service, request(sql)).await;
+        assert_eq!(result(&answered), Some("uncommitted"), "{sql}");
+        database.until_nothing_is_open().await;
+        let complete = "SELECT count(*) FROM webhook_deliveries WHERE completed_at IS NOT NULL";
+        let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
+        assert_eq!(complete.await.unwrap(), 0, "{sql}");
+        // Only what the handler has committed by itself, or without a transaction, is there.
+        let expected = i64::from(matches!(sql, "ROLLBACK" | "COMMIT"));
+        assert_eq!(database.effects.of(sql).await, expected, "{sql}");
+    }
+    assert_eq!(send(&service, request("SELECT 1")).await.status(), 200);
+}
+
+/// Once the table is there, the four rights on it are enough for everything.
+#[tokio::test]
+async fn a_role_needs_select_insert_update_and_delete_only() {
+    let server = Server::start();
+    let admin = PgPool::connect(&server.url()).await.unwrap();
+    let place = || Identifier::new("keys").unwrap();
+    PostgresAdapter::new(admin.clone()).schema(place()).migrate().await.unwrap();
+    sqlx::raw_sql(
+        "REVOKE ALL ON SCHEMA public FROM PUBLIC; REVOKE ALL ON DATABASE postgres FROM PUBLIC; \
+         CREATE ROLE app LOGIN; GRANT CONNECT ON DATABASE postgres TO app; \
+         GRANT USAGE ON SCHEMA keys TO app; GRANT SELECT, INSERT, UPDATE, DELETE \
+         ON keys.webhook_deliveries, keys.webhook_deliveries_schema TO app",
+    )
+    .execute(&admin)
+    .await
+    .unwrap();
+    let options: PgConnectOptions = server.url().parse().unwrap();
+    let pool = PgPoolOptions::new().max_connections(3).connect_lazy_with(options.username("app"));
+    let adapter = PostgresAdapter::new(pool.clone()).schema(place());
+    let refused = sqlx::query("CREATE TABLE keys.other ()").execute(&pool).await;
+    assert!(refused.is_err(), "the role may do too much to show anything");
+
+    adapter.migrate().await.unwrap();
+    let (first, none) = (Claimed::first(1, false), receipt().with_lease(Duration::ZERO));
+    let ([a, b, c], mine) = (["a", "b", "c"].map(|id| [dedup_key(id)]), receipt());
+    assert_eq!(adapter.record(&a, &mine).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.unrecord(&a, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.claim(&a, &mine).await.unwrap(), [first]);
+    assert_eq!(adapter.renew(&a, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.forget(&a[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.complete(&a, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.claim(&b, &none).await.unwrap(), [first]);
+    assert_eq!(adapter.claim(&b, &mine).await.unwrap(), [Claimed::first(2, true)]);
+    assert_eq!(adapter.release(&b, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.forget(&b[0]).await.unwrap(), Forgotten::Removed);
+    let brief = Receipt::new(Token::random(), Duration::ZERO);
+    assert_eq!(adapter.record(&c, &brief).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.purge(10).await.unwrap(), 1);
+    assert!(adapter.get(&a[0]).await.unwrap().is_some());
+    assert_eq!(adapter.count().await.unwrap(), 1);
+    let mut transaction = pool.begin().await.unwrap();
+    let key = dedup_key("d");
+    assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), Recorded::First);
+    // A twin that asks for a set of keys looks which of them is held.
+    let claimed = adapter.claim(&[b[0].clone(), key], &mine).await.unwrap();
+    assert_eq!(claimed, [first, Claimed::InFlight]);
+    transaction.commit().await.unwrap();
+
+    let handler = Handler::default().then(200).then(200).then(200).then(500);
+    let services = [
+        Deduplicated::new(DedupLayer::new(by_header(), adapter.clone()).layer(handler.service())),
+        Deduplicated::new(
+            DedupLayer::on_arrival(by_header(), adapter.clone()).layer(handler.service()),
+        ),
+        Deduplicated::new(
+            DedupLayer::transactional(by_header(), adapter.clone()).layer(handler.service()),
+        ),
+    ];
+    for (place, service) in services.iter().enumerate() {
+        let id = place.to_string();
+        assert_eq!(result(&send(service, request(&id)).await), None);
+        assert_eq!(result(&send(service, request(&id)).await), Some("duplicate"));
+    }
+    assert_eq!(send(&services[2], request("fails")).await.status(), 500);
+    // A session that a handler has spoilt is ended.
+    let spoils = tower::service_fn(async |request: Request<Body>| {
+        lend(&request).execute("ROLLBACK").await.unwrap();
+        Ok::<_, Infallible>(answer(true))
+    });
+    let service = DedupLayer::transactional(by_header(), adapter).layer(spoils);
+    assert_eq!(result(&send(&service, request("spoilt")).await), Some("uncommitted"));
+    assert_eq!(send(&services[2], request("spoilt")).await.status(), 200);
 }
