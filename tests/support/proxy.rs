@@ -95,8 +95,7 @@ async fn pass(
                     Some(Cut::Lost) => return Ok(()),
                     Some(Cut::Unanswered) => {
                         server.write_all(message).await?;
-                        server.read(&mut down).await?;
-                        return Ok(());
+                        return server.read(&mut down).await.map(drop);
                     }
                     Some(Cut::Abandoned) => return server.write_all(message).await,
                 }
