@@ -95,7 +95,6 @@ async fn pass(
                     Some(Cut::Lost) => return Ok(()),
                     Some(Cut::Unanswered) => {
                         server.write_all(message).await?;
-                        // That it answered is enough.
                         return server.read(&mut down).await.map(drop);
                     }
                     Some(Cut::Abandoned) => return server.write_all(message).await,
