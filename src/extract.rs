@@ -116,6 +116,17 @@ impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
     }
 }
 
+/// `None` where the request reached the handler undeduplicated: a handshake, for instance.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl<DB: sqlx::Database, S: Sync> OptionalFromRequestParts<S> for DedupTx<DB> {
+    type Rejection = TxRejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, TxRejection> {
+        let Some(handle) = parts.extensions.get::<TxHandle<DB>>() else { return Ok(None) };
+        handle.lend().map(Some).map_err(TxRejection)
+    }
+}
+
 /// The rejection of a [`DedupTx`] argument: the request did not come through a
 /// [transactional](crate::DedupLayer::transactional) layer over this database, or its transaction
 /// is lent to somebody else.

@@ -22,8 +22,8 @@ use support::{by_header, dedup_key, result, until};
 use tokio::sync::{Notify, Semaphore};
 use tower::ServiceExt;
 use tower_dedup::adapter::{
-    EntryState, LeaseAdapter, Maintain, PostgresAdapter, Receipt, Recorded, SqliteAdapter, Token,
-    TransactionAdapter,
+    EntryState, Forgotten, LeaseAdapter, Maintain, PostgresAdapter, Receipt, Recorded,
+    SqliteAdapter, Token, TransactionAdapter,
 };
 use tower_dedup::key::{Element, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::{LeaseLedger, TransactionLedger, TxHandle, TxUnavailable};
@@ -798,6 +798,51 @@ async fn insert_or_rollback_never_leaves_half_of_it() {
     }
     assert_eq!(send(&app, "b", "insert").await.status(), 200);
     assert_eq!(db.effects().await, ["a", "b"]);
+}
+
+/// An event that is running is not forgotten, although its row is nobody's to see yet; and a
+/// handler that asks for what its own transaction holds is refused in time.
+#[tokio::test]
+async fn what_a_transaction_runs_is_not_forgotten() {
+    let (db, world) = (Pg::create().await, World::default());
+    let app = transactional::<Pg>(db.adapter(), &world);
+    let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
+    world.waiting(1).await;
+    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(db.adapter().forget(&dedup_key("b")).await.unwrap(), Forgotten::Missing);
+    world.go.notify_waiters();
+    assert_eq!(running.await.unwrap().status(), 200);
+    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), Forgotten::Removed);
+
+    let (db, world) = (Lite::create().await, World::default());
+    let adapter = db.adapter().gate_timeout(Duration::from_millis(100));
+    let app = transactional::<Lite>(adapter.clone(), &world);
+    let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
+    world.waiting(1).await;
+    let refused = adapter.forget(&dedup_key("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused);
+    world.go.notify_waiters();
+    assert_eq!(running.await.unwrap().status(), 200);
+}
+
+/// A route that also sees what is not deduplicated; and an adapter that is shared.
+#[tokio::test]
+async fn a_transaction_may_be_optional() {
+    let db = Lite::create().await;
+    let handler = async |tx: Option<DedupTx<Sqlite>>| tx.is_some().to_string();
+    let layer = DedupLayer::transactional(by_header(), Arc::new(db.adapter()));
+    let app = Router::new().route("/hook", post(handler).get(handler)).layer(layer).with_state(());
+    let answers = |request: Request| {
+        let app = app.clone();
+        async move {
+            let body = app.oneshot(request).await.unwrap().into_body();
+            axum::body::to_bytes(body, 100).await.unwrap()
+        }
+    };
+    let get = Request::get("/hook").body(Body::empty()).unwrap();
+    assert_eq!(answers(get).await, "false");
+    let post = Request::post("/hook").header("webhook-id", "a").body(Body::empty()).unwrap();
+    assert_eq!(answers(post).await, "true");
 }
 
 /// SQLite: after a transaction that ended behind its back, sqlx believes to be in one for ever,

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Database, Pool, Transaction};
@@ -60,6 +61,54 @@ pub trait TransactionAdapter: Maintain {
     /// one transaction at a time.
     fn patience(&self) -> Duration;
 }
+
+/// Both kinds of shared handle forward every method.
+macro_rules! forward {
+    ($($handle:ident),+) => {$(
+        impl<A: TransactionAdapter> TransactionAdapter for $handle<A> {
+            type Database = A::Database;
+
+            fn open(
+                &self,
+                keys: &[DedupKey],
+                receipt: &Receipt,
+            ) -> impl Future<Output = Result<Opened<Self::Database>, Error>> + Send {
+                (**self).open(keys, receipt)
+            }
+
+            fn give_back(
+                &self,
+                transaction: &mut OpenTransaction<Self::Database>,
+                keys: &[DedupKey],
+                receipt: &Receipt,
+            ) -> impl Future<Output = Result<(), Error>> + Send {
+                (**self).give_back(transaction, keys, receipt)
+            }
+
+            fn commit(
+                &self,
+                transaction: OpenTransaction<Self::Database>,
+                keys: &[DedupKey],
+                receipt: &Receipt,
+            ) -> impl Future<Output = Result<(), Error>> + Send {
+                (**self).commit(transaction, keys, receipt)
+            }
+
+            fn rollback(
+                &self,
+                transaction: OpenTransaction<Self::Database>,
+            ) -> impl Future<Output = Result<(), Error>> + Send {
+                (**self).rollback(transaction)
+            }
+
+            fn patience(&self) -> Duration {
+                (**self).patience()
+            }
+        }
+    )+};
+}
+
+forward!(Arc, Box);
 
 /// What [`TransactionAdapter::open`] answers.
 #[derive(Debug)]

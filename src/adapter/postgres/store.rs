@@ -530,7 +530,13 @@ impl Maintain for PostgresAdapter {
             return Ok(Forgotten::Removed);
         }
         let kept = self.0.read(keys).await?.into_iter().flatten().next();
-        Ok(if kept.is_some() { Forgotten::InFlight } else { Forgotten::Missing })
+        // A transaction that runs it has a lock to show, and no row yet.
+        let locks = [advisory_lock(key)];
+        let probed = self.0.fetch(&self.0.statements.probe, Params::Locks(&locks)).await;
+        let probed = probed.map_err(|error| store_error("forgetting", error))?;
+        let free = probed.first().map_or(Ok(true), |row| row.try_get("free"));
+        let free = free.map_err(|error| store_error("forgetting", error))?;
+        Ok(if kept.is_some() || !free { Forgotten::InFlight } else { Forgotten::Missing })
     }
 
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
