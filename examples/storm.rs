@@ -1,15 +1,18 @@
-//! A redelivery storm against a running [receiver](receiver.rs), and the count afterwards.
+//! A redelivery storm against a running [receiver](receiver/main.rs), and the count afterwards.
 //!
 //! ```text
 //! cargo run --example receiver                      # in another terminal
 //! cargo run --example storm
 //! cargo run --example storm -- --url 'http://127.0.0.1:3000/webhooks/github?delay_ms=50'
 //! cargo run --example storm -- --keys 20000 --copies 2 --until-acknowledged
+//! cargo run --example storm -- --url http://127.0.0.1:3001/webhooks/standard \
+//!     --url http://127.0.0.1:3002/webhooks/standard
 //! ```
 //!
 //! It delivers `--keys` events, each of them `--copies` times. The copies of one event leave
-//! together, so they race for its key. Afterwards it asks the receiver for its effects and
-//! counts:
+//! together, so they race for its key. Several receivers on one store (`--url` for each) take
+//! turns, as behind a load balancer: the copies of one event race between them. Afterwards the
+//! storm asks the first receiver for the effects and counts:
 //!
 //! - *lost*: events that were acknowledged with a 2xx, and took no effect;
 //! - *doubled*: events that took effect more than once.
@@ -19,12 +22,13 @@
 //! With `--until-acknowledged` every delivery is repeated until it is acknowledged, as a patient
 //! sender would: stop the receiver and start it again meanwhile. A `kill -9` shows where the
 //! ledgers differ. Under `lease`, what died between its effect and its completion runs again, and
-//! is doubled; under `on-arrival`, what died before its effect is lost.
+//! is doubled; under `on-arrival`, what died before its effect is lost; under `transactional`
+//! neither happens.
 //!
 //! Ids are new in every run, and travel in the headers of Standard Webhooks and GitHub and in the
 //! body, where Stripe has them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
@@ -51,9 +55,14 @@ const NAMED: usize = 5;
 /// Delivers events many times over and counts what took effect.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Where to deliver to; the effects are asked for at `/effects` of the same host.
-    #[arg(long, default_value = "http://127.0.0.1:3000/webhooks/standard")]
-    url: Url,
+    /// Where to deliver to. Several URLs take turns; the effects are asked for at `/effects` of
+    /// the first one's host.
+    #[arg(
+        long = "url",
+        value_name = "URL",
+        default_value = "http://127.0.0.1:3000/webhooks/standard"
+    )]
+    urls: Vec<Url>,
     /// How many events.
     #[arg(long, default_value_t = 1_000)]
     keys: usize,
@@ -118,6 +127,8 @@ struct Storm {
     options: Options,
     client: Client,
     effects: Url,
+    /// How many requests were sent: whose turn it is.
+    turn: Cell<usize>,
     /// What the ids of this run start with.
     prefix: String,
     tally: RefCell<Tally>,
@@ -158,7 +169,7 @@ impl Storm {
             .pool_max_idle_per_host(options.concurrency)
             .no_proxy()
             .build()?;
-        let effects = options.url.join("/effects")?;
+        let effects = options.urls.first().ok_or("no URL")?.join("/effects")?;
         let tally = Tally { acknowledged: vec![false; options.keys], ..Tally::default() };
         let deliveries = options.keys.saturating_mul(options.copies);
         let bar = ProgressBar::new(u64::try_from(deliveries)?);
@@ -166,7 +177,15 @@ impl Storm {
             "{bar:40} {pos}/{len} {per_sec} {elapsed} {msg}",
         )?);
         let prefix = format!("storm_{:016x}_", rand::random::<u64>());
-        Ok(Self { options, client, effects, prefix, tally: RefCell::new(tally), bar })
+        let (tally, turn) = (RefCell::new(tally), Cell::new(0));
+        Ok(Self { options, client, effects, turn, prefix, tally, bar })
+    }
+
+    /// Whose turn it is.
+    fn url(&self) -> Url {
+        let turn = self.turn.get();
+        self.turn.set(turn.wrapping_add(1));
+        self.options.urls[turn % self.options.urls.len()].clone()
     }
 
     fn id(&self, key: usize) -> String {
@@ -188,7 +207,7 @@ impl Storm {
         let id = self.id(key);
         let request = self
             .client
-            .post(self.options.url.clone())
+            .post(self.url())
             .header("webhook-id", &id)
             .header("x-github-delivery", &id)
             .header("content-type", "application/json")

@@ -110,8 +110,20 @@ impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
     type Rejection = TxRejection;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, TxRejection> {
-        let handle = parts.extensions.get::<TxHandle<DB>>().ok_or(TxRejection(None))?;
-        handle.lend().map_err(|error| TxRejection(Some(error)))
+        let handle =
+            parts.extensions.get::<TxHandle<DB>>().ok_or(TxRejection(TxUnavailable::Absent))?;
+        handle.lend().map_err(TxRejection)
+    }
+}
+
+/// `None` where the request reached the handler undeduplicated: a handshake, for instance.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl<DB: sqlx::Database, S: Sync> OptionalFromRequestParts<S> for DedupTx<DB> {
+    type Rejection = TxRejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, TxRejection> {
+        let Some(handle) = parts.extensions.get::<TxHandle<DB>>() else { return Ok(None) };
+        handle.lend().map(Some).map_err(TxRejection)
     }
 }
 
@@ -120,7 +132,7 @@ impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
 /// is lent to somebody else.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[derive(Debug, Clone, Copy)]
-pub struct TxRejection(Option<TxUnavailable>);
+pub struct TxRejection(TxUnavailable);
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl TxRejection {
@@ -133,10 +145,7 @@ impl TxRejection {
     /// The text of the response.
     #[must_use]
     pub fn body_text(&self) -> String {
-        match self.0 {
-            None => "this request has no transaction over this database".to_owned(),
-            Some(error) => error.to_string(),
-        }
+        self.0.to_string()
     }
 }
 
@@ -150,7 +159,7 @@ impl fmt::Display for TxRejection {
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl std::error::Error for TxRejection {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.as_ref().map(|error| error as _)
+        Some(&self.0)
     }
 }
 

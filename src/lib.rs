@@ -1,5 +1,10 @@
 #![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The guide leads to what features bring: those links are checked where all of them are on.
+#![cfg_attr(
+    not(all(feature = "postgres", feature = "sqlite")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 // Here and not for all targets: tests and examples may.
 #![warn(clippy::unwrap_used, clippy::expect_used)]
 
@@ -21,6 +26,12 @@ pub mod guide {
     #[doc = include_str!("docs/delivery.md")]
     pub mod delivery {}
 
+    #[doc = include_str!("docs/transactions.md")]
+    pub mod transactions {}
+
+    #[doc = include_str!("docs/recipes.md")]
+    pub mod recipes {}
+
     #[doc = include_str!("docs/operations.md")]
     pub mod operations {}
 
@@ -39,6 +50,7 @@ mod readme {}
 mod response;
 mod retention;
 mod service;
+mod worker;
 
 pub use body::ResponseBody;
 pub use delivery::Delivery;
@@ -56,3 +68,4 @@ pub use policy::{LogIds, OnInFlight, OnMissingKey, OnUnavailable, Verified};
 pub use response::DedupResult;
 pub use retention::{Purger, PurgerHandle};
 pub use service::Dedup;
+pub use worker::{DedupWorker, Ran, RunError, Work};

@@ -28,6 +28,7 @@ const ROOMS: &[(&str, u8)] = &[
     ("future", 5),
     ("body", 5),
     ("extract", 5),
+    ("worker", 5),
     ("conformance", 5),
     ("ledger", 4),
     ("retention", 4),
@@ -45,8 +46,10 @@ const ROOMS: &[(&str, u8)] = &[
 const HTTP_SHELL: &[&str] = &["layer", "service", "future", "body"];
 
 /// Foreign crates, and the modules that may name them.
-const FOREIGN: &[(&str, &[&str])] =
-    &[("sqlx", &["adapter", "ledger::transaction", "extract"]), ("axum_core", &["extract"])];
+const FOREIGN: &[(&str, &[&str])] = &[
+    ("sqlx", &["adapter", "ledger::transaction", "extract", "worker"]),
+    ("axum_core", &["extract"]),
+];
 
 const MOST_LINES: usize = 600;
 

@@ -16,13 +16,17 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
+use sqlx::Connection;
+use sqlx::sqlite::{Sqlite, SqliteConnection};
 use support::by_header;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tower_dedup::adapter::SqliteAdapter;
-use tower_dedup::{DedupLayer, Delivery};
+use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
 const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
+/// The ledger: the lease, if nothing is said.
+const LEDGER: &str = "TOWER_DEDUP_TEST_CRASH_LEDGER";
 const LEASE: Duration = Duration::from_millis(700);
 const MARK: &str = "receiver-listens-at:";
 
@@ -37,8 +41,16 @@ fn receiver() {
 async fn serve(dir: PathBuf) {
     let url = format!("sqlite://{}", dir.join("dedup.db").display());
     let adapter = SqliteAdapter::connect(&url).await.unwrap();
-    let layer = DedupLayer::new(by_header(), adapter).lease(LEASE);
-    let app = Router::new().route("/hook", post(handle)).layer(layer).with_state(Arc::new(dir));
+    let route = Router::new().route("/hook", post(handle));
+    let route = match std::env::var(LEDGER).as_deref() {
+        Ok("arrival") => route.layer(DedupLayer::on_arrival(by_header(), adapter)),
+        Ok("transactional") => {
+            let written = Router::new().route("/hook", post(write));
+            written.layer(DedupLayer::transactional(by_header(), adapter))
+        }
+        _ => route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE)),
+    };
+    let app = route.with_state(Arc::new(dir));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("\n{MARK}{}", listener.local_addr().unwrap());
     axum::serve(listener, app).await.unwrap();
@@ -58,10 +70,27 @@ async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: Strin
     StatusCode::OK
 }
 
+/// The same with an effect in the delivery's transaction as well.
+async fn write(
+    dir: State<Arc<PathBuf>>,
+    delivery: Delivery,
+    mut tx: DedupTx<Sqlite>,
+    body: String,
+) -> StatusCode {
+    let insert = sqlx::query("INSERT INTO written VALUES (1)");
+    insert.execute(&mut *tx).await.unwrap();
+    handle(dir, delivery, body).await
+}
+
 async fn start(dir: &Path) -> (Child, String) {
+    start_with(dir, "lease").await
+}
+
+async fn start_with(dir: &Path, ledger: &str) -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["receiver", "--exact", "--nocapture"])
         .env(DIR, dir)
+        .env(LEDGER, ledger)
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
@@ -123,6 +152,56 @@ async fn after_a_sigkill_the_retry_runs_as_a_takeover() {
     assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 2, true)]);
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
     assert_eq!(effects(dir.path()).len(), 2, "a duplicate from here on");
+}
+
+/// On arrival the key is there before the handler, and a process that dies in it has lost the event.
+#[tokio::test]
+async fn on_arrival_a_sigkill_loses_the_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::new();
+    let (mut first, url) = start_with(dir.path(), "arrival").await;
+    let cut = tokio::spawn({
+        let client = client.clone();
+        async move { deliver(&client, &url, "a", 60_000).await }
+    });
+    while effects(dir.path()).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    first.kill().await.unwrap();
+    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+
+    let (_second, url) = start_with(dir.path(), "arrival").await;
+    assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
+    assert_eq!(effects(dir.path()).len(), 1, "a duplicate of what never ended");
+}
+
+/// In a transaction nothing is left of the run that died, and nobody waits for a lease.
+#[tokio::test]
+async fn in_a_transaction_a_sigkill_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}?mode=rwc", dir.path().join("dedup.db").display());
+    let mut file = SqliteConnection::connect(&url).await.unwrap();
+    sqlx::query("CREATE TABLE written (n INTEGER)").execute(&mut file).await.unwrap();
+    let client = reqwest::Client::new();
+    let (mut first, url) = start_with(dir.path(), "transactional").await;
+    let cut = tokio::spawn({
+        let client = client.clone();
+        async move { deliver(&client, &url, "a", 60_000).await }
+    });
+    while effects(dir.path()).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    first.kill().await.unwrap();
+    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+    let written = "SELECT count(*) FROM written";
+    assert_eq!(sqlx::query_scalar::<_, i64>(written).fetch_one(&mut file).await.unwrap(), 0);
+
+    let (_second, url) = start_with(dir.path(), "transactional").await;
+    for _ in 0..2 {
+        assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
+        assert_eq!(sqlx::query_scalar::<_, i64>(written).fetch_one(&mut file).await.unwrap(), 1);
+    }
+    assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 1, false)], "no takeover");
 }
 
 /// Two receivers on one file, killed again and again under load; the sender retries until all is

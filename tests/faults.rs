@@ -145,6 +145,28 @@ async fn success_is_success_even_if_the_store_goes_away() {
     }
 }
 
+/// On arrival the key is there already: what becomes of the store afterwards changes nothing.
+#[tokio::test]
+async fn on_arrival_nothing_is_asked_of_the_store_afterwards() {
+    for (status, fault) in [(200, Fault::Fail), (200, Fault::Hang), (500, Fault::Hang)] {
+        let (store, handler) = (store(), Handler::default().then(status));
+        handler.hold();
+        let layer = arrival(&store);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        let first = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, request("a")).await.status() }
+        });
+        handler.running(1).await;
+        store.set_all(fault);
+        handler.release();
+        assert_eq!(first.await.unwrap().as_u16(), status, "{fault:?}");
+        assert_eq!(handle.background(), 0);
+        store.set_all(Fault::None);
+        assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    }
+}
+
 #[tokio::test]
 async fn a_failed_release_is_repeated_until_the_key_is_free() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {

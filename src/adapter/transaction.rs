@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Database, Pool, Transaction};
@@ -61,6 +62,54 @@ pub trait TransactionAdapter: Maintain {
     fn patience(&self) -> Duration;
 }
 
+/// Both kinds of shared handle forward every method.
+macro_rules! forward {
+    ($($handle:ident),+) => {$(
+        impl<A: TransactionAdapter> TransactionAdapter for $handle<A> {
+            type Database = A::Database;
+
+            fn open(
+                &self,
+                keys: &[DedupKey],
+                receipt: &Receipt,
+            ) -> impl Future<Output = Result<Opened<Self::Database>, Error>> + Send {
+                (**self).open(keys, receipt)
+            }
+
+            fn give_back(
+                &self,
+                transaction: &mut OpenTransaction<Self::Database>,
+                keys: &[DedupKey],
+                receipt: &Receipt,
+            ) -> impl Future<Output = Result<(), Error>> + Send {
+                (**self).give_back(transaction, keys, receipt)
+            }
+
+            fn commit(
+                &self,
+                transaction: OpenTransaction<Self::Database>,
+                keys: &[DedupKey],
+                receipt: &Receipt,
+            ) -> impl Future<Output = Result<(), Error>> + Send {
+                (**self).commit(transaction, keys, receipt)
+            }
+
+            fn rollback(
+                &self,
+                transaction: OpenTransaction<Self::Database>,
+            ) -> impl Future<Output = Result<(), Error>> + Send {
+                (**self).rollback(transaction)
+            }
+
+            fn patience(&self) -> Duration {
+                (**self).patience()
+            }
+        }
+    )+};
+}
+
+forward!(Arc, Box);
+
 /// What [`TransactionAdapter::open`] answers.
 #[derive(Debug)]
 pub struct Opened<DB: Database> {
@@ -80,10 +129,8 @@ pub struct Opened<DB: Database> {
 /// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)), so it is never dropped.
 pub struct OpenTransaction<DB: Database> {
     transaction: Transaction<'static, DB>,
-    /// How the database names it, where it does.
-    mark: Option<String>,
     /// Dropped after the transaction.
-    guard: Option<Box<dyn Any + Send + Sync>>,
+    attachment: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl<DB: Database> OpenTransaction<DB> {
@@ -104,19 +151,20 @@ impl<DB: Database> OpenTransaction<DB> {
             }
         });
         let transaction = begun.await.map_err(|_| sqlx::Error::WorkerCrashed)??;
-        Ok(Self { transaction, mark: None, guard: None })
+        Ok(Self { transaction, attachment: None })
     }
 
-    /// Keeps `guard` until the transaction has ended.
+    /// Attaches something of the adapter's, which is kept until the transaction has ended.
     #[must_use]
-    pub fn with_guard(mut self, guard: impl Any + Send + Sync) -> Self {
-        self.guard = Some(Box::new(guard));
+    pub fn with(mut self, attachment: impl Any + Send + Sync) -> Self {
+        self.attachment = Some(Box::new(attachment));
         self
     }
 
-    #[cfg(feature = "sqlite")]
-    pub(super) fn guard<T: Any>(&self) -> Option<&T> {
-        self.guard.as_deref().and_then(|guard| (guard as &dyn Any).downcast_ref())
+    /// What was attached, if it is of this type.
+    #[must_use]
+    pub fn attachment<T: Any>(&self) -> Option<&T> {
+        self.attachment.as_deref().and_then(|attachment| (attachment as &dyn Any).downcast_ref())
     }
 
     /// The connection, to look at.
@@ -129,28 +177,34 @@ impl<DB: Database> OpenTransaction<DB> {
         &mut self.transaction
     }
 
-    #[cfg(feature = "postgres")]
-    pub(super) fn set_mark(&mut self, mark: String) {
-        self.mark = Some(mark);
+    /// Commits, as far as sqlx can tell: read the rules above.
+    ///
+    /// # Errors
+    ///
+    /// What sqlx answers.
+    pub async fn commit(self) -> Result<(), sqlx::Error> {
+        let Self { transaction, attachment } = self;
+        let ended = transaction.commit().await;
+        drop(attachment);
+        ended
     }
 
-    #[cfg(feature = "postgres")]
-    pub(super) fn mark(&self) -> &str {
-        self.mark.as_deref().unwrap_or_default()
-    }
-
-    /// Ends it, one way or the other. The guard is kept to the end.
-    pub(super) async fn end(self, commit: bool) -> Result<(), sqlx::Error> {
-        let Self { transaction, guard, .. } = self;
-        let ended = if commit { transaction.commit().await } else { transaction.rollback().await };
-        drop(guard);
+    /// Rolls back.
+    ///
+    /// # Errors
+    ///
+    /// What sqlx answers.
+    pub async fn rollback(self) -> Result<(), sqlx::Error> {
+        let Self { transaction, attachment } = self;
+        let ended = transaction.rollback().await;
+        drop(attachment);
         ended
     }
 }
 
 impl<DB: Database> fmt::Debug for OpenTransaction<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenTransaction").field("mark", &self.mark).finish_non_exhaustive()
+        f.debug_struct("OpenTransaction").finish_non_exhaustive()
     }
 }
 

@@ -378,6 +378,9 @@ impl<DB: Database> fmt::Debug for DedupTx<DB> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TxUnavailable {
+    /// There is none: the ledger is not transactional, or over another database, or the request
+    /// was not deduplicated.
+    Absent,
     /// Somebody else has it: there is one.
     Lent,
     /// The delivery has ended, and its transaction with it.
@@ -387,6 +390,7 @@ pub enum TxUnavailable {
 impl fmt::Display for TxUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Absent => "there is no transaction over this database",
             Self::Lent => "the delivery's transaction is lent already",
             Self::Closed => "the delivery's transaction has ended",
         })

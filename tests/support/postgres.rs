@@ -50,6 +50,8 @@ max_connections = 200
 fsync = off
 CONF
         ;;
+    follow) "$bin/pg_basebackup" -D "$dir/data" -R -c fast --no-sync -U postgres -h 127.0.0.1 -p "$port" ;;
+    promote) "$bin/pg_ctl" promote -s -w -D "$dir/data" ;;
     start) "$bin/pg_ctl" start -s -w -D "$dir/data" -l "$dir/log" -o "-p $port" ;;
     restart) "$bin/pg_ctl" restart -s -w -m immediate -D "$dir/data" -l "$dir/log" ;;
     stop) "$bin/pg_ctl" stop -s -w -m immediate -D "$dir/data" ;;
@@ -75,11 +77,25 @@ struct Keeper {
 impl Server {
     /// Takes a second or two, and blocks: inside a runtime a worker waits for it.
     pub(crate) fn start() -> Self {
+        Self::started("init")
+    }
+
+    /// A standby of this server, which follows it until it is [promoted](Self::promote).
+    pub(crate) fn standby(&self) -> Self {
+        Self::started(&format!("follow {}", self.port))
+    }
+
+    /// Makes a primary of a standby.
+    pub(crate) fn promote(&self) {
+        self.must("promote");
+    }
+
+    fn started(made: &str) -> Self {
         let mut keeper = Keeper::start();
         let dir = keeper.answer();
         assert!(dir.starts_with('/'), "no folder for PostgreSQL: {dir}");
         let mut server = Self { keeper: Mutex::new(keeper), dir: PathBuf::from(dir), port: 0 };
-        server.must("init");
+        server.must(made);
         // Somebody else may take the port before the server does.
         for _ in 0..5 {
             server.port = free_port();
@@ -207,7 +223,9 @@ fn output(program: &str, args: &[&str]) -> Option<Vec<u8>> {
 /// looks in the same places.
 fn programs() -> Option<PathBuf> {
     let complete = |dir: &PathBuf| {
-        ["initdb", "pg_ctl", "postgres"].iter().all(|program| dir.join(program).is_file())
+        ["initdb", "pg_ctl", "postgres", "pg_basebackup"]
+            .iter()
+            .all(|program| dir.join(program).is_file())
     };
     if let Some(dir) = env::var_os("PG_BINDIR").map(PathBuf::from) {
         assert!(complete(&dir), "PG_BINDIR={}: {MISSING}", dir.display());

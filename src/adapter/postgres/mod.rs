@@ -11,7 +11,7 @@
 //! 6. The schema is made on first use, or by [`migrate`](PostgresAdapter::migrate), safely from many
 //!    processes at once; a failed migration is tried again by the next call. Where the table is
 //!    there already, a role that may SELECT, INSERT, UPDATE and DELETE is enough.
-//! 7. After a failover, nothing is answered by a server that takes no writes.
+//! 7. After a failover, nothing is answered by a server that is in recovery.
 //!
 //! What a role needs, PgBouncer, pool sizes and how to look an event up: see the
 //! [operations guide](crate::guide::operations).

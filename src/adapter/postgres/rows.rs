@@ -68,11 +68,11 @@ pub(super) fn row_key(key: &DedupKey) -> Uuid {
     Uuid(first)
 }
 
-/// The advisory lock of a key's transaction; the statements mix the table's own number in, for
-/// another table's key is another key, and so is that of a table of this name elsewhere.
+/// A key's part of its advisory lock; the statements add the table's.
 pub(super) fn advisory_lock(key: &DedupKey) -> i64 {
+    let Uuid(bytes) = row_key(key);
     let mut last = [0; 8];
-    last.copy_from_slice(&row_key(key).0[8..]);
+    last.copy_from_slice(&bytes[8..]);
     i64::from_be_bytes(last)
 }
 

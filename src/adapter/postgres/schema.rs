@@ -50,12 +50,24 @@ impl Place {
     }
 }
 
+impl Place {
+    /// A key's advisory lock. Those of a database are shared by all its tables, and a name is
+    /// another table under another `search_path`: the table's own number makes it its own.
+    fn lock(&self, of_key: &str) -> String {
+        format!("{of_key} # to_regclass('{}')::oid::int8", self.name(""))
+    }
+}
+
 /// Every statement, with the table's name put in.
 #[derive(Debug, Clone)]
 pub(super) struct Statements {
     pub(super) tables: Arc<str>,
     pub(super) version: Arc<str>,
+    /// Whether the transaction has written nothing.
     pub(super) unwritten: Arc<str>,
+    /// Reads, on any server.
+    pub(super) look: Arc<str>,
+    /// Reads, and says whether the server is a standby: it may not know yet, or know too much.
     pub(super) read: Arc<str>,
     pub(super) probe: Arc<str>,
     pub(super) record: Take,
@@ -193,8 +205,9 @@ fn asked(durability: Durability) -> String {
 /// The same inside a transaction, which goes on: a lock is only tried for, since its holder may be
 /// a handler, and the time to wait for rows is set back to the user's own.
 ///
-/// `$7` are the advisory locks.
-fn asked_within(table: &str) -> String {
+/// `$7` are the keys' parts of the advisory locks.
+fn asked_within(place: &Place) -> String {
+    let lock = place.lock("a.lock");
     format!(
         "WITH terms AS MATERIALIZED (\
          SELECT current_setting('lock_timeout') AS was, \
@@ -203,17 +216,11 @@ fn asked_within(table: &str) -> String {
          $6::int8 * interval '1 millisecond' AS lease), \
          asked AS MATERIALIZED (\
          SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease, \
-         pg_try_advisory_xact_lock(a.lock # {}) AS locked \
+         pg_try_advisory_xact_lock({lock}) AS locked \
          FROM terms, unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY \
          AS a (key, namespace, id, lock, place))",
-        Durability::Synchronous.setting(),
-        number(table)
+        Durability::Synchronous.setting()
     )
-}
-
-/// A table's number in its database.
-fn number(table: &str) -> String {
-    format!("'{table}'::regclass::oid::int8")
 }
 
 /// Sets back what [`asked_within`] has set, once `rows` are written.
@@ -249,13 +256,21 @@ impl Statements {
         };
         let in_flight = format!("{NOW} + lease, 1, false, {NOW}, NULL");
         let complete = format!("NULL, 1, false, {NOW}, {NOW}");
+        let look = |more: &str| {
+            format!(
+                "SELECT a.place, {}{more} \
+                 FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
+                 JOIN {table} AS t ON t.key = a.key",
+                columns("t")
+            )
+        };
         let insert_within = |values: &str| {
             format!(
                 "{}, fresh AS ({} NOTHING RETURNING t.key), {} \
                  SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.mark, {} \
                  FROM asked AS a CROSS JOIN back AS b LEFT JOIN fresh AS f ON f.key = a.key \
                  LEFT JOIN {table} AS t ON t.key = a.key",
-                asked_within(&table),
+                asked_within(place),
                 insert(values).replace("FROM asked", "FROM asked WHERE locked"),
                 set_back("fresh"),
                 columns("t")
@@ -292,7 +307,7 @@ impl Statements {
             format!(
                 "{}, {}, seized AS ({}), {} \
                  SELECT s.key, s.attempts, s.takeover FROM seized AS s, back",
-                asked_within(&table),
+                asked_within(place),
                 locked(rows),
                 update(set, GRANT),
                 set_back("seized")
@@ -326,20 +341,16 @@ impl Statements {
             .into(),
             version: format!("SELECT coalesce(max(version), 0) FROM {}", place.name("_schema"))
                 .into(),
-            unwritten: "SELECT pg_current_xact_id_if_assigned() IS NULL".into(),
-            read: format!(
-                "SELECT a.place, {} FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
-                 JOIN {table} AS t ON t.key = a.key",
-                columns("t")
-            )
-            .into(),
+            look: look("").into(),
+            read: look(", pg_is_in_recovery() AS standby").into(),
             // Shared, so that those who look do not see each other.
             probe: format!(
-                "SELECT pg_try_advisory_xact_lock_shared(l.lock # {}) AS free \
+                "SELECT pg_try_advisory_xact_lock_shared({}) AS free \
                  FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place",
-                number(&table)
+                place.lock("l.lock")
             )
             .into(),
+            unwritten: "SELECT pg_current_xact_id_if_assigned() IS NULL".into(),
             record: Take {
                 insert: take_insert(&sync, &complete).into(),
                 seize: seize(&sync, FREE, &record_set).into(),
@@ -421,14 +432,15 @@ impl Statements {
                  WHERE key = ANY ($1) AND token = $2 AND completed_at IS NULL"
             )
             .into(),
-            // Of the transaction that claimed, and at its top: a row that is written under a
-            // savepoint bears that one's number.
+            // Of the transaction that claimed. A row that is written under a savepoint bears that
+            // one's number: there may be one that the handler has leaked.
             commit: format!(
                 "WITH terms AS MATERIALIZED (SELECT {} AS durable, $2::uuid AS token) \
                  UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL FROM terms \
                  WHERE t.key = ANY ($1) AND t.token = terms.token AND t.completed_at IS NULL \
                  AND pg_current_xact_id_if_assigned()::text = $3 \
-                 RETURNING t.xmin = pg_current_xact_id()::xid AS top",
+                 RETURNING t.xmin = pg_current_xact_id()::xid AS top, \
+                 pg_backend_pid() AS session",
                 Durability::Synchronous.setting()
             )
             .into(),

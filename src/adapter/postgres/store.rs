@@ -12,7 +12,7 @@ use sqlx::postgres::{
     PgArguments, PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, Postgres,
 };
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Decode, Row, Type};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
@@ -96,12 +96,14 @@ impl PostgresAdapter {
             return Err(invalid());
         }
         let options = PgConnectOptions::from_str(url).map_err(|_| invalid())?;
+        // The pool would try until its time is up, and not say what was wrong.
+        let first = options.connect().await;
+        let first = first.map_err(|error| store_error("connecting to Postgres", error))?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(Duration::from_secs(5))
-            .connect_with(options)
-            .await
-            .map_err(|error| store_error("connecting to Postgres", error))?;
+            .connect_lazy_with(options);
+        drop(first.close().await);
         Ok(Self::over(pool, Place::default(), Durability::Synchronous, false))
     }
 
@@ -249,6 +251,9 @@ impl Inner {
                 Err(error) => return Err(unheard.unwrap_or(error)),
             };
             let error = match params.bind(sql).fetch_all(&mut *connection).await {
+                Ok(rows) if rows.first().is_some_and(is_from_a_standby) => {
+                    sqlx::Error::Protocol("a standby cannot be asked".to_owned())
+                }
                 Ok(rows) => return Ok(rows),
                 Err(error) => error,
             };
@@ -267,12 +272,15 @@ impl Inner {
         }
     }
 
-    /// What is stored of each key.
+    /// What a primary has stored of each key.
     pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
+        self.look(&self.statements.read, keys).await
+    }
+
+    async fn look(&self, sql: &Arc<str>, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
         let fault = |error| store_error("looking up keys", error);
         let columns = Columns::new(keys);
-        let rows =
-            self.fetch(&self.statements.read, Params::Read(&columns)).await.map_err(fault)?;
+        let rows = self.fetch(sql, Params::Read(&columns)).await.map_err(fault)?;
         let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
         for row in rows {
             if let Some(slot) = found.get_mut(place(&row).map_err(fault)?) {
@@ -427,6 +435,11 @@ impl Inner {
     }
 }
 
+/// Whether a row that was read to be answered from comes from a server that only follows another.
+fn is_from_a_standby(row: &PgRow) -> bool {
+    row.try_get("standby").unwrap_or(false)
+}
+
 async fn scalar<T>(sql: &Arc<str>, connection: &mut PgConnection) -> Result<T, sqlx::Error>
 where
     T: for<'r> Decode<'r, Postgres> + Type<Postgres> + Send + Unpin,
@@ -517,12 +530,20 @@ impl Maintain for PostgresAdapter {
             return Ok(Forgotten::Removed);
         }
         let kept = self.0.read(keys).await?.into_iter().flatten().next();
-        Ok(if kept.is_some() { Forgotten::InFlight } else { Forgotten::Missing })
+        // A transaction that runs it has a lock to show, and no row yet.
+        let locks = [advisory_lock(key)];
+        let probed = self.0.fetch(&self.0.statements.probe, Params::Locks(&locks)).await;
+        let probed = probed.map_err(|error| store_error("forgetting", error))?;
+        let free = probed.first().map_or(Ok(true), |row| row.try_get("free"));
+        let free = free.map_err(|error| store_error("forgetting", error))?;
+        Ok(if kept.is_some() || !free { Forgotten::InFlight } else { Forgotten::Missing })
     }
 
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         self.0.ready().await?;
-        let stored = self.0.read(std::slice::from_ref(key)).await?.into_iter().flatten().next();
+        let keys = std::slice::from_ref(key);
+        let stored = self.0.look(&self.0.statements.look, keys).await?;
+        let stored = stored.into_iter().flatten().next();
         Ok(stored.and_then(|stored| stored.entry()))
     }
 

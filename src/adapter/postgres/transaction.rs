@@ -89,10 +89,12 @@ impl TransactionAdapter for PostgresAdapter {
             let error = store_error(CONTEXT, error);
             if ended { error.of_the_transaction() } else { error }
         };
+        // The number of the transaction that claimed.
+        let mark = transaction.attachment::<String>().cloned();
         let completed = sqlx::query(AssertSqlSafe(self.inner().statements.commit.clone()))
             .bind(row_keys(keys))
             .bind(Uuid::from(receipt.token()))
-            .bind(transaction.mark().to_owned())
+            .bind(mark.clone())
             .fetch_all(transaction.connection())
             .await;
         let completed = match completed {
@@ -102,18 +104,25 @@ impl TransactionAdapter for PostgresAdapter {
                 return Err(fault(error));
             }
         };
-        let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
-        if completed.len() == keys.len() && at_the_top {
-            return transaction.end(true).await.map_err(fault);
+        if completed.len() != keys.len() {
+            end_badly(transaction).await;
+            return Err(not_ours("completing keys: the handler has ended its transaction"));
         }
-        // It may be under a savepoint that nobody will release: only a new session is clean.
-        dismiss(transaction).await;
-        Err(not_ours("completing keys: the handler has ended its transaction"))
+        let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
+        let session = completed.first().and_then(|row| row.try_get::<i32, _>("session").ok());
+        transaction.commit().await.map_err(fault)?;
+        if at_the_top || self.is_committed(mark).await.map_err(fault)? {
+            return Ok(());
+        }
+        // Its connection is in the pool, and in the transaction.
+        let end = sqlx::query("SELECT pg_terminate_backend($1)").bind(session);
+        let _ = end.execute(&self.inner().pool).await;
+        Err(not_ours("committing: the handler has leaked a savepoint"))
     }
 
     async fn rollback(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
         transaction
-            .end(false)
+            .rollback()
             .await
             .map_err(|error| store_error("rolling the handler's transaction back", error))
     }
@@ -193,11 +202,10 @@ impl PostgresAdapter {
             let error = match self.take_within(transaction.connection(), take, keys, receipt).await
             {
                 Ok((answers, Some(mark))) => {
-                    transaction.set_mark(mark);
-                    return Ok((answers, Some(transaction)));
+                    return Ok((answers, Some(transaction.with(mark))));
                 }
                 Ok((answers, None)) => {
-                    transaction.end(false).await?;
+                    transaction.rollback().await?;
                     return Ok((answers, None));
                 }
                 Err(error) => error,
@@ -268,6 +276,17 @@ impl PostgresAdapter {
         Ok((answers, mark))
     }
 
+    /// Asked after a COMMIT under a savepoint: one that was rolled back stays on the stack, and is
+    /// no harm. Of one that a handler has leaked the guard, sqlx has released that, and committed
+    /// nothing.
+    async fn is_committed(&self, mark: Option<String>) -> Result<bool, sqlx::Error> {
+        let status: Option<String> = sqlx::query_scalar("SELECT pg_xact_status(($1)::text::xid8)")
+            .bind(mark)
+            .fetch_one(&self.inner().pool)
+            .await?;
+        Ok(status.as_deref() == Some("committed"))
+    }
+
     async fn within(
         &self,
         connection: &mut PgConnection,
@@ -287,7 +306,7 @@ fn row_keys(keys: &[DedupKey]) -> Vec<Uuid> {
 
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
 async fn end_badly(transaction: OpenTransaction<Postgres>) {
-    let _ = transaction.end(false).await;
+    let _ = transaction.rollback().await;
 }
 
 /// Ends the session of a connection that must not go back to its pool.

@@ -50,6 +50,13 @@ const READONLY: i64 = 8;
 const FULL: i64 = 13;
 const CANTOPEN: i64 = 14;
 
+/// Whether a commit hook has turned the COMMIT into a rollback.
+pub(super) fn is_refused_commit(error: &sqlx::Error) -> bool {
+    const CONSTRAINT_COMMITHOOK: &str = "531";
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.is_some_and(|code| code == CONSTRAINT_COMMITHOOK)
+}
+
 /// Whether a statement that ends with this has surely changed nothing.
 fn is_refusal(answer: &dyn DatabaseError) -> bool {
     matches!(primary_code(answer), Some(BUSY | LOCKED | READONLY | FULL | CANTOPEN))

@@ -130,6 +130,9 @@ impl SqliteAdapter {
 
     /// How long a transactional delivery waits for those before it, which run one at a time: 5 s,
     /// unless told otherwise. Past it, it is answered 503.
+    ///
+    /// Whatever else writes to the file in this process waits for as long, and is then refused: so
+    /// is a handler that holds the transaction and calls the adapter beside it.
     #[must_use]
     pub fn gate_timeout(self, bound: Duration) -> Self {
         let Inner { readers, writer, foreign, table, .. } = &*self.0;
@@ -286,7 +289,9 @@ impl Inner {
         keys: &str,
         receipt: &Receipt,
     ) -> Result<Vec<SqliteRow>, Error> {
-        let _turn = self.turn.lock().await;
+        let turn = tokio::time::timeout(self.gate_timeout, self.turn.lock()).await;
+        // Nothing was asked of the file.
+        let _turn = turn.map_err(|_| Error::new(ErrorKind::Refused, "waiting to write"))?;
         // All rows: SQLite commits at the end of the statement, after it has returned them.
         sqlx::query(AssertSqlSafe(Arc::clone(sql)))
             .bind(keys)

@@ -15,17 +15,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlx::sqlite::{Sqlite, SqliteConnection};
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, Row};
 use tokio::sync::OwnedMutexGuard;
 
 use super::super::contract::{Claimed, Receipt, Recorded, Token};
 use super::super::sql::{Grant, at, open_places};
 use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
-use super::rows::{keys_json, matched, store_error, stored};
+use super::rows::{is_refused_commit, keys_json, matched, store_error, stored};
 use super::store::SqliteAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
+
+/// How often a transaction is begun anew on another connection.
+const ATTEMPTS: usize = 5;
 
 /// What goes with a transaction, to its end.
 struct Lent {
@@ -57,7 +60,7 @@ impl Drop for Lent {
 }
 
 fn hook_of(transaction: &OpenTransaction<Sqlite>) -> Option<Arc<Hook>> {
-    transaction.guard::<Lent>().map(|lent| Arc::clone(&lent.hook))
+    transaction.attachment::<Lent>().map(|lent| Arc::clone(&lent.hook))
 }
 
 impl TransactionAdapter for SqliteAdapter {
@@ -123,20 +126,23 @@ impl TransactionAdapter for SqliteAdapter {
         let statement = &self.inner().statements.finish;
         let connection = transaction.connection();
         let finished = self.change(connection, CONTEXT, statement, keys, receipt).await;
-        // A savepoint that the handler has leaked would be what sqlx ends, not the transaction.
-        let leaked = sqlx::query("RELEASE _sqlx_savepoint_1")
-            .execute(transaction.connection())
-            .await
-            .is_ok();
         let ours = matches!(&finished, Ok(finished) if *finished == keys.len());
+        let leaked = ours && leaks_a_savepoint(transaction.connection()).await;
         let hook = hook_of(&transaction);
         let (true, false, Some(hook)) = (ours, leaked, hook) else {
-            let _ = self.rollback(transaction).await;
+            if leaked {
+                // sqlx would end the savepoint, and leave the transaction open. What it believes
+                // of the connection is wrong from here on: `begin` closes it.
+                let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
+                let _ = transaction.rollback().await;
+            } else {
+                let _ = self.rollback(transaction).await;
+            }
             finished?;
             return Err(not_ours("completing keys: the handler has ended its transaction"));
         };
         hook.allows.store(true, Ordering::SeqCst);
-        transaction.end(true).await.map_err(|error| store_error(CONTEXT, error))?;
+        transaction.commit().await.map_err(|error| store_error(CONTEXT, error))?;
         if hook.committed.load(Ordering::SeqCst) {
             return Ok(());
         }
@@ -149,7 +155,7 @@ impl TransactionAdapter for SqliteAdapter {
         // error, and nothing else.
         let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
         transaction
-            .end(false)
+            .rollback()
             .await
             .map_err(|error| store_error("rolling the handler's transaction back", error))
     }
@@ -216,17 +222,17 @@ impl SqliteAdapter {
         let writer = &self.inner().writer;
         let hook = Arc::new(Hook::default());
         let lent = Lent { hook: Arc::clone(&hook), _turn: turn };
-        let begun = match OpenTransaction::begin(writer, Some("BEGIN IMMEDIATE")).await {
-            // It believes to be in a transaction that was taken from it: see `rollback`.
-            Err(sqlx::Error::InvalidSavePointStatement) => {
-                let stuck = writer.acquire().await.map_err(|error| store_error(CONTEXT, error))?;
-                let _ = stuck.close().await;
-                OpenTransaction::begin(writer, Some("BEGIN IMMEDIATE")).await
+        let mut attempts = 0;
+        let begun = loop {
+            attempts += 1;
+            match OpenTransaction::begin(writer, Some("BEGIN IMMEDIATE")).await {
+                Err(sqlx::Error::InvalidSavePointStatement) if attempts < ATTEMPTS => {
+                    close_stuck(writer).await;
+                }
+                begun => break begun.map_err(|error| store_error(CONTEXT, error))?,
             }
-            begun => begun,
         };
-        let begun = begun.map_err(|error| store_error(CONTEXT, error))?;
-        let mut transaction = begun.with_guard(lent);
+        let mut transaction = begun.with(lent);
         let mut handle = transaction
             .connection()
             .lock_handle()
@@ -284,6 +290,43 @@ impl SqliteAdapter {
         receipt: &Receipt,
     ) -> Result<usize, Error> {
         let rows = self.bound(statement, keys, receipt).fetch_all(connection).await;
-        Ok(rows.map_err(|error| store_error(context, error))?.len())
+        let rows = rows.map_err(|error| {
+            let refused = is_refused_commit(&error);
+            let error = store_error(context, error);
+            // On its own, for the transaction has ended, it was not let.
+            if refused { error.of_the_transaction() } else { error }
+        })?;
+        Ok(rows.len())
     }
+}
+
+/// Closes the idle connections that sqlx believes to be in a transaction, which nobody holds: one
+/// that was taken from it behind its back, and after which it was dropped.
+async fn close_stuck(pool: &SqlitePool) {
+    // It may still be on its way back to the pool.
+    tokio::task::yield_now().await;
+    let mut sound = Vec::new();
+    while let Some(connection) = pool.try_acquire() {
+        if connection.is_in_transaction() {
+            let _ = connection.close().await;
+        } else {
+            sound.push(connection);
+        }
+    }
+}
+
+/// Whether sqlx believes to be under a savepoint: a handler has leaked the guard of one. It would
+/// end that one, and not the transaction, and be content.
+///
+/// Savepoints that were rolled back stay on SQLite's stack; what tells is the name that sqlx gives
+/// to the next one.
+async fn leaks_a_savepoint(connection: &mut SqliteConnection) -> bool {
+    let first = sqlx::query("RELEASE _sqlx_savepoint_1").execute(&mut *connection).await;
+    if first.is_err() {
+        return false;
+    }
+    let Ok(mut next) = connection.begin().await else { return true };
+    let leaked = sqlx::query("RELEASE _sqlx_savepoint_2").execute(&mut *next).await.is_ok();
+    let _ = next.rollback().await;
+    leaked
 }

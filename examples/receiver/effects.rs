@@ -1,0 +1,118 @@
+//! What the handlers did: one row for every time that one ran, in the store that keeps the keys.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use serde::Serialize;
+use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, Postgres};
+use sqlx::sqlite::{
+    Sqlite, SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions,
+    SqliteSynchronous,
+};
+use sqlx::{Database, Result};
+use tokio::sync::Mutex;
+use tower_dedup::DedupKey;
+
+// Both databases understand all of this.
+const CREATE: &str = "CREATE TABLE IF NOT EXISTS effects (\
+     namespace TEXT NOT NULL, id TEXT NOT NULL, attempt BIGINT NOT NULL, \
+     at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP)";
+const INSERT: &str = "INSERT INTO effects (namespace, id, attempt) VALUES ($1, $2, $3)";
+const LIST: &str = "SELECT namespace, id, count(*) FROM effects \
+     GROUP BY namespace, id ORDER BY namespace, id";
+
+#[derive(Debug, Clone)]
+pub(crate) enum Effects {
+    Memory(Arc<Mutex<BTreeMap<(String, String), i64>>>),
+    Sqlite(SqlitePool),
+    Postgres(PgPool),
+}
+
+/// How often the handler ran for one key; 1, if all is well.
+#[derive(Debug, Serialize)]
+pub(crate) struct Effect {
+    namespace: String,
+    id: String,
+    count: i64,
+}
+
+/// A database that effects can be written to, by whoever has a connection to it.
+pub(crate) trait Table: Database {
+    fn add(
+        connection: &mut Self::Connection,
+        key: &DedupKey,
+        attempt: u32,
+    ) -> impl Future<Output = Result<()>> + Send;
+}
+
+impl Table for Sqlite {
+    async fn add(connection: &mut SqliteConnection, key: &DedupKey, attempt: u32) -> Result<()> {
+        let insert = sqlx::query(INSERT).bind(key.namespace()).bind(key.id());
+        insert.bind(i64::from(attempt)).execute(connection).await.map(drop)
+    }
+}
+
+impl Table for Postgres {
+    async fn add(connection: &mut PgConnection, key: &DedupKey, attempt: u32) -> Result<()> {
+        let insert = sqlx::query(INSERT).bind(key.namespace()).bind(key.id());
+        insert.bind(i64::from(attempt)).execute(connection).await.map(drop)
+    }
+}
+
+impl Effects {
+    /// In the store at this URL, to which an adapter is connected already.
+    pub(crate) async fn connect(url: &str) -> Result<Self> {
+        if url.starts_with("memory:") {
+            return Ok(Self::Memory(Arc::default()));
+        }
+        if url.starts_with("sqlite:") {
+            // The adapter has made the file, in WAL mode.
+            let options = url.parse::<SqliteConnectOptions>()?.synchronous(SqliteSynchronous::Full);
+            let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
+            sqlx::query(CREATE).execute(&pool).await?;
+            return Ok(Self::Sqlite(pool));
+        }
+        let pool = PgPoolOptions::new().max_connections(10).connect(url).await?;
+        // Receivers that start together take turns: IF NOT EXISTS is no protection from a race.
+        let mut tx = pool.begin().await?;
+        sqlx::query("SELECT pg_advisory_xact_lock(3000)").execute(&mut *tx).await?;
+        sqlx::query(CREATE).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Self::Postgres(pool))
+    }
+
+    /// Adds one on a connection of its own.
+    pub(crate) async fn add(&self, key: &DedupKey, attempt: u32) -> Result<()> {
+        match self {
+            Self::Memory(counts) => {
+                let key = (key.namespace().to_owned(), key.id().to_owned());
+                *counts.lock().await.entry(key).or_default() += 1;
+                Ok(())
+            }
+            Self::Sqlite(pool) => Sqlite::add(&mut *pool.acquire().await?, key, attempt).await,
+            Self::Postgres(pool) => Postgres::add(&mut *pool.acquire().await?, key, attempt).await,
+        }
+    }
+
+    pub(crate) async fn list(&self) -> Result<Vec<Effect>> {
+        let rows: Vec<(String, String, i64)> = match self {
+            Self::Memory(counts) => {
+                let counts = counts.lock().await;
+                counts.iter().map(|((space, id), n)| (space.clone(), id.clone(), *n)).collect()
+            }
+            Self::Sqlite(pool) => sqlx::query_as(LIST).fetch_all(pool).await?,
+            Self::Postgres(pool) => sqlx::query_as(LIST).fetch_all(pool).await?,
+        };
+        let effect = |(namespace, id, count)| Effect { namespace, id, count };
+        Ok(rows.into_iter().map(effect).collect())
+    }
+
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Memory(_) => {}
+            Self::Sqlite(pool) => pool.close().await,
+            Self::Postgres(pool) => pool.close().await,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! [`DedupWorker`]: the ledgers, for code that no HTTP request calls: queue consumers, schedulers.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use http::{Extensions, StatusCode};
+
+use crate::adapter::Seen;
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::key::{DedupKey, Keys};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::ledger::transaction::DedupTx;
+use crate::ledger::{Begin, BeginContext, Claim, Ledger, Outcome};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::ledger::{TxHandle, TxUnavailable};
+
+/// Runs work at most once for every key, under a ledger.
+///
+/// It shares its store, and so its keys, with every layer and worker that uses the same one. Unlike
+/// a layer it starts no task: the work runs in the caller's.
+///
+/// # Cancel safety
+///
+/// If the future is dropped, so is the work, wherever it is; its key is given up then, as after a
+/// failure.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "memory")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use tower_dedup::adapter::MemoryAdapter;
+/// use tower_dedup::ledger::LeaseLedger;
+/// use tower_dedup::{DedupKey, DedupWorker, Ran};
+///
+/// let worker = DedupWorker::new(LeaseLedger::new(MemoryAdapter::new()));
+/// let key = DedupKey::new("invoices", "invoice_17")?;
+///
+/// let failed = worker.run(&key, async |_| Err::<(), _>("no paper")).await;
+/// assert!(failed.is_err()); // the key is free: the queue delivers again …
+/// let first = worker.run(&key, async |work| Ok::<_, &str>(work.delivery().attempt())).await;
+/// assert_eq!(first.unwrap(), Ran::First(2));
+/// let again = worker.run(&key, async |_| Ok::<_, &str>(0)).await;
+/// assert!(matches!(again.unwrap(), Ran::Duplicate(_))); // … to be acknowledged
+/// # Ok::<(), tower_dedup::KeyError>(())
+/// # }).unwrap();
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a worker does nothing until it is given work"]
+pub struct DedupWorker<L> {
+    ledger: L,
+    retention: Duration,
+    lease: Duration,
+    store_timeout: Duration,
+}
+
+impl<L: Ledger> DedupWorker<L> {
+    /// A worker that remembers keys for 30 days, with leases of 60 s and 2 s for each call to the
+    /// store.
+    pub fn new(ledger: L) -> Self {
+        const DAY: Duration = Duration::from_secs(86_400);
+        Self {
+            ledger,
+            retention: 30 * DAY,
+            lease: Duration::from_secs(60),
+            store_timeout: Duration::from_secs(2),
+        }
+    }
+
+    /// How long a key is remembered, from its first claim on.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// How long a claim holds without being renewed, at least 100 ms: how long the work of a
+    /// process that died waits for its retry.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease.max(Duration::from_millis(100));
+        self
+    }
+
+    /// The bound on every call to the store, waiting for a connection included.
+    pub fn store_timeout(mut self, bound: Duration) -> Self {
+        self.store_timeout = bound;
+        self
+    }
+
+    /// The ledger: to wait for what it does [in the background](Ledger::drain), at shutdown.
+    pub fn ledger(&self) -> &L {
+        &self.ledger
+    }
+
+    /// Runs `work` if the key is new, and makes the key permanent if it succeeds.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Work`] if the work failed: its key is free for the next attempt.
+    /// [`RunError::Store`] if the store did not answer, or if a transaction could not be
+    /// committed: the message is not to be acknowledged.
+    pub async fn run<T, E, F>(
+        &self,
+        key: &DedupKey,
+        work: impl FnOnce(Work) -> F,
+    ) -> Result<Ran<T>, RunError<E>>
+    where
+        F: Future<Output = Result<T, E>>,
+    {
+        let context = BeginContext::new(self.retention, self.lease, self.store_timeout);
+        let begun = self.ledger.begin(&Keys::one(key.clone()), &context).await;
+        let claim = match begun.map_err(RunError::Store)? {
+            Begin::First { claim, .. } => claim,
+            Begin::Duplicate(seen) | Begin::Mismatch(seen) => return Ok(Ran::Duplicate(seen)),
+            Begin::InFlight => return Ok(Ran::InFlight),
+        };
+        let mut extensions = Extensions::new();
+        claim.attach(&mut extensions);
+        let delivery = claim.delivery().clone();
+        match work(Work { delivery, extensions }).await {
+            Ok(value) => {
+                let done = Outcome::new(StatusCode::OK);
+                claim.commit(&done).await.map_err(RunError::Store)?;
+                Ok(Ran::First(value))
+            }
+            Err(error) => {
+                // Whether the rollback came through is for the ledger's log.
+                let _ = claim.rollback().await;
+                Err(RunError::Work(error))
+            }
+        }
+    }
+}
+
+/// What work can know and use: the counterpart of a request's extensions.
+#[derive(Debug)]
+pub struct Work {
+    delivery: Delivery,
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite")),
+        expect(dead_code, reason = "only transactions are attached")
+    )]
+    extensions: Extensions,
+}
+
+impl Work {
+    /// The delivery: its attempt, its lease, its derived idempotency keys.
+    #[must_use]
+    pub fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+
+    /// The transaction that commits with the key.
+    ///
+    /// # Errors
+    ///
+    /// [`TxUnavailable::Absent`] under a ledger that is not transactional over this database, and
+    /// the others while it is lent.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub fn transaction<DB: sqlx::Database>(&self) -> Result<DedupTx<DB>, TxUnavailable> {
+        self.extensions.get::<TxHandle<DB>>().ok_or(TxUnavailable::Absent)?.lend()
+    }
+}
+
+/// What became of a key's work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ran<T> {
+    /// It ran, and succeeded.
+    First(T),
+    /// It was done before: acknowledge the message.
+    Duplicate(Seen),
+    /// It is being done elsewhere, and may fail there: have the message delivered again later.
+    InFlight,
+}
+
+/// Why a key's work is not done.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RunError<E> {
+    /// The store did not answer, or refused.
+    Store(Error),
+    /// The work itself failed.
+    Work(E),
+}
+
+impl<E> fmt::Display for RunError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Store(_) => "the ledger failed",
+            Self::Work(_) => "the work failed",
+        })
+    }
+}
+
+impl<E: std::error::Error + 'static> std::error::Error for RunError<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(match self {
+            Self::Store(error) => error,
+            Self::Work(error) => error,
+        })
+    }
+}
