@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::{Request, Response};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, Postgres, Transaction};
 use support::effects::{
     Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged, write,
     writes_and_waits,
@@ -475,7 +475,6 @@ async fn a_handler_that_ends_its_transaction_is_no_success() {
         "COMMIT",
         "COMMIT AND CHAIN",
         "COMMIT; BEGIN",
-        "SAVEPOINT mine",
     ] {
         let answered = send(&service, request(sql)).await;
         assert_eq!(result(&answered), Some("uncommitted"), "{sql}");
@@ -487,7 +486,61 @@ async fn a_handler_that_ends_its_transaction_is_no_success() {
         let expected = i64::from(matches!(sql, "ROLLBACK" | "COMMIT"));
         assert_eq!(database.effects.of(sql).await, expected, "{sql}");
     }
-    assert_eq!(send(&service, request("SELECT 1")).await.status(), 200);
+    for sql in ["SELECT 1", "SAVEPOINT mine", "SAVEPOINT mine; ROLLBACK TO mine"] {
+        assert_eq!(send(&service, request(sql)).await.status(), 200, "{sql}");
+        assert_eq!(database.effects_and_key(sql).await, 1, "{sql}");
+        database.until_nothing_is_open().await;
+    }
+}
+
+/// A handler leaks the guard of a savepoint, and sqlx takes the transaction for one of two. The
+/// connection does not go back to the pool in it: what the next one writes would never be
+/// committed. There is one connection, and somebody waits for it all the time.
+#[tokio::test]
+async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
+    for (status, broken) in [(200, false), (200, true), (500, false)] {
+        let database = Database::fresh().await;
+        let pool = database.pool(1);
+        let adapter = PostgresAdapter::new(pool.clone());
+        adapter.migrate().await.unwrap();
+        let held = Handler::default();
+        held.hold();
+        let handler = tower::service_fn({
+            let held = held.clone();
+            move |request: Request<Body>| {
+                let held = held.clone();
+                async move {
+                    let mut tx = lend(&request);
+                    effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
+                    std::mem::forget(tx.begin().await.unwrap());
+                    if broken {
+                        tx.execute("SELECT nonsense").await.unwrap_err();
+                    }
+                    held.run(request).await.unwrap();
+                    Ok::<_, Infallible>(answer(status == 200))
+                }
+            }
+        });
+        let service = transactional(&pool).layer(handler);
+        let delivery = tokio::spawn(async move { send(&service, request("leaks")).await.status() });
+        held.running(1).await;
+        let records = (0..5).map(|record| {
+            let (adapter, keys) = (adapter.clone(), [dedup_key(&record.to_string())]);
+            tokio::spawn(async move { adapter.record(&keys, &receipt()).await.unwrap() })
+        });
+        let records: Vec<_> = records.collect();
+        tokio::task::yield_now().await;
+        held.release();
+        assert_eq!(delivery.await.unwrap(), 500);
+        for record in records {
+            assert_eq!(record.await.unwrap(), [Recorded::First]);
+        }
+        let complete = "SELECT count(completed_at) FROM webhook_deliveries";
+        let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
+        assert_eq!(complete.await.unwrap(), 5, "status {status}, broken: {broken}");
+        assert_eq!(database.effects.of("leaks").await, 0);
+        database.until_nothing_is_open().await;
+    }
 }
 
 /// Once the table is there, the four rights on it are enough for everything.

@@ -439,8 +439,7 @@ impl Statements {
                  UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL FROM terms \
                  WHERE t.key = ANY ($1) AND t.token = terms.token AND t.completed_at IS NULL \
                  AND pg_current_xact_id_if_assigned()::text = $3 \
-                 RETURNING t.xmin = pg_current_xact_id()::xid AS top, \
-                 pg_backend_pid() AS session",
+                 RETURNING t.xmin = pg_current_xact_id()::xid AS top",
                 Durability::Synchronous.setting()
             )
             .into(),

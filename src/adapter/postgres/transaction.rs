@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, Connection, Row};
 
 use super::super::contract::{Claimed, Receipt, Recorded, Token};
 use super::super::sql::{Grant, at, open_places};
@@ -94,35 +94,30 @@ impl TransactionAdapter for PostgresAdapter {
         let completed = sqlx::query(AssertSqlSafe(self.inner().statements.commit.clone()))
             .bind(row_keys(keys))
             .bind(Uuid::from(receipt.token()))
-            .bind(mark.clone())
+            .bind(mark)
             .fetch_all(transaction.connection())
             .await;
         let completed = match completed {
             Ok(completed) => completed,
             Err(error) => {
-                end_badly(transaction).await;
+                let _ = end(transaction).await;
                 return Err(fault(error));
             }
         };
         if completed.len() != keys.len() {
-            end_badly(transaction).await;
+            let _ = end(transaction).await;
             return Err(not_ours("completing keys: the handler has ended its transaction"));
         }
         let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
-        let session = completed.first().and_then(|row| row.try_get::<i32, _>("session").ok());
-        transaction.commit().await.map_err(fault)?;
-        if at_the_top || self.is_committed(mark).await.map_err(fault)? {
-            return Ok(());
+        if !at_the_top && has_leaked(transaction.connection()).await.map_err(fault)? {
+            dismiss(transaction).await;
+            return Err(not_ours("committing: the handler has leaked a savepoint"));
         }
-        // Its connection is in the pool, and in the transaction.
-        let end = sqlx::query("SELECT pg_terminate_backend($1)").bind(session);
-        let _ = end.execute(&self.inner().pool).await;
-        Err(not_ours("committing: the handler has leaked a savepoint"))
+        transaction.commit().await.map_err(fault)
     }
 
     async fn rollback(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
-        transaction
-            .rollback()
+        end(transaction)
             .await
             .map_err(|error| store_error("rolling the handler's transaction back", error))
     }
@@ -276,17 +271,6 @@ impl PostgresAdapter {
         Ok((answers, mark))
     }
 
-    /// Asked after a COMMIT under a savepoint: one that was rolled back stays on the stack, and is
-    /// no harm. Of one that a handler has leaked the guard, sqlx has released that, and committed
-    /// nothing.
-    async fn is_committed(&self, mark: Option<String>) -> Result<bool, sqlx::Error> {
-        let status: Option<String> = sqlx::query_scalar("SELECT pg_xact_status(($1)::text::xid8)")
-            .bind(mark)
-            .fetch_one(&self.inner().pool)
-            .await?;
-        Ok(status.as_deref() == Some("committed"))
-    }
-
     async fn within(
         &self,
         connection: &mut PgConnection,
@@ -307,6 +291,32 @@ fn row_keys(keys: &[DedupKey]) -> Vec<Uuid> {
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
 async fn end_badly(transaction: OpenTransaction<Postgres>) {
     let _ = transaction.rollback().await;
+}
+
+/// Rolls back all of a handler's transaction. Where it has leaked the guard of a savepoint, sqlx
+/// rolls back to that, and no further: it does not find it in the new transaction, and gives the
+/// connection up.
+async fn end(mut transaction: OpenTransaction<Postgres>) -> Result<(), sqlx::Error> {
+    // An error where the handler has ended the transaction by itself.
+    let _ = sqlx::raw_sql("ROLLBACK AND CHAIN").execute(transaction.connection()).await;
+    transaction.rollback().await
+}
+
+/// Whether a handler has leaked the guard of a savepoint: sqlx would release that instead of
+/// committing, and give the connection back to its pool with the transaction open.
+///
+/// Which savepoint is sqlx's next shows how many it takes for open. If it is the first, it is the
+/// one above `probe`, which then is still there; else `probe` goes with an older first one. (Those
+/// that were rolled back stay on the stack as well, so that looking for one tells nothing.)
+async fn has_leaked(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::raw_sql("SAVEPOINT tower_dedup_probe").execute(&mut *connection).await?;
+    connection.begin().await?.rollback().await?;
+    let release = "RELEASE _sqlx_savepoint_1; RELEASE tower_dedup_probe";
+    match sqlx::raw_sql(release).execute(connection).await {
+        Ok(_) => Ok(false),
+        Err(sqlx::Error::Database(_)) => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 /// Ends the session of a connection that must not go back to its pool.
