@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::digest::sha256_hex;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
@@ -94,23 +96,32 @@ impl fmt::Debug for DedupKey {
 ///
 /// It is a duplicate if *any* of its identities is complete, in flight if any is, and all of them
 /// are claimed and completed together.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Element {
     key: DedupKey,
     second: Option<DedupKey>,
+    payload: Option<Bytes>,
 }
 
 impl Element {
     /// An element with one identity.
     #[must_use]
     pub fn new(key: DedupKey) -> Self {
-        Self { key, second: None }
+        Self { key, second: None, payload: None }
     }
 
     /// Adds the second identity. One that is the key itself adds nothing.
     #[must_use]
     pub fn with_second_identity(mut self, second: DedupKey) -> Self {
         self.second = (second != self.key).then_some(second);
+        self
+    }
+
+    /// Adds the element's own bytes of a batch's body, to be told from another element of the same
+    /// key where the layer compares payloads.
+    #[must_use]
+    pub fn with_payload(mut self, payload: Bytes) -> Self {
+        self.payload = Some(payload);
         self
     }
 
@@ -126,9 +137,26 @@ impl Element {
         self.second.as_ref()
     }
 
+    /// The element's own bytes of a batch's body, if the extractor has said which they are.
+    #[must_use]
+    pub fn payload(&self) -> Option<&Bytes> {
+        self.payload.as_ref()
+    }
+
     /// All its identities, the key first.
     pub fn identities(&self) -> impl Iterator<Item = &DedupKey> {
         std::iter::once(&self.key).chain(&self.second)
+    }
+}
+
+impl fmt::Debug for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Payloads carry secrets.
+        f.debug_struct("Element")
+            .field("key", &self.key)
+            .field("second", &self.second)
+            .field("payload_len", &self.payload.as_ref().map(Bytes::len))
+            .finish()
     }
 }
 
