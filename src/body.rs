@@ -1,12 +1,13 @@
 //! Bodies: the request's, collected up to a limit, and the response's, which is the handler's or
 //! our own.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::LengthLimitError;
 use pin_project_lite::pin_project;
@@ -15,22 +16,42 @@ use tokio::time::Sleep;
 use crate::error::BoxError;
 
 pin_project! {
-    /// The body of a response: the inner service's, or an empty one of the layer's own.
+    /// The body of a response: the inner service's, or one of the layer's own.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         // None for a response of the layer's own.
         #[pin]
         inner: Option<B>,
+        // Boxed, for most responses have none.
+        read: Option<Box<Read<B>>>,
     }
+}
+
+/// What the layer has read of a body, or has made itself.
+#[derive(Debug)]
+struct Read<B> {
+    first: Bytes,
+    trailers: Option<HeaderMap>,
+    /// What was left unread.
+    rest: Option<Pin<Box<B>>>,
 }
 
 impl<B> ResponseBody<B> {
     pub(crate) fn inner(body: B) -> Self {
-        Self { inner: Some(body) }
+        Self { inner: Some(body), read: None }
     }
 
     pub(crate) fn own() -> Self {
-        Self { inner: None }
+        Self { inner: None, read: None }
+    }
+
+    /// A body of these bytes.
+    pub(crate) fn full(bytes: Bytes) -> Self {
+        Self::read(bytes, None, None)
+    }
+
+    fn read(first: Bytes, trailers: Option<HeaderMap>, rest: Option<Pin<Box<B>>>) -> Self {
+        Self { inner: None, read: Some(Box::new(Read { first, trailers, rest })) }
     }
 }
 
@@ -40,27 +61,100 @@ impl<B> Default for ResponseBody<B> {
     }
 }
 
-impl<B: Body> Body for ResponseBody<B> {
-    type Data = B::Data;
+impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        match self.project().inner.as_pin_mut() {
-            Some(body) => body.poll_frame(cx),
-            None => Poll::Ready(None),
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.project();
+        if let Some(body) = this.inner.as_pin_mut() {
+            return body.poll_frame(cx);
         }
+        let Some(read) = this.read else { return Poll::Ready(None) };
+        if !read.first.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut read.first)))));
+        }
+        if let Some(rest) = &mut read.rest {
+            return rest.as_mut().poll_frame(cx);
+        }
+        Poll::Ready(read.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.as_ref().is_none_or(Body::is_end_stream)
+        match (&self.inner, &self.read) {
+            (Some(body), _) => body.is_end_stream(),
+            (None, Some(read)) => {
+                read.first.is_empty()
+                    && read.trailers.is_none()
+                    && read.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+            }
+            (None, None) => true,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        match (&self.inner, &self.read) {
+            (Some(body), _) => body.size_hint(),
+            (None, Some(read)) => {
+                let first = read.first.len() as u64;
+                let rest = read.rest.as_ref().map_or(SizeHint::with_exact(0), |r| r.size_hint());
+                let mut hint = SizeHint::new();
+                hint.set_lower(first.saturating_add(rest.lower()));
+                if let Some(upper) = rest.upper() {
+                    hint.set_upper(first.saturating_add(upper));
+                }
+                hint
+            }
+            (None, None) => SizeHint::with_exact(0),
+        }
     }
+}
+
+/// A response's body that was read to be kept.
+pub(crate) enum Kept<B> {
+    /// All of it, and a body that says it again.
+    Whole(Bytes, ResponseBody<B>),
+    /// It is too long, or takes too long: a body that says it from the beginning.
+    Not(&'static str, ResponseBody<B>),
+}
+
+/// Reads a response's body, up to `limit` bytes and for `time`.
+pub(crate) async fn keep<B: Body<Data = Bytes>>(
+    body: B,
+    limit: usize,
+    time: Duration,
+) -> Result<Kept<B>, B::Error> {
+    const LONG: &str = "its body is too long";
+    const SLOW: &str = "its body took too long";
+    if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
+        return Ok(Kept::Not(LONG, ResponseBody::inner(body)));
+    }
+    let deadline = tokio::time::Instant::now() + time.min(Duration::from_secs(86_400));
+    let mut body = Box::pin(body);
+    let mut all = BytesMut::new();
+    let mut trailers = None;
+    loop {
+        let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
+        let Ok(frame) = tokio::time::timeout_at(deadline, frame).await else {
+            return Ok(Kept::Not(SLOW, ResponseBody::read(all.freeze(), None, Some(body))));
+        };
+        match frame.transpose()?.map(Frame::into_data) {
+            None => break,
+            Some(Ok(data)) => {
+                all.extend_from_slice(&data);
+                if all.len() > limit {
+                    let body = ResponseBody::read(all.freeze(), None, Some(body));
+                    return Ok(Kept::Not(LONG, body));
+                }
+            }
+            Some(Err(frame)) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    let all = all.freeze();
+    Ok(Kept::Whole(all.clone(), ResponseBody::read(all, trailers, None)))
 }
 
 /// Why a request's body was not read to its end.

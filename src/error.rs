@@ -240,6 +240,8 @@ pub enum ConfigError {
     InvalidIdentifier,
     /// Duplicates must be answered with a 2xx: every sender takes anything else for a failure.
     InvalidDuplicateStatus,
+    /// A header that belongs to one client, one connection or one moment is not replayed.
+    InvalidReplayHeader,
     /// The store URL cannot be read. (The URL is not repeated here: it may hold a password.)
     InvalidUrl,
     /// No adapter answers to this URL scheme.
@@ -264,6 +266,7 @@ impl fmt::Display for ConfigError {
             Self::InvalidIdentifier => {
                 f.write_str("a table or schema name matches [A-Za-z_][A-Za-z0-9_]{0,47}")
             }
+            Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
             Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
             Self::InvalidUrl => f.write_str("the store URL cannot be read"),
             Self::UnknownScheme(scheme) => write!(f, "no adapter for the scheme `{scheme}:`"),

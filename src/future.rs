@@ -18,7 +18,7 @@ use crate::body::{Collect, ResponseBody};
 use crate::error::BoxError;
 use crate::ledger::Ledger;
 use crate::response::DedupResult;
-use crate::service::{Answer, Next, Shared, Start, own};
+use crate::service::{Answer, Next, Shared, Start, own, replayed};
 
 pin_project! {
     /// The response future of [`Dedup`](crate::Dedup).
@@ -27,19 +27,19 @@ pin_project! {
     ///
     /// Dropped while the body arrives, nothing was claimed. Dropped later, the delivery runs to
     /// its end without it.
-    pub struct ResponseFuture<S, L, B, R>
+    pub struct ResponseFuture<S, L, B, R, ResBody>
     where
         S: Service<Request<B>>,
     {
         #[pin]
-        state: State<S, L, B, R>,
+        state: State<S, L, B, R, ResBody>,
         shared: Arc<Shared<L>>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<S, L, B, R>
+    enum State<S, L, B, R, ResBody>
     where
         S: Service<Request<B>>,
     {
@@ -53,12 +53,12 @@ pin_project! {
             future: S::Future,
         },
         Task {
-            answer: oneshot::Receiver<Answer<S::Response, S::Error>>,
+            answer: oneshot::Receiver<Answer<ResBody, S::Error>>,
         },
     }
 }
 
-impl<S, L, B, R> ResponseFuture<S, L, B, R>
+impl<S, L, B, R, ResBody> ResponseFuture<S, L, B, R, ResBody>
 where
     S: Service<Request<B>>,
 {
@@ -69,7 +69,7 @@ where
     }
 }
 
-impl<S, L, B, R, ResBody> Future for ResponseFuture<S, L, B, R>
+impl<S, L, B, R, ResBody> Future for ResponseFuture<S, L, B, R, ResBody>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Future: Send,
@@ -78,7 +78,7 @@ where
     B: From<Bytes> + Send + 'static,
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
-    ResBody: Send + 'static,
+    ResBody: Body<Data = Bytes> + Send + 'static,
 {
     type Output = Result<Response<ResponseBody<ResBody>>, S::Error>;
 
@@ -101,8 +101,9 @@ where
                 }
                 StateProj::Task { answer } => {
                     let result = match ready!(Pin::new(answer).poll(cx)) {
-                        Ok(Answer::Inner(response)) => {
-                            return Poll::Ready(response.map(|r| r.map(ResponseBody::inner)));
+                        Ok(Answer::Inner(response)) => return Poll::Ready(response),
+                        Ok(Answer::Replay(response)) => {
+                            return Poll::Ready(Ok(replayed(&response, &this.shared.config)));
                         }
                         Ok(Answer::Own(result)) => result,
                         Ok(Answer::Panicked(panic)) => resume_unwind(panic),
@@ -121,7 +122,7 @@ where
     }
 }
 
-impl<S, L, B, R> fmt::Debug for ResponseFuture<S, L, B, R>
+impl<S, L, B, R, ResBody> fmt::Debug for ResponseFuture<S, L, B, R, ResBody>
 where
     S: Service<Request<B>>,
 {

@@ -13,14 +13,16 @@ use tower_layer::Layer;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::adapter::{DedupAdapter, LeaseAdapter};
+use crate::adapter::{DedupAdapter, LeaseAdapter, Payloads};
 use crate::error::ConfigError;
-use crate::key::KeyExtractor;
+use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::TransactionLedger;
-use crate::ledger::{ArrivalLedger, BeginContext, FailOpen, LeaseLedger, Ledger};
+use crate::ledger::{
+    ArrivalLedger, BeginContext, FailOpen, LeaseLedger, Ledger, Recaller, Recalls, Replays,
+};
 use crate::observe;
-use crate::policy::{LogIds, OnInFlight, OnMissingKey, OnUnavailable, Success};
+use crate::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::service::{Dedup, Gate};
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -46,6 +48,8 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// | [`on_unavailable`](Self::on_unavailable) | 503 with `Retry-After: 30` |
 /// | [`duplicate_status`](Self::duplicate_status) | 200 |
 /// | [`result_header`](Self::result_header) | `x-dedup-result` |
+/// | [`fingerprint`](Self::fingerprint) | off: payloads are not compared |
+/// | [`replay`](Self::replay) | off: duplicates get an empty response |
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
@@ -318,6 +322,66 @@ impl<L: FailOpen, B> DedupLayer<L, B> {
     }
 }
 
+impl<L: Recalls, B> DedupLayer<L, B> {
+    /// Compares the payload of a delivery with that under which its event was handled.
+    ///
+    /// `part` is what has to be the same: [`key::body_digest()`](crate::key::body_digest) for the
+    /// whole body, or the values that matter (`key::json("/amount")`), where a sender counts its
+    /// attempts or tells the time in the body (see [`provider`](crate::provider)). In a batch, it is
+    /// read from each element's [own bytes](crate::key::Element::with_payload). Its SHA-256 is kept
+    /// with the key from then on; a delivery that does not carry `part` is not compared.
+    ///
+    /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
+    /// Compared is what has been *handled*: an event whose first handler failed may come again with
+    /// another payload.
+    ///
+    /// Costs a second call to the store for every duplicate.
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")] {
+    /// use tower_dedup::{DedupLayer, OnMismatch, adapter::MemoryAdapter, key, provider};
+    ///
+    /// let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new())
+    ///     .fingerprint(key::body_digest(), OnMismatch::Refuse);
+    /// # let _ = dedup;
+    /// # }
+    /// ```
+    pub fn fingerprint(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
+        self.config.recaller = Some(self.ledger.recaller());
+        self.config.fingerprint = Some(Fingerprint { part, on_mismatch });
+        self
+    }
+}
+
+impl<L: Replays, B> DedupLayer<L, B> {
+    /// Keeps the response to the first delivery of an event that succeeds, and answers its
+    /// duplicates with it, for senders to whom the answer matters: a Telegram bot's
+    /// method call, the instructions of a Twilio webhook.
+    ///
+    /// The response's body is read to its end before the event is completed. If it ends in an
+    /// error, the handler has failed: the delivery is answered 500, and the retry runs. That of a
+    /// batch is not kept. Not for [`on_arrival`](Self::on_arrival) layers, whose keys are complete
+    /// before there is a response: this does not compile.
+    ///
+    /// Costs a second call to the store for every duplicate. What is kept is what handlers answer:
+    /// mind who may read the store.
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")] {
+    /// use tower_dedup::{DedupLayer, Replay, adapter::MemoryAdapter, provider};
+    ///
+    /// let dedup = DedupLayer::new(provider::TWILIO, MemoryAdapter::new())
+    ///     .replay(Replay::new().body_limit(16 * 1024));
+    /// # let _ = dedup;
+    /// # }
+    /// ```
+    pub fn replay(mut self, replay: Replay) -> Self {
+        self.config.recaller = Some(self.ledger.recaller());
+        self.config.replay = Some(replay);
+        self
+    }
+}
+
 impl<L: Ledger, B> DedupLayer<L, B> {
     /// A handle that waits for running deliveries at shutdown.
     ///
@@ -454,6 +518,16 @@ pub(crate) struct Config {
     pub(crate) result_header: Option<HeaderName>,
     pub(crate) require_verified: bool,
     pub(crate) log_ids: LogIds,
+    pub(crate) recaller: Option<Recaller>,
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) replay: Option<Replay>,
+}
+
+/// What is compared.
+#[derive(Debug, Clone)]
+pub(crate) struct Fingerprint {
+    pub(crate) part: KeyPart,
+    pub(crate) on_mismatch: OnMismatch,
 }
 
 impl Config {
@@ -482,7 +556,15 @@ impl Config {
             result_header: Some(HeaderName::from_static("x-dedup-result")),
             require_verified: false,
             log_ids: LogIds::default(),
+            recaller: None,
+            fingerprint: None,
+            replay: None,
         }
+    }
+
+    /// What to do with an event that was handled with another payload.
+    pub(crate) fn on_mismatch(&self) -> OnMismatch {
+        self.fingerprint.as_ref().map_or_else(OnMismatch::default, |compared| compared.on_mismatch)
     }
 
     /// Routers answer HEAD by the handler of GET: where one is deduplicated, so is the other.
@@ -492,8 +574,12 @@ impl Config {
     }
 
     /// The terms for one begin, with a token of its own.
-    pub(crate) fn begin_context(&self) -> BeginContext {
-        BeginContext::new(self.retention, self.lease, self.store_timeout)
+    pub(crate) fn begin_context(&self, payloads: Option<&Payloads>) -> BeginContext {
+        let mut context = BeginContext::new(self.retention, self.lease, self.store_timeout)
             .on_unavailable(self.on_unavailable)
+            .with_payloads(payloads.cloned());
+        context.recaller = self.recaller.clone();
+        context.replays = self.replay.is_some();
+        context
     }
 }

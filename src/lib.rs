@@ -64,7 +64,7 @@ pub use key::{DedupKey, KeyExtractor};
 pub use layer::{DedupHandle, DedupLayer};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::transaction::DedupTx;
-pub use policy::{LogIds, OnInFlight, OnMissingKey, OnUnavailable, Verified};
+pub use policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Verified};
 pub use response::DedupResult;
 pub use retention::{Purger, PurgerHandle};
 pub use service::Dedup;

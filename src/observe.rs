@@ -25,7 +25,8 @@
 //! | `partial` | info | a batch: the new events are complete, others run elsewhere still |
 //! | `duplicate` | info | answered without running the handler |
 //! | `in_flight` | info | the event was running elsewhere for longer than the wait |
-//! | `mismatch` | warn | the id is known, with another body, where a ledger compares bodies |
+//! | `mismatch` | warn | the id is known, with another payload, where the layer [compares](crate::DedupLayer::fingerprint) them |
+//! | `broken_response` | error | the handler's response, which was to be kept, ended in an error; the key is free for the retry |
 //! | `unavailable` | warn | the store did not answer |
 //! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way |
 //! | `invalid_key` | warn | the key is missing, malformed, or one of too many |
@@ -33,8 +34,9 @@
 //! | `unverified` | error | no `Verified` marker: the layers are in the wrong order |
 //! | `bypass` | debug | a handshake, or a missing key that was let through |
 //!
-//! Beside them, naming events by their hash: `lease lost` (warn), `takeover` (warn), `running unprotected` (warn),
-//! `completed in the background` (info), `gave up in the background` (error), `purged` (debug).
+//! Beside them, naming events by their hash: `lease lost` (warn), `takeover` (warn), `running
+//! unprotected` (warn), `payload mismatch` (warn), `response not kept` (warn), `completed in the
+//! background` (info), `gave up in the background` (error), `purged` (debug).
 //!
 //! # Metrics
 //!
@@ -45,10 +47,12 @@
 //! | `tower_dedup_deliveries_total` | counter | `namespace`, `outcome` | deliveries by outcome, as above |
 //! | `tower_dedup_running` | gauge | `namespace` | deliveries that have begun and not ended |
 //! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | from the head of the request to the answer |
-//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | calls to the store: `record`, `unrecord`; `claim`, `renew`, `complete`, `release`; `begin`, `give_back`, `commit`, `rollback` of transactions. `result` is `ok` or the kind of the error |
+//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | calls to the store: `record`, `unrecord`; `claim`, `renew`, `complete`, `release`; `recall`; `begin`, `give_back`, `commit`, `rollback` of transactions. `result` is `ok` or the kind of the error |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | first runs after somebody else's lease lapsed |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that ended after somebody took their event over |
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers run although the store did not answer |
+//! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
+//! | `tower_dedup_responses_not_kept_total` | counter | `namespace` | responses that were to be kept and cannot be |
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | completions, releases and undone records that ended in the background; `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 
@@ -71,6 +75,7 @@ pub(crate) enum Outcome {
     Duplicate,
     InFlight,
     Mismatch,
+    BrokenResponse,
     Unavailable,
     Overloaded,
     InvalidKey,
@@ -92,6 +97,7 @@ impl Outcome {
             Self::Duplicate => "duplicate",
             Self::InFlight => "in_flight",
             Self::Mismatch => "mismatch",
+            Self::BrokenResponse => "broken_response",
             Self::Unavailable => "unavailable",
             Self::Overloaded => "overloaded",
             Self::InvalidKey => "invalid_key",
@@ -161,7 +167,10 @@ impl Report<'_> {
             | Outcome::Partial
             | Outcome::Duplicate
             | Outcome::InFlight => event!(INFO),
-            Outcome::Panicked | Outcome::Uncommitted | Outcome::Unverified => event!(ERROR),
+            Outcome::Panicked
+            | Outcome::Uncommitted
+            | Outcome::BrokenResponse
+            | Outcome::Unverified => event!(ERROR),
             Outcome::Mismatch
             | Outcome::Unavailable
             | Outcome::Overloaded
@@ -280,6 +289,31 @@ pub(crate) fn unprotected(key: &DedupKey, error: &Error) {
         id = key.fingerprint(),
         error = chain(error),
         "running unprotected: the store did not answer"
+    );
+}
+
+/// An event was handled before, with another payload.
+pub(crate) fn mismatch(key: &DedupKey) {
+    #[cfg(feature = "metrics")]
+    count("tower_dedup_mismatches_total", key);
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace = key.namespace(),
+        id = key.fingerprint(),
+        "payload mismatch: this event was handled with another payload"
+    );
+}
+
+/// A handler's response cannot be kept: its duplicates get an empty one.
+pub(crate) fn response_not_kept(key: &DedupKey, why: &'static str) {
+    #[cfg(feature = "metrics")]
+    count("tower_dedup_responses_not_kept_total", key);
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace = key.namespace(),
+        id = key.fingerprint(),
+        why,
+        "response not kept: duplicates of this event are answered without it"
     );
 }
 

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderMap, HeaderName, StatusCode, header};
+
+use crate::error::ConfigError;
 
 /// What to do with a delivery that carries no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,6 +57,110 @@ pub enum OnUnavailable {
     /// Run the handler, unprotected from duplicates. The key is still recorded afterwards if the
     /// store answers by then.
     Open,
+}
+
+/// What to do with a delivery whose event was handled before, with another payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnMismatch {
+    /// Count and log it, and answer as to any duplicate: the sender is acknowledged.
+    #[default]
+    Report,
+    /// Count and log it, and answer 422. In a batch, after its new events have run.
+    Refuse,
+}
+
+/// Which part of a handler's response is kept with its event, and replayed to duplicates.
+///
+/// The status always is. By default so are the header `content-type` and a body of up to 64 KiB.
+///
+/// # Example
+///
+/// ```
+/// use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, SET_COOKIE};
+/// use tower_dedup::Replay;
+///
+/// let replay = Replay::new().headers([CONTENT_TYPE, CONTENT_LANGUAGE])?.body_limit(4 * 1024);
+/// // A cookie is for one client.
+/// assert!(Replay::new().headers([SET_COOKIE]).is_err());
+/// # let _ = replay;
+/// # Ok::<(), tower_dedup::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replay {
+    headers: Arc<[HeaderName]>,
+    body_limit: usize,
+}
+
+/// Headers that are for one client, or for one connection (RFC 9110, section 7.6.1): a copy of
+/// them would be wrong.
+const NEVER_KEPT: &[HeaderName] = &[
+    header::SET_COOKIE,
+    header::CONNECTION,
+    header::CONTENT_LENGTH,
+    header::PROXY_AUTHENTICATE,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::DATE,
+];
+
+impl Replay {
+    /// Keeps the status, the header `content-type` and a body of up to 64 KiB.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { headers: [header::CONTENT_TYPE].into(), body_limit: 64 * 1024 }
+    }
+
+    /// Keeps these headers, instead of `content-type` alone.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidReplayHeader`] for `set-cookie` and for headers that belong to one
+    /// connection or one moment: `connection`, `content-length`, `date`, `transfer-encoding` and
+    /// their like.
+    pub fn headers(
+        mut self,
+        headers: impl IntoIterator<Item = HeaderName>,
+    ) -> Result<Self, ConfigError> {
+        self.headers = headers.into_iter().collect();
+        if self.headers.iter().any(|name| NEVER_KEPT.contains(name)) {
+            return Err(ConfigError::InvalidReplayHeader);
+        }
+        Ok(self)
+    }
+
+    /// The longest body that is kept, in bytes. The response of a longer one is not kept at all:
+    /// duplicates get an empty one, and a log event and a metric say so.
+    #[must_use]
+    pub const fn body_limit(mut self, bytes: usize) -> Self {
+        self.body_limit = bytes;
+        self
+    }
+
+    pub(crate) const fn limit(&self) -> usize {
+        self.body_limit
+    }
+
+    /// Those of `headers` that are kept; `None` if one of them cannot be.
+    pub(crate) fn select(&self, headers: &HeaderMap) -> Option<HeaderMap> {
+        let mut kept = HeaderMap::new();
+        for name in &*self.headers {
+            for value in headers.get_all(name) {
+                // Stores keep text.
+                std::str::from_utf8(value.as_bytes()).ok()?;
+                kept.append(name, value.clone());
+            }
+        }
+        Some(kept)
+    }
+}
+
+impl Default for Replay {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// Whether logs name an event by its id.

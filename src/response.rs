@@ -6,15 +6,17 @@
 //! | in flight elsewhere | 503 | 5 s (configurable) | `in-flight` |
 //! | store unavailable, no permit left, shutting down | 503 | 30 s (configurable) | `unavailable` |
 //! | key missing, malformed, or too many | 400 | | `invalid-key` |
-//! | same id, other body, where a ledger compares bodies | 422 | | `mismatch` |
+//! | same id, other payload, where the layer refuses that | 422 | | `mismatch` |
 //! | body too large | 413 | | `too-large` |
 //! | body broken | 400 | | `broken-body` |
 //! | body too slow | 408 | | `slow-body` |
 //! | the handler ended, broke or kept its transaction | 500 | | `uncommitted` |
+//! | the handler's response, which was to be kept, ended in an error | 500 | | `broken-response` |
 //! | not verified under `require_verified` | 500 | | `unverified` |
 //!
 //! 503 and not 409 while in flight: several senders never retry a 4xx. 200 and not 409 for a
-//! duplicate: senders retry anything that is not 2xx. Nothing internal is said; the cause is
+//! duplicate: senders retry anything that is not 2xx. A duplicate whose response was
+//! [kept](crate::DedupLayer::replay) has that one's status, headers and body. Nothing internal is said; the cause is
 //! logged.
 
 use http::StatusCode;
@@ -32,7 +34,7 @@ pub enum DedupResult {
     Unavailable,
     /// The key is missing or malformed, or there are too many.
     InvalidKey,
-    /// The id is known, with another body.
+    /// The event was handled with another payload.
     Mismatch,
     /// The body is over the limit.
     TooLarge,
@@ -42,6 +44,8 @@ pub enum DedupResult {
     SlowBody,
     /// The handler succeeded, but what it did to its transaction cannot be committed.
     Uncommitted,
+    /// The handler's response was to be kept, and its body ended in an error.
+    BrokenResponse,
     /// The layer requires verified requests, and this one is not.
     Unverified,
 }
@@ -60,6 +64,7 @@ impl DedupResult {
             Self::BrokenBody => "broken-body",
             Self::SlowBody => "slow-body",
             Self::Uncommitted => "uncommitted",
+            Self::BrokenResponse => "broken-response",
             Self::Unverified => "unverified",
         }
     }
@@ -73,7 +78,9 @@ impl DedupResult {
             Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
-            Self::Uncommitted | Self::Unverified => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Uncommitted | Self::BrokenResponse | Self::Unverified => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 }

@@ -112,7 +112,9 @@ impl<L: Ledger> DedupWorker<L> {
         let begun = self.ledger.begin(&Keys::one(key.clone()), &context).await;
         let claim = match begun.map_err(RunError::Store)? {
             Begin::First { claim, .. } => claim,
-            Begin::Duplicate(seen) | Begin::Mismatch(seen) => return Ok(Ran::Duplicate(seen)),
+            Begin::Duplicate(known) | Begin::Mismatch(known) => {
+                return Ok(Ran::Duplicate(known.seen));
+            }
             Begin::InFlight => return Ok(Ran::InFlight),
         };
         let mut extensions = Extensions::new();

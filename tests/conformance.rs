@@ -247,28 +247,35 @@ impl Store for Serializable {
 
 mod memory {
     tower_dedup::conformance_suite!(super::Memory);
+    tower_dedup::recall_conformance_suite!(super::Memory);
 }
 
 mod memory_few_shards {
     tower_dedup::conformance_suite!(super::FewShards);
+    tower_dedup::recall_conformance_suite!(super::FewShards);
 }
 
 mod sqlite {
     tower_dedup::conformance_suite!(super::Sqlite);
+    tower_dedup::recall_conformance_suite!(super::Sqlite);
 }
 
 mod sqlite_users_pool {
     tower_dedup::conformance_suite!(super::UsersPool);
+    tower_dedup::recall_conformance_suite!(super::UsersPool);
 }
 
 mod postgres {
     tower_dedup::conformance_suite!(super::Postgres);
+    tower_dedup::recall_conformance_suite!(super::Postgres);
 }
 
 mod postgres_serializable {
     tower_dedup::conformance_suite!(super::Serializable);
+    tower_dedup::recall_conformance_suite!(super::Serializable);
 }
 
 mod boxed {
     tower_dedup::conformance_suite!(super::Boxed);
+    tower_dedup::recall_conformance_suite!(super::Boxed);
 }

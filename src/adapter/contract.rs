@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::kept::{Kept, StoredResponse};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -182,19 +183,26 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The terms of a call to a store: who asks, and for how long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The terms of a call to a store: who asks, for how long, and what is to be kept with the keys.
+///
+/// Cloning is cheap.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     token: Token,
     retention: Duration,
     lease: Duration,
+    payloads: Option<Payloads>,
+    response: Option<Arc<StoredResponse>>,
 }
+
+/// The SHA-256 of each key's payload, sorted by key.
+pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
 
 impl Receipt {
     /// The terms of a `record`: no lease.
     #[must_use]
     pub const fn new(token: Token, retention: Duration) -> Self {
-        Self { token, retention, lease: Duration::ZERO }
+        Self { token, retention, lease: Duration::ZERO, payloads: None, response: None }
     }
 
     /// Adds the lease that a claim or a renewal asks for.
@@ -202,6 +210,46 @@ impl Receipt {
     pub const fn with_lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
+    }
+
+    /// Adds the SHA-256 of each key's payload, to be kept with it by a store that can
+    /// [`Recall`](super::Recall).
+    #[must_use]
+    pub fn with_payloads(self, payloads: impl IntoIterator<Item = (DedupKey, [u8; 32])>) -> Self {
+        let mut payloads: Vec<_> = payloads.into_iter().collect();
+        payloads.sort_unstable();
+        self.with_sorted_payloads(payloads.into())
+    }
+
+    pub(crate) fn with_sorted_payloads(mut self, payloads: Payloads) -> Self {
+        self.payloads = Some(payloads);
+        self
+    }
+
+    /// Adds the handler's response, to be kept with every key of a completion by a store that can
+    /// [`Recall`](super::Recall).
+    #[must_use]
+    pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
+        self.response = Some(response);
+        self
+    }
+
+    /// What a store that can [`Recall`](super::Recall) keeps with this key once it is complete;
+    /// `None` if there is nothing to keep.
+    #[must_use]
+    pub fn kept_for(&self, key: &DedupKey) -> Option<Kept> {
+        let payload = self.payloads.as_deref().and_then(|payloads| {
+            let place = payloads.binary_search_by(|(of, _)| of.cmp(key)).ok()?;
+            Some(payloads[place].1)
+        });
+        let keeps = payload.is_some() || self.response.is_some();
+        keeps.then(|| Kept::new(payload, self.response.clone()))
+    }
+
+    /// Whether there is anything to keep with any key.
+    #[must_use]
+    pub const fn keeps(&self) -> bool {
+        self.payloads.is_some() || self.response.is_some()
     }
 
     /// The caller's token.

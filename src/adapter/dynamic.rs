@@ -6,11 +6,12 @@ use super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
+use super::kept::{Kept, Recall};
 use crate::error::Error;
 use crate::key::DedupKey;
 
-/// The boxed twin of [`LeaseAdapter`] and [`Maintain`], implemented for everything that implements
-/// both. `Arc<dyn DynAdapter>` is an adapter again.
+/// The boxed twin of [`LeaseAdapter`], [`Maintain`] and [`Recall`], implemented for everything that
+/// implements all three. `Arc<dyn DynAdapter>` is an adapter again.
 ///
 /// Each call costs one allocation more than the adapter it stands for.
 pub trait DynAdapter: Send + Sync + 'static {
@@ -50,6 +51,11 @@ pub trait DynAdapter: Send + Sync + 'static {
         keys: &'a [DedupKey],
         receipt: &'a Receipt,
     ) -> BoxFuture<'a, Result<Vec<Released>, Error>>;
+    /// [`Recall::recall`]
+    fn dyn_recall<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+    ) -> BoxFuture<'a, Result<Vec<Option<Kept>>, Error>>;
     /// [`Maintain::purge`]
     fn dyn_purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, Error>>;
     /// [`Maintain::forget`]
@@ -62,7 +68,7 @@ pub trait DynAdapter: Send + Sync + 'static {
     fn dyn_close(&self) -> BoxFuture<'_, ()>;
 }
 
-impl<A: LeaseAdapter + Maintain> DynAdapter for A {
+impl<A: LeaseAdapter + Maintain + Recall> DynAdapter for A {
     fn dyn_record<'a>(
         &'a self,
         keys: &'a [DedupKey],
@@ -109,6 +115,13 @@ impl<A: LeaseAdapter + Maintain> DynAdapter for A {
         receipt: &'a Receipt,
     ) -> BoxFuture<'a, Result<Vec<Released>, Error>> {
         Box::pin(self.release(keys, receipt))
+    }
+
+    fn dyn_recall<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+    ) -> BoxFuture<'a, Result<Vec<Option<Kept>>, Error>> {
+        Box::pin(self.recall(keys))
     }
 
     fn dyn_purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, Error>> {
@@ -161,6 +174,12 @@ impl LeaseAdapter for dyn DynAdapter {
 
     async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
         self.dyn_release(keys, receipt).await
+    }
+}
+
+impl Recall for dyn DynAdapter {
+    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+        self.dyn_recall(keys).await
     }
 }
 

@@ -38,6 +38,7 @@ use crate::error::{ConfigError, Error};
 
 mod contract;
 mod dynamic;
+mod kept;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "postgres")]
@@ -49,11 +50,13 @@ mod sqlite;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
+pub(crate) use contract::Payloads;
 pub use contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
     Receipt, Recorded, Released, Renewed, Seen, Token,
 };
 pub use dynamic::DynAdapter;
+pub use kept::{Kept, Recall, StoredResponse};
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]

@@ -34,6 +34,8 @@
 //!
 //! mod memory {
 //!     tower_dedup::conformance_suite!(super::Memory);
+//!     // For a store that keeps payloads and responses too:
+//!     tower_dedup::recall_conformance_suite!(super::Memory);
 //! }
 //! ```
 
@@ -97,6 +99,23 @@ fn runtime() -> tokio::runtime::Runtime {
         .enable_all()
         .build()
         .unwrap_or_else(|error| panic!("no runtime: {error}"))
+}
+
+/// Expands to one `#[test]` for every case of the [conformance suite](crate::conformance) that is for
+/// stores which [`Recall`](crate::adapter::Recall). In a module of its own, or beside
+/// [`conformance_suite!`](crate::conformance_suite).
+#[macro_export]
+macro_rules! recall_conformance_suite {
+    ($store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            a_completion_keeps_what_it_carries,
+            a_record_keeps_what_it_carries,
+            each_key_keeps_its_own,
+            a_late_completion_keeps_what_it_carries,
+            what_is_kept_ends_with_its_retention,
+            hostile_responses_come_back_as_they_were,
+        }
+    };
 }
 
 /// Expands to one `#[test]` for every case of the [conformance suite](crate::conformance).

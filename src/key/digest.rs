@@ -13,10 +13,20 @@ pub(crate) fn body_id(body: &[u8]) -> String {
     id
 }
 
+/// The SHA-256 of `bytes`.
+pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    Sha256::digest(bytes).into()
+}
+
 /// The SHA-256 of `bytes` in 64 lower-case hex digits.
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
-    let mut hex = String::with_capacity(64);
-    push_hex(&mut hex, &Sha256::digest(bytes));
+    hex(&Sha256::digest(bytes))
+}
+
+/// `bytes` in lower-case hex digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let mut hex = String::with_capacity(2 * bytes.len());
+    push_hex(&mut hex, bytes);
     hex
 }
 

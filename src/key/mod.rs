@@ -45,6 +45,8 @@ mod part;
 mod query;
 
 pub(crate) use digest::derive;
+#[cfg(feature = "sqlite")]
+pub(crate) use digest::hex;
 pub use extractor::{Extracted, KeyExtractor, RequestRef};
 pub use id::{DedupKey, Element, Keys, MAX_ID_LEN};
 pub use json::Pointer;

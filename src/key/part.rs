@@ -185,6 +185,14 @@ impl KeyPart {
         Ok(KeyExtractor::from_part(namespace.into(), self))
     }
 
+    /// The SHA-256 of the value: of the raw body, for the body's digest.
+    pub(crate) fn sha256(&self, request: &RequestRef<'_>) -> Result<Option<[u8; 32]>, KeyError> {
+        if let Node::BodyDigest = self.0 {
+            return Ok(Some(digest::sha256(request.body())));
+        }
+        Ok(self.read(request)?.map(|value| digest::sha256(value.as_bytes())))
+    }
+
     /// Reads the value.
     pub(super) fn read<'r>(
         &self,

@@ -18,10 +18,11 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::background::{Background, Step, Work};
 use super::call::{outcome_unknown, store_call, undone};
-use super::fold::{Answer, fold, plan};
+use super::fold::{Answer, fold, granted, plan};
 use super::pending::Pending;
-use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Outcome};
-use crate::adapter::{DedupAdapter, Receipt, Recorded};
+use super::recall::{Recaller, Recalls, recall};
+use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
+use crate::adapter::{DedupAdapter, Recall, Receipt, Recorded};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Keys};
@@ -43,7 +44,7 @@ const UNDO_PATIENCE: Duration = Duration::from_secs(20);
 pub struct ArrivalLedger<A>(Arc<Inner<A>>);
 
 struct Inner<A> {
-    adapter: A,
+    adapter: Arc<A>,
     /// Recorded perhaps, by deliveries that were told 503.
     undoing: Arc<Pending>,
     background: Background,
@@ -54,7 +55,7 @@ impl<A> ArrivalLedger<A> {
     #[must_use]
     pub fn new(adapter: A) -> Self {
         Self(Arc::new(Inner {
-            adapter,
+            adapter: Arc::new(adapter),
             undoing: Arc::default(),
             background: Background::new(MOST_UNDOINGS),
         }))
@@ -102,7 +103,7 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
                 observe::unprotected(keys.first(), &error);
                 inner.record_behind(room, flat, receipt, context.store_timeout);
                 let delivery = Delivery::unprotected(elements);
-                return Ok(Begin::first(ArrivalClaim { delivery }, false));
+                return Ok(Begin::first(ArrivalClaim { delivery }, Others::default()));
             }
             Err(error) => {
                 if outcome_unknown(&error) {
@@ -111,7 +112,7 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
                 return Err(error);
             }
         };
-        let answers: Vec<Answer> = flat
+        let mut answers: Vec<Answer> = flat
             .iter()
             .zip(recorded)
             .map(|(key, answer)| match answer {
@@ -120,19 +121,25 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
                 answer => answer.into(),
             })
             .collect();
+        let (room, response) = if context.recaller.is_some() {
+            let granted = granted(&flat, &answers);
+            let granted = Granted { inner, room: Some(room), keys: granted, context };
+            let response = recall(context, &elements, &flat, &mut answers, |_| None).await?;
+            (granted.keep(), response)
+        } else {
+            (Some(room), None)
+        };
         let mut folded = fold(elements, &flat, &answers);
-        if !folded.give_back.is_empty() {
+        if let (false, Some(room)) = (folded.give_back.is_empty(), room) {
             let give_back = std::mem::take(&mut folded.give_back);
             inner.undo_behind(room, give_back, receipt, context.store_timeout);
         }
         if folded.new.is_empty() {
-            return Ok(match folded.duplicate {
-                Some(seen) if !folded.in_flight => Begin::Duplicate(seen),
-                _ => Begin::InFlight,
-            });
+            return Ok(folded.without_any_new(response));
         }
+        let others = folded.others();
         let delivery = Delivery::new(folded.new, folded.attempt, folded.takeover);
-        Ok(Begin::first(ArrivalClaim { delivery }, folded.in_flight))
+        Ok(Begin::first(ArrivalClaim { delivery }, others))
     }
 
     fn background(&self) -> usize {
@@ -145,6 +152,12 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
 }
 
 impl<A: DedupAdapter> FailOpen for ArrivalLedger<A> {}
+
+impl<A: DedupAdapter + Recall> Recalls for ArrivalLedger<A> {
+    fn recaller(&self) -> Recaller {
+        Recaller::new(Arc::clone(&self.0.adapter))
+    }
+}
 
 impl<A: DedupAdapter> Inner<A> {
     /// Records what runs unprotected, as soon as the store answers.
@@ -159,6 +172,7 @@ impl<A: DedupAdapter> Inner<A> {
         let keys: Arc<[DedupKey]> = keys.into();
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
+            let receipt = receipt.clone();
             async move {
                 let call = Box::pin(async { inner.adapter.record(&keys, &receipt).await });
                 match store_call("record", bound, keys.len(), call).await {
@@ -185,6 +199,7 @@ impl<A: DedupAdapter> Inner<A> {
         let until_then = self.undoing.add(Arc::clone(&keys));
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
+            let receipt = receipt.clone();
             async move {
                 let call = Box::pin(async { inner.adapter.unrecord(&keys, &receipt).await });
                 undone(store_call("unrecord", bound, keys.len(), call).await)
@@ -193,6 +208,30 @@ impl<A: DedupAdapter> Inner<A> {
         let patience = UNDO_PATIENCE.max(bound.saturating_mul(10));
         let work = Work { operation: "unrecord", key: first, bound: UNDO_BOUND, patience };
         self.background.repeat_with(room, work, attempt, until_then);
+    }
+}
+
+/// What was recorded for a delivery that does not run yet: undone if it ends before it does.
+struct Granted<'b, A: DedupAdapter> {
+    inner: &'b Arc<Inner<A>>,
+    room: Option<OwnedSemaphorePermit>,
+    keys: Vec<DedupKey>,
+    context: &'b BeginContext,
+}
+
+impl<A: DedupAdapter> Granted<'_, A> {
+    fn keep(mut self) -> Option<OwnedSemaphorePermit> {
+        self.keys.clear();
+        self.room.take()
+    }
+}
+
+impl<A: DedupAdapter> Drop for Granted<'_, A> {
+    fn drop(&mut self) {
+        if let (Some(room), false) = (self.room.take(), self.keys.is_empty()) {
+            let (keys, context) = (std::mem::take(&mut self.keys), self.context);
+            self.inner.undo_behind(room, keys, context.receipt(), context.store_timeout);
+        }
     }
 }
 

@@ -9,11 +9,15 @@
 //! 4. What was granted to an element that does not run is given back if the element is in flight,
 //!    and kept as complete if it is a duplicate: the next look-up of either identity then finds
 //!    the same.
+//! 5. An element that was handled with another payload is a duplicate, and is told.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use crate::adapter::{Claimed, Recorded, Seen};
+use super::{Begin, Known, Others};
+use crate::adapter::{Claimed, Recorded, Seen, StoredResponse};
 use crate::key::{DedupKey, Element, Keys};
+use crate::observe;
 
 /// The answer of a store for one key, whatever the contract.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +25,7 @@ pub(super) enum Answer {
     First { attempt: u32, takeover: bool },
     InFlight,
     Duplicate(Seen),
+    Mismatch(Seen),
 }
 
 impl From<Claimed> for Answer {
@@ -72,6 +77,12 @@ pub(super) fn identities<'e>(elements: impl IntoIterator<Item = &'e Element>) ->
     keys
 }
 
+/// The keys that the store has granted.
+pub(super) fn granted(flat: &[DedupKey], answers: &[Answer]) -> Vec<DedupKey> {
+    let granted = flat.iter().zip(answers).filter(|(_, a)| matches!(a, Answer::First { .. }));
+    granted.map(|(key, _)| key.clone()).collect()
+}
+
 /// What a delivery's elements come to.
 #[derive(Debug, Default)]
 pub(super) struct Folded {
@@ -80,6 +91,7 @@ pub(super) struct Folded {
     pub(super) takeover: bool,
     pub(super) in_flight: bool,
     pub(super) duplicate: Option<Seen>,
+    pub(super) mismatch: bool,
     /// Granted to elements that are in flight under another identity.
     pub(super) give_back: Vec<DedupKey>,
     /// Granted to elements that are duplicates under another identity.
@@ -87,6 +99,22 @@ pub(super) struct Folded {
 }
 
 impl Folded {
+    /// The events that do not run.
+    pub(super) fn others(&self) -> Others {
+        Others { in_flight: self.in_flight, mismatch: self.mismatch }
+    }
+
+    /// What the delivery comes to if nothing of it is to run.
+    pub(super) fn without_any_new<C>(&self, response: Option<Arc<StoredResponse>>) -> Begin<C> {
+        match self.duplicate {
+            Some(seen) if !self.in_flight => {
+                let known = Known { seen, response };
+                if self.mismatch { Begin::Mismatch(known) } else { Begin::Duplicate(known) }
+            }
+            _ => Begin::InFlight,
+        }
+    }
+
     /// All identities of the elements to run, sorted.
     pub(super) fn held(&self) -> Vec<DedupKey> {
         identities(&self.new)
@@ -112,6 +140,11 @@ pub(super) fn fold(elements: Vec<Element>, flat: &[DedupKey], answers: &[Answer]
                     took_over |= takeover;
                 }
                 Some(Answer::Duplicate(found)) => seen = Some(found),
+                Some(Answer::Mismatch(found)) => {
+                    seen = Some(found);
+                    folded.mismatch = true;
+                    observe::mismatch(key);
+                }
                 // No answer is not a grant.
                 Some(Answer::InFlight) | None => in_flight = true,
             }

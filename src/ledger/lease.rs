@@ -18,11 +18,12 @@ use http::Extensions;
 
 use super::background::{Background, Step, Work};
 use super::call::{outcome_unknown, store_call, undone};
-use super::fold::{Answer, Folded, fold, identities, plan};
+use super::fold::{Answer, Folded, fold, granted, identities, plan};
 use super::pending::Pending;
+use super::recall::{Recaller, Recalls, Replays, recall};
 use super::renewal::{Kept, Lease, Renewals};
-use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Outcome};
-use crate::adapter::{Completed, LeaseAdapter, Receipt, Released, Seen};
+use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
+use crate::adapter::{Completed, LeaseAdapter, Recall, Receipt, Released, Seen, StoredResponse};
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::key::{DedupKey, Keys};
@@ -116,7 +117,7 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
                     delivery: Delivery::unprotected(elements),
                     kept: None,
                 };
-                return Ok(Begin::first(LeaseClaim::new(inner, held), false));
+                return Ok(Begin::first(LeaseClaim::new(inner, held), Others::default()));
             }
             Err(error) => {
                 if outcome_unknown(&error) {
@@ -128,7 +129,7 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         };
         let mut claimed = asked.iter().zip(claimed);
         let mut next = claimed.next();
-        let answers: Vec<Answer> = flat
+        let mut answers: Vec<Answer> = flat
             .iter()
             .map(|key| match next {
                 // Both lists are in the order of `flat`.
@@ -139,7 +140,17 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
                 _ => Answer::Duplicate(Seen::new(Duration::ZERO)),
             })
             .collect();
-        let (begin, yields) = inner.begin_with(fold(elements, &flat, &answers), context);
+        let response = if context.recaller.is_some() {
+            let granted = Granted::new(inner, &flat, &answers, context);
+            let here = |key: &DedupKey| inner.completing.kept(key);
+            let response = recall(context, &elements, &flat, &mut answers, here).await?;
+            granted.keep();
+            response
+        } else {
+            None
+        };
+        let folded = fold(elements, &flat, &answers);
+        let (begin, yields) = inner.begin_with(folded, response, context);
         if yields {
             tokio::task::yield_now().await;
         }
@@ -158,6 +169,14 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
 
 impl<A: LeaseAdapter> FailOpen for LeaseLedger<A> {}
 
+impl<A: LeaseAdapter + Recall> Recalls for LeaseLedger<A> {
+    fn recaller(&self) -> Recaller {
+        Recaller::new(Arc::clone(&self.0.adapter))
+    }
+}
+
+impl<A: LeaseAdapter + Recall> Replays for LeaseLedger<A> {}
+
 impl<A: LeaseAdapter> Inner<A> {
     async fn claim(
         &self,
@@ -173,24 +192,23 @@ impl<A: LeaseAdapter> Inner<A> {
     fn begin_with(
         self: &Arc<Self>,
         mut folded: Folded,
+        response: Option<Arc<StoredResponse>>,
         context: &BeginContext,
     ) -> (Begin<LeaseClaim<A>>, bool) {
         let receipt = context.receipt();
         let (give_back, keep) =
             (std::mem::take(&mut folded.give_back), std::mem::take(&mut folded.keep));
         if !give_back.is_empty() {
-            self.release_behind(give_back, receipt, context.store_timeout);
+            self.release_behind(give_back, receipt.clone(), context.store_timeout);
         }
         if !keep.is_empty() {
-            self.complete_behind(keep.into(), receipt, context.store_timeout, None, None);
+            let (keep, receipt) = (keep.into(), receipt.clone());
+            self.complete_behind(keep, receipt, context.store_timeout, None, None);
         }
         if folded.new.is_empty() {
-            let begin = match folded.duplicate {
-                Some(seen) if !folded.in_flight => Begin::Duplicate(seen),
-                _ => Begin::InFlight,
-            };
-            return (begin, false);
+            return (folded.without_any_new(response), false);
         }
+        let others = folded.others();
         let keys: Arc<[DedupKey]> = folded.held().into();
         let delivery = Delivery::new(folded.new, folded.attempt, folded.takeover);
         if folded.takeover
@@ -198,11 +216,12 @@ impl<A: LeaseAdapter> Inner<A> {
         {
             observe::takeover(key, folded.attempt);
         }
-        let lease = Lease::new(Arc::clone(&keys), receipt, context.store_timeout, delivery.clone());
-        let (kept, yields) = self.renewals.keep(&self.adapter, lease);
         let store_timeout = context.store_timeout;
+        let told = delivery.clone();
+        let lease = Lease::new(Arc::clone(&keys), receipt.clone(), store_timeout, told);
+        let (kept, yields) = self.renewals.keep(&self.adapter, lease);
         let held = Held { keys, receipt, store_timeout, delivery, kept: Some(kept) };
-        (Begin::first(LeaseClaim::new(self, held), folded.in_flight), yields)
+        (Begin::first(LeaseClaim::new(self, held), others), yields)
     }
 
     /// One attempt. Answers whether all leases were held to the end.
@@ -226,11 +245,12 @@ impl<A: LeaseAdapter> Inner<A> {
         kept: Option<Kept>,
         delivery: Option<Delivery>,
     ) {
-        let until_then = (self.completing.add(Arc::clone(&keys)), kept);
+        let completing = self.completing.add_with(Arc::clone(&keys), |key| receipt.kept_for(key));
+        let until_then = (completing, kept);
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            let delivery = delivery.clone();
+            let (delivery, receipt) = (delivery.clone(), receipt.clone());
             async move {
                 match inner.complete(&keys, &receipt, store_timeout).await {
                     Ok(answers) => {
@@ -272,13 +292,45 @@ impl<A: LeaseAdapter> Inner<A> {
     ) {
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
         let keys: Arc<[DedupKey]> = keys.into();
-        let attempt = move || {
-            let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            async move { undone(inner.release(&keys, &receipt, store_timeout).await) }
-        };
         let patience = RELEASE_PATIENCE.max(store_timeout.saturating_mul(2));
         let work = Work { operation: "release", key: first, bound: receipt.lease(), patience };
+        let attempt = move || {
+            let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
+            let receipt = receipt.clone();
+            async move { undone(inner.release(&keys, &receipt, store_timeout).await) }
+        };
         self.releases.repeat(work, attempt, ());
+    }
+}
+
+/// What was granted to a delivery that does not hold it yet: released if it ends before it does.
+struct Granted<'b, A: LeaseAdapter> {
+    inner: &'b Arc<Inner<A>>,
+    keys: Vec<DedupKey>,
+    context: &'b BeginContext,
+}
+
+impl<'b, A: LeaseAdapter> Granted<'b, A> {
+    fn new(
+        inner: &'b Arc<Inner<A>>,
+        flat: &[DedupKey],
+        answers: &[Answer],
+        context: &'b BeginContext,
+    ) -> Self {
+        Self { inner, keys: granted(flat, answers), context }
+    }
+
+    fn keep(mut self) {
+        self.keys.clear();
+    }
+}
+
+impl<A: LeaseAdapter> Drop for Granted<'_, A> {
+    fn drop(&mut self) {
+        if !self.keys.is_empty() {
+            let (keys, context) = (std::mem::take(&mut self.keys), self.context);
+            self.inner.release_behind(keys, context.receipt(), context.store_timeout);
+        }
     }
 }
 
@@ -327,15 +379,16 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
     fn attach(&self, _: &mut Extensions) {}
 
     /// One attempt, then the background. Never an error: what the handler did, it did.
-    async fn commit(mut self, _: &Outcome) -> Result<(), Error> {
+    async fn commit(mut self, outcome: &Outcome) -> Result<(), Error> {
         let Some(held) = self.held.take() else { return Ok(()) };
-        if let Some(kept) = &held.kept {
+        let Held { keys, receipt, store_timeout, delivery, kept } = *held;
+        if let Some(kept) = &kept {
             kept.settle();
         }
-        match self.inner.complete(&held.keys, &held.receipt, held.store_timeout).await {
-            Ok(answers) => tell_lost(&held.keys, &answers, &held.delivery),
+        let receipt = outcome.completes(receipt);
+        match self.inner.complete(&keys, &receipt, store_timeout).await {
+            Ok(answers) => tell_lost(&keys, &answers, &delivery),
             Err(_) => {
-                let Held { keys, receipt, store_timeout, delivery, kept } = *held;
                 let delivery = Some(delivery);
                 self.inner.complete_behind(keys, receipt, store_timeout, kept, delivery);
             }
@@ -359,11 +412,12 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
                 Err(error) => {
                     let done: Arc<[DedupKey]> = done.into();
                     let (keys, told) = (Arc::clone(&done), delivery.clone());
-                    let lease = Lease::new(keys, receipt, store_timeout, told);
+                    let lease = Lease::new(keys, receipt.clone(), store_timeout, told);
                     // No handler follows that could block anything.
                     let (kept, _) = self.inner.renewals.keep(&self.inner.adapter, lease);
                     kept.settle();
                     let (kept, delivery) = (Some(kept), Some(delivery));
+                    let receipt = receipt.clone();
                     self.inner.complete_behind(done, receipt, store_timeout, kept, delivery);
                     outcome = Err(error);
                 }

@@ -18,11 +18,12 @@
 //! there.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Extensions, StatusCode};
 
-use crate::adapter::{Receipt, Seen, Token};
+use crate::adapter::{Payloads, Receipt, Seen, StoredResponse, Token};
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::key::Keys;
@@ -34,12 +35,14 @@ mod call;
 mod fold;
 mod lease;
 mod pending;
+mod recall;
 mod renewal;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) mod transaction;
 
 pub use arrival::{ArrivalClaim, ArrivalLedger};
 pub use lease::{LeaseClaim, LeaseLedger};
+pub use recall::{Recaller, Recalls, Replays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{TransactionClaim, TransactionLedger, TxHandle, TxUnavailable};
 
@@ -113,22 +116,49 @@ pub enum Begin<C> {
     First {
         /// What the delivery holds.
         claim: C,
-        /// In a batch, other events of it run elsewhere: the final answer must not be a 2xx.
-        others_in_flight: bool,
+        /// The events of a batch that do not run.
+        others: Others,
     },
     /// Every event that is not complete runs elsewhere.
     InFlight,
     /// Every event is complete.
-    Duplicate(Seen),
-    /// The id is complete, with another body: for ledgers that compare bodies, which neither of
-    /// the two here does.
-    Mismatch(Seen),
+    Duplicate(Known),
+    /// Every event is complete, and one of them was handled with another payload.
+    Mismatch(Known),
 }
 
 impl<C> Begin<C> {
     /// Run the handler.
-    pub const fn first(claim: C, others_in_flight: bool) -> Self {
-        Self::First { claim, others_in_flight }
+    pub const fn first(claim: C, others: Others) -> Self {
+        Self::First { claim, others }
+    }
+}
+
+/// What became of the events of a batch that do not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Others {
+    /// Some run elsewhere: the final answer must not be a 2xx.
+    pub in_flight: bool,
+    /// One was handled with another payload.
+    pub mismatch: bool,
+}
+
+/// A delivery of which nothing is new.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Known {
+    /// What is known of its first event that is complete.
+    pub seen: Seen,
+    /// The response to that, if it was kept and is asked for.
+    pub response: Option<Arc<StoredResponse>>,
+}
+
+impl Known {
+    /// A delivery whose response was not kept.
+    #[must_use]
+    pub const fn new(seen: Seen) -> Self {
+        Self { seen, response: None }
     }
 }
 
@@ -146,6 +176,11 @@ pub struct BeginContext {
     pub store_timeout: Duration,
     /// What to do if the store does not answer.
     pub on_unavailable: OnUnavailable,
+    /// What asks the store for payloads and responses; `None` if neither is of interest.
+    pub recaller: Option<Recaller>,
+    /// Whether a duplicate is answered with the response to the first delivery.
+    pub replays: bool,
+    payloads: Option<Payloads>,
 }
 
 impl BeginContext {
@@ -158,7 +193,16 @@ impl BeginContext {
             lease,
             store_timeout,
             on_unavailable: OnUnavailable::default(),
+            recaller: None,
+            replays: false,
+            payloads: None,
         }
+    }
+
+    /// The SHA-256 of each key's payload, sorted by key.
+    pub(crate) fn with_payloads(mut self, payloads: Option<Payloads>) -> Self {
+        self.payloads = payloads;
+        self
     }
 
     /// What to do if the store does not answer.
@@ -168,8 +212,14 @@ impl BeginContext {
         self
     }
 
-    pub(crate) fn receipt(&self) -> Receipt {
-        Receipt::new(self.token, self.retention).with_lease(self.lease)
+    /// The same terms for a store.
+    #[must_use]
+    pub fn receipt(&self) -> Receipt {
+        let receipt = Receipt::new(self.token, self.retention).with_lease(self.lease);
+        match &self.payloads {
+            Some(payloads) => receipt.with_sorted_payloads(Arc::clone(payloads)),
+            None => receipt,
+        }
     }
 }
 
@@ -179,12 +229,29 @@ impl BeginContext {
 pub struct Outcome {
     /// The status of its response.
     pub status: StatusCode,
+    /// The response itself, if it is to be kept.
+    pub response: Option<Arc<StoredResponse>>,
 }
 
 impl Outcome {
     /// A response of this status.
     #[must_use]
     pub const fn new(status: StatusCode) -> Self {
-        Self { status }
+        Self { status, response: None }
+    }
+
+    /// Adds the response, to be kept with the keys.
+    #[must_use]
+    pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
+        self.response = Some(response);
+        self
+    }
+
+    /// The terms of the completion that this outcome asks for.
+    fn completes(&self, receipt: Receipt) -> Receipt {
+        match &self.response {
+            Some(response) => receipt.with_response(Arc::clone(response)),
+            None => receipt,
+        }
     }
 }

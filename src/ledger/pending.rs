@@ -4,14 +4,22 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::adapter::Kept;
 use crate::key::DedupKey;
 
 #[derive(Default)]
 pub(super) struct Pending {
-    /// Each with how often it was added.
-    keys: Mutex<HashMap<DedupKey, usize>>,
+    keys: Mutex<HashMap<DedupKey, Held>>,
     /// How many there are, so that nobody locks for nothing.
     count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Held {
+    /// How often the key was added.
+    times: usize,
+    /// What will be kept with it.
+    kept: Kept,
 }
 
 impl Pending {
@@ -30,22 +38,40 @@ impl Pending {
         !self.is_empty() && self.lock().contains_key(key)
     }
 
+    /// What will be kept with a key that is pending.
+    pub(super) fn kept(&self, key: &DedupKey) -> Option<Kept> {
+        if self.is_empty() { None } else { self.lock().get(key).map(|held| held.kept.clone()) }
+    }
+
     fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
     /// Adds keys, until the answer is dropped.
     pub(super) fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>) -> StillPending {
+        self.add_with(keys, |_| None)
+    }
+
+    /// The same, with what will be kept with each.
+    pub(super) fn add_with(
+        self: &Arc<Self>,
+        keys: Arc<[DedupKey]>,
+        kept_for: impl Fn(&DedupKey) -> Option<Kept>,
+    ) -> StillPending {
         let mut set = self.lock();
         for key in keys.iter() {
-            *set.entry(key.clone()).or_default() += 1;
+            let held = set.entry(key.clone()).or_default();
+            held.times += 1;
+            if let Some(kept) = kept_for(key) {
+                held.kept = kept;
+            }
         }
         self.count.store(set.len(), Ordering::Release);
         drop(set);
         StillPending { pending: Arc::clone(self), keys }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<DedupKey, usize>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<DedupKey, Held>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -59,9 +85,9 @@ impl Drop for StillPending {
     fn drop(&mut self) {
         let mut set = self.pending.lock();
         for key in self.keys.iter() {
-            if let Some(times) = set.get_mut(key) {
-                *times -= 1;
-                if *times == 0 {
+            if let Some(held) = set.get_mut(key) {
+                held.times -= 1;
+                if held.times == 0 {
                     set.remove(key);
                 }
             }

@@ -14,6 +14,7 @@
 //!
 //! [`Delivery::done`] keeps nothing here: what a failed handler wrote is rolled back, all of it.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,8 +26,9 @@ use sqlx::Database;
 use super::call::bounded;
 use super::fold::{Answer, fold, plan};
 use super::pending::{Pending, StillPending};
+use super::recall::{Recaller, Recalls, Replays, look_ahead, recall};
 use super::{Begin, BeginContext, Claim, Ledger, Outcome};
-use crate::adapter::{OpenTransaction, Receipt, TransactionAdapter};
+use crate::adapter::{OpenTransaction, Recall, Receipt, TransactionAdapter};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Keys};
@@ -88,23 +90,36 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
             return Ok(Begin::InFlight);
         }
         let (receipt, bound) = (context.receipt(), context.store_timeout);
+        // Of one event, the answer is either a transaction or what there is to recall.
+        let several = elements.len() > 1 && context.recaller.is_some();
+        let before = if several { look_ahead(context, asked).await? } else { HashMap::new() };
         let open = Box::pin(inner.adapter.open(asked, &receipt));
         let opened = bounded("begin", bound.saturating_add(inner.adapter.patience()), open).await?;
         if opened.answers.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the answers of the store"));
         }
         let mut known = asked.iter().zip(&opened.answers).peekable();
-        let answers: Vec<Answer> = flat
+        let mut answers: Vec<Answer> = flat
             .iter()
             .map(|key| match known.next_if(|(asked, _)| *asked == key) {
                 Some((_, answer)) => (*answer).into(),
                 None => Answer::InFlight,
             })
             .collect();
+        if several {
+            // Complete since we looked: the retry will find what is kept with it.
+            for (key, answer) in flat.iter().zip(&mut answers) {
+                if matches!(answer, Answer::Duplicate(_)) && !before.contains_key(key) {
+                    *answer = Answer::InFlight;
+                }
+            }
+        }
+        let here = |key: &DedupKey| before.get(key).cloned();
+        let response = recall(context, &elements, &flat, &mut answers, here).await?;
         let mut folded = fold(elements, &flat, &answers);
         let keep = std::mem::take(&mut folded.keep);
         let Some(mut transaction) = opened.transaction else {
-            return Ok(without_any_new(folded.duplicate, folded.in_flight));
+            return Ok(folded.without_any_new(response));
         };
         if !folded.give_back.is_empty() {
             let given = inner.adapter.give_back(&mut transaction, &folded.give_back, &receipt);
@@ -118,9 +133,9 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
                 bounded("commit", bound, Box::pin(kept)).await
             };
             ended?;
-            return Ok(without_any_new(folded.duplicate, folded.in_flight));
+            return Ok(folded.without_any_new(response));
         }
-        let mut held = folded.held();
+        let (mut held, others) = (folded.held(), folded.others());
         held.extend(keep);
         held.sort_unstable();
         let held: Arc<[DedupKey]> = held.into();
@@ -139,7 +154,7 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
             receipt,
             store_timeout: bound,
         };
-        Ok(Begin::first(claim, folded.in_flight))
+        Ok(Begin::first(claim, others))
     }
 
     fn background(&self) -> usize {
@@ -149,13 +164,13 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
     async fn drain(&self) {}
 }
 
-/// What a delivery comes to of which nothing is to run.
-fn without_any_new<C>(duplicate: Option<crate::adapter::Seen>, in_flight: bool) -> Begin<C> {
-    match duplicate {
-        Some(seen) if !in_flight => Begin::Duplicate(seen),
-        _ => Begin::InFlight,
+impl<A: TransactionAdapter + Recall> Recalls for TransactionLedger<A> {
+    fn recaller(&self) -> Recaller {
+        Recaller::new(Arc::clone(&self.0.adapter))
     }
 }
+
+impl<A: TransactionAdapter + Recall> Replays for TransactionLedger<A> {}
 
 impl<A: TransactionAdapter> Inner<A> {
     /// A slot whose transaction is rolled back, in a task of its own, should it be dropped.
@@ -201,14 +216,15 @@ impl<A: TransactionAdapter> Claim for TransactionClaim<A> {
         extensions.insert(TxHandle(Arc::clone(&self.slot)));
     }
 
-    async fn commit(self, _: &Outcome) -> Result<(), Error> {
+    async fn commit(self, outcome: &Outcome) -> Result<(), Error> {
         let Some(transaction) = self.slot.close() else {
             return Err(Error::new(
                 ErrorKind::Transaction,
                 "committing: the handler has kept its transaction",
             ));
         };
-        let commit = Box::pin(self.adapter.commit(transaction, &self.keys, &self.receipt));
+        let receipt = outcome.completes(self.receipt.clone());
+        let commit = Box::pin(self.adapter.commit(transaction, &self.keys, &receipt));
         bounded("commit", self.store_timeout, commit).await
     }
 

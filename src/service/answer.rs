@@ -1,20 +1,24 @@
 //! [`Answer`]: how a delivery ended, and the response that this makes.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::{HeaderName, Response, StatusCode};
 
+use crate::adapter::StoredResponse;
 use crate::body::ResponseBody;
 use crate::layer::Config;
 use crate::response::DedupResult;
 
 /// How a delivery ended.
-pub(crate) enum Answer<T, E> {
+pub(crate) enum Answer<B, E> {
     /// As the inner service says.
-    Inner(Result<T, E>),
+    Inner(Result<Response<ResponseBody<B>>, E>),
     /// As the layer says.
     Own(DedupResult),
+    /// As the inner service said to the first delivery.
+    Replay(Arc<StoredResponse>),
     /// The inner service panicked.
     Panicked(Box<dyn Any + Send>),
 }
@@ -32,11 +36,26 @@ pub(crate) fn own<B>(result: DedupResult, config: &Config) -> Response<ResponseB
     if let Some(after) = retry_after {
         headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs()));
     }
+    mark(&mut response, result, config);
+    response
+}
+
+/// The response to the first delivery of an event, said again.
+pub(crate) fn replayed<B>(stored: &StoredResponse, config: &Config) -> Response<ResponseBody<B>> {
+    let mut response = Response::new(ResponseBody::full(stored.body.clone()));
+    *response.status_mut() = stored.status;
+    *response.headers_mut() = stored.headers.clone();
+    mark(&mut response, DedupResult::Duplicate, config);
+    response
+}
+
+/// Says that the response is the layer's, and why.
+fn mark<B>(response: &mut Response<B>, result: DedupResult, config: &Config) {
     if let Some(name) = &config.result_header {
-        headers.insert(HeaderName::clone(name), HeaderValue::from_static(result.as_str()));
+        let value = HeaderValue::from_static(result.as_str());
+        response.headers_mut().insert(HeaderName::clone(name), value);
     }
     response.extensions_mut().insert(result);
-    response
 }
 
 pub(super) fn status(result: DedupResult, config: &Config) -> StatusCode {

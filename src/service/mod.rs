@@ -35,7 +35,7 @@ mod gate;
 mod run;
 mod start;
 
-pub(crate) use answer::{Answer, own};
+pub(crate) use answer::{Answer, own, replayed};
 pub(crate) use gate::Gate;
 pub(crate) use start::{Next, Start};
 
@@ -87,11 +87,11 @@ where
     B: From<Bytes> + Send + 'static,
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
-    ResBody: Send + 'static,
+    ResBody: Body<Data = Bytes> + Send + 'static,
 {
     type Response = Response<ResponseBody<ResBody>>;
     type Error = S::Error;
-    type Future = ResponseFuture<S, L, B, R>;
+    type Future = ResponseFuture<S, L, B, R, ResBody>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)

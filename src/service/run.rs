@@ -11,16 +11,19 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Request, Response, StatusCode, request};
+use http_body::Body;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
 
 use super::Shared;
 use super::answer::{Answer, panic_message, status};
+use crate::adapter::{Payloads, StoredResponse};
+use crate::body::{self, Kept, ResponseBody};
 use crate::error::{Error, ErrorKind};
-use crate::key::{Element, Keys};
-use crate::ledger::{Begin, Claim, Ledger, Outcome as Handled};
+use crate::key::{DedupKey, Element, Keys};
+use crate::ledger::{Begin, Claim, Known, Ledger, Others, Outcome as Handled};
 use crate::observe::{self, Outcome, Report};
-use crate::policy::{LogIds, OnInFlight, OnUnavailable};
+use crate::policy::{LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay};
 use crate::response::DedupResult;
 
 /// How a waiting delivery looks whether another *process* has finished its event; within this one
@@ -36,6 +39,8 @@ pub(super) struct Job<S, L> {
     head: request::Parts,
     body: Bytes,
     keys: Keys,
+    /// What is compared, if anything is.
+    payloads: Option<Payloads>,
     shared: Arc<Shared<L>>,
     started: Instant,
     /// Given up while it waits for another delivery.
@@ -47,12 +52,13 @@ impl<S, L> Job<S, L> {
         inner: S,
         head: request::Parts,
         body: Bytes,
-        keys: Keys,
+        (keys, payloads): (Keys, Option<Payloads>),
         shared: Arc<Shared<L>>,
         started: Instant,
         permit: OwnedSemaphorePermit,
     ) -> Self {
-        Self { inner, ready: true, head, body, keys, shared, started, permit: Some(permit) }
+        let permit = Some(permit);
+        Self { inner, ready: true, head, body, keys, payloads, shared, started, permit }
     }
 }
 
@@ -68,11 +74,12 @@ struct Facts {
 /// Runs a delivery to its end, and answers if somebody still listens.
 pub(super) async fn run_to_the_end<S, L, B, ResBody>(
     mut job: Box<Job<S, L>>,
-    listener: oneshot::Sender<Answer<S::Response, S::Error>>,
+    listener: oneshot::Sender<Answer<ResBody, S::Error>>,
 ) where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     L: Ledger,
     B: From<Bytes>,
+    ResBody: Body<Data = Bytes>,
 {
     let running = observe::Running::new(job.shared.config.key.namespace_str());
     let mut facts = Facts::default();
@@ -91,10 +98,12 @@ pub(super) async fn run_to_the_end<S, L, B, ResBody>(
     }
 }
 
-fn report<S, L, T, E>(job: &Job<S, L>, facts: &mut Facts, outcome: Outcome, answer: &Answer<T, E>) {
+fn report<S, L, B, E>(job: &Job<S, L>, facts: &mut Facts, outcome: Outcome, answer: &Answer<B, E>) {
     let config = &job.shared.config;
-    if let Answer::Own(result) = answer {
-        facts.status = Some(status(*result, config));
+    match answer {
+        Answer::Own(result) => facts.status = Some(status(*result, config)),
+        Answer::Replay(response) => facts.status = Some(response.status),
+        Answer::Inner(_) | Answer::Panicked(_) => {}
     }
     Report {
         outcome,
@@ -114,15 +123,16 @@ fn report<S, L, T, E>(job: &Job<S, L>, facts: &mut Facts, outcome: Outcome, answ
 async fn deliver<S, L, B, ResBody>(
     job: &mut Job<S, L>,
     facts: &mut Facts,
-) -> (Outcome, Answer<S::Response, S::Error>)
+) -> (Outcome, Answer<ResBody, S::Error>)
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     L: Ledger,
     B: From<Bytes>,
+    ResBody: Body<Data = Bytes>,
 {
     let own = |outcome, result| (outcome, Answer::Own(result));
     let policy = job.shared.config.on_in_flight;
-    let mut begun = begin(&job.shared, &job.keys).await;
+    let mut begun = begin(&job.shared, &job.keys, job.payloads.as_ref()).await;
     if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
         // Boxed, for most deliveries do not wait and need not carry what waiting takes.
         begun = match Box::pin(job.wait(bound)).await {
@@ -132,21 +142,22 @@ where
         };
     }
     match begun {
-        Ok(Begin::First { claim, others_in_flight }) => {
-            handle(job, claim, others_in_flight, facts).await
+        Ok(Begin::First { claim, others }) => handle(job, claim, others, facts).await,
+        Ok(Begin::Duplicate(known)) => {
+            facts.age = Some(known.seen.age);
+            (Outcome::Duplicate, duplicate(known))
         }
-        Ok(Begin::Duplicate(seen)) => {
-            facts.age = Some(seen.age);
-            own(Outcome::Duplicate, DedupResult::Duplicate)
+        Ok(Begin::Mismatch(known)) => {
+            facts.age = Some(known.seen.age);
+            match job.shared.config.on_mismatch() {
+                OnMismatch::Report => (Outcome::Mismatch, duplicate(known)),
+                OnMismatch::Refuse => own(Outcome::Mismatch, DedupResult::Mismatch),
+            }
         }
         Ok(Begin::InFlight) if policy == OnInFlight::Acknowledge => {
             own(Outcome::InFlight, DedupResult::Duplicate)
         }
         Ok(Begin::InFlight) => own(Outcome::InFlight, DedupResult::InFlight),
-        Ok(Begin::Mismatch(seen)) => {
-            facts.age = Some(seen.age);
-            own(Outcome::Mismatch, DedupResult::Mismatch)
-        }
         Err(error) => {
             facts.error = Some(error);
             own(Outcome::Unavailable, DedupResult::Unavailable)
@@ -154,10 +165,19 @@ where
     }
 }
 
+/// As the first delivery was answered, if that was kept.
+fn duplicate<B, E>(known: Known) -> Answer<B, E> {
+    known.response.map_or(Answer::Own(DedupResult::Duplicate), Answer::Replay)
+}
+
 /// With a token of its own: whatever an earlier call of this delivery left behind may still be
 /// being undone.
-async fn begin<L: Ledger>(shared: &Shared<L>, keys: &Keys) -> Result<Begin<L::Claim>, Error> {
-    shared.ledger.begin(keys, &shared.config.begin_context()).await
+async fn begin<L: Ledger>(
+    shared: &Shared<L>,
+    keys: &Keys,
+    payloads: Option<&Payloads>,
+) -> Result<Begin<L::Claim>, Error> {
+    shared.ledger.begin(keys, &shared.config.begin_context(payloads)).await
 }
 
 /// How waiting for another delivery ended.
@@ -218,7 +238,10 @@ impl<S: Clone, L: Ledger> Job<S, L> {
             self.permit = Some(permit);
             // Closed, whatever the policy: to run unprotected is for deliveries of which nothing
             // is known, and this one's event is known to be running.
-            let context = shared.config.begin_context().on_unavailable(OnUnavailable::Closed);
+            let context = shared
+                .config
+                .begin_context(self.payloads.as_ref())
+                .on_unavailable(OnUnavailable::Closed);
             let begun = shared.ledger.begin(&self.keys, &context).await;
             let open = shared.config.on_unavailable == OnUnavailable::Open;
             let past = tokio::time::Instant::now() >= deadline;
@@ -236,18 +259,19 @@ impl<S: Clone, L: Ledger> Job<S, L> {
 async fn handle<S, L, B, ResBody>(
     job: &mut Job<S, L>,
     mut claim: L::Claim,
-    others_in_flight: bool,
+    others: Others,
     facts: &mut Facts,
-) -> (Outcome, Answer<S::Response, S::Error>)
+) -> (Outcome, Answer<ResBody, S::Error>)
 where
     S: Service<Request<B>, Response = Response<ResBody>>,
     L: Ledger,
     B: From<Bytes>,
+    ResBody: Body<Data = Bytes>,
 {
     let delivery = claim.delivery().clone();
     facts.attempt = Some((delivery.attempt(), delivery.takeover()));
     let answer = call(job, &mut claim).await;
-    let ended = match &answer {
+    let mut ended = match &answer {
         Ok(Ok(response)) => {
             facts.status = Some(response.status());
             if job.shared.config.success.is(response.status()) {
@@ -259,28 +283,90 @@ where
         Ok(Err(_)) => Outcome::Failed,
         Err(_panic) => Outcome::Panicked,
     };
-    let outcome = settle(ended, claim, facts).await;
-    job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
-    let answer = match (outcome, answer) {
-        // The handler's doing is a 500; the store's is worth a retry.
-        (Outcome::Uncommitted, _) => Answer::Own(match &facts.error {
-            Some(error) if error.kind() == ErrorKind::Transaction => DedupResult::Uncommitted,
-            _ => DedupResult::Unavailable,
-        }),
-        // The retry finds the rest done.
-        (Outcome::Completed, _) if others_in_flight => {
-            return (Outcome::Partial, Answer::Own(DedupResult::InFlight));
+    let mut handled = Handled::new(facts.status.unwrap_or_default());
+    let answer = match (answer, &job.shared.config.replay, job.keys.elements()) {
+        (Ok(Ok(response)), Some(replay), [only]) if ended == Outcome::Completed => {
+            let time = job.shared.config.body_timeout;
+            let kept = Box::pin(kept(response, replay, time, only.key()));
+            // A body that panics is a handler that does.
+            match AssertUnwindSafe(kept).catch_unwind().await {
+                Ok(Some((response, stored))) => {
+                    handled.response = stored;
+                    Ok(Ok(response))
+                }
+                Ok(None) => {
+                    ended = Outcome::BrokenResponse;
+                    Ok(Ok(Response::default()))
+                }
+                Err(panic) => {
+                    ended = Outcome::Panicked;
+                    Err(panic)
+                }
+            }
         }
-        (_, Ok(answer)) => Answer::Inner(answer),
-        (_, Err(panic)) => Answer::Panicked(panic),
+        (answer, _, _) => answer.map(|answer| answer.map(|r| r.map(ResponseBody::inner))),
     };
-    (outcome, answer)
+    let outcome = settle(ended, claim, &handled, facts).await;
+    job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
+    let own = |outcome, result| (outcome, Answer::Own(result));
+    match (outcome, answer) {
+        // The handler's doing is a 500; the store's is worth a retry.
+        (Outcome::Uncommitted, _) => match &facts.error {
+            Some(error) if error.kind() == ErrorKind::Transaction => {
+                own(outcome, DedupResult::Uncommitted)
+            }
+            _ => own(outcome, DedupResult::Unavailable),
+        },
+        (Outcome::BrokenResponse, _) => own(outcome, DedupResult::BrokenResponse),
+        // The retry finds the rest done.
+        (Outcome::Completed, _) if others.in_flight => own(Outcome::Partial, DedupResult::InFlight),
+        (Outcome::Completed, _)
+            if others.mismatch && job.shared.config.on_mismatch() == OnMismatch::Refuse =>
+        {
+            own(Outcome::Mismatch, DedupResult::Mismatch)
+        }
+        (outcome, Ok(answer)) => (outcome, Answer::Inner(answer)),
+        (outcome, Err(panic)) => (outcome, Answer::Panicked(panic)),
+    }
+}
+
+/// Reads a response to keep it: the response to give, and what of it is stored, if it can be.
+/// `None` if its body ends in an error.
+async fn kept<ResBody: Body<Data = Bytes>>(
+    response: Response<ResBody>,
+    replay: &Replay,
+    time: Duration,
+    key: &DedupKey,
+) -> Option<(Response<ResponseBody<ResBody>>, Option<Arc<StoredResponse>>)> {
+    let (head, body) = response.into_parts();
+    let (body, stored) = match body::keep(body, replay.limit(), time).await.ok()? {
+        Kept::Whole(bytes, body) => match replay.select(&head.headers) {
+            Some(headers) => {
+                let stored = StoredResponse::new(head.status, headers, bytes);
+                (body, Some(Arc::new(stored)))
+            }
+            None => {
+                observe::response_not_kept(key, "one of its headers is not text");
+                (body, None)
+            }
+        },
+        Kept::Not(why, body) => {
+            observe::response_not_kept(key, why);
+            (body, None)
+        }
+    };
+    Some((Response::from_parts(head, body), stored))
 }
 
 /// Commits or rolls back what a handler that ended so has claimed.
-async fn settle<C: Claim>(ended: Outcome, claim: C, facts: &mut Facts) -> Outcome {
-    let settled = match (ended, facts.status) {
-        (Outcome::Completed, Some(status)) => claim.commit(&Handled::new(status)).await,
+async fn settle<C: Claim>(
+    ended: Outcome,
+    claim: C,
+    handled: &Handled,
+    facts: &mut Facts,
+) -> Outcome {
+    let settled = match ended {
+        Outcome::Completed => claim.commit(handled).await,
         // Boxed, for most deliveries succeed.
         _ => Box::pin(claim.rollback()).await,
     };

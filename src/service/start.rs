@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::{Request, Response, request};
+use http_body::Body;
 use tokio::sync::oneshot;
 use tower_service::Service;
 use tracing::Instrument;
@@ -12,9 +13,10 @@ use tracing::Instrument;
 use super::Shared;
 use super::answer::{Answer, status};
 use super::run::{Job, run_to_the_end};
+use crate::adapter::Payloads;
 use crate::body::BodyFault;
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{DedupKey, Extracted, Keys, RequestRef};
+use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::Ledger;
 use crate::observe::{Outcome, Report};
 use crate::policy::{LogIds, OnMissingKey, Verified};
@@ -29,14 +31,14 @@ pub(crate) struct Start<S, L> {
 }
 
 /// What becomes of a delivery once its body is there.
-pub(crate) enum Next<S, B, T, E>
+pub(crate) enum Next<S, B, ResBody>
 where
     S: Service<Request<B>>,
 {
     /// It reaches the inner service as if there were no layer.
     Inner(S::Future),
     /// It runs in a task of its own, which will answer here.
-    Task(oneshot::Receiver<Answer<T, E>>),
+    Task(oneshot::Receiver<Answer<ResBody, S::Error>>),
     /// It is answered already.
     Own(DedupResult),
 }
@@ -63,14 +65,14 @@ impl<S, L> Start<S, L> {
     }
 
     /// Reads the keys of a buffered request and sets it on its way.
-    pub(crate) fn go<B, ResBody>(mut self, body: Bytes) -> Next<S, B, S::Response, S::Error>
+    pub(crate) fn go<B, ResBody>(mut self, body: Bytes) -> Next<S, B, ResBody>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
         S::Future: Send,
         S::Error: Send + 'static,
         L: Ledger,
         B: From<Bytes> + Send + 'static,
-        ResBody: Send + 'static,
+        ResBody: Body<Data = Bytes> + Send + 'static,
     {
         let config = &self.shared.config;
         if !config.deduplicates(&self.head.method) {
@@ -85,8 +87,8 @@ impl<S, L> Start<S, L> {
                 None,
             ));
         }
-        let keys = match self.keys(&body) {
-            Ok(Some(keys)) => keys,
+        let (keys, payloads) = match self.keys(&body) {
+            Ok(Some(found)) => found,
             Ok(None) => {
                 self.report(Outcome::Bypass, None, None, 0, None);
                 return Next::Inner(self.pass(body));
@@ -105,7 +107,7 @@ impl<S, L> Start<S, L> {
         let Self { inner, head, shared, started } = self;
         let tasks = shared.gate.tasks.clone();
         // Boxed, for a task is moved as it is spawned.
-        let job = Box::new(Job::new(inner, head, body, keys, shared, started, permit));
+        let job = Box::new(Job::new(inner, head, body, (keys, payloads), shared, started, permit));
         let task = run_to_the_end::<S, L, B, ResBody>(job, sender);
 
         tasks.spawn(task.instrument(tracing::Span::current()));
@@ -123,9 +125,10 @@ impl<S, L> Start<S, L> {
     }
 
     /// `None` if the request is to reach the inner service undeduplicated.
-    fn keys(&self, body: &Bytes) -> Result<Option<Keys>, KeyError> {
+    fn keys(&self, body: &Bytes) -> Result<Option<(Keys, Option<Payloads>)>, KeyError> {
         let config = &self.shared.config;
-        let keys = match config.key.extract(&RequestRef::new(&self.head, body))? {
+        let request = RequestRef::new(&self.head, body);
+        let keys = match config.key.extract(&request)? {
             Extracted::Keys(keys) => keys,
             Extracted::Bypass => return Ok(None),
             Extracted::Missing => match config.on_missing_key {
@@ -139,7 +142,30 @@ impl<S, L> Start<S, L> {
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
-        Ok(Some(keys))
+        let payloads = match &config.fingerprint {
+            Some(fingerprint) => Some(self.payloads(&fingerprint.part, &keys, body)?),
+            None => None,
+        };
+        Ok(Some((keys, payloads)))
+    }
+
+    /// The SHA-256 of each element's payload. That of a batch's element is its own bytes; where an
+    /// extractor does not say which those are, they are not compared.
+    fn payloads(&self, part: &KeyPart, keys: &Keys, body: &Bytes) -> Result<Payloads, KeyError> {
+        let elements = keys.elements();
+        let mut payloads = Vec::with_capacity(elements.len());
+        for element in elements {
+            let Some(bytes) = element.payload().or((elements.len() == 1).then_some(body)) else {
+                continue;
+            };
+            if let Some(digest) = part.sha256(&RequestRef::new(&self.head, bytes))? {
+                payloads.push((element.key().clone(), digest));
+            }
+        }
+        // Of two of one key, the first: the other one is its duplicate within the delivery.
+        payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
+        payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
+        Ok(payloads.into())
     }
 
     fn refuse(

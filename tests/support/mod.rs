@@ -211,10 +211,11 @@ pub(crate) enum Op {
     Renew,
     Complete,
     Release,
+    Recall,
     Purge,
 }
 
-const OPS: usize = 7;
+const OPS: usize = 8;
 
 /// A store that does as it is told, around one that works.
 pub(crate) struct Faulty<A> {
@@ -285,7 +286,7 @@ macro_rules! faulty {
                 keys: &[DedupKey],
                 receipt: &Receipt,
             ) -> Result<Vec<$answer>, Error> {
-                let (inner, keys, receipt) = (Arc::clone(&self.inner), keys.to_vec(), *receipt);
+                let (inner, keys, receipt) = (Arc::clone(&self.inner), keys.to_vec(), receipt.clone());
                 self.call(Op::$op, async move { inner.$method(&keys, &receipt).await }).await
             })+
         }
@@ -295,6 +296,13 @@ macro_rules! faulty {
 faulty!(DedupAdapter: record Record Recorded, unrecord Unrecord Released);
 faulty!(LeaseAdapter: claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
     release Release Released);
+
+impl<A: Recall> Recall for Faulty<A> {
+    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+        let (inner, keys) = (Arc::clone(&self.inner), keys.to_vec());
+        self.call(Op::Recall, async move { inner.recall(&keys).await }).await
+    }
+}
 
 impl<A: Maintain> Maintain for Faulty<A> {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {

@@ -1,10 +1,12 @@
 //! One shard of the table: its rows, and in which order they expire.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::super::contract::{Receipt, Seen, Token};
+use super::super::kept::Kept;
 use crate::key::DedupKey;
 
 /// A shard is worth its own lock from this many keys on.
@@ -25,8 +27,9 @@ impl Shard {
         match self.slots.get_mut(key) {
             Some(old) if old.expires_at == slot.expires_at => *old = Slot { due: old.due, ..slot },
             _ => {
+                let due = slot.due;
                 self.slots.insert(key.clone(), slot);
-                self.name(slot.due, key.clone());
+                self.name(due, key.clone());
             }
         }
     }
@@ -39,8 +42,9 @@ impl Shard {
     pub(super) fn restore(&mut self, key: &DedupKey, slot: Option<Slot>) {
         match slot {
             Some(slot) => {
+                let due = slot.due;
                 self.slots.insert(key.clone(), slot);
-                self.name(slot.due, key.clone());
+                self.name(due, key.clone());
             }
             None => self.remove(key),
         }
@@ -123,7 +127,7 @@ impl Shard {
 }
 
 /// Times are milliseconds of the adapter's [`Clock`].
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Slot {
     pub(super) token: Option<Token>,
     pub(super) lease_until: u64,
@@ -134,6 +138,8 @@ pub(super) struct Slot {
     pub(super) expires_at: u64,
     /// When to look whether it can be purged.
     pub(super) due: u64,
+    /// Of a complete key.
+    pub(super) kept: Option<Arc<Kept>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -159,11 +165,13 @@ impl Slot {
             completed_at: None,
             expires_at,
             due: expires_at,
+            kept: None,
         }
     }
 
-    pub(super) fn complete(receipt: &Receipt, now: u64) -> Self {
-        Self { lease_until: now, completed_at: Some(now), ..Self::leased(receipt, now) }
+    pub(super) fn complete(key: &DedupKey, receipt: &Receipt, now: u64) -> Self {
+        let kept = receipt.kept_for(key).map(Arc::new);
+        Self { lease_until: now, completed_at: Some(now), kept, ..Self::leased(receipt, now) }
     }
 
     pub(super) fn standing(&self, now: u64) -> Standing {

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
     Receipt, Recorded, Released, Renewed,
 };
+use super::super::kept::{Kept, Recall};
 use super::shard::{Clock, SHARD_KEYS, Shard, Slot, Standing, expiry, ms};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -22,7 +23,7 @@ const CLEARED_PER_INSERT: u32 = 2;
 
 /// Keeps keys in this process.
 ///
-/// Not `Clone`: share it in an [`Arc`](std::sync::Arc), which is an adapter too.
+/// Not `Clone`: share it in an [`Arc`], which is an adapter too.
 ///
 /// # Example
 ///
@@ -124,7 +125,7 @@ impl MemoryAdapter {
         let before: Vec<Option<Slot>> = keys
             .iter()
             .zip(&places)
-            .map(|(key, place)| locked[*place].slots.get(key).copied())
+            .map(|(key, place)| locked[*place].slots.get(key).cloned())
             .collect();
         let mut answers = Vec::with_capacity(keys.len());
         let mut put = Vec::new();
@@ -214,7 +215,7 @@ impl DedupAdapter for MemoryAdapter {
             } else {
                 self.room(shard, now)?;
             }
-            shard.put(key, Slot::complete(receipt, now));
+            shard.put(key, Slot::complete(key, receipt, now));
             Ok(Recorded::First)
         })
     }
@@ -288,19 +289,20 @@ impl LeaseAdapter for MemoryAdapter {
         self.each(keys, |shard, key, now| {
             let Some(slot) = shard.slots.get_mut(key) else {
                 self.room(shard, now)?;
-                shard.put(key, Slot { attempts: 0, ..Slot::complete(receipt, now) });
+                shard.put(key, Slot { attempts: 0, ..Slot::complete(key, receipt, now) });
                 return Ok(Completed::Inserted);
             };
             let held = slot.token == Some(receipt.token());
             if slot.completed_at.is_none() {
                 slot.completed_at = Some(now);
+                slot.kept = receipt.kept_for(key).map(Arc::new);
             } else if slot.expires_at <= now {
-                shard.put(key, Slot { attempts: 0, ..Slot::complete(receipt, now) });
+                shard.put(key, Slot { attempts: 0, ..Slot::complete(key, receipt, now) });
                 return Ok(Completed::Inserted);
             }
             if slot.expires_at <= now {
                 let expires_at = expiry(receipt, now);
-                let revived = Slot { expires_at, due: expires_at, ..*slot };
+                let revived = Slot { expires_at, due: expires_at, ..slot.clone() };
                 shard.put(key, revived);
             }
             Ok(if held { Completed::Held } else { Completed::LeaseLost })
@@ -315,6 +317,18 @@ impl LeaseAdapter for MemoryAdapter {
             }
             _ => Ok(Released::NotHeld),
         })
+    }
+}
+
+impl Recall for MemoryAdapter {
+    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+        let recalled = keys.iter().map(|key| {
+            let shard = self.lock(self.shard_of(key));
+            let slot = shard.slots.get(key)?;
+            let complete = slot.standing(self.clock.now()) == Standing::Complete;
+            complete.then(|| slot.kept.as_deref().cloned().unwrap_or_default())
+        });
+        Ok(recalled.collect())
     }
 }
 

@@ -1,16 +1,21 @@
 //! Postgres's rows, parameters and errors.
 
+use std::sync::Arc;
+
 use sha2::{Digest, Sha256};
 use sqlx::encode::IsNull;
 use sqlx::error::{BoxDynError, DatabaseError};
 use sqlx::postgres::types::Oid;
 use sqlx::postgres::{
-    PgArgumentBuffer, PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, Postgres,
+    PgArgumentBuffer, PgArguments, PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef,
+    Postgres,
 };
-use sqlx::{Decode, Encode, Row, Type};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 
-use super::super::contract::Token;
-use super::super::sql::{self, Stored};
+use super::super::contract::{Receipt, Token};
+use super::super::kept::{Kept, StoredResponse};
+use super::super::sql::{self, KeptRow, Stored};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -91,6 +96,82 @@ impl<'k> Columns<'k> {
             ids: keys.iter().map(DedupKey::id).collect(),
         }
     }
+}
+
+/// The longest time that `timestamptz` is asked to add, ten thousand years.
+const MOST_MS: i64 = 10_000 * 365 * 86_400_000;
+
+/// What a statement is asked.
+#[derive(Clone, Copy)]
+pub(super) enum Params<'k> {
+    None,
+    Keys(&'k Columns<'k>, &'k Receipt),
+    Keeping(&'k Columns<'k>, &'k Receipt, &'k KeptColumns),
+    Read(&'k Columns<'k>),
+    Locks(&'k [i64]),
+    Limit(i64),
+}
+
+impl<'k> Params<'k> {
+    pub(super) fn bind(self, sql: &Arc<str>) -> Query<'k, Postgres, PgArguments> {
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
+        match self {
+            Self::None => query,
+            Self::Keys(columns, receipt) => query
+                .bind(&columns.keys)
+                .bind(&columns.namespaces)
+                .bind(&columns.ids)
+                .bind(Uuid::from(receipt.token()))
+                .bind(receipt.retention_ms().min(MOST_MS))
+                .bind(receipt.lease_ms().min(MOST_MS)),
+            Self::Keeping(columns, receipt, kept) => Self::Keys(columns, receipt)
+                .bind(sql)
+                .bind(&kept.payloads)
+                .bind(&kept.statuses)
+                .bind(&kept.headers)
+                .bind(&kept.bodies),
+            Self::Read(columns) => query.bind(&columns.keys),
+            Self::Locks(locks) => query.bind(locks),
+            Self::Limit(limit) => query.bind(limit),
+        }
+    }
+}
+
+/// What is kept with keys, as parameters; null where nothing is.
+#[derive(Default)]
+pub(super) struct KeptColumns {
+    pub(super) payloads: Option<Vec<Option<Vec<u8>>>>,
+    pub(super) statuses: Option<Vec<Option<i16>>>,
+    pub(super) headers: Option<Vec<Option<String>>>,
+    pub(super) bodies: Option<Vec<Option<Vec<u8>>>>,
+}
+
+impl KeptColumns {
+    pub(super) fn new(keys: &[DedupKey], receipt: &Receipt) -> Self {
+        if !receipt.keeps() {
+            return Self::default();
+        }
+        let kept: Vec<Kept> =
+            keys.iter().map(|key| receipt.kept_for(key).unwrap_or_default()).collect();
+        let responses = || kept.iter().map(|kept| kept.response.as_deref());
+        let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
+        Self {
+            payloads: Some(kept.iter().map(|kept| Some(kept.payload_sha256?.to_vec())).collect()),
+            statuses: Some(responses().map(|response| status(response?)).collect()),
+            headers: Some(responses().map(|response| Some(response?.headers_json())).collect()),
+            bodies: Some(responses().map(|response| Some(response?.body.to_vec())).collect()),
+        }
+    }
+}
+
+/// What a complete row has kept.
+pub(super) fn kept(row: &PgRow) -> Result<KeptRow, sqlx::Error> {
+    Ok(KeptRow {
+        payload_sha256: row.try_get("payload_sha256")?,
+        status: row.try_get("response_status")?,
+        headers: row.try_get("response_headers")?,
+        body: row.try_get("response_body")?,
+    })
 }
 
 /// A row that a left join may have left out.

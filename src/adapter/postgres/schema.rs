@@ -14,7 +14,8 @@
 //! 6. `expires_at` is indexed, so it is left alone by completions: those are heap-only updates.
 //!
 //! `$1` to `$3` are keys, namespaces and ids, `$4` the token, `$5` the retention and `$6` the lease
-//! in milliseconds.
+//! in milliseconds. `$7` to `$10`, where something may be kept with the keys, are the payloads'
+//! SHA-256 and the responses' status, headers and body; null where there is nothing to keep.
 
 use std::sync::Arc;
 
@@ -83,6 +84,10 @@ pub(super) struct Statements {
     pub(super) record_in: Take,
     pub(super) give_back: Arc<str>,
     pub(super) commit: Arc<str>,
+    /// Of complete keys.
+    pub(super) recall: Arc<str>,
+    /// Within a transaction, before `commit`.
+    pub(super) keep: Arc<str>,
 }
 
 /// The two halves of a claim or a record.
@@ -92,6 +97,8 @@ pub(super) struct Take {
     pub(super) insert: Arc<str>,
     /// Takes rows that are there and free.
     pub(super) seize: Arc<str>,
+    /// Whether both take what is to be kept with the keys.
+    pub(super) keeps: bool,
 }
 
 /// The statements that make the schema.
@@ -189,17 +196,43 @@ impl Durability {
 
 /// What a statement begins with: its settings, which hold until it ends, and what it is asked.
 fn asked(durability: Durability) -> String {
+    asked_with(durability, "", "", "")
+}
+
+/// The same, with what is to be kept with each key.
+fn asked_to_keep(durability: Durability) -> String {
+    let columns = format!(", {}", kept("a"));
+    asked_with(durability, &columns, &format!(", {KEPT_PARAMS}"), &format!("{KEPT}, "))
+}
+
+fn asked_with(durability: Durability, columns: &str, params: &str, names: &str) -> String {
     format!(
         "WITH terms AS MATERIALIZED (\
          SELECT set_config('lock_timeout', '{LOCK_TIMEOUT}', true) AS waits, {} AS durable, \
          $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
          $6::int8 * interval '1 millisecond' AS lease), \
          asked AS MATERIALIZED (\
-         SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease \
-         FROM terms, unnest($1::uuid[], $2::text[], $3::text[]) WITH ORDINALITY \
-         AS a (key, namespace, id, place))",
+         SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease{columns} \
+         FROM terms, unnest($1::uuid[], $2::text[], $3::text[]{params}) WITH ORDINALITY \
+         AS a (key, namespace, id, {names}place))",
         durability.setting()
     )
+}
+
+/// What is kept with a key.
+const KEPT: &str = "payload_sha256, response_status, response_headers, response_body";
+const KEPT_PARAMS: &str = "$7::bytea[], $8::int2[], $9::text[], $10::bytea[]";
+/// What was kept in a former life of a key is lost when a new one begins.
+const LOST: &str = "payload_sha256 = NULL, response_status = NULL, response_headers = NULL, \
+    response_body = NULL";
+
+fn kept(row: &str) -> String {
+    KEPT.split(", ").map(|column| format!("{row}.{column}")).collect::<Vec<_>>().join(", ")
+}
+
+fn keep(row: &str) -> String {
+    let set = KEPT.split(", ").map(|column| format!("{column} = {row}.{column}"));
+    set.collect::<Vec<_>>().join(", ")
 }
 
 /// The same inside a transaction, which goes on: a lock is only tried for, since its holder may be
@@ -246,14 +279,17 @@ impl Statements {
     pub(super) fn new(place: &Place, claims: Durability) -> Self {
         let table = place.name("");
         let sync = asked(Durability::Synchronous);
-        let insert = |values: &str| {
+        let insert_with = |values: &str, more: &str| {
             format!(
                 "INSERT INTO {table} AS t (key, namespace, id, token, lease_until, attempts, \
-                 takeover, first_seen_at, completed_at, expires_at) \
-                 SELECT key, namespace, id, token, {values}, {NOW} + retention \
+                 takeover, first_seen_at, completed_at, expires_at{more}) \
+                 SELECT key, namespace, id, token, {values}, {NOW} + retention{more} \
                  FROM asked ORDER BY key ON CONFLICT (key) DO"
             )
         };
+        let insert = |values: &str| insert_with(values, "");
+        let insert_keeping = |values: &str| insert_with(values, &format!(", {KEPT}"));
+        let keeping = asked_to_keep(Durability::Synchronous);
         let in_flight = format!("{NOW} + lease, 1, false, {NOW}, NULL");
         let complete = format!("NULL, 1, false, {NOW}, {NOW}");
         let look = |more: &str| {
@@ -276,24 +312,24 @@ impl Statements {
                 columns("t")
             )
         };
-        let take_insert = |asked: &str, values: &str| {
+        let take_insert = |asked: &str, insert: &str| {
             format!(
-                "{asked}, fresh AS ({} NOTHING RETURNING t.key) \
+                "{asked}, fresh AS ({insert} NOTHING RETURNING t.key) \
                  SELECT a.place, f.key IS NOT NULL AS granted, {} \
                  FROM asked AS a LEFT JOIN fresh AS f ON f.key = a.key \
                  LEFT JOIN {table} AS t ON t.key = a.key",
-                insert(values),
                 columns("t")
             )
         };
         // Locked in order first, for an update locks in any.
-        let locked = |rows: &str| {
+        let locked_with = |rows: &str, more: &str| {
             format!(
-                "locked AS MATERIALIZED (SELECT t.key, a.token, a.retention, a.lease \
+                "locked AS MATERIALIZED (SELECT t.key, a.token, a.retention, a.lease{more} \
                  FROM asked AS a JOIN {table} AS t ON t.key = a.key WHERE {rows} \
                  ORDER BY t.key FOR UPDATE OF t)"
             )
         };
+        let locked = |rows: &str| locked_with(rows, "");
         let update = |set: &str, returning: &str| {
             format!(
                 "UPDATE {table} AS t SET {set} FROM locked AS l WHERE t.key = l.key \
@@ -323,12 +359,15 @@ impl Statements {
                WHEN t.expires_at <= {NOW} THEN false ELSE t.token IS NOT NULL END, \
              first_seen_at = CASE WHEN NOT {repeated} AND t.expires_at <= {NOW} \
                THEN {NOW} ELSE t.first_seen_at END, \
-             completed_at = NULL, expires_at = {NOW} + l.retention"
+             completed_at = NULL, expires_at = {NOW} + l.retention, {LOST}"
         );
-        let record_set = format!(
-            "token = l.token, lease_until = NULL, attempts = 1, takeover = false, \
-             first_seen_at = {NOW}, completed_at = {NOW}, expires_at = {NOW} + l.retention"
-        );
+        let record_set = |keeps: &str| {
+            format!(
+                "token = l.token, lease_until = NULL, attempts = 1, takeover = false, \
+                 first_seen_at = {NOW}, completed_at = {NOW}, expires_at = {NOW} + l.retention, \
+                 {keeps}"
+            )
+        };
         let claims = asked(claims);
         Self {
             // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
@@ -352,8 +391,14 @@ impl Statements {
             .into(),
             unwritten: "SELECT pg_current_xact_id_if_assigned() IS NULL".into(),
             record: Take {
-                insert: take_insert(&sync, &complete).into(),
-                seize: seize(&sync, FREE, &record_set).into(),
+                insert: take_insert(&keeping, &insert_keeping(&complete)).into(),
+                seize: format!(
+                    "{keeping}, {} {}",
+                    locked_with(FREE, &format!(", {}", kept("a"))),
+                    update(&record_set(&keep("l")), GRANT)
+                )
+                .into(),
+                keeps: true,
             },
             unrecord: format!(
                 "{sync}, {} DELETE FROM {table} AS t USING locked AS l WHERE t.key = l.key \
@@ -362,8 +407,9 @@ impl Statements {
             )
             .into(),
             claim: Take {
-                insert: take_insert(&claims, &in_flight).into(),
+                insert: take_insert(&claims, &insert(&in_flight)).into(),
                 seize: seize(&claims, &claimable, &claim_set).into(),
+                keeps: false,
             },
             renew: format!(
                 "{sync} {} UPDATE SET lease_until = excluded.lease_until \
@@ -375,7 +421,7 @@ impl Statements {
             // insertion counts no attempt, which is how the answer tells that. What was complete
             // before is not written again, but read.
             complete: format!(
-                "{sync}, done AS ({} UPDATE SET \
+                "{keeping}, done AS ({} UPDATE SET \
                  completed_at = excluded.completed_at, lease_until = NULL, \
                  token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END, \
                  attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END, \
@@ -383,14 +429,15 @@ impl Statements {
                  first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at \
                    ELSE excluded.first_seen_at END, \
                  expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
-                   ELSE t.expires_at END \
+                   ELSE t.expires_at END, {} \
                  WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
                  RETURNING t.key, t.attempts::int8 AS attempts, t.token) \
                  SELECT a.place, d.attempts, coalesce(d.token = a.token, false) AS held, \
                  t.completed_at IS NOT NULL AND t.token = a.token AS held_before \
                  FROM asked AS a LEFT JOIN done AS d ON d.key = a.key \
                  LEFT JOIN {table} AS t ON t.key = a.key",
-                insert(&format!("NULL, 0, false, {NOW}, {NOW}"))
+                insert_keeping(&format!("NULL, 0, false, {NOW}, {NOW}")),
+                keep("excluded")
             )
             .into(),
             release: format!(
@@ -422,10 +469,12 @@ impl Statements {
             open: Take {
                 insert: insert_within(&in_flight).into(),
                 seize: seize_within(&claimable, &claim_set).into(),
+                keeps: false,
             },
             record_in: Take {
                 insert: insert_within(&complete).into(),
-                seize: seize_within(FREE, &record_set).into(),
+                seize: seize_within(FREE, &record_set(LOST)).into(),
+                keeps: false,
             },
             give_back: format!(
                 "UPDATE {table} SET token = NULL, lease_until = NULL \
@@ -441,6 +490,22 @@ impl Statements {
                  AND pg_current_xact_id_if_assigned()::text = $3 \
                  RETURNING t.xmin = pg_current_xact_id()::xid AS top",
                 Durability::Synchronous.setting()
+            )
+            .into(),
+            recall: format!(
+                "SELECT a.place, t.payload_sha256, t.response_status::int8 AS response_status, \
+                 t.response_headers, t.response_body, pg_is_in_recovery() AS standby \
+                 FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
+                 JOIN {table} AS t ON t.key = a.key \
+                 WHERE t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
+            )
+            .into(),
+            keep: format!(
+                "UPDATE {table} AS t SET {} \
+                 FROM unnest($1::uuid[], $3::bytea[], $4::int2[], $5::text[], $6::bytea[]) \
+                 AS a (key, {KEPT}) \
+                 WHERE t.key = a.key AND t.token = $2",
+                keep("a")
             )
             .into(),
         }

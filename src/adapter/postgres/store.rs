@@ -8,20 +8,18 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::future::BoxFuture;
-use sqlx::postgres::{
-    PgArguments, PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, Postgres,
-};
-use sqlx::query::Query;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
+use super::super::kept::{Kept, Recall};
 use super::super::sql::{Grant, Identifier, Stored, at, completed, open_places, released, renewed};
 use super::rows::{
-    Columns, Uuid, advisory_lock, is_broken, is_conflict, is_locked, is_read_only, matched, place,
-    store_error, stored,
+    Columns, KeptColumns, Params, advisory_lock, is_broken, is_conflict, is_locked, is_read_only,
+    kept, matched, place, store_error, stored,
 };
 use super::schema::{Durability, Place, Statements, Take, VERSION, create_sql, migration};
 use crate::error::{ConfigError, Error, ErrorKind};
@@ -32,8 +30,6 @@ const CONNECTIONS: u32 = 10;
 const ROUNDS: usize = 4;
 /// How often a statement is repeated that was in another's way, or whose connection was gone.
 const REPEATS: usize = 6;
-/// The longest time that `timestamptz` is asked to add, ten thousand years.
-const MOST_MS: i64 = 10_000 * 365 * 86_400_000;
 
 /// Keeps keys in a table of a Postgres database.
 ///
@@ -49,35 +45,6 @@ pub(super) struct Inner {
     migrated: AtomicBool,
     /// Whether the connections are the user's.
     foreign: bool,
-}
-
-/// What a statement is asked.
-#[derive(Clone, Copy)]
-pub(super) enum Params<'k> {
-    None,
-    Keys(&'k Columns<'k>, &'k Receipt),
-    Read(&'k Columns<'k>),
-    Locks(&'k [i64]),
-    Limit(i64),
-}
-
-impl<'k> Params<'k> {
-    pub(super) fn bind(self, sql: &Arc<str>) -> Query<'k, Postgres, PgArguments> {
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
-        match self {
-            Self::None => query,
-            Self::Keys(columns, receipt) => query
-                .bind(&columns.keys)
-                .bind(&columns.namespaces)
-                .bind(&columns.ids)
-                .bind(Uuid::from(receipt.token()))
-                .bind(receipt.retention_ms().min(MOST_MS))
-                .bind(receipt.lease_ms().min(MOST_MS)),
-            Self::Read(columns) => query.bind(&columns.keys),
-            Self::Locks(locks) => query.bind(locks),
-            Self::Limit(limit) => query.bind(limit),
-        }
-    }
 }
 
 impl PostgresAdapter {
@@ -370,7 +337,9 @@ impl Inner {
             let open = open_places(&answers);
             let asked = at(keys, &open);
             let columns = Columns::new(&asked);
-            let rows = self.fetch(&take.insert, Params::Keys(&columns, receipt)).await?;
+            let kept = KeptColumns::new(&asked, receipt);
+            let params = take.params(&columns, receipt, &kept);
+            let rows = self.fetch(&take.insert, params).await?;
             let mut free = Vec::new();
             for row in &rows {
                 let Some(place) = open.get(place(row)?) else { continue };
@@ -387,7 +356,9 @@ impl Inner {
             if !free.is_empty() {
                 let asked = at(keys, &free);
                 let columns = Columns::new(&asked);
-                let rows = self.fetch(&take.seize, Params::Keys(&columns, receipt)).await?;
+                let kept = KeptColumns::new(&asked, receipt);
+                let params = take.params(&columns, receipt, &kept);
+                let rows = self.fetch(&take.seize, params).await?;
                 for (place, row) in matched(&asked, &rows)? {
                     *granted = true;
                     answers[free[place]] = Some(grant(row)?);
@@ -432,6 +403,21 @@ impl Inner {
         let number: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
         u64::try_from(number)
             .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))
+    }
+}
+
+impl Take {
+    fn params<'k>(
+        &self,
+        columns: &'k Columns<'k>,
+        receipt: &'k Receipt,
+        kept: &'k KeptColumns,
+    ) -> Params<'k> {
+        if self.keeps {
+            Params::Keeping(columns, receipt, kept)
+        } else {
+            Params::Keys(columns, receipt)
+        }
     }
 }
 
@@ -484,7 +470,8 @@ impl LeaseAdapter for PostgresAdapter {
         let inner = self.inner();
         inner.ready().await?;
         let columns = Columns::new(keys);
-        let params = Params::Keys(&columns, receipt);
+        let kept = KeptColumns::new(keys, receipt);
+        let params = Params::Keeping(&columns, receipt, &kept);
         let rows = inner.fetch(&inner.statements.complete, params).await.map_err(fault)?;
         let mut answers: Vec<Option<Completed>> = keys.iter().map(|_| None).collect();
         for row in &rows {
@@ -513,6 +500,22 @@ impl LeaseAdapter for PostgresAdapter {
     async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
         let statement = &self.0.statements.release;
         Ok(released(self.0.touch("releasing keys", statement, keys, receipt).await?))
+    }
+}
+
+impl Recall for PostgresAdapter {
+    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+        let fault = |error| store_error("recalling keys", error);
+        self.0.ready().await?;
+        let columns = Columns::new(keys);
+        let rows = self.0.fetch(&self.0.statements.recall, Params::Read(&columns)).await;
+        let mut found: Vec<Option<Kept>> = keys.iter().map(|_| None).collect();
+        for row in rows.map_err(fault)? {
+            if let Some(slot) = found.get_mut(place(&row).map_err(fault)?) {
+                *slot = Some(kept(&row).map_err(fault)?.kept()?);
+            }
+        }
+        Ok(found)
     }
 }
 

@@ -21,11 +21,11 @@ use super::super::contract::{Claimed, Receipt, Recorded, Token};
 use super::super::sql::{Grant, at, open_places};
 use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
 use super::rows::{
-    Columns, Uuid, advisory_lock, has_lost_its_transaction, is_conflict, is_locked, is_read_only,
-    matched, place, row_key, store_error, stored,
+    Columns, KeptColumns, Params, Uuid, advisory_lock, has_lost_its_transaction, is_conflict,
+    is_locked, is_read_only, matched, place, row_key, store_error, stored,
 };
 use super::schema::Take;
-use super::store::{Params, PostgresAdapter, grant};
+use super::store::{PostgresAdapter, grant};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -89,6 +89,22 @@ impl TransactionAdapter for PostgresAdapter {
             let error = store_error(CONTEXT, error);
             if ended { error.of_the_transaction() } else { error }
         };
+        if receipt.keeps() {
+            let kept = KeptColumns::new(keys, receipt);
+            let keep = sqlx::query(AssertSqlSafe(self.inner().statements.keep.clone()))
+                .bind(row_keys(keys))
+                .bind(Uuid::from(receipt.token()))
+                .bind(kept.payloads)
+                .bind(kept.statuses)
+                .bind(kept.headers)
+                .bind(kept.bodies)
+                .execute(transaction.connection())
+                .await;
+            if let Err(error) = keep {
+                let _ = end(transaction).await;
+                return Err(fault(error));
+            }
+        }
         // The number of the transaction that claimed.
         let mark = transaction.attachment::<String>().cloned();
         let completed = sqlx::query(AssertSqlSafe(self.inner().statements.commit.clone()))

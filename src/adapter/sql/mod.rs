@@ -6,7 +6,9 @@ use crate::error::{ConfigError, Error, ErrorKind};
 
 mod rows;
 
-pub(super) use rows::{Grant, Stored, at, completed, matched, open_places, released, renewed};
+pub(super) use rows::{
+    Grant, KeptRow, Stored, at, completed, matched, open_places, released, renewed,
+};
 
 /// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, and none that SQLite keeps for
 /// itself, so that it can be quoted as it is and the names derived from it fit every database.

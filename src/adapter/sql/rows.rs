@@ -9,11 +9,14 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::contract::{
     Claimed, Completed, Entry, EntryState, Recorded, Released, Renewed, Seen, Token,
 };
+use super::super::kept::{Kept, StoredResponse};
+use crate::error::Error;
 use crate::key::DedupKey;
 
 /// A row, as a statement answers it. Times are milliseconds since the Unix epoch.
@@ -26,6 +29,28 @@ pub(in crate::adapter) struct Stored {
     pub(in crate::adapter) expires_at: i64,
     pub(in crate::adapter) lease_until: Option<i64>,
     pub(in crate::adapter) now: i64,
+}
+
+/// What a complete row has kept, as a statement answers it.
+pub(in crate::adapter) struct KeptRow {
+    pub(in crate::adapter) payload_sha256: Option<Vec<u8>>,
+    pub(in crate::adapter) status: Option<i64>,
+    pub(in crate::adapter) headers: Option<String>,
+    pub(in crate::adapter) body: Option<Vec<u8>>,
+}
+
+impl KeptRow {
+    pub(in crate::adapter) fn kept(self) -> Result<Kept, Error> {
+        // Of another length, it is no SHA-256, and is compared with none.
+        let payload = self.payload_sha256.and_then(|digest| digest.try_into().ok());
+        let response = match (self.status, self.headers, self.body) {
+            (Some(status), Some(headers), Some(body)) => {
+                Some(Arc::new(StoredResponse::from_stored(status, &headers, body)?))
+            }
+            _ => None,
+        };
+        Ok(Kept::new(payload, response))
+    }
 }
 
 enum Standing {

@@ -4,15 +4,51 @@ use sqlx::Row;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::SqliteRow;
 
+use super::super::contract::Receipt;
+use super::super::kept::StoredResponse;
 use super::super::sql::{self, Stored};
 use crate::error::Error;
-use crate::key::DedupKey;
+use crate::key::{DedupKey, hex};
 
 /// The keys as one parameter: a JSON array of `[namespace, id]` pairs.
 pub(super) fn keys_json(keys: &[DedupKey]) -> String {
     let pairs: Vec<_> = keys.iter().map(|key| (key.namespace(), key.id())).collect();
     // Strings and tuples of them always serialize.
     serde_json::to_string(&pairs).unwrap_or_default()
+}
+
+/// The keys with what is kept with them.
+pub(super) fn kept_json(keys: &[DedupKey], receipt: &Receipt) -> String {
+    if !receipt.keeps() {
+        return keys_json(keys);
+    }
+    let rows: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            let kept = receipt.kept_for(key).unwrap_or_default();
+            let response = kept.response.as_deref();
+            (
+                key.namespace(),
+                key.id(),
+                kept.payload_sha256.map(|digest| hex(&digest)),
+                response.map(|response| response.status.as_u16()),
+                response.map(StoredResponse::headers_json),
+                response.map(|response| hex(&response.body)),
+            )
+        })
+        .collect();
+    // Strings, numbers and tuples of them always serialize.
+    serde_json::to_string(&rows).unwrap_or_default()
+}
+
+/// What a complete row has kept.
+pub(super) fn kept(row: &SqliteRow) -> Result<sql::KeptRow, sqlx::Error> {
+    Ok(sql::KeptRow {
+        payload_sha256: row.try_get("payload_sha256")?,
+        status: row.try_get("response_status")?,
+        headers: row.try_get("response_headers")?,
+        body: row.try_get("response_body")?,
+    })
 }
 
 pub(super) fn stored(row: &SqliteRow) -> Result<Stored, sqlx::Error> {

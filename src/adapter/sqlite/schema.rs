@@ -3,7 +3,9 @@
 //! Times are integers, milliseconds since the Unix epoch. What a row means stands in
 //! [`sql::rows`](super::super::sql).
 //!
-//! `?1` is the keys as a JSON array of pairs, `?2` the token, `?3` the retention, `?4` the lease.
+//! `?1` is the keys as a JSON array of pairs, `?2` the token, `?3` the retention, `?4` the lease. Where
+//! something is kept with the keys, their pairs go on with the payload's SHA-256 in hex, and the
+//! status, the headers and the body (in hex) of the response; what is not there is null.
 
 use std::sync::Arc;
 
@@ -14,6 +16,9 @@ pub(super) const VERSION: i64 = 1;
 
 /// The store's clock, in milliseconds. It does not move within one statement.
 const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
+
+/// What is kept with a key.
+const KEPT: &str = "payload_sha256, response_status, response_headers, response_body";
 
 /// Every statement, with the table's name put in.
 #[derive(Debug, Clone)]
@@ -32,6 +37,10 @@ pub(super) struct Statements {
     pub(super) forget: Arc<str>,
     pub(super) count: Arc<str>,
     pub(super) finish: Arc<str>,
+    /// Of complete keys.
+    pub(super) recall: Arc<str>,
+    /// Within a transaction, before `finish`.
+    pub(super) keep: Arc<str>,
 }
 
 /// The statements that make the schema, for those who run their own migrations.
@@ -75,8 +84,9 @@ impl Statements {
         let insert = |values: &str| {
             format!(
                 "INSERT INTO {table} AS t (namespace, id, token, lease_until, attempts, takeover, \
-                 first_seen_at, completed_at, expires_at) \
-                 SELECT value ->> 0, value ->> 1, ?2, {values}, {NOW} + ?3 \
+                 first_seen_at, completed_at, expires_at, {KEPT}) \
+                 SELECT value ->> 0, value ->> 1, ?2, {values}, {NOW} + ?3, \
+                 unhex(value ->> 2), value ->> 3, value ->> 4, unhex(value ->> 5) \
                  FROM json_each(?1) WHERE true ON CONFLICT (namespace, id) DO UPDATE SET"
             )
         };
@@ -90,6 +100,12 @@ impl Statements {
             "expires_at <= {NOW} AND \
              (completed_at IS NOT NULL OR token IS NULL OR lease_until <= {NOW})"
         );
+        // What was kept in a former life of the key is lost when a new one begins.
+        let keeps = "payload_sha256 = excluded.payload_sha256, \
+            response_status = excluded.response_status, \
+            response_headers = excluded.response_headers, response_body = excluded.response_body";
+        let loses = "payload_sha256 = NULL, response_status = NULL, response_headers = NULL, \
+            response_body = NULL";
         let repeated = "(t.completed_at IS NULL AND t.token IS ?2)";
         Self {
             // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to write even where
@@ -111,7 +127,7 @@ impl Statements {
             record: format!(
                 "{} token = excluded.token, lease_until = NULL, attempts = 1, takeover = 0, \
                  first_seen_at = excluded.first_seen_at, completed_at = excluded.completed_at, \
-                 expires_at = excluded.expires_at \
+                 expires_at = excluded.expires_at, {keeps} \
                  WHERE {free} RETURNING namespace, id, attempts, takeover",
                 insert(&format!("NULL, 1, 0, {NOW}, {NOW}"))
             )
@@ -129,7 +145,7 @@ impl Statements {
                    WHEN t.expires_at <= {NOW} THEN 0 ELSE t.token IS NOT NULL END, \
                  first_seen_at = CASE WHEN NOT {repeated} AND t.expires_at <= {NOW} \
                    THEN excluded.first_seen_at ELSE t.first_seen_at END, \
-                 completed_at = NULL, expires_at = excluded.expires_at \
+                 completed_at = NULL, expires_at = excluded.expires_at, {loses} \
                  WHERE {free} OR {repeated} RETURNING namespace, id, attempts, takeover",
                 insert(&format!("{NOW} + ?4, 1, 0, {NOW}, NULL"))
             )
@@ -149,7 +165,7 @@ impl Statements {
                  first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at \
                    ELSE excluded.first_seen_at END, \
                  expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
-                   ELSE t.expires_at END \
+                   ELSE t.expires_at END, {keeps} \
                  WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
                  RETURNING namespace, id, attempts, token IS ?2 AS held",
                 insert(&format!("NULL, 0, 0, {NOW}, {NOW}"))
@@ -175,6 +191,19 @@ impl Statements {
             finish: format!(
                 "UPDATE {table} SET completed_at = {NOW}, lease_until = NULL \
                  WHERE {matching} AND token = ?2 AND completed_at IS NULL RETURNING namespace, id"
+            )
+            .into(),
+            recall: format!(
+                "SELECT j.key AS place, {KEPT} FROM json_each(?1) AS j CROSS JOIN {table} AS t \
+                 ON t.namespace = j.value ->> 0 AND t.id = j.value ->> 1 \
+                 WHERE t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
+            )
+            .into(),
+            keep: format!(
+                "UPDATE {table} AS t SET payload_sha256 = unhex(j.value ->> 2), \
+                 response_status = j.value ->> 3, response_headers = j.value ->> 4, \
+                 response_body = unhex(j.value ->> 5) FROM json_each(?1) AS j \
+                 WHERE t.namespace = j.value ->> 0 AND t.id = j.value ->> 1 AND t.token = ?2"
             )
             .into(),
         }

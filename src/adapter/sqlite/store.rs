@@ -18,8 +18,11 @@ use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
+use super::super::kept::{Kept, Recall};
 use super::super::sql::{Grant, Identifier, Stored, at, completed, open_places, released, renewed};
-use super::rows::{BUSY, LOCKED, keys_json, matched, primary_code, store_error, stored};
+use super::rows::{
+    BUSY, LOCKED, kept, kept_json, keys_json, matched, primary_code, store_error, stored,
+};
 use super::schema::{Statements, VERSION, create_sql};
 use super::turn::{Turn, turn_of};
 use crate::error::{ConfigError, Error, ErrorKind};
@@ -347,7 +350,7 @@ impl Inner {
             let free = open_places(&answers);
             if !free.is_empty() {
                 let asked = at(keys, &free);
-                let rows = self.write(CONTEXT, sql, &keys_json(&asked), receipt).await;
+                let rows = self.write(CONTEXT, sql, &kept_json(&asked, receipt), receipt).await;
                 let rows = rows.map_err(unknown(written))?;
                 written |= !rows.is_empty();
                 for (place, row) in matched(&asked, &rows).map_err(fault)? {
@@ -413,8 +416,8 @@ impl LeaseAdapter for SqliteAdapter {
         let fault = |error| store_error(CONTEXT, error);
         let inner = &*self.0;
         inner.ready().await?;
-        let rows =
-            inner.write(CONTEXT, &inner.statements.complete, &keys_json(keys), receipt).await?;
+        let asked = kept_json(keys, receipt);
+        let rows = inner.write(CONTEXT, &inner.statements.complete, &asked, receipt).await?;
         let mut answers: Vec<Option<Completed>> = keys.iter().map(|_| None).collect();
         for (place, row) in matched(keys, &rows).map_err(fault)? {
             let attempts: i64 = row.try_get("attempts").map_err(fault)?;
@@ -436,6 +439,27 @@ impl LeaseAdapter for SqliteAdapter {
     async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
         let statement = &self.0.statements.release;
         Ok(released(self.0.touch("releasing keys", statement, keys, receipt).await?))
+    }
+}
+
+impl Recall for SqliteAdapter {
+    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+        let fault = |error| store_error("recalling keys", error);
+        self.0.ready().await?;
+        let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.recall)))
+            .bind(keys_json(keys))
+            .fetch_all(&self.0.readers)
+            .await
+            .map_err(fault)?;
+        let mut found: Vec<Option<Kept>> = keys.iter().map(|_| None).collect();
+        for row in rows {
+            let place: i64 = row.try_get("place").map_err(fault)?;
+            let slot = usize::try_from(place).ok().and_then(|place| found.get_mut(place));
+            if let Some(slot) = slot {
+                *slot = Some(kept(&row).map_err(fault)?.kept()?);
+            }
+        }
+        Ok(found)
     }
 }
 

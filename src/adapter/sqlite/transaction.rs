@@ -22,7 +22,7 @@ use tokio::sync::OwnedMutexGuard;
 use super::super::contract::{Claimed, Receipt, Recorded, Token};
 use super::super::sql::{Grant, at, open_places};
 use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
-use super::rows::{is_refused_commit, keys_json, matched, store_error, stored};
+use super::rows::{is_refused_commit, kept_json, keys_json, matched, store_error, stored};
 use super::store::SqliteAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -123,6 +123,17 @@ impl TransactionAdapter for SqliteAdapter {
         receipt: &Receipt,
     ) -> Result<(), Error> {
         const CONTEXT: &str = "committing the handler's transaction";
+        if receipt.keeps() {
+            let keep = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.keep)))
+                .bind(kept_json(keys, receipt))
+                .bind(receipt.token().as_bytes().to_vec())
+                .execute(transaction.connection())
+                .await;
+            if let Err(error) = keep {
+                let _ = self.rollback(transaction).await;
+                return Err(store_error(CONTEXT, error));
+            }
+        }
         let statement = &self.inner().statements.finish;
         let connection = transaction.connection();
         let finished = self.change(connection, CONTEXT, statement, keys, receipt).await;

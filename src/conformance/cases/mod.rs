@@ -7,9 +7,11 @@ use crate::key::DedupKey;
 
 mod contract;
 mod races;
+mod recall;
 
 pub use contract::*;
 pub use races::*;
+pub use recall::*;
 
 /// Long beside any test, short beside the retention.
 pub(in crate::conformance) const LEASE: Duration = Duration::from_secs(60);

@@ -1,0 +1,127 @@
+//! What is kept with complete keys: payloads to compare, responses to replay.
+//!
+//! 1. The store is asked for it in a second call, and only about keys that turned out to be
+//!    complete: a layer that neither compares nor replays never makes that call.
+//! 2. A store that does not answer it leaves the delivery unanswered: an empty 200 in the place of
+//!    the handler's response would be a wrong answer.
+//! 3. Payloads are compared for the key of an element, not for its second identity, under which
+//!    another event may have been handled, and only with that of a key that is complete: what was
+//!    begun and not finished has had no effect that could differ.
+//! 4. A response is replayed to a delivery of one event. That of a batch answered for other events
+//!    too.
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+use super::call::store_call;
+use super::fold::Answer;
+use super::{BeginContext, Ledger};
+use crate::adapter::{Kept, Recall, StoredResponse};
+use crate::error::Error;
+use crate::key::{DedupKey, Element};
+
+type Ask =
+    dyn Fn(Vec<DedupKey>) -> BoxFuture<'static, Result<Vec<Option<Kept>>, Error>> + Send + Sync;
+
+/// A ledger whose store keeps payloads, so that they can be compared.
+#[diagnostic::on_unimplemented(
+    message = "the store of `{Self}` keeps nothing beside its keys",
+    note = "implement `Recall` for the adapter"
+)]
+pub trait Recalls: Ledger {
+    /// What asks the store.
+    fn recaller(&self) -> Recaller;
+}
+
+/// A ledger that makes a key permanent *after* its handler has answered, so that the answer can be
+/// kept with it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` keeps no responses",
+    note = "a key that is permanent before its handler runs has no response to keep"
+)]
+pub trait Replays: Recalls {}
+
+/// Asks a store what it has kept. Cloning makes another handle to it.
+#[derive(Clone)]
+pub struct Recaller(Arc<Ask>);
+
+impl Recaller {
+    /// Asks this store.
+    #[must_use]
+    pub fn new<A: Recall>(adapter: Arc<A>) -> Self {
+        Self(Arc::new(move |keys| {
+            let adapter = Arc::clone(&adapter);
+            Box::pin(async move { adapter.recall(&keys).await })
+        }))
+    }
+}
+
+impl fmt::Debug for Recaller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recaller").finish_non_exhaustive()
+    }
+}
+
+/// What is kept with those of the keys that are complete, asked before anything is claimed: for a
+/// ledger that holds a connection afterwards. To wait for a second one with the first in hand is
+/// how a pool locks up.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(super) async fn look_ahead(
+    context: &BeginContext,
+    flat: &[DedupKey],
+) -> Result<HashMap<DedupKey, Kept>, Error> {
+    let Some(Recaller(ask)) = &context.recaller else { return Ok(HashMap::new()) };
+    let kept = store_call("recall", context.store_timeout, flat.len(), ask(flat.to_vec())).await?;
+    let known = flat.iter().zip(kept).filter_map(|(key, kept)| Some((key.clone(), kept?)));
+    Ok(known.collect())
+}
+
+/// Looks at what is kept with the keys that are complete: turns the answer of a key whose payload
+/// differs, and answers the response to replay.
+///
+/// `flat` is sorted, with one answer for each. `here` is what this process knows of a key that the
+/// store does not know yet.
+pub(super) async fn recall(
+    context: &BeginContext,
+    elements: &[Element],
+    flat: &[DedupKey],
+    answers: &mut [Answer],
+    here: impl Fn(&DedupKey) -> Option<Kept>,
+) -> Result<Option<Arc<StoredResponse>>, Error> {
+    let Some(Recaller(ask)) = &context.recaller else { return Ok(None) };
+    let complete: Vec<usize> =
+        (0..flat.len()).filter(|place| matches!(answers[*place], Answer::Duplicate(_))).collect();
+    let mut kept: Vec<Option<Kept>> = complete.iter().map(|place| here(&flat[*place])).collect();
+    let absent: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
+    if !absent.is_empty() {
+        let keys: Vec<DedupKey> =
+            absent.iter().map(|place| flat[complete[*place]].clone()).collect();
+        let count = keys.len();
+        let found = store_call("recall", context.store_timeout, count, ask(keys)).await?;
+        for (place, found) in absent.into_iter().zip(found) {
+            kept[place] = found;
+        }
+    }
+    let mut response = None;
+    let receipt = context.receipt();
+    for (place, kept) in complete.into_iter().zip(kept) {
+        let (Some(kept), Answer::Duplicate(seen)) = (kept, answers[place]) else { continue };
+        let key = &flat[place];
+        let asked = receipt.kept_for(key).and_then(|asked| asked.payload_sha256);
+        if let (Some(asked), Some(was)) = (asked, kept.payload_sha256)
+            && asked != was
+        {
+            answers[place] = Answer::Mismatch(seen);
+        }
+        if let [only] = elements
+            && (response.is_none() || only.key() == key)
+        {
+            response = kept.response.or(response);
+        }
+    }
+    Ok(response.filter(|_| context.replays))
+}
