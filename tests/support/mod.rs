@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test takes a part of it")]
 
 pub(crate) mod effects;
+pub(crate) mod ledgers;
 pub(crate) mod postgres;
 pub(crate) mod proxy;
 
@@ -18,8 +19,8 @@ use http_body_util::Full;
 use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
-    Released, Renewed,
+    Claimed, Completed, DedupAdapter, Entry, Forgotten, Kept, LeaseAdapter, Maintain, Recall,
+    Receipt, Recorded, Released, Renewed,
 };
 use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
 
