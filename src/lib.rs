@@ -26,6 +26,9 @@ pub mod guide {
     #[doc = include_str!("docs/delivery.md")]
     pub mod delivery {}
 
+    #[doc = include_str!("docs/answers.md")]
+    pub mod answers {}
+
     #[doc = include_str!("docs/transactions.md")]
     pub mod transactions {}
 

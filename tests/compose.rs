@@ -696,8 +696,8 @@ fn types_are_as_shareable_as_promised() {
     is_cloned::<Dedup<SyncInner, Lease>>();
     is_cloned::<Dedup<SyncInner, Lease, Unsync>>();
     is_send::<Dedup<Inner, Lease>>();
-    is_send::<ResponseFuture<Inner, Lease, Full<Bytes>, Unsync>>();
-    is_send::<ResponseFuture<Inner, Lease, Full<Bytes>, hyper::body::Incoming>>();
+    is_send::<ResponseFuture<Inner, Lease, Full<Bytes>, Unsync, Full<Bytes>>>();
+    is_send::<ResponseFuture<Inner, Lease, Full<Bytes>, hyper::body::Incoming, Full<Bytes>>>();
     is_send::<ResponseBody<Unsync>>();
     is_shared::<ResponseBody<Full<Bytes>>>();
     is_cloned::<DedupHandle>();
@@ -718,7 +718,7 @@ fn types_are_as_shareable_as_promised() {
 fn types_show_themselves() {
     is_debug::<DedupLayer<LeaseLedger<Arc<MemoryAdapter>>>>();
     is_debug::<Dedup<SyncInner, Lease>>();
-    is_debug::<ResponseFuture<Inner, Lease, Full<Bytes>, Unsync>>();
+    is_debug::<ResponseFuture<Inner, Lease, Full<Bytes>, Unsync, Full<Bytes>>>();
     is_debug::<DedupHandle>();
     is_debug::<Delivery>();
 }

@@ -11,7 +11,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use support::{Fault, Faulty, Handler, Op, by_header, request, send};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnUnavailable};
+use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key};
 use tracing::field::{Field, Visit};
 
 /// Collects the events of the layer.
@@ -234,6 +234,46 @@ fn every_outcome_is_counted_under_its_name() {
         assert!(count("tower_dedup_store_duration_seconds", &["claim", "ok"]) >= 5.0);
         assert_eq!(count("tower_dedup_store_duration_seconds", &["claim", "unavailable"]), 2.0);
         assert_eq!(count("tower_dedup_running", &["test"]), 0.0);
+    });
+}
+
+#[test]
+fn mismatches_and_responses_that_are_not_kept_are_told() {
+    observed(async |log, snapshotter| {
+        let handler = Handler::default();
+        let reporting = DedupLayer::new(by_header(), store())
+            .fingerprint(key::body_digest(), OnMismatch::Report)
+            .replay(Replay::new().body_limit(3));
+        let deliver = async |layer: &DedupLayer<_>, body: &'static str| {
+            let mut event = request("a");
+            *event.body_mut() = body.into();
+            send(&layer.layer(handler.service()), event).await.status().as_u16()
+        };
+        assert_eq!(deliver(&reporting, "one").await, 200);
+        let not_kept = "response not kept: duplicates of this event are answered without it";
+        assert_eq!(log.last(not_kept)["why"], "its body is too long");
+        assert_eq!(log.last(not_kept)["id"], support::dedup_key("a").fingerprint());
+        let differs = "payload mismatch: this event was handled with another payload";
+        assert!(log.all(differs).is_empty());
+        assert_eq!(deliver(&reporting, "two").await, 200);
+        assert_eq!(log.last(differs)["id"], support::dedup_key("a").fingerprint());
+        assert_eq!(log.last(differs)["level"], "WARN");
+        let event = log.last("delivery");
+        assert_eq!((&*event["outcome"], &*event["status"]), ("mismatch", "200"));
+        assert!(event.contains_key("age_ms"));
+
+        let refusing = reporting.fingerprint(key::body_digest(), OnMismatch::Refuse);
+        assert_eq!(deliver(&refusing, "two").await, 422);
+        assert_eq!(log.last("delivery")["status"], "422");
+        let sums = measured(&snapshotter);
+        let count = |name: &str, labels: &[&str]| {
+            let labels = labels.iter().map(|&label| label.to_owned()).collect();
+            sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
+        };
+        assert_eq!(count("tower_dedup_mismatches_total", &["test"]), 2.0);
+        assert_eq!(count("tower_dedup_responses_not_kept_total", &["test"]), 1.0);
+        assert_eq!(count("tower_dedup_deliveries_total", &["test", "mismatch"]), 2.0);
+        assert_eq!(count("tower_dedup_store_duration_seconds", &["recall", "ok"]), 2.0);
     });
 }
 
