@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
+use sqlx::postgres::PgPoolOptions;
 use support::ledgers::Setup;
+use support::postgres::Schema;
 use support::{Body, Fault, Faulty, Handler, Op, by_header, dedup_key, result, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    EntryState, LeaseAdapter, Maintain, MemoryAdapter, Recall, Receipt, Token,
+    EntryState, LeaseAdapter, Maintain, MemoryAdapter, PostgresAdapter, Recall, Receipt, Token,
 };
 use tower_dedup::key::{self, DedupKey, Element, Extracted, KeyExtractor, Keys};
 use tower_dedup::{DedupLayer, OnMismatch, Replay};
@@ -248,6 +250,23 @@ async fn a_delivery_that_is_dropped_while_it_recalls_leaves_nothing_behind() {
     assert!(begun.await.is_err());
     arrival.drain().await;
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
+}
+
+/// Who waits for a second connection with a transaction in hand may wait for another that does the
+/// same: what is kept is asked for before.
+#[tokio::test]
+async fn a_transaction_asks_for_no_second_connection() {
+    let schema = Schema::fresh();
+    let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
+    let handler = Handler::default();
+    let service = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool))
+        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .layer(handler.service());
+    assert_eq!(answer!(&service, words("a=1")), ran());
+    assert_eq!(answer!(&service, words("a=1 b=1")), ran());
+    assert_eq!(answer!(&service, words("a=2 b=1 c=1")), refused());
+    assert_eq!(answer!(&service, words("c=1")), duplicate());
+    assert_eq!(handler.runs(), 3);
 }
 
 /// A mismatch that is only reported is answered as any duplicate: with the response that was kept.
