@@ -142,6 +142,23 @@ async fn a_failure_is_not_kept_and_a_success_after_it_is<S: Setup<Ledger: Replay
     }
 }
 
+/// A key that starts anew has lost what was kept with it, whoever completes it this time.
+async fn what_was_kept_in_a_former_life_is_gone<S: Setup<Ledger: Replays>>(setup: S) {
+    let handler = Counted::default();
+    let run = handler.clone();
+    let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
+    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).layer(inner.clone());
+    let answer = briefly.oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, first("<Response>1</Response>"));
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let plain = DedupLayer::with_ledger(by_header(), setup.ledger().await).layer(inner.clone());
+    let answer = plain.oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, first("<Response>2</Response>"));
+    let replaying = layer(&setup).await.layer(inner);
+    assert_eq!(seen(replaying.oneshot(request("a")).await.unwrap()).await, empty());
+    assert_eq!(handler.runs(), 2);
+}
+
 on_ledgers!(
     [
         lease_memory = OnMemory,
@@ -153,6 +170,7 @@ on_ledgers!(
     a_duplicate_gets_the_first_response,
     a_delivery_that_waited_gets_the_first_response,
     a_failure_is_not_kept_and_a_success_after_it_is,
+    what_was_kept_in_a_former_life_is_gone,
 );
 
 /// A service that answers with this body.
