@@ -23,8 +23,8 @@ use clap::{Args, Parser, Subcommand};
 use sqlx::sqlite::SqliteConnectOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    self, DynAdapter, Entry, EntryState, Forgotten, Identifier, Maintain, PostgresAdapter,
-    SqliteAdapter,
+    self, DynAdapter, Entry, EntryState, Forgotten, Identifier, Kept, Maintain, PostgresAdapter,
+    Recall, SqliteAdapter,
 };
 
 mod shared;
@@ -84,7 +84,10 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     let store = connect(&options).await?;
     let (found, text) = match &options.command {
         Command::Get(event) => match store.get(&event.key()?).await? {
-            Some(entry) => (true, described(event, &entry)),
+            Some(entry) => {
+                let kept = store.recall(&[event.key()?]).await?.into_iter().flatten().next();
+                (true, described(event, &entry, &kept.unwrap_or_default()))
+            }
             None => (false, "there is no such key".to_owned()),
         },
         Command::Forget(event) => match store.forget(&event.key()?).await? {
@@ -149,7 +152,7 @@ impl Event {
     }
 }
 
-fn described(event: &Event, entry: &Entry) -> String {
+fn described(event: &Event, entry: &Entry, kept: &Kept) -> String {
     let state = match entry.state {
         EntryState::Complete { completed_at } => format!("complete since {}", utc(completed_at)),
         EntryState::InFlight { lease_until } if lease_until > SystemTime::now() => {
@@ -162,15 +165,23 @@ fn described(event: &Event, entry: &Entry) -> String {
         _ => "unknown".to_owned(),
     };
     let takeover = if entry.takeover { ", the last one a takeover" } else { "" };
-    [
+    let mut lines = vec![
         format!("namespace   {}", event.namespace),
         format!("id          {}", event.id),
         format!("state       {state}"),
         format!("attempts    {}{takeover}", entry.attempts),
         format!("first seen  {}", utc(entry.first_seen_at)),
         format!("expires     {}", utc(entry.expires_at)),
-    ]
-    .join("\n")
+    ];
+    if let Some(digest) = kept.payload_sha256 {
+        let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        lines.push(format!("payload     sha256 {hex}"));
+    }
+    if let Some(response) = &kept.response {
+        // Its content may be personal data.
+        lines.push(format!("response    {}, {} bytes", response.status, response.body.len()));
+    }
+    lines.join("\n")
 }
 
 fn utc(time: SystemTime) -> String {
