@@ -91,7 +91,8 @@ impl Server {
 
     /// A delivery to a receiver.
     async fn deliver(&self, id: &str, query: &str) -> Answer {
-        let request = self.post(&format!("/webhooks/standard{query}")).header("webhook-id", id);
+        let request =
+            self.post(&format!("/webhooks/standard-webhooks{query}")).header("webhook-id", id);
         answer(&request.send().await.unwrap())
     }
 
@@ -186,7 +187,8 @@ async fn receivers(store: &str, ledger: &str) {
     }
     assert_eq!(other.get("/effects").await, json!(expected));
 
-    let urls = [&one, &other].map(|server| format!("{}/webhooks/standard", server.address));
+    let urls =
+        [&one, &other].map(|server| format!("{}/webhooks/standard-webhooks", server.address));
     let storm = ["--url", &urls[0], "--url", &urls[1], "--keys", "40", "--copies", "9"];
     let (succeeded, said) = run("storm", &storm).await;
     assert!(succeeded, "{said}");
@@ -245,7 +247,8 @@ async fn a_killed_receiver_leaves_nothing_of_a_transaction() {
     let url = schema.url();
     let args = ["--store", &url, "--ledger", "transactional"];
     let mut killed = Server::start("receiver", &args).await;
-    let slow = killed.post("/webhooks/standard?delay_ms=60000").header("webhook-id", "msg_1");
+    let slow =
+        killed.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_1");
     let slow = tokio::spawn(slow.send());
     // Its handler has written: what it has written is locked by a transaction that is idle.
     let mut connection = PgConnection::connect(&url).await.unwrap();
@@ -287,7 +290,8 @@ async fn inspect_looks_up_forgets_counts_and_purges() {
     assert_eq!(receiver.deliver("msg_1", "").await, first());
     assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 2)]));
 
-    let slow = receiver.post("/webhooks/standard?delay_ms=60000").header("webhook-id", "msg_2");
+    let slow =
+        receiver.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_2");
     let slow = tokio::spawn(slow.send());
     let running = loop {
         let (found, said) = inspect(&["get", "standard-webhooks", "msg_2"]).await;
@@ -320,11 +324,9 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let schema = Schema::fresh();
     let (url, name) = (schema.url(), schema.name());
     let secret = format!("whsec_{}", STANDARD.encode(KEY));
-    let server = Server::start(
-        "ack_fast",
-        &["--database-url", &url, "--jobs-schema", name, "--secret", &secret, "--max-attempts=2"],
-    )
-    .await;
+    let args = ["--database-url", &url, "--jobs-schema", name, "--max-attempts=2"];
+    let secret = ("WEBHOOK_SECRET_STANDARD_WEBHOOKS", secret);
+    let server = Server::spawn(example("ack_fast").args(args).env(secret.0, secret.1)).await;
     let now = SystemTime::now();
 
     // Nothing that is not signed, or was signed long ago, leaves a trace.
