@@ -88,10 +88,10 @@ impl Scheme {
     /// That of the sender with a preset of this name.
     pub(crate) fn of(sender: &str) -> Option<Self> {
         Some(match sender {
-            "standard-webhooks" | "openai" => Self::StandardWebhooks,
-            "svix" | "clerk" | "resend" => Self::Svix,
-            "github" | "meta" | "whatsapp" => Self::GitHub,
-            "gitea" | "forgejo" => Self::Gitea,
+            "standard-webhooks" => Self::StandardWebhooks,
+            "svix" => Self::Svix,
+            "github" | "whatsapp" => Self::GitHub,
+            "gitea" => Self::Gitea,
             "stripe" => Self::Stripe,
             "shopify" => Self::Shopify,
             "slack" => Self::Slack,
