@@ -23,6 +23,9 @@ pub mod guide {
     #[doc = include_str!("docs/keys.md")]
     pub mod keys {}
 
+    #[doc = include_str!("docs/verification.md")]
+    pub mod verification {}
+
     #[doc = include_str!("docs/delivery.md")]
     pub mod delivery {}
 

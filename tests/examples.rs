@@ -21,6 +21,7 @@ use support::postgres::Schema;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
+use tower_dedup::provider;
 
 const KEY: &[u8] = b"what ack_fast is told to ask for";
 
@@ -32,6 +33,11 @@ fn example(name: &str) -> Command {
     let mut command = Command::new(path);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command.env_remove("RUST_LOG");
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("WEBHOOK_SECRET_") {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
@@ -238,6 +244,81 @@ async fn a_receiver_says_what_it_cannot_do() {
     let args = ["--store", "memory:", "--ledger", "transactional", "--listen", "127.0.0.1:0"];
     let (succeeded, said) = run("receiver", &args).await;
     assert!(!succeeded && said.contains("needs a database"), "{said}");
+}
+
+/// As the receiver's documentation has it, on every ledger: what is forged leaves no trace, and a
+/// sender without a secret is taken at its word.
+#[tokio::test]
+async fn a_receiver_verifies_where_it_has_a_secret() {
+    for ledger in ["lease", "on-arrival", "transactional"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut receiver = example("receiver");
+        receiver.current_dir(dir.path()).args(["--ledger", ledger]);
+        let receiver = Server::spawn(receiver.env("WEBHOOK_SECRET_GITHUB", "mysecret")).await;
+        assert!(receiver.said().contains("verified: github\n"), "{}", receiver.said());
+        let deliver = async |id: &str, body: &'static str| {
+            let request = receiver.post("/webhooks/github").header("x-github-delivery", id).header(
+                "x-hub-signature-256",
+                "sha256=4864d2759938a15468b5df9ade20bf161da9b4f737ea61794142f3484236bda3",
+            );
+            answer(&request.body(body).send().await.unwrap())
+        };
+        assert_eq!(deliver("72d3162e", "{}").await, (401, None));
+        assert_eq!(receiver.get("/effects").await, json!([]));
+        assert_eq!(deliver("72d3162e", r#"{"foo":"bar"}"#).await, first());
+        assert_eq!(deliver("72d3162e", r#"{"foo":"bar"}"#).await, duplicate());
+        assert_eq!(deliver("72d3162e", "{}").await, (401, None));
+        // The id is not signed.
+        assert_eq!(deliver("another", r#"{"foo":"bar"}"#).await, first());
+        assert_eq!(receiver.deliver("msg_1", "").await, first());
+        assert_eq!(receiver.get("/effects").await.as_array().map(Vec::len), Some(3));
+        receiver.stop().await;
+    }
+}
+
+/// A request that is no event, or of which nobody knows which, reaches the handler or is refused;
+/// the route is there.
+#[tokio::test]
+async fn a_receiver_has_a_route_for_every_preset() {
+    for ledger in ["lease", "transactional"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut receiver = example("receiver");
+        let receiver = receiver.current_dir(dir.path()).args(["--ledger", ledger]);
+        let receiver = Server::spawn(receiver).await;
+        for preset in provider::ALL {
+            for method in preset.methods() {
+                let path = format!("{}/webhooks/{}", receiver.address, preset.name());
+                let request = receiver.client.request(method.clone(), path).body("{}");
+                let status = request.send().await.unwrap().status().as_u16();
+                assert!([200, 400].contains(&status), "{method} {}: {status}", preset.name());
+            }
+        }
+        assert_eq!(answer(&receiver.post("/webhooks/standard").send().await.unwrap()).0, 404);
+        // A challenge comes back from every route, and runs like any other request.
+        let challenge = r#"{"type": "url_verification", "challenge": "3eZbrw1a"}"#;
+        let request = receiver.post("/webhooks/standard-webhooks").header("webhook-id", "msg_1");
+        let echo = request.body(challenge).send().await.unwrap();
+        assert_eq!((echo.status().as_u16(), &*echo.text().await.unwrap()), (200, "3eZbrw1a"));
+        receiver.stop().await;
+    }
+}
+
+/// Nobody is to believe a route to be verified that is not.
+#[tokio::test]
+async fn a_receiver_starts_with_no_secret_that_it_cannot_use() {
+    for (variable, secret, why) in [
+        ("WEBHOOK_SECRET_GITHUP", "s3cret", "it knows WEBHOOK_SECRET_STANDARD_WEBHOOKS"),
+        ("WEBHOOK_SECRET_GITHUB", "", "the secret is empty"),
+        ("WEBHOOK_SECRET_TWILIO", "s3cret", "--public-url"),
+    ] {
+        let mut receiver = example("receiver");
+        receiver.args(["--store", "memory:", "--listen", "127.0.0.1:0"]).env(variable, secret);
+        let output = tokio::time::timeout(Duration::from_secs(60), receiver.output());
+        let output = output.await.expect("it ends").unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(why), "{said}");
+        assert!(!said.contains("s3cret"), "{said}");
+    }
 }
 
 /// After a SIGKILL the transactional ledger's retry runs at once, and finds nothing left behind.
