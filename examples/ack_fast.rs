@@ -22,6 +22,7 @@
 //! The queue is [`graphile_worker`](https://docs.rs/graphile_worker): any queue will do that takes
 //! a connection of yours to enqueue on.
 
+use std::env::VarError;
 use std::error::Error;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -91,7 +92,10 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: Options) -> Result<(), Box<dyn Error>> {
-    let secret = std::env::var(SECRET).unwrap_or_else(|_| NO_SECRET.to_owned());
+    let secret = match std::env::var(SECRET) {
+        Err(VarError::NotPresent) => NO_SECRET.to_owned(),
+        secret => secret.map_err(|why| format!("{SECRET}: {why}"))?,
+    };
     let check = Scheme::StandardWebhooks.check(&secret, None);
     let check = check.map_err(|why| format!("{SECRET}: {why}"))?;
     let verify = VerifyLayer::new(check).body_limit(BODY_LIMIT);

@@ -125,8 +125,8 @@ impl Scheme {
             Self::Slack => Arc::new(move |request| slack(&key, request)),
             Self::Twilio => {
                 let url = public_url.ok_or(SetupError::NoPublicUrl)?;
-                let url = url.trim_end_matches('/').to_owned();
-                Arc::new(move |request| twilio(&key, &url, request))
+                let urls = with_and_without_port(url.trim_end_matches('/'));
+                Arc::new(move |request| twilio(&key, &urls, request))
             }
         })
     }
@@ -206,7 +206,7 @@ pub(crate) fn gitea(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal
     signed::<Hmac<Sha256>>(secret, &[request.body], signature)
 }
 
-/// [Stripe](https://docs.stripe.com/webhooks#verify-manually): HMAC-SHA256 over time and body,
+/// [Stripe](https://docs.stripe.com/webhooks): HMAC-SHA256 over time and body,
 /// `t=TIME,v1=SIGNATURE`, with a `v1` for each secret while it changes. The secret is the whole
 /// text, `whsec_` included.
 pub(crate) fn stripe(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
@@ -216,7 +216,7 @@ pub(crate) fn stripe(secret: &[u8], request: &Received<'_>) -> Result<(), Refusa
         match item.split_once('=') {
             Some(("t", time)) => times.push(time),
             Some(("v1", signature)) => signatures.extend(hex(signature)),
-            // Schemes of other versions, and of the test mode.
+            // Schemes of other versions.
             _ => {}
         }
     }
@@ -246,9 +246,10 @@ pub(crate) fn slack(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal
 /// is no form has its digest in the URL.
 ///
 /// The URL is the one that Twilio was given. Behind a proxy a server sees another scheme, host or
-/// port, and headers such as `X-Forwarded-Host` are what the client likes: so `public_url` is
+/// port, and headers such as `X-Forwarded-Host` are what the client likes: so the public URL is
 /// configured, and comes before the path and query that arrive here. If the proxy takes a prefix
-/// off the path, or axum's `nest` does, it is part of `public_url`.
+/// off the path, or axum's `nest` does, it is part of the public URL. There are two of them, with the
+/// port and without: Twilio signs now the one and now the other, and its libraries try both.
 ///
 /// Nothing separates what is signed: `a=bc` and `ab=c` are the same to Twilio, and so are the end
 /// of the query and the beginning of the form. No time is signed either. Whoever has overheard a
@@ -256,13 +257,13 @@ pub(crate) fn slack(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal
 /// Twilio's is worth TLS all the way, and a handler that refuses what is no SID and no status.
 pub(crate) fn twilio(
     auth_token: &[u8],
-    public_url: &str,
+    public_urls: &[String],
     request: &Received<'_>,
 ) -> Result<(), Refusal> {
     let signature = base64(request.header("x-twilio-signature")?);
     let uri = &request.head.uri;
     let path_and_query = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    let mut text = format!("{public_url}{path_and_query}");
+    let mut text = path_and_query.to_owned();
     let mut query = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
     if let Some((_, digest)) = query.find(|(name, _)| name == "bodySHA256") {
         // The digest is no secret, and is signed with the URL.
@@ -281,7 +282,22 @@ pub(crate) fn twilio(
             text.push_str(&value);
         }
     }
-    signed::<Hmac<Sha1>>(auth_token, &[text.as_bytes()], signature)
+    let by = |url: &String| {
+        signed::<Hmac<Sha1>>(auth_token, &[url.as_bytes(), text.as_bytes()], signature.clone())
+    };
+    public_urls.iter().map(by).find(Result::is_ok).unwrap_or(Err(Refusal::Forged))
+}
+
+fn with_and_without_port(url: &str) -> [String; 2] {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let standard = if scheme == "http" { "80" } else { "443" };
+    let (host, port) = match authority.rsplit_once(':') {
+        // Or it is the middle of an IPv6 address.
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => (host, port),
+        _ => (authority, standard),
+    };
+    [format!("{scheme}://{host}{path}"), format!("{scheme}://{host}:{port}{path}")]
 }
 
 /// Whether any of the signatures is that of the parts.
