@@ -25,6 +25,8 @@
 //! is doubled; under `on-arrival`, what died before its effect is lost; under `transactional`
 //! neither happens.
 //!
+//! Nothing is signed: the receiver must have no secret of the sender in question.
+//!
 //! Ids are new in every run, and travel in the headers of Standard Webhooks and GitHub and in the
 //! body, where Stripe has them.
 

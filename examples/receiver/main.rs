@@ -1,4 +1,4 @@
-//! A receiver of webhooks: every sender that there is a preset for, one store, and a ledger of what took effect.
+//! A receiver of webhooks: a route for every preset, one store, and a ledger of what took effect.
 //!
 //! ```text
 //! cargo run --example receiver
@@ -37,8 +37,7 @@
 //!   that is not.
 //! - To change a secret, put the old one into the same variable with `_PREVIOUS` at the end until
 //!   the sender has changed too.
-//! - Secrets are not for the command line, where every user of the machine can read them, and the
-//!   shell's history keeps them.
+//! - Secrets are no options: every user of the machine can read the command line of a process.
 //! - Twilio signs the URL that it was told, which a server behind a proxy does not see:
 //!   `--public-url https://hooks.example.com` says what comes before the path.
 //!
@@ -103,6 +102,8 @@ const LAST_REQUESTS: Duration = Duration::from_secs(5);
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Receives webhooks and lets each take effect once.
+///
+/// A sender whose secret is in the environment is verified: `WEBHOOK_SECRET_GITHUB`, for one.
 #[derive(Debug, Parser)]
 struct Options {
     /// The address to listen on.
