@@ -23,11 +23,11 @@ pub mod guide {
     #[doc = include_str!("docs/keys.md")]
     pub mod keys {}
 
-    #[doc = include_str!("docs/verification.md")]
-    pub mod verification {}
-
     #[doc = include_str!("docs/delivery.md")]
     pub mod delivery {}
+
+    #[doc = include_str!("docs/verification.md")]
+    pub mod verification {}
 
     #[doc = include_str!("docs/transactions.md")]
     pub mod transactions {}
