@@ -26,11 +26,11 @@ pub mod guide {
     #[doc = include_str!("docs/delivery.md")]
     pub mod delivery {}
 
-    #[doc = include_str!("docs/verification.md")]
-    pub mod verification {}
-
     #[doc = include_str!("docs/transactions.md")]
     pub mod transactions {}
+
+    #[doc = include_str!("docs/verification.md")]
+    pub mod verification {}
 
     #[doc = include_str!("docs/recipes.md")]
     pub mod recipes {}
