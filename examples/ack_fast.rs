@@ -13,55 +13,52 @@
 //! after 2.7 s, 7.4 s, 20 s and so on (e to the power of its attempts); after `--max-attempts` it is
 //! a dead letter, which is logged and stays in the database: `GET /dead-letters`.
 //!
-//! The program prints a shell function that signs and sends a delivery. `{"fail": 2}` makes the
-//! first two attempts at its job fail, `{"fail": 99}` makes a dead letter of it. `{"work_ms": 9000}`
-//! makes it slow: `kill -9` the program meanwhile and start it again, and it runs the job again,
-//! some ten seconds after the death.
+//! Deliveries are signed with the secret in `WEBHOOK_SECRET_STANDARD_WEBHOOKS`, or, without one,
+//! with a secret that everybody knows. The program prints a shell function that signs and sends a
+//! delivery. `{"fail": 2}` makes the first two attempts at its job fail, `{"fail": 99}` makes a dead
+//! letter of it. `{"work_ms": 9000}` makes it slow: `kill -9` the program meanwhile and start it
+//! again, and it runs the job again, some ten seconds after the death.
 //!
 //! The queue is [`graphile_worker`](https://docs.rs/graphile_worker): any queue will do that takes
 //! a connection of yours to enqueue on.
 
+use std::env::VarError;
 use std::error::Error;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::Response;
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use clap::Parser;
 use graphile_worker::sql::add_job::single::add_job;
 use graphile_worker::{
     IntoTaskHandlerResult, JobPermanentlyFail, JobSpecBuilder, Schema, TaskHandler, WorkerContext,
     WorkerOptions,
 };
-use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
-use sha2::Sha256;
+use shared::signature::Scheme;
+use shared::verify::VerifyLayer;
 use shared::{in_one_line, told_to_stop};
 use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower_dedup::adapter::{Maintain, PostgresAdapter};
-use tower_dedup::{DedupLayer, DedupTx, Delivery, Verified, provider};
+use tower_dedup::{DedupLayer, DedupTx, Delivery, provider};
 
 mod shared;
 
 /// What the worker needs: one to hear of new jobs, and some for those that run.
 const CONNECTIONS: u32 = 5;
 const BODY_LIMIT: usize = 256 * 1024;
-const BODY_TIME: Duration = Duration::from_secs(10);
-/// How old a signature may be, and how much in the future for a clock that is wrong.
-const TOLERANCE: Duration = Duration::from_secs(5 * 60);
+/// What the sender signs with. Not an option: every user of the machine can read those.
+const SECRET: &str = "WEBHOOK_SECRET_STANDARD_WEBHOOKS";
+/// For trying things out. Everybody knows it.
+const NO_SECRET: &str = "whsec_YSBzZWNyZXQgZm9yIHRyeWluZyB0aGluZ3Mgb3V0";
 /// How long a shutdown may take in all.
 const SHUTDOWN: Duration = Duration::from_secs(30);
 
@@ -74,10 +71,6 @@ struct Options {
     /// The address to listen on.
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-    /// What the sender signs with.
-    #[arg(long, default_value = "whsec_YSBzZWNyZXQgZm9yIHRyeWluZyB0aGluZ3Mgb3V0",
-          value_parser = Secret::new)]
-    secret: Secret,
     /// How often a job is tried.
     #[arg(long, value_name = "N", default_value_t = 5)]
     max_attempts: i16,
@@ -99,6 +92,13 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: Options) -> Result<(), Box<dyn Error>> {
+    let secret = match std::env::var(SECRET) {
+        Err(VarError::NotPresent) => NO_SECRET.to_owned(),
+        secret => secret.map_err(|why| format!("{SECRET}: {why}"))?,
+    };
+    let check = Scheme::StandardWebhooks.check(&secret, None);
+    let check = check.map_err(|why| format!("{SECRET}: {why}"))?;
+    let verify = VerifyLayer::new(check).body_limit(BODY_LIMIT);
     // A pool for deliveries, each of which holds a connection while it runs, and one for jobs:
     // neither waits for the other.
     let keys = PostgresAdapter::connect(&options.database_url).await?;
@@ -137,10 +137,9 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         .body_limit(BODY_LIMIT)
         .require_verified();
     let handle = dedup.handle();
-    let verify = from_fn_with_state(options.secret.clone(), verify);
     let app = Router::new()
-        // What is added last is outermost: nobody uses an id up without a signature.
-        .route("/webhooks", post(enqueue).layer(dedup).layer(verify))
+        // What is named first is outermost: nobody uses an id up without a signature.
+        .route("/webhooks", post(enqueue).layer((verify, dedup)))
         .route("/dead-letters", get(dead_letters))
         .with_state(jobs);
 
@@ -152,7 +151,7 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let mut worker = tokio::spawn(async move { worker.run().await });
     let server = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
     let server = tokio::spawn(server.into_future());
-    greet(address, &options.secret);
+    greet(address, &secret);
 
     tokio::select! {
         () = told_to_stop => {}
@@ -272,68 +271,20 @@ async fn dead_letters(State(jobs): State<Jobs>) -> Result<Json<Vec<DeadLetter>>,
     Ok(Json(rows.into_iter().map(letter).collect()))
 }
 
-/// Lets nothing pass but what the sender has signed, and marks it as [`Verified`].
-async fn verify(
-    State(secret): State<Secret>,
-    request: Request,
-    next: Next,
-) -> Result<Response, StatusCode> {
-    let (mut head, body) = request.into_parts();
-    let body = timeout(BODY_TIME, to_bytes(body, BODY_LIMIT))
-        .await
-        .map_err(|_| StatusCode::REQUEST_TIMEOUT)?
-        .map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?;
-    if secret.has_signed(&head.headers, &body).is_none() {
-        return Err(StatusCode::UNAUTHORIZED);
-    }
-    head.extensions.insert(Verified);
-    Ok(next.run(Request::from_parts(head, Body::from(body))).await)
-}
-
-/// Standard Webhooks: HMAC-SHA256 over id, time and raw body.
-#[derive(Clone)]
-struct Secret(Arc<[u8]>);
-
-impl Secret {
-    fn new(text: &str) -> Result<Self, String> {
-        let base64 = text.strip_prefix("whsec_").ok_or("a secret begins with `whsec_`")?;
-        STANDARD.decode(base64).map(|key| Self(key.into())).map_err(|error| error.to_string())
-    }
-
-    fn has_signed(&self, headers: &HeaderMap, body: &[u8]) -> Option<()> {
-        let header = |name| headers.get(name)?.to_str().ok();
-        let (id, time) = (header("webhook-id")?, header("webhook-timestamp")?);
-        // Whoever has overheard a delivery cannot send it for ever.
-        let signed_at = UNIX_EPOCH.checked_add(Duration::from_secs(time.parse().ok()?))?;
-        let age = SystemTime::now().duration_since(signed_at);
-        if age.unwrap_or_else(|ahead| ahead.duration()) > TOLERANCE {
-            return None;
-        }
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).ok()?;
-        for part in [id.as_bytes(), b".", time.as_bytes(), b".", body] {
-            mac.update(part);
-        }
-        // There are several while the sender changes its secret. `verify_slice` takes the same
-        // time wherever the difference is.
-        let signatures = header("webhook-signature")?.split(' ');
-        signatures
-            .filter_map(|signature| STANDARD.decode(signature.strip_prefix("v1,")?).ok())
-            .any(|signature| mac.clone().verify_slice(&signature).is_ok())
-            .then_some(())
-    }
-}
-
 /// Says what to try. Nobody may be reading, which is no reason to fail.
-fn greet(address: SocketAddr, secret: &Secret) {
-    let hex: String = secret.0.iter().map(|byte| format!("{byte:02x}")).collect();
+fn greet(address: SocketAddr, secret: &str) {
+    // The shell has the secret already, or it is no secret.
+    let secret = if secret == NO_SECRET { NO_SECRET } else { &format!("${SECRET}") };
     let _ = writeln!(
         io::stdout(),
         r#"listening on http://{address}
 paste this into a shell, then deliver an event, and once more:
   deliver() {{
     time=$(date +%s)
+    secret="{secret}"
+    key=$(printf %s "${{secret#whsec_}}" | base64 -d | od -An -v -tx1 | tr -d ' \n')
     signature=$(printf %s "$1.$time.$2" |
-      openssl dgst -sha256 -mac HMAC -macopt hexkey:{hex} -binary | base64)
+      openssl dgst -sha256 -mac HMAC -macopt "hexkey:$key" -binary | base64)
     curl -i http://{address}/webhooks -H "webhook-id: $1" -H "webhook-timestamp: $time" \
       -H "webhook-signature: v1,$signature" -H 'content-type: application/json' -d "$2"
   }}

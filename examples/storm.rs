@@ -5,8 +5,8 @@
 //! cargo run --example storm
 //! cargo run --example storm -- --url 'http://127.0.0.1:3000/webhooks/github?delay_ms=50'
 //! cargo run --example storm -- --keys 20000 --copies 2 --until-acknowledged
-//! cargo run --example storm -- --url http://127.0.0.1:3001/webhooks/standard \
-//!     --url http://127.0.0.1:3002/webhooks/standard
+//! cargo run --example storm -- --url http://127.0.0.1:3001/webhooks/standard-webhooks \
+//!     --url http://127.0.0.1:3002/webhooks/standard-webhooks
 //! ```
 //!
 //! It delivers `--keys` events, each of them `--copies` times. The copies of one event leave
@@ -24,6 +24,8 @@
 //! ledgers differ. Under `lease`, what died between its effect and its completion runs again, and
 //! is doubled; under `on-arrival`, what died before its effect is lost; under `transactional`
 //! neither happens.
+//!
+//! Nothing is signed: the receiver must have no secret of the sender in question.
 //!
 //! Ids are new in every run, and travel in the headers of Standard Webhooks and GitHub and in the
 //! body, where Stripe has them.
@@ -60,7 +62,7 @@ struct Options {
     #[arg(
         long = "url",
         value_name = "URL",
-        default_value = "http://127.0.0.1:3000/webhooks/standard"
+        default_value = "http://127.0.0.1:3000/webhooks/standard-webhooks"
     )]
     urls: Vec<Url>,
     /// How many events.

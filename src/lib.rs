@@ -32,6 +32,9 @@ pub mod guide {
     #[doc = include_str!("docs/transactions.md")]
     pub mod transactions {}
 
+    #[doc = include_str!("docs/verification.md")]
+    pub mod verification {}
+
     #[doc = include_str!("docs/recipes.md")]
     pub mod recipes {}
 

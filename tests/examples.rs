@@ -21,6 +21,7 @@ use support::postgres::Schema;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
+use tower_dedup::provider;
 
 const KEY: &[u8] = b"what ack_fast is told to ask for";
 
@@ -32,6 +33,11 @@ fn example(name: &str) -> Command {
     let mut command = Command::new(path);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command.env_remove("RUST_LOG");
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("WEBHOOK_SECRET_") {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
@@ -91,7 +97,8 @@ impl Server {
 
     /// A delivery to a receiver.
     async fn deliver(&self, id: &str, query: &str) -> Answer {
-        let request = self.post(&format!("/webhooks/standard{query}")).header("webhook-id", id);
+        let request =
+            self.post(&format!("/webhooks/standard-webhooks{query}")).header("webhook-id", id);
         answer(&request.send().await.unwrap())
     }
 
@@ -186,7 +193,8 @@ async fn receivers(store: &str, ledger: &str) {
     }
     assert_eq!(other.get("/effects").await, json!(expected));
 
-    let urls = [&one, &other].map(|server| format!("{}/webhooks/standard", server.address));
+    let urls =
+        [&one, &other].map(|server| format!("{}/webhooks/standard-webhooks", server.address));
     let storm = ["--url", &urls[0], "--url", &urls[1], "--keys", "40", "--copies", "9"];
     let (succeeded, said) = run("storm", &storm).await;
     assert!(succeeded, "{said}");
@@ -238,6 +246,81 @@ async fn a_receiver_says_what_it_cannot_do() {
     assert!(!succeeded && said.contains("needs a database"), "{said}");
 }
 
+/// As the receiver's documentation has it, on every ledger: what is forged leaves no trace, and a
+/// sender without a secret is taken at its word.
+#[tokio::test]
+async fn a_receiver_verifies_where_it_has_a_secret() {
+    for ledger in ["lease", "on-arrival", "transactional"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut receiver = example("receiver");
+        receiver.current_dir(dir.path()).args(["--ledger", ledger]);
+        let receiver = Server::spawn(receiver.env("WEBHOOK_SECRET_GITHUB", "mysecret")).await;
+        assert!(receiver.said().contains("verified: github\n"), "{}", receiver.said());
+        let deliver = async |id: &str, body: &'static str| {
+            let request = receiver.post("/webhooks/github").header("x-github-delivery", id).header(
+                "x-hub-signature-256",
+                "sha256=4864d2759938a15468b5df9ade20bf161da9b4f737ea61794142f3484236bda3",
+            );
+            answer(&request.body(body).send().await.unwrap())
+        };
+        assert_eq!(deliver("72d3162e", "{}").await, (401, None));
+        assert_eq!(receiver.get("/effects").await, json!([]));
+        assert_eq!(deliver("72d3162e", r#"{"foo":"bar"}"#).await, first());
+        assert_eq!(deliver("72d3162e", r#"{"foo":"bar"}"#).await, duplicate());
+        assert_eq!(deliver("72d3162e", "{}").await, (401, None));
+        // The id is not signed.
+        assert_eq!(deliver("another", r#"{"foo":"bar"}"#).await, first());
+        assert_eq!(receiver.deliver("msg_1", "").await, first());
+        assert_eq!(receiver.get("/effects").await.as_array().map(Vec::len), Some(3));
+        receiver.stop().await;
+    }
+}
+
+/// A request that is no event, or of which nobody knows which, reaches the handler or is refused;
+/// the route is there.
+#[tokio::test]
+async fn a_receiver_has_a_route_for_every_preset() {
+    for ledger in ["lease", "transactional"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut receiver = example("receiver");
+        let receiver = receiver.current_dir(dir.path()).args(["--ledger", ledger]);
+        let receiver = Server::spawn(receiver).await;
+        for preset in provider::ALL {
+            for method in preset.methods() {
+                let path = format!("{}/webhooks/{}", receiver.address, preset.name());
+                let request = receiver.client.request(method.clone(), path).body("{}");
+                let status = request.send().await.unwrap().status().as_u16();
+                assert!([200, 400].contains(&status), "{method} {}: {status}", preset.name());
+            }
+        }
+        assert_eq!(answer(&receiver.post("/webhooks/standard").send().await.unwrap()).0, 404);
+        // A challenge comes back from every route, and runs like any other request.
+        let challenge = r#"{"type": "url_verification", "challenge": "3eZbrw1a"}"#;
+        let request = receiver.post("/webhooks/standard-webhooks").header("webhook-id", "msg_1");
+        let echo = request.body(challenge).send().await.unwrap();
+        assert_eq!((echo.status().as_u16(), &*echo.text().await.unwrap()), (200, "3eZbrw1a"));
+        receiver.stop().await;
+    }
+}
+
+/// Nobody is to believe a route to be verified that is not.
+#[tokio::test]
+async fn a_receiver_starts_with_no_secret_that_it_cannot_use() {
+    for (variable, secret, why) in [
+        ("WEBHOOK_SECRET_GITHUP", "s3cret", "it knows WEBHOOK_SECRET_STANDARD_WEBHOOKS"),
+        ("WEBHOOK_SECRET_GITHUB", "", "the secret is empty"),
+        ("WEBHOOK_SECRET_TWILIO", "s3cret", "--public-url"),
+    ] {
+        let mut receiver = example("receiver");
+        receiver.args(["--store", "memory:", "--listen", "127.0.0.1:0"]).env(variable, secret);
+        let output = tokio::time::timeout(Duration::from_secs(60), receiver.output());
+        let output = output.await.expect("it ends").unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(why), "{said}");
+        assert!(!said.contains("s3cret"), "{said}");
+    }
+}
+
 /// After a SIGKILL the transactional ledger's retry runs at once, and finds nothing left behind.
 #[tokio::test]
 async fn a_killed_receiver_leaves_nothing_of_a_transaction() {
@@ -245,7 +328,8 @@ async fn a_killed_receiver_leaves_nothing_of_a_transaction() {
     let url = schema.url();
     let args = ["--store", &url, "--ledger", "transactional"];
     let mut killed = Server::start("receiver", &args).await;
-    let slow = killed.post("/webhooks/standard?delay_ms=60000").header("webhook-id", "msg_1");
+    let slow =
+        killed.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_1");
     let slow = tokio::spawn(slow.send());
     // Its handler has written: what it has written is locked by a transaction that is idle.
     let mut connection = PgConnection::connect(&url).await.unwrap();
@@ -287,7 +371,8 @@ async fn inspect_looks_up_forgets_counts_and_purges() {
     assert_eq!(receiver.deliver("msg_1", "").await, first());
     assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 2)]));
 
-    let slow = receiver.post("/webhooks/standard?delay_ms=60000").header("webhook-id", "msg_2");
+    let slow =
+        receiver.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_2");
     let slow = tokio::spawn(slow.send());
     let running = loop {
         let (found, said) = inspect(&["get", "standard-webhooks", "msg_2"]).await;
@@ -320,11 +405,9 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let schema = Schema::fresh();
     let (url, name) = (schema.url(), schema.name());
     let secret = format!("whsec_{}", STANDARD.encode(KEY));
-    let server = Server::start(
-        "ack_fast",
-        &["--database-url", &url, "--jobs-schema", name, "--secret", &secret, "--max-attempts=2"],
-    )
-    .await;
+    let args = ["--database-url", &url, "--jobs-schema", name, "--max-attempts=2"];
+    let secret = ("WEBHOOK_SECRET_STANDARD_WEBHOOKS", secret);
+    let server = Server::spawn(example("ack_fast").args(args).env(secret.0, secret.1)).await;
     let now = SystemTime::now();
 
     // Nothing that is not signed, or was signed long ago, leaves a trace.

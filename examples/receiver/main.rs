@@ -1,4 +1,4 @@
-//! A receiver of webhooks: four senders, one store, and a ledger of what took effect.
+//! A receiver of webhooks: a route for every preset, one store, and a ledger of what took effect.
 //!
 //! ```text
 //! cargo run --example receiver
@@ -8,10 +8,40 @@
 //!
 //! `scripts/postgres` starts a server to try the last one with, and prints its URL.
 //!
-//! It takes deliveries at `/webhooks/standard`, `/webhooks/github`, `/webhooks/stripe` and
-//! `/webhooks/twilio`. The effect of a delivery is one row in the table `effects` of the same
-//! store, written each time that the handler runs; `GET /effects` counts them for every key. The
-//! same delivery twice is two answers of 200 and one effect.
+//! Every preset of [`provider::ALL`] has a route: `/webhooks/standard-webhooks`,
+//! `/webhooks/github` and so on, by its name and methods. The effect of an event is one row in the
+//! table `effects` of the same store, written each time that the handler runs; `GET /effects`
+//! counts them for every key. The same delivery twice is two answers of 200 and one effect.
+//!
+//! # Signatures
+//!
+//! A sender whose secret is in the environment is verified, and answered 401 if that fails. The
+//! others are taken at their word.
+//!
+//! ```text
+//! WEBHOOK_SECRET_GITHUB=mysecret cargo run --example receiver
+//!
+//! # The signature is `printf %s "$body" | openssl dgst -sha256 -hmac mysecret`.
+//! curl -i http://127.0.0.1:3000/webhooks/github -H 'X-GitHub-Delivery: 72d3162e' \
+//!   -H 'X-Hub-Signature-256: sha256=4864d2759938a15468b5df9ade20bf161da9b4f737ea61794142f3484236bda3' \
+//!   -d '{"foo":"bar"}'
+//! ```
+//!
+//! Once more it is a duplicate; with another body it is a 401, and its id is not used up; with
+//! another id it *runs*, since GitHub does not sign the id: see
+//! [`guide::verification`](tower_dedup::guide::verification).
+//!
+//! - The variable is `WEBHOOK_SECRET_` and the preset's name in capitals, with `_` for `-`. Its
+//!   value is what the sender shows: `whsec_…` and all. A secret that the receiver has no use for
+//!   ends it at once, with a list of those it has: nobody should believe a route to be verified
+//!   that is not.
+//! - To change a secret, put the old one into the same variable with `_PREVIOUS` at the end until
+//!   the sender has changed too.
+//! - Secrets are no options: every user of the machine can read the command line of a process.
+//! - Twilio signs the URL that it was told, which a server behind a proxy does not see:
+//!   `--public-url https://hooks.example.com` says what comes before the path.
+//!
+//! # Misbehaviour
 //!
 //! Two query parameters make the handler misbehave, so that the rest can be watched by hand:
 //!
@@ -29,9 +59,13 @@
 //! then the store.
 
 mod effects;
+mod handshake;
+mod secrets;
 #[path = "../shared/mod.rs"]
 mod shared;
 
+use std::collections::BTreeMap;
+use std::env;
 use std::error::Error;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -39,14 +73,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::handler::Handler;
-use axum::http::{Method, StatusCode};
-use axum::routing::{get, post};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodFilter, MethodRouter, get};
 use axum::{Json, Router};
 use clap::{Parser, ValueEnum};
 use effects::{Effect, Effects, Table};
 use serde::Deserialize;
+use shared::signature::Check;
+use shared::verify::VerifyLayer;
 use shared::{in_one_line, told_to_stop};
 use sqlx::{Postgres, Sqlite};
 use tokio::net::TcpListener;
@@ -64,6 +102,8 @@ const LAST_REQUESTS: Duration = Duration::from_secs(5);
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Receives webhooks and lets each take effect once.
+///
+/// A sender whose secret is in the environment is verified: `WEBHOOK_SECRET_GITHUB`, for one.
 #[derive(Debug, Parser)]
 struct Options {
     /// The address to listen on.
@@ -78,6 +118,17 @@ struct Options {
     /// How long the event of a receiver that died waits for its retry to run, under `lease`.
     #[arg(long, value_name = "N", default_value_t = 60)]
     lease_seconds: u64,
+    /// Where senders find this receiver, without the path: for those that sign the URL.
+    #[arg(long, value_name = "URL", value_parser = public_url)]
+    public_url: Option<String>,
+}
+
+fn public_url(text: &str) -> Result<String, String> {
+    let after_scheme = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    match after_scheme {
+        Some(rest) if !rest.is_empty() && !rest.contains(['?', '#']) => Ok(text.to_owned()),
+        _ => Err("it looks like this: https://hooks.example.com".to_owned()),
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -104,26 +155,27 @@ async fn main() -> ExitCode {
 
 async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let url = options.store.as_str();
-    let lease = Duration::from_secs(options.lease_seconds);
+    let checks = secrets::checks(env::vars_os(), options.public_url.as_deref())?;
+    let routes = Routes { lease: Duration::from_secs(options.lease_seconds), checks };
     let (store, (webhooks, handles)): (Arc<dyn DynAdapter>, _) = match options.ledger {
         LedgerKind::Lease => {
             let store = adapter::connect(url).await?;
-            (store.clone(), webhooks(&LeaseLedger::new(store), receive, lease))
+            (store.clone(), routes.over(&LeaseLedger::new(store), receive))
         }
         LedgerKind::OnArrival => {
             let store = adapter::connect(url).await?;
-            (store.clone(), webhooks(&ArrivalLedger::new(store), receive, lease))
+            (store.clone(), routes.over(&ArrivalLedger::new(store), receive))
         }
         // A transaction is of one kind of database, and so is the handler that takes it.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
             let store = SqliteAdapter::connect(url).await?;
             let ledger = TransactionLedger::new(store.clone());
-            (Arc::new(store), webhooks(&ledger, receive_in::<Sqlite>, lease))
+            (Arc::new(store), routes.over(&ledger, receive_in::<Sqlite>))
         }
         LedgerKind::Transactional if url.starts_with("postgres") => {
             let store = PostgresAdapter::connect(url).await?;
             let ledger = TransactionLedger::new(store.clone());
-            (Arc::new(store), webhooks(&ledger, receive_in::<Postgres>, lease))
+            (Arc::new(store), routes.over(&ledger, receive_in::<Postgres>))
         }
         LedgerKind::Transactional => {
             return Err("--ledger transactional needs a database: \
@@ -147,7 +199,7 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         let _ = stopped.await;
     });
     let mut server = tokio::spawn(server.into_future());
-    greet(address);
+    greet(address, &routes);
 
     told_to_stop.await;
     tracing::info!("stopping");
@@ -176,36 +228,46 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One route for every sender, each with the sender's own key, all over one ledger.
-fn webhooks<L, H, T>(
-    ledger: &L,
-    handler: H,
+/// What the routes are made of.
+struct Routes {
     lease: Duration,
-) -> (Router<Effects>, Vec<(&'static str, DedupHandle)>)
-where
-    L: Ledger + Clone,
-    H: Handler<T, Effects> + Copy,
-    T: 'static,
-{
-    let senders = [
-        ("/webhooks/standard", provider::STANDARD_WEBHOOKS),
-        ("/webhooks/github", provider::GITHUB),
-        ("/webhooks/stripe", provider::STRIPE),
-        ("/webhooks/twilio", provider::TWILIO),
-    ];
-    let (mut router, mut handles) = (Router::new(), Vec::new());
-    for (path, preset) in senders {
-        let dedup = DedupLayer::with_ledger(preset, ledger.clone()).lease(lease);
-        handles.push((path, dedup.handle()));
-        let mut route = post(handler);
-        if preset.methods().contains(&Method::GET) {
-            route = route.get(handler);
+    /// By the names of the senders that are verified.
+    checks: BTreeMap<&'static str, Check>,
+}
+
+/// What waits for the deliveries of each route.
+type Handles = Vec<(&'static str, DedupHandle)>;
+
+impl Routes {
+    /// One route for every sender, each with the sender's own key, all over one ledger.
+    fn over<L, H, T>(&self, ledger: &L, handler: H) -> (Router<Effects>, Handles)
+    where
+        L: Ledger + Clone,
+        H: Handler<T, Effects> + Copy,
+        T: 'static,
+    {
+        let (mut router, mut handles) = (Router::new(), Vec::new());
+        for preset in provider::ALL {
+            let mut dedup = DedupLayer::with_ledger(*preset, ledger.clone()).lease(self.lease);
+            let check = self.checks.get(preset.name());
+            if check.is_some() {
+                dedup = dedup.require_verified();
+            }
+            handles.push((preset.name(), dedup.handle()));
+            let mut route = MethodRouter::new();
+            for method in preset.methods() {
+                let filter = MethodFilter::try_from(method.clone()).expect("a usual method");
+                route = route.on(filter, handler);
+            }
+            route = route.layer(dedup);
+            if let Some(check) = check {
+                // Added last, it is outermost: nobody uses an id up without a signature.
+                route = route.layer(VerifyLayer::new(Arc::clone(check)));
+            }
+            router = router.route(&format!("/webhooks/{}", preset.name()), route);
         }
-        // A layer that verifies the sender's signature belongs outside: `.layer(dedup)` first,
-        // then `.layer(verify)`.
-        router = router.route(path, route.layer(dedup));
+        (router, handles)
     }
-    (router, handles)
 }
 
 /// How the handler is asked to misbehave.
@@ -226,30 +288,45 @@ impl ByHand {
     }
 }
 
-/// The handler: runs for the first delivery of an event only, and again until it succeeds.
+/// The handler: runs for the first delivery of an event only, and again until it succeeds. A
+/// handshake is no event and comes without a delivery; a batch is several.
 async fn receive(
     State(effects): State<Effects>,
     Query(by_hand): Query<ByHand>,
-    delivery: Delivery,
-) -> Result<(), StatusCode> {
+    headers: HeaderMap,
+    delivery: Option<Delivery>,
+    body: Bytes,
+) -> Result<Response, StatusCode> {
     by_hand.misbehave().await?;
-    for key in delivery.keys() {
-        effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
+    if let Some(delivery) = delivery {
+        for key in delivery.keys() {
+            effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
+            delivery.done(key);
+        }
     }
-    Ok(())
+    Ok(answer(&headers, &body))
 }
 
 /// The handler under the transactional ledger: what it writes and the keys commit together, when
 /// it has succeeded. It writes first, so that `fail` and `kill -9` have something to undo.
 async fn receive_in<DB: Table>(
     Query(by_hand): Query<ByHand>,
-    delivery: Delivery,
-    mut tx: DedupTx<DB>,
-) -> Result<(), StatusCode> {
-    for key in delivery.keys() {
-        DB::add(&mut tx, key, delivery.attempt()).await.map_err(|error| failed(&error))?;
+    headers: HeaderMap,
+    delivery: Option<Delivery>,
+    tx: Option<DedupTx<DB>>,
+    body: Bytes,
+) -> Result<Response, StatusCode> {
+    if let Some((delivery, mut tx)) = delivery.zip(tx) {
+        for key in delivery.keys() {
+            DB::add(&mut tx, key, delivery.attempt()).await.map_err(|error| failed(&error))?;
+        }
     }
-    by_hand.misbehave().await
+    by_hand.misbehave().await?;
+    Ok(answer(&headers, &body))
+}
+
+fn answer(headers: &HeaderMap, body: &[u8]) -> Response {
+    handshake::answer(headers, body).unwrap_or_else(|| StatusCode::OK.into_response())
 }
 
 async fn list_effects(State(effects): State<Effects>) -> Result<Json<Vec<Effect>>, StatusCode> {
@@ -263,13 +340,17 @@ fn failed(error: &sqlx::Error) -> StatusCode {
 }
 
 /// Says what to try. Nobody may be reading, which is no reason to fail.
-fn greet(address: SocketAddr) {
+fn greet(address: SocketAddr, routes: &Routes) {
+    let verified: Vec<_> = routes.checks.keys().copied().collect();
     let _ = writeln!(
         io::stdout(),
         "listening on http://{address}\n\
+         verified: {}\n\
          deliver an event, and once more:\n  \
-         curl -i http://{address}/webhooks/standard -H 'webhook-id: msg_1' -d '{{\"paid\": 42}}'\n\
+         curl -i http://{address}/webhooks/standard-webhooks -H 'webhook-id: msg_1' \
+         -d '{{\"paid\": 42}}'\n\
          then see what took effect:\n  \
-         curl http://{address}/effects"
+         curl http://{address}/effects",
+        if verified.is_empty() { "nobody".to_owned() } else { verified.join(", ") },
     );
 }

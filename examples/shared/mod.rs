@@ -1,6 +1,9 @@
 //! What more than one example needs, and none is about.
 #![allow(dead_code, reason = "every example takes a part of it")]
 
+pub(crate) mod signature;
+pub(crate) mod verify;
+
 use std::error::Error;
 use std::future::Future;
 use std::io::{self, IsTerminal};
