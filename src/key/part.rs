@@ -186,7 +186,7 @@ impl KeyPart {
     }
 
     /// Reads the value.
-    pub(super) fn read<'r>(
+    pub(crate) fn read<'r>(
         &self,
         request: &RequestRef<'r>,
     ) -> Result<Option<Cow<'r, str>>, KeyError> {
@@ -241,6 +241,18 @@ fn all_of<'r>(
     }
     // All parts optional and none there: an id of separators only would be one id for many events.
     Ok((any && !missing).then_some(Cow::Owned(id)))
+}
+
+/// The id of a list of parts, as an [`and`](KeyPart::and) of optional ones writes it.
+pub(crate) fn compose(parts: &[Option<&str>]) -> String {
+    let mut id = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        if index > 0 {
+            id.push('|');
+        }
+        push_escaped(&mut id, part.unwrap_or_default());
+    }
+    id
 }
 
 /// Escapes the separator, and the escape itself: what lets the parts be told apart again.
