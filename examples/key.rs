@@ -157,7 +157,7 @@ impl Capture {
 fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
     let delivers = |method| preset.methods().contains(method);
     // As the layer: routers answer HEAD by the handler of GET.
-    if !delivers(&head.method) && !(head.method == Method::HEAD && delivers(&Method::GET)) {
+    if !(delivers(&head.method) || head.method == Method::HEAD && delivers(&Method::GET)) {
         return Outcome::Bypass;
     }
     match preset.extractor().extract(&RequestRef::new(head, body)) {
@@ -192,7 +192,8 @@ fn table() -> String {
             .map(|name| format!("`{name}`"))
             .collect();
         let constant = preset.name().to_uppercase().replace('-', "_");
-        let test = preset.name().replace('-', "_");
+        // `box` is a reserved word.
+        let test = preset.name().replace('-', "_").replace("box", "box_");
         let retries = match preset.retries() {
             Retries::Automatic => "yes",
             Retries::ConnectionFailure => "when the connection fails",
@@ -230,7 +231,7 @@ All presets, as the code has them.
   where the signed bytes are not documented. [`guide::keys`](crate::guide::keys) says what to do.
 - *Handshakes* reach the handler undeduplicated.
 - *Not verified*: what the sender's own documentation does not say.
-- *Test*: the test of `tests/providers.rs` that holds the preset to its samples.
+- *Test*: the test of `tests/providers` that holds the preset to its samples.
 
 | preset and aliases | key | again within | retries by itself | id signed | handshakes | not verified | source | test |
 |---|---|---|---|---|---|---|---|---|

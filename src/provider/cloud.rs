@@ -17,7 +17,7 @@ use crate::key::{self, Found, KeyPart, Reader, RequestRef};
 pub const AWS_SNS: Preset = Preset {
     name: "aws-sns",
     title: "Amazon SNS",
-    aliases: &["sns"],
+    aliases: &[],
     key: "`/TopicArn|/MessageId`; of raw deliveries headers \
           `x-amz-sns-topic-arn|x-amz-sns-message-id`",
     rule: Rule::Part(|| key::from_fn(sns)),
@@ -66,7 +66,7 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
 pub const GOOGLE_PUBSUB: Preset = Preset {
     name: "google-pubsub",
     title: "Google Pub/Sub",
-    aliases: &["pubsub"],
+    aliases: &[],
     key: "`/subscription|/message/messageId`",
     rule: Rule::Part(|| key::json("/subscription").and(key::json("/message/messageId"))),
     handshake: None,
@@ -89,7 +89,7 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
     title: "Azure Event Grid",
-    aliases: &["event-grid"],
+    aliases: &[],
     key: "each: `topic|id`; in the CloudEvents schema `source|id`",
     rule: Rule::Reader(event_grid),
     handshake: Some(Handshake {

@@ -95,7 +95,7 @@ pub const CIRCLECI: Preset = Preset {
     methods: POST,
     floor: Floor(7 * DAY, "a margin of ours: no schedule is documented"),
     retries: Retries::Undocumented,
-    how: "not documented",
+    how: "whether and when",
     signed_id: false,
     answer_matters: false,
     source: "https://circleci.com/docs/webhooks-reference/",

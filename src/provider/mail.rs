@@ -20,7 +20,7 @@ pub const SENDGRID: Preset = Preset {
     how: "for up to 24 h",
     signed_id: true,
     answer_matters: false,
-    source: "https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/event",
+    source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
     unverified: "the ids of the test button",
 };
 

@@ -72,7 +72,7 @@ pub const SQUARE: Preset = Preset {
     how: "for up to 24 h",
     signed_id: true,
     answer_matters: false,
-    source: "https://developer.squareup.com/docs/webhooks/overview",
+    source: "https://developer.squareup.com/docs/webhooks",
     unverified: "the encoding of the signature",
 };
 
@@ -92,7 +92,7 @@ pub const PADDLE: Preset = Preset {
     how: "60 times over 3 days; three times over 15 min in a sandbox",
     signed_id: true,
     answer_matters: false,
-    source: "https://developer.paddle.com/webhooks/how-webhooks-work",
+    source: "https://developer.paddle.com/webhooks/about/how-webhooks-work",
     unverified: "the ids of simulations and replays",
 };
 

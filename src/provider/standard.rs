@@ -48,7 +48,7 @@ pub const SVIX: Preset = Preset {
     how: "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h",
     signed_id: true,
     answer_matters: false,
-    source: "https://docs.svix.com/retries",
+    source: "https://github.com/svix/svix-webhooks/blob/main/server/svix-server/config.default.toml",
     unverified: "the schedules of Clerk and Resend",
 };
 
