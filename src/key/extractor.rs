@@ -60,8 +60,9 @@ impl<'r> RequestRef<'r> {
         self.body
     }
 
-    /// The same head with another body.
-    pub(crate) fn with_body<'b>(&self, body: &'b Bytes) -> RequestRef<'b>
+    /// The same head with another body: for a batch that is wrapped in something else.
+    #[must_use]
+    pub fn with_body<'b>(&self, body: &'b Bytes) -> RequestRef<'b>
     where
         'r: 'b,
     {
