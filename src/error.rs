@@ -183,7 +183,8 @@ pub enum KeyErrorKind {
     NotAnArray,
     /// The value's percent-encoding is broken.
     InvalidEncoding,
-    /// The delivery carries more keys than the layer takes at once.
+    /// The delivery carries more keys than the layer takes at once, or ids that are too long
+    /// together.
     TooMany,
     /// A namespace is not 1 to 64 bytes without control characters.
     InvalidNamespace,

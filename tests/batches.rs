@@ -159,6 +159,22 @@ fn second_identities_are_read_from_the_element() {
     assert_eq!(one.elements()[0].identities().count(), 2);
 }
 
+/// What is read from the head is in the id of every element.
+#[test]
+fn a_long_header_is_not_multiplied() {
+    let by_query = key::each("", key::query("q").and(key::json(""))).namespace("acme");
+    let second =
+        key::each("", key::json("")).namespace("acme").second_identity("q", key::query("q"));
+    let body = |count: usize| Bytes::from(format!("[{}7]", "7,".repeat(count - 1)));
+    let target = format!("/{0}?q={0}", "x".repeat(20_000));
+    let (head, ()) = Request::post(target).body(()).unwrap().into_parts();
+    for extractor in [by_query, second] {
+        let read = |count| extractor.extract(&RequestRef::new(&head, &body(count)));
+        assert!(matches!(read(100), Ok(Extracted::Keys(_))));
+        assert_eq!(read(65_536).unwrap_err().kind(), KeyErrorKind::TooMany);
+    }
+}
+
 #[tokio::test]
 async fn a_retry_that_is_batched_anew_runs_what_is_new_in_it() {
     let handler = Handler::default();

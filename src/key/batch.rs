@@ -11,8 +11,10 @@
 //! 4. Where all arrays are empty, there is nothing to deduplicate:
 //!    [`Bypass`](super::Extracted::Bypass). A 400 would be sent again for ever.
 //! 5. What is there and no array, and a name that occurs twice on the way, are malformed.
-//! 6. A delivery has at most 65,536 elements; what is beyond is not read.
-//! 7. The elements are slices of the body, not copies, and the time is linear in the body.
+//! 6. A delivery has at most 65,536 elements; what is beyond is not read. Neither are ids that
+//!    have more than 32 MiB together: a long header would be in each of them.
+//! 7. The elements are slices of the body, not copies. What is read from the head is read once, and
+//!    the time is linear in the body.
 
 use std::fmt;
 
@@ -20,15 +22,18 @@ use bytes::Bytes;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::extractor::{Found, Item, KeyExtractor, RequestRef};
-use super::id::check_namespace;
+use super::extractor::{Found, KeyExtractor, RequestRef};
+use super::id::{check_namespace, stored};
 use super::json::{NameIs, Pointer, array_index};
 use super::part::KeyPart;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 /// The most elements of one delivery. The layer's own bound is lower; this one is met before a
 /// single key has been made.
-pub(crate) const MOST_ELEMENTS: usize = 65_536;
+const MOST_ELEMENTS: usize = 65_536;
+
+/// The most bytes of all ids of one delivery, before the long ones are hashed.
+const MOST_ID_BYTES: usize = 32 << 20;
 
 /// Reads a key for every element of a JSON array: [`each`] makes it.
 #[derive(Debug, Clone)]
@@ -115,23 +120,68 @@ impl Batch {
         let Some(elements) = elements(request.body(), &self.array)? else {
             return Ok(Found::Missing);
         };
-        let mut items = Vec::with_capacity(elements.len());
+        let mut items = Items::default();
+        if elements.is_empty() {
+            return Ok(items.into());
+        }
+        let part = self.part.with_head_of(request);
         let mut missing = false;
         // To the end even if one is missing, as in a composite key: what is malformed is malformed.
-        for (index, body) in elements.into_iter().enumerate() {
-            match self.part.read(&request.with_body(&body)) {
-                Ok(Some(id)) => {
-                    let id = id.into_owned();
-                    items.push(Item { id, body, payload: self.payload });
-                }
-                Ok(None) => missing = true,
-                Err(error) => {
-                    let place = format!("{} of element {index}", error.place());
-                    return Err(KeyError::new(error.kind(), place));
-                }
+        for (index, body) in elements.iter().enumerate() {
+            let id = part.read(&request.with_body(body)).map_err(|error| {
+                KeyError::new(error.kind(), format!("{} of element {index}", error.place()))
+            })?;
+            match id {
+                Some(id) => items.push(&id, body.clone(), self.payload)?,
+                None => missing = true,
             }
         }
-        Ok(Found::of(if missing { None } else { Some(items) }))
+        Ok(if missing { Found::Missing } else { items.into() })
+    }
+}
+
+/// The elements of a batch that have been read so far, within the bounds.
+#[derive(Debug, Default)]
+pub(crate) struct Items {
+    items: Vec<Item>,
+    id_bytes: usize,
+}
+
+/// One element.
+#[derive(Debug)]
+pub(crate) struct Item {
+    /// As it is stored, so that long ones do not add up.
+    pub(super) id: String,
+    /// Its own bytes.
+    pub(super) body: Bytes,
+    /// Whether they are the same on every attempt.
+    pub(super) payload: bool,
+}
+
+impl Items {
+    pub(crate) fn push(&mut self, id: &str, body: Bytes, payload: bool) -> Result<(), KeyError> {
+        self.id_bytes = self.id_bytes.saturating_add(id.len());
+        check_id_bytes(self.id_bytes)?;
+        if self.items.len() == MOST_ELEMENTS {
+            return Err(KeyError::new(KeyErrorKind::TooMany, "the body"));
+        }
+        self.items.push(Item { id: stored(id).into_owned(), body, payload });
+        Ok(())
+    }
+}
+
+/// A long part that all elements share is in each of their ids.
+pub(super) fn check_id_bytes(bytes: usize) -> Result<(), KeyError> {
+    if bytes <= MOST_ID_BYTES {
+        return Ok(());
+    }
+    Err(KeyError::new(KeyErrorKind::TooMany, "the body"))
+}
+
+/// No elements: nothing to deduplicate.
+impl From<Items> for Found {
+    fn from(Items { items, .. }: Items) -> Self {
+        if items.is_empty() { Self::Bypass } else { Self::Each(items) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`KeyExtractor`]: from a request to its keys.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, request};
 
-use super::batch::Batch;
+use super::batch::{Batch, Item, check_id_bytes};
 use super::digest::body_id;
 use super::id::{DedupKey, Element, Keys, check_namespace};
 use super::part::KeyPart;
@@ -100,27 +101,6 @@ pub(crate) enum Found {
     Each(Vec<Item>),
     Bypass,
     Missing,
-}
-
-impl Found {
-    /// The elements of a batch, of which there may be none; `None` if the batch is missing.
-    pub(crate) fn of(items: Option<Vec<Item>>) -> Self {
-        match items {
-            None => Self::Missing,
-            Some(items) if items.is_empty() => Self::Bypass,
-            Some(items) => Self::Each(items),
-        }
-    }
-}
-
-/// One event of a batch.
-#[derive(Debug)]
-pub(crate) struct Item {
-    pub(crate) id: String,
-    /// Its own bytes.
-    pub(crate) body: Bytes,
-    /// Whether they are the same on every attempt.
-    pub(crate) payload: bool,
 }
 
 /// A rule that neither parts nor a batch can say.
@@ -298,13 +278,15 @@ impl KeyExtractor {
             Rule::Fn(extract) => return self.with_second_of_one(extract(request)?, request),
         };
         Ok(match found {
-            Found::One(id) => Extracted::Keys(self.element(&id, request)?.into()),
+            Found::One(id) => {
+                let element = Element::new(DedupKey::in_namespace(&self.namespace, &id)?);
+                let Some((namespace, part)) = &self.second else {
+                    return Ok(Extracted::Keys(element.into()));
+                };
+                Extracted::Keys(with_second(element, namespace, part.read(request)?)?.into())
+            }
             Found::Each(items) => {
-                let elements = items.into_iter().map(|item| {
-                    let element = self.element(&item.id, &request.with_body(&item.body))?;
-                    Ok(if item.payload { element.with_payload(item.body) } else { element })
-                });
-                let elements = elements.collect::<Result<_, KeyError>>()?;
+                let elements = self.elements(items, request)?;
                 Keys::new(elements).map_or(Extracted::Missing, Extracted::Keys)
             }
             Found::Bypass => Extracted::Bypass,
@@ -312,12 +294,25 @@ impl KeyExtractor {
         })
     }
 
-    /// An element with all its identities, the second read from `request`.
-    fn element(&self, id: &str, request: &RequestRef<'_>) -> Result<Element, KeyError> {
-        let element = Element::new(DedupKey::in_namespace(&self.namespace, id)?);
-        let Some((namespace, part)) = &self.second else { return Ok(element) };
-        let Some(id) = part.read(request)? else { return Ok(element) };
-        Ok(element.with_second_identity(DedupKey::in_namespace(namespace, &id)?))
+    /// The elements of a batch, with all their identities.
+    fn elements(
+        &self,
+        items: Vec<Item>,
+        request: &RequestRef<'_>,
+    ) -> Result<Vec<Element>, KeyError> {
+        let second = self.second.as_ref().map(|(name, part)| (name, part.with_head_of(request)));
+        let mut id_bytes = 0;
+        let element = |item: Item| {
+            let mut element = Element::new(DedupKey::in_namespace(&self.namespace, &item.id)?);
+            if let Some((namespace, part)) = &second {
+                let id = part.read(&request.with_body(&item.body))?;
+                id_bytes += id.as_ref().map_or(0, |id| id.len());
+                check_id_bytes(id_bytes)?;
+                element = with_second(element, namespace, id)?;
+            }
+            Ok(if item.payload { element.with_payload(item.body) } else { element })
+        };
+        items.into_iter().map(element).collect()
     }
 
     /// What a closure found, with the second identity if it is one element that has none.
@@ -333,9 +328,7 @@ impl KeyExtractor {
         if element.second_identity().is_some() {
             return Ok(extracted);
         }
-        let Some(id) = part.read(request)? else { return Ok(extracted) };
-        let second = DedupKey::in_namespace(namespace, &id)?;
-        let element = element.clone().with_second_identity(second);
+        let element = with_second(element.clone(), namespace, part.read(request)?)?;
         Ok(Extracted::Keys(keys.with_only(element)))
     }
 
@@ -355,6 +348,15 @@ impl KeyExtractor {
     pub(crate) fn namespace_str(&self) -> &Arc<str> {
         &self.namespace
     }
+}
+
+fn with_second(
+    element: Element,
+    namespace: &Arc<str>,
+    id: Option<Cow<'_, str>>,
+) -> Result<Element, KeyError> {
+    let Some(id) = id else { return Ok(element) };
+    Ok(element.with_second_identity(DedupKey::in_namespace(namespace, &id)?))
 }
 
 impl fmt::Debug for KeyExtractor {

@@ -1,5 +1,6 @@
 //! [`DedupKey`] and the sets of them that one delivery carries.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -60,7 +61,7 @@ impl DedupKey {
         if id.contains('\0') {
             return Err(KeyError::new(KeyErrorKind::Nul, "the id"));
         }
-        let id = if id.len() > MAX_ID_LEN { sha256_hex(id.as_bytes()).into() } else { id.into() };
+        let id = stored(id).into();
         Ok(Self(Arc::new(Inner { namespace: Arc::clone(namespace), id })))
     }
 
@@ -216,6 +217,11 @@ impl From<Element> for Keys {
     fn from(element: Element) -> Self {
         Self { elements: vec![element], batch: false }
     }
+}
+
+/// The id as it is stored: hashed if it is long.
+pub(super) fn stored(id: &str) -> Cow<'_, str> {
+    if id.len() > MAX_ID_LEN { sha256_hex(id.as_bytes()).into() } else { id.into() }
 }
 
 /// A namespace is 1 to 64 bytes without control characters.

@@ -47,10 +47,10 @@ mod part;
 mod query;
 
 pub use batch::{Batch, each};
-pub(crate) use batch::{MOST_ELEMENTS, elements};
+pub(crate) use batch::{Items, elements};
 pub(crate) use digest::{body_id, derive};
 pub use extractor::{Extracted, KeyExtractor, RequestRef};
-pub(crate) use extractor::{Found, Item, Reader};
+pub(crate) use extractor::{Found, Reader};
 pub use id::{DedupKey, Element, Keys, MAX_ID_LEN};
 pub use json::Pointer;
 pub(crate) use part::compose;

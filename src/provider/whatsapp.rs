@@ -5,10 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::preset::{DAY, Floor, POST, Preset, Retries, Rule};
-use crate::error::{KeyError, KeyErrorKind};
+use crate::error::KeyError;
 use crate::key::{
-    self, Found, Item, KeyPart, MOST_ELEMENTS, Pointer, Reader, RequestRef, body_id, compose,
-    elements,
+    self, Found, Items, KeyPart, Pointer, Reader, RequestRef, body_id, compose, elements,
 };
 
 /// WhatsApp and other webhooks of Meta: of each update, what identifies it.
@@ -44,7 +43,7 @@ pub const WHATSAPP: Preset = Preset {
 
 fn whatsapp() -> Reader {
     let rules = Rules::new();
-    Arc::new(move |request| rules.read(request).map(Found::of))
+    Arc::new(move |request| rules.read(request))
 }
 
 /// What is read, parsed once.
@@ -77,53 +76,59 @@ impl Rules {
         }
     }
 
-    /// `None` if there are no entries, or if a message or a status has no id.
-    fn read(&self, request: &RequestRef<'_>) -> Result<Option<Vec<Item>>, KeyError> {
-        let Some(entries) = elements(request.body(), &self.entries)? else { return Ok(None) };
-        let mut items = Vec::new();
+    fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
+        let Some(entries) = elements(request.body(), &self.entries)? else {
+            return Ok(Found::Missing);
+        };
+        let mut items = Items::default();
         let mut complete = true;
         for entry in entries {
             let changes = elements(&entry, &self.changes)?.unwrap_or_default();
             if changes.is_empty() {
-                push(&mut items, body_id(&entry), entry)?;
+                items.push(&body_id(&entry), entry, true)?;
                 continue;
             }
+            // Once for all changes of the entry.
+            let of = request.with_body(&entry);
+            let (id, time) = (self.id.read(&of)?, self.time.read(&of)?);
             for change in changes {
-                complete &= self.read_change(request, &entry, &change, &mut items)?;
+                let updates = self.updates(&change)?;
+                if !updates.is_empty() {
+                    let of = request.with_body(&change);
+                    complete &= self.read_updates(&of, updates, &mut items)?;
+                    continue;
+                }
+                let field = self.field.read(&request.with_body(&change))?;
+                let digest = body_id(&change);
+                let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
+                items.push(&compose(&parts), change, true)?;
             }
         }
-        Ok(complete.then_some(items))
+        Ok(if complete { items.into() } else { Found::Missing })
     }
 
-    /// Answers whether every update of the change has a key.
-    fn read_change(
-        &self,
-        request: &RequestRef<'_>,
-        entry: &Bytes,
-        change: &Bytes,
-        items: &mut Vec<Item>,
-    ) -> Result<bool, KeyError> {
+    /// The messages and statuses of a change, in the order of the request; `true` is a status.
+    fn updates(&self, change: &Bytes) -> Result<Vec<(Bytes, bool)>, KeyError> {
         let messages = elements(change, &self.messages)?.unwrap_or_default();
         let statuses = elements(change, &self.statuses)?.unwrap_or_default();
-        let (in_entry, in_change) = (request.with_body(entry), request.with_body(change));
-        if messages.is_empty() && statuses.is_empty() {
-            let id = self.id.read(&in_entry)?;
-            let time = self.time.read(&in_entry)?;
-            let field = self.field.read(&in_change)?;
-            let digest = body_id(change);
-            let id = compose(&[id.as_deref(), time.as_deref(), field.as_deref(), Some(&digest)]);
-            push(items, id, change.clone())?;
-            return Ok(true);
-        }
-        let phone = self.phone.read(&in_change)?;
         let messages = messages.into_iter().map(|update| (update, false));
         let statuses = statuses.into_iter().map(|update| (update, true));
         let mut updates: Vec<_> = messages.chain(statuses).collect();
-        // In the order of the request, whichever of the two arrays comes first.
         updates.sort_by_key(|(update, _)| update.as_ptr().addr());
+        Ok(updates)
+    }
+
+    /// Answers whether each of them has a key.
+    fn read_updates(
+        &self,
+        change: &RequestRef<'_>,
+        updates: Vec<(Bytes, bool)>,
+        items: &mut Items,
+    ) -> Result<bool, KeyError> {
+        let phone = self.phone.read(change)?;
         let mut complete = true;
         for (update, is_status) in updates {
-            let of = request.with_body(&update);
+            let of = change.with_body(&update);
             let id = self.id.read(&of)?;
             let key = if is_status {
                 let (status, recipient) = (self.status.read(&of)?, self.recipient.read(&of)?);
@@ -133,16 +138,8 @@ impl Rules {
                 complete &= id.is_some();
                 compose(&[phone.as_deref(), id.as_deref()])
             };
-            push(items, key, update)?;
+            items.push(&key, update, true)?;
         }
         Ok(complete)
     }
-}
-
-fn push(items: &mut Vec<Item>, id: String, body: Bytes) -> Result<(), KeyError> {
-    if items.len() == MOST_ELEMENTS {
-        return Err(KeyError::new(KeyErrorKind::TooMany, "JSON array /entry"));
-    }
-    items.push(Item { id, body, payload: true });
-    Ok(())
 }
