@@ -127,7 +127,8 @@ fn is_head_without_token(request: &RequestRef<'_>) -> bool {
 ///
 /// It is unique **per bot only**: give every bot a route and a namespace of its own. After a quiet
 /// week Telegram goes on from a random number, so an old one may come again: keep the retention to
-/// days, not months (the default of 30 days is too long here).
+/// days, not months: `.retention(Duration::from_secs(3 * 86_400))`. The default of 30 days is too long
+/// here.
 pub const TELEGRAM: Preset = Preset {
     name: "telegram",
     title: "Telegram",

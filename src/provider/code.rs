@@ -10,7 +10,8 @@ use crate::key::{self, RequestRef};
 /// its id: to let such a redelivery run, [`forget`](crate::adapter::Maintain::forget) the key. All
 /// webhooks that subscribe to an event share the value: where a repository's and an organisation's
 /// webhook post to one URL and both must be handled, give each its own route and namespace. The
-/// signature covers the body, not this header.
+/// signature covers the body, not this header. An answer that is not a 2xx loses the event: write a
+/// job down and answer at once, as the example `ack_fast` does.
 ///
 /// A `ping` is a handshake if the signed body is one too; a ping that is sent as a form has its id
 /// and is a delivery like any other.
@@ -66,7 +67,9 @@ pub const GITLAB: Preset = Preset {
 
 /// Gitea and Forgejo: the header `X-Gitea-Delivery`.
 ///
-/// They do not retry, and when a person sends a delivery again it has a *new* id and runs again.
+/// They do not retry, and when a person sends a delivery again it has a *new* id and runs again. An
+/// answer that is not a 2xx loses the event: write a job down and answer at once, as the example
+/// `ack_fast` does.
 pub const GITEA: Preset = Preset {
     name: "gitea",
     title: "Gitea",
