@@ -13,7 +13,8 @@ use tower_dedup::key::{self, Batch, Element, Extracted, KeyExtractor, Keys, Requ
 use tower_dedup::{ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey};
 
 fn read(extractor: &KeyExtractor, body: &str) -> Result<Extracted, KeyError> {
-    let request = Request::post("/hook").header("x-shop", "a|b").body(()).unwrap();
+    let request = Request::post("/hook").header("x-shop", "a|b");
+    let request = request.header("x-twice", "1").header("x-twice", "1").body(()).unwrap();
     let (head, ()) = request.into_parts();
     let body = Bytes::copy_from_slice(body.as_bytes());
     extractor.extract(&RequestRef::new(&head, &body))
@@ -58,6 +59,22 @@ fn the_head_of_an_element_is_that_of_the_delivery_and_its_body_is_its_own() {
         second,
         "a%7Cb||body_44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
     );
+}
+
+#[test]
+fn parts_of_the_head_are_composed_as_elsewhere() {
+    let by = |part: key::KeyPart| key::each("", part).namespace("acme");
+    let first_present = by(key::header("x-none").or(key::query("none")).or(key::json("/id")));
+    assert_eq!(ids(&first_present, r#"[{"id":1},{"id":2}]"#), ["1", "2"]);
+    let optional = by(key::header("x-none").optional().and(key::json("/id")));
+    assert_eq!(ids(&optional, r#"[{"id":1}]"#), ["|1"]);
+    let required = by(key::header("x-none").and(key::json("/id")));
+    assert_eq!(read(&required, r#"[{"id":1}]"#), Ok(Extracted::Missing));
+    // Two of them are malformed, but not for a list without elements.
+    let twice = by(key::header("x-twice").optional().and(key::json("/id")));
+    let error = read(&twice, r#"[{"id":1}]"#).unwrap_err();
+    assert_eq!(error.kind(), KeyErrorKind::Repeated);
+    assert_eq!(read(&twice, "[]"), Ok(Extracted::Bypass));
 }
 
 #[test]

@@ -45,8 +45,8 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 ///
 /// Both stay the same when a person resends the event. `X-Gitlab-Event-UUID` is shared by the
 /// different events of recursive webhooks, and what `X-Gitlab-Webhook-UUID` names is contradictory:
-/// neither is a key. The older secret token signs nothing; add nothing to a request that carries a
-/// signature before it is verified.
+/// neither is a key. The older secret token signs nothing. The newer signature covers `webhook-id`
+/// and not `Idempotency-Key`: whoever can read one signed delivery can send it again under another.
 pub const GITLAB: Preset = Preset {
     name: "gitlab",
     title: "GitLab",
