@@ -179,7 +179,12 @@ pub enum KeyErrorKind {
     /// The value is a JSON object or array, or a number that is no 64-bit integer: no
     /// representation of it is surely the same on every delivery.
     NotAnId,
-    /// The delivery carries more keys than the layer takes at once.
+    /// The value is there and no JSON array, where the events of a batch are expected.
+    NotAnArray,
+    /// The value's percent-encoding is broken.
+    InvalidEncoding,
+    /// The delivery carries more keys than the layer takes at once, or ids that are too long
+    /// together.
     TooMany,
     /// A namespace is not 1 to 64 bytes without control characters.
     InvalidNamespace,
@@ -216,6 +221,8 @@ impl fmt::Display for KeyError {
             KeyErrorKind::NotUtf8 => "is not UTF-8",
             KeyErrorKind::InvalidJson => "is not valid JSON",
             KeyErrorKind::NotAnId => "is neither a string, an integer nor a boolean",
+            KeyErrorKind::NotAnArray => "is not a JSON array",
+            KeyErrorKind::InvalidEncoding => "is not percent-encoded as it should be",
             KeyErrorKind::TooMany => "holds too many keys",
             KeyErrorKind::InvalidNamespace => "is not 1 to 64 bytes without control characters",
             KeyErrorKind::Rejected => "was rejected",

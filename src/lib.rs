@@ -23,6 +23,12 @@ pub mod guide {
     #[doc = include_str!("docs/keys.md")]
     pub mod keys {}
 
+    #[doc = include_str!("docs/providers.md")]
+    pub mod providers {}
+
+    #[doc = include_str!("docs/senders.md")]
+    pub mod senders {}
+
     #[doc = include_str!("docs/delivery.md")]
     pub mod delivery {}
 

@@ -599,7 +599,7 @@ fn a_second_identity_lives_in_a_namespace_below() {
     let element = |first: &str, second: &str| {
         let element = Element::new(dedup_key(first, "1"));
         let element = element.with_second_identity(dedup_key(second, "2"));
-        Extracted::Keys(Keys::new(vec![element]).unwrap())
+        Extracted::Keys(element.into())
     };
     assert_eq!(extract(&extractor, both()), element("acme", "acme.object"));
     // It moves along, from a namespace with a dot as well.

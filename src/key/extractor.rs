@@ -1,5 +1,6 @@
 //! [`KeyExtractor`]: from a request to its keys.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, request};
 
+use super::batch::{Batch, Item, check_id_bytes};
 use super::digest::body_id;
-use super::id::{DedupKey, Keys, check_namespace};
+use super::id::{DedupKey, Element, Keys, check_namespace};
 use super::part::KeyPart;
 use crate::error::{ConfigError, KeyError};
 
@@ -53,10 +55,19 @@ impl<'r> RequestRef<'r> {
         &self.head.extensions
     }
 
-    /// The raw body, all of it.
+    /// The raw body, all of it. Within a [`Batch`], that of the element.
     #[must_use]
     pub fn body(&self) -> &'r Bytes {
         self.body
+    }
+
+    /// The same head with another body: for a batch that is wrapped in something else.
+    #[must_use]
+    pub fn with_body<'b>(&self, body: &'b Bytes) -> RequestRef<'b>
+    where
+        'r: 'b,
+    {
+        RequestRef { head: self.head, body }
     }
 }
 
@@ -82,10 +93,24 @@ pub enum Extracted {
     Missing,
 }
 
+/// What a rule found, before it is put into a namespace.
+#[derive(Debug)]
+pub(crate) enum Found {
+    One(String),
+    /// At least one.
+    Each(Vec<Item>),
+    Bypass,
+    Missing,
+}
+
+/// A rule that neither parts nor a batch can say.
+pub(crate) type Reader = Arc<dyn Fn(&RequestRef<'_>) -> Result<Found, KeyError> + Send + Sync>;
+
 /// Reads the keys of a delivery from its head and its body.
 ///
-/// Made from a [`KeyPart`] by [`KeyPart::namespace`], from a closure by
-/// [`KeyExtractor::from_fn`], or from a preset of [`provider`](crate::provider). Cloning is cheap.
+/// Made from a [`KeyPart`] by [`KeyPart::namespace`], from a [`Batch`] by [`Batch::namespace`],
+/// from a closure by [`KeyExtractor::from_fn`], or from a preset of
+/// [`provider`](crate::provider). Cloning is cheap.
 #[derive(Clone)]
 pub struct KeyExtractor {
     namespace: Arc<str>,
@@ -99,6 +124,8 @@ pub struct KeyExtractor {
 #[derive(Clone)]
 enum Rule {
     Part(KeyPart),
+    Batch(Batch),
+    Reader(Reader),
     Fn(Arc<ExtractFn>),
 }
 
@@ -107,11 +134,20 @@ impl KeyExtractor {
         Self::from_rule(namespace, Rule::Part(part))
     }
 
+    pub(super) fn from_batch(namespace: Arc<str>, batch: Batch) -> Self {
+        Self::from_rule(namespace, Rule::Batch(batch))
+    }
+
+    pub(crate) fn from_reader(namespace: &'static str, reader: Reader) -> Self {
+        Self::from_rule(namespace.into(), Rule::Reader(reader))
+    }
+
     fn from_rule(namespace: Arc<str>, rule: Rule) -> Self {
         Self { namespace, rule, second: None, bypass: None, methods: None, retention_floor: None }
     }
 
-    /// An extractor that a closure implements: batches, and whatever parts cannot say.
+    /// An extractor that a closure implements: whatever neither parts nor [`each`](super::each) can
+    /// say.
     ///
     /// `namespace` is where the layer puts a body digest; the closure names the namespace of every
     /// key it makes.
@@ -176,9 +212,11 @@ impl KeyExtractor {
     /// Gives every element a second identity: it is a duplicate if *either* is complete.
     ///
     /// For senders that report one change by two events of different ids. The second identity
-    /// lives in the namespace `{namespace}.{label}`. A delivery without that value has one
-    /// identity; so have the elements of a batch, whose closure gives them theirs. Mind that a later, legitimate change of the same object shares the second
-    /// identity and is taken for a duplicate until the retention ends.
+    /// lives in the namespace `{namespace}.{label}`. In a [`Batch`] it is read from the element, as
+    /// the key is; a closure ([`from_fn`](Self::from_fn)) gives the elements of a batch theirs. An
+    /// element without that value has one identity. Mind that a later, legitimate change of the
+    /// same object shares the second identity and is taken for a duplicate until the retention
+    /// ends.
     ///
     /// # Panics
     ///
@@ -231,25 +269,67 @@ impl KeyExtractor {
         if self.bypass.as_ref().is_some_and(|is_handshake| is_handshake(request)) {
             return Ok(Extracted::Bypass);
         }
-        let keys = match &self.rule {
-            Rule::Part(part) => match part.read(request)? {
-                Some(id) => Keys::one(DedupKey::in_namespace(&self.namespace, &id)?),
-                None => return Ok(Extracted::Missing),
-            },
-            Rule::Fn(extract) => match extract(request)? {
-                Extracted::Keys(keys) => keys,
-                other => return Ok(other),
-            },
-        };
-        match (&self.second, keys.elements()) {
-            (Some((namespace, part)), [element]) if element.second_identity().is_none() => {
-                let Some(id) = part.read(request)? else { return Ok(Extracted::Keys(keys)) };
-                let second = DedupKey::in_namespace(namespace, &id)?;
-                let element = element.clone().with_second_identity(second);
-                Ok(Keys::new(vec![element]).map_or(Extracted::Missing, Extracted::Keys))
+        let found = match &self.rule {
+            Rule::Part(part) => {
+                part.read(request)?.map_or(Found::Missing, |id| Found::One(id.into_owned()))
             }
-            _ => Ok(Extracted::Keys(keys)),
+            Rule::Batch(batch) => batch.read(request)?,
+            Rule::Reader(read) => read(request)?,
+            Rule::Fn(extract) => return self.with_second_of_one(extract(request)?, request),
+        };
+        Ok(match found {
+            Found::One(id) => {
+                let element = Element::new(DedupKey::in_namespace(&self.namespace, &id)?);
+                let Some((namespace, part)) = &self.second else {
+                    return Ok(Extracted::Keys(element.into()));
+                };
+                Extracted::Keys(with_second(element, namespace, part.read(request)?)?.into())
+            }
+            Found::Each(items) => {
+                let elements = self.elements(items, request)?;
+                Keys::new(elements).map_or(Extracted::Missing, Extracted::Keys)
+            }
+            Found::Bypass => Extracted::Bypass,
+            Found::Missing => Extracted::Missing,
+        })
+    }
+
+    /// The elements of a batch, with all their identities.
+    fn elements(
+        &self,
+        items: Vec<Item>,
+        request: &RequestRef<'_>,
+    ) -> Result<Vec<Element>, KeyError> {
+        let second = self.second.as_ref().map(|(name, part)| (name, part.with_head_of(request)));
+        let mut id_bytes = 0;
+        let element = |item: Item| {
+            let mut element = Element::new(DedupKey::in_namespace(&self.namespace, &item.id)?);
+            if let Some((namespace, part)) = &second {
+                let id = part.read(&request.with_body(&item.body))?;
+                id_bytes += id.as_ref().map_or(0, |id| id.len());
+                check_id_bytes(id_bytes)?;
+                element = with_second(element, namespace, id)?;
+            }
+            Ok(if item.payload { element.with_payload(item.body) } else { element })
+        };
+        items.into_iter().map(element).collect()
+    }
+
+    /// What a closure found, with the second identity if it is one element that has none.
+    fn with_second_of_one(
+        &self,
+        extracted: Extracted,
+        request: &RequestRef<'_>,
+    ) -> Result<Extracted, KeyError> {
+        let Extracted::Keys(keys) = &extracted else { return Ok(extracted) };
+        let (Some((namespace, part)), [element]) = (&self.second, keys.elements()) else {
+            return Ok(extracted);
+        };
+        if element.second_identity().is_some() {
+            return Ok(extracted);
         }
+        let element = with_second(element.clone(), namespace, part.read(request)?)?;
+        Ok(Extracted::Keys(keys.with_only(element)))
     }
 
     /// The key of a delivery that is known by its raw body only.
@@ -270,12 +350,23 @@ impl KeyExtractor {
     }
 }
 
+fn with_second(
+    element: Element,
+    namespace: &Arc<str>,
+    id: Option<Cow<'_, str>>,
+) -> Result<Element, KeyError> {
+    let Some(id) = id else { return Ok(element) };
+    Ok(element.with_second_identity(DedupKey::in_namespace(namespace, &id)?))
+}
+
 impl fmt::Debug for KeyExtractor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = f.debug_struct("KeyExtractor");
         out.field("namespace", &self.namespace);
         match &self.rule {
             Rule::Part(part) => out.field("key", part),
+            Rule::Batch(batch) => out.field("key", batch),
+            Rule::Reader(_) => out.field("key", &"reader"),
             Rule::Fn(_) => out.field("key", &"closure"),
         };
         if let Some((_, part)) = &self.second {

@@ -1,5 +1,6 @@
 //! [`DedupKey`] and the sets of them that one delivery carries.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -60,7 +61,7 @@ impl DedupKey {
         if id.contains('\0') {
             return Err(KeyError::new(KeyErrorKind::Nul, "the id"));
         }
-        let id = if id.len() > MAX_ID_LEN { sha256_hex(id.as_bytes()).into() } else { id.into() };
+        let id = stored(id).into();
         Ok(Self(Arc::new(Inner { namespace: Arc::clone(namespace), id })))
     }
 
@@ -162,39 +163,65 @@ impl fmt::Debug for Element {
 
 /// The elements of one delivery: at least one, in the order of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Keys(Vec<Element>);
+pub struct Keys {
+    elements: Vec<Element>,
+    batch: bool,
+}
 
 impl Keys {
     /// The keys of a delivery that carries one event.
     #[must_use]
     pub fn one(key: DedupKey) -> Self {
-        Self(vec![Element::new(key)])
+        Element::new(key).into()
     }
 
     /// The keys of a batch; `None` if there is no element.
     #[must_use]
     pub fn new(elements: Vec<Element>) -> Option<Self> {
-        (!elements.is_empty()).then_some(Self(elements))
+        (!elements.is_empty()).then_some(Self { elements, batch: true })
+    }
+
+    /// The same kind of delivery, with this element for its one.
+    pub(super) fn with_only(&self, element: Element) -> Self {
+        Self { elements: vec![element], batch: self.batch }
+    }
+
+    /// Whether the request carried a list of events, be it of one.
+    #[must_use]
+    pub fn is_batch(&self) -> bool {
+        self.batch
     }
 
     /// The elements, in the order of the request.
     #[must_use]
     pub fn elements(&self) -> &[Element] {
-        &self.0
+        &self.elements
     }
 
     /// The first element's key, which logs and spans name.
     #[must_use]
     pub fn first(&self) -> &DedupKey {
-        // Both constructors refuse an empty list.
-        self.0[0].key()
+        // No constructor makes an empty list.
+        self.elements[0].key()
     }
 
     /// How many identities all elements have together.
     #[must_use]
     pub fn identity_count(&self) -> usize {
-        self.0.iter().map(|element| element.identities().count()).sum()
+        self.elements.iter().map(|element| element.identities().count()).sum()
     }
+}
+
+/// The keys of a delivery that carries this one event.
+impl From<Element> for Keys {
+    fn from(element: Element) -> Self {
+        Self { elements: vec![element], batch: false }
+    }
+}
+
+/// The id as it is stored: hashed if it is long.
+pub(super) fn stored(id: &str) -> Cow<'_, str> {
+    if id.len() > MAX_ID_LEN { sha256_hex(id.as_bytes()).into() } else { id.into() }
 }
 
 /// A namespace is 1 to 64 bytes without control characters.

@@ -44,6 +44,17 @@ impl Pointer {
     pub fn as_str(&self) -> &str {
         &self.text
     }
+
+    /// The pointer of these plain names.
+    pub(crate) fn of_names(names: &[&str]) -> Self {
+        let text: String = names.iter().map(|name| format!("/{name}")).collect();
+        let tokens: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        Self { text: text.into(), tokens: tokens.into() }
+    }
+
+    pub(super) fn tokens(&self) -> &[String] {
+        &self.tokens
+    }
 }
 
 fn unescape(token: &str) -> Result<String, ConfigError> {
@@ -178,7 +189,7 @@ impl<'de> Visitor<'de> for Step<'_> {
 }
 
 /// An array index as RFC 6901, section 4, writes it: digits without a leading zero.
-fn array_index(token: &str) -> Option<usize> {
+pub(super) fn array_index(token: &str) -> Option<usize> {
     let plain = token == "0" || (!token.starts_with('0') && !token.starts_with('+'));
     if plain { token.parse().ok() } else { None }
 }
@@ -203,7 +214,7 @@ fn number<'de, A: MapAccess<'de>>(
 }
 
 /// Whether a member's name is this one, without copying the name.
-struct NameIs<'t>(&'t str);
+pub(super) struct NameIs<'t>(pub(super) &'t str);
 
 impl<'de> DeserializeSeed<'de> for NameIs<'_> {
     type Value = bool;

@@ -7,11 +7,12 @@
 //!    [`or`](KeyPart::or) (the first that is present) and [`optional`](KeyPart::optional).
 //! 3. [`namespace`](KeyPart::namespace) makes a [`KeyExtractor`] of it, which is what the layer
 //!    takes. It answers keys, *bypass* (a handshake) or *missing*.
-//! 4. A value that is there but repeated, empty, not UTF-8, or holds a NUL is malformed: the layer
+//! 4. [`each`] reads a part from every element of a JSON array: a [`Batch`], with a key for each.
+//! 5. A value that is there but repeated, empty, not UTF-8, or holds a NUL is malformed: the layer
 //!    answers 400 and records nothing. It is never guessed at.
-//! 5. In a composed id, `%` and `|` inside a part are written `%25` and `%7C`, and the parts are
+//! 6. In a composed id, `%` and `|` inside a part are written `%25` and `%7C`, and the parts are
 //!    joined with `|`: two different lists of parts never give one id, and the id stays readable.
-//! 6. An id over 255 bytes is replaced by its SHA-256 (64 lower-case hex digits), so that every
+//! 7. An id over 255 bytes is replaced by its SHA-256 (64 lower-case hex digits), so that every
 //!    store can index it.
 //!
 //! The alternatives of an [`or`](KeyPart::or) share one id space: put together only places that
@@ -35,6 +36,7 @@
 //! }
 //! ```
 
+mod batch;
 mod digest;
 mod extractor;
 mod form;
@@ -44,10 +46,14 @@ mod json;
 mod part;
 mod query;
 
-pub(crate) use digest::derive;
+pub use batch::{Batch, each};
+pub(crate) use batch::{Items, elements};
 #[cfg(feature = "sqlite")]
 pub(crate) use digest::hex;
+pub(crate) use digest::{body_id, derive};
 pub use extractor::{Extracted, KeyExtractor, RequestRef};
+pub(crate) use extractor::{Found, Reader};
 pub use id::{DedupKey, Element, Keys, MAX_ID_LEN};
 pub use json::Pointer;
+pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};

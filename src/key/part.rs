@@ -36,6 +36,8 @@ enum Node {
     And(Vec<KeyPart>),
     Or(Vec<KeyPart>),
     Optional(Box<KeyPart>),
+    /// A part that has been read already.
+    Known(Result<Option<String>, KeyError>),
 }
 
 /// The value of a request header: [`KeyPart::header`] for a name that is surely one.
@@ -194,7 +196,7 @@ impl KeyPart {
     }
 
     /// Reads the value.
-    pub(super) fn read<'r>(
+    pub(crate) fn read<'r>(
         &self,
         request: &RequestRef<'r>,
     ) -> Result<Option<Cow<'r, str>>, KeyError> {
@@ -223,7 +225,23 @@ impl KeyPart {
                 Ok(None)
             }
             Node::Optional(part) => part.read(request),
+            Node::Known(answer) => answer.clone().map(|value| value.map(Cow::Owned)),
         }
+    }
+
+    /// The same part with what it reads from the head read already: what does not change from one
+    /// element of a batch to the next is not looked for again in each.
+    pub(super) fn with_head_of(&self, request: &RequestRef<'_>) -> Self {
+        let all = |parts: &[Self]| parts.iter().map(|part| part.with_head_of(request)).collect();
+        Self(match &self.0 {
+            Node::Header(_) | Node::Query(_) => {
+                Node::Known(self.read(request).map(|value| value.map(Cow::into_owned)))
+            }
+            Node::And(parts) => Node::And(all(parts)),
+            Node::Or(parts) => Node::Or(all(parts)),
+            Node::Optional(part) => Node::Optional(Box::new(part.with_head_of(request))),
+            of_body => of_body.clone(),
+        })
     }
 }
 
@@ -251,6 +269,18 @@ fn all_of<'r>(
     Ok((any && !missing).then_some(Cow::Owned(id)))
 }
 
+/// The id of a list of parts, as an [`and`](KeyPart::and) of optional ones writes it.
+pub(crate) fn compose(parts: &[Option<&str>]) -> String {
+    let mut id = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        if index > 0 {
+            id.push('|');
+        }
+        push_escaped(&mut id, part.unwrap_or_default());
+    }
+    id
+}
+
 /// Escapes the separator, and the escape itself: what lets the parts be told apart again.
 fn push_escaped(id: &mut String, part: &str) {
     for char in part.chars() {
@@ -274,6 +304,8 @@ impl fmt::Debug for KeyPart {
             Node::And(parts) => f.debug_tuple("and").field(parts).finish(),
             Node::Or(parts) => f.debug_tuple("or").field(parts).finish(),
             Node::Optional(part) => f.debug_tuple("optional").field(part).finish(),
+            // What it holds is what a key is made of.
+            Node::Known(_) => f.write_str("known(..)"),
         }
     }
 }

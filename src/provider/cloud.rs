@@ -1,0 +1,120 @@
+//! Queues and buses of the clouds.
+
+use std::sync::Arc;
+
+use super::preset::{DAY, Floor, HOUR, Handshake, POST, Preset, Retries, Rule};
+use super::read::{cloud_event, header_is, media_type, value};
+use crate::error::KeyError;
+use crate::key::{self, Found, KeyPart, Reader, RequestRef};
+
+/// Amazon SNS: topic and message, from the signed body.
+///
+/// 1. Confirmations of a subscription or of its end carry an id too, and are handshakes by the
+///    body's `/Type`: that header is not signed.
+/// 2. Raw delivery has no envelope and no signature: there the key is of the headers. A body that
+///    is a signed envelope is read all the same, whatever the headers say of it.
+/// 3. The content type is `text/plain`, and is not asked.
+pub const AWS_SNS: Preset = Preset {
+    name: "aws-sns",
+    title: "Amazon SNS",
+    aliases: &[],
+    key: "`/TopicArn|/MessageId`; of raw deliveries headers \
+          `x-amz-sns-topic-arn|x-amz-sns-message-id`",
+    rule: Rule::Part(|| key::from_fn(sns)),
+    handshake: Some(Handshake {
+        words: "`/Type` is `SubscriptionConfirmation` or `UnsubscribeConfirmation`",
+        is: is_sns_confirmation,
+    }),
+    methods: POST,
+    floor: Floor(2 * HOUR, "twice the 1 h that a delivery policy may take"),
+    retries: Retries::Automatic,
+    how: "three times, 20 s apart; by a delivery policy for up to 1 h",
+    signed_id: true,
+    answer_matters: false,
+    source: "https://docs.aws.amazon.com/sns/latest/dg/sns-message-and-json-formats.html",
+    unverified: "whether an answer of 4xx is retried",
+};
+
+fn sns(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
+    let part: KeyPart = if is_raw(request) {
+        key::header("x-amz-sns-topic-arn").and(key::header("x-amz-sns-message-id"))
+    } else {
+        key::json("/TopicArn").and(key::json("/MessageId"))
+    };
+    Ok(part.read(request)?.map(std::borrow::Cow::into_owned))
+}
+
+fn is_sns_confirmation(request: &RequestRef<'_>) -> bool {
+    let kind = value(request, "/Type");
+    matches!(kind.as_deref(), Some("SubscriptionConfirmation" | "UnsubscribeConfirmation"))
+        && !is_raw(request)
+}
+
+/// Whether the body is the publisher's own. Anybody can add the header to a signed envelope, and
+/// would give it an id of his own.
+fn is_raw(request: &RequestRef<'_>) -> bool {
+    let has = |pointer| value(request, pointer).is_some();
+    header_is(request, "x-amz-sns-rawdelivery", "true")
+        && !(has("/TopicArn") && has("/MessageId") && has("/Signature"))
+}
+
+/// Google Cloud Pub/Sub, push: subscription and message.
+///
+/// `/deliveryAttempt` changes from one attempt to the next. A publisher that retries makes a new
+/// message: to catch that, put an id of your own into its attributes. The token of a push signs no
+/// part of the body.
+pub const GOOGLE_PUBSUB: Preset = Preset {
+    name: "google-pubsub",
+    title: "Google Pub/Sub",
+    aliases: &[],
+    key: "`/subscription|/message/messageId`",
+    rule: Rule::Part(|| key::json("/subscription").and(key::json("/message/messageId"))),
+    handshake: None,
+    methods: POST,
+    floor: Floor(14 * DAY, "twice the 7 days for which messages are kept"),
+    retries: Retries::Automatic,
+    how: "until it is acknowledged or the message's retention ends",
+    signed_id: false,
+    answer_matters: false,
+    source: "https://cloud.google.com/pubsub/docs/push",
+    unverified: "the 7 days (the default retention); unwrapped messages",
+};
+
+/// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
+///
+/// The validation of a subscription (its answer carries the code) is a handshake; in the
+/// CloudEvents schema it is an OPTIONS, which is not deduplicated anyway. Event Grid does not retry
+/// after a 400, 401, 403 or 413: events without an id are lost unless
+/// [`on_missing_key`](crate::DedupLayer::on_missing_key) says otherwise. It signs nothing.
+pub const AZURE_EVENT_GRID: Preset = Preset {
+    name: "azure-event-grid",
+    title: "Azure Event Grid",
+    aliases: &[],
+    key: "each: `topic|id`; in the CloudEvents schema `source|id`",
+    rule: Rule::Reader(event_grid),
+    handshake: Some(Handshake {
+        words: "header `aeg-event-type: SubscriptionValidation`",
+        is: |request| header_is(request, "aeg-event-type", "SubscriptionValidation"),
+    }),
+    methods: POST,
+    floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
+    retries: Retries::Automatic,
+    how: "for 24 h, but never after a 400, 401, 403 or 413",
+    signed_id: false,
+    answer_matters: false,
+    source: "https://learn.microsoft.com/azure/event-grid/delivery-and-retry",
+    unverified: "the 24 h (third parties); that the id is the same on retries",
+};
+
+fn event_grid() -> Reader {
+    let events = key::each("", key::json("/topic").and(key::json("/id")));
+    let cloud_events = key::each("", cloud_event());
+    let one = cloud_event();
+    Arc::new(move |request| match &*media_type(request) {
+        "application/cloudevents-batch+json" => cloud_events.read(request),
+        "application/cloudevents+json" => {
+            Ok(one.read(request)?.map_or(Found::Missing, |id| Found::One(id.into_owned())))
+        }
+        _ => events.read(request),
+    })
+}

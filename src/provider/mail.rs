@@ -1,0 +1,64 @@
+//! E-mail.
+
+use super::preset::{DAY, Floor, HOUR, POST, Preset, Retries, Rule};
+use crate::key;
+
+/// SendGrid's Event Webhook: of each event, `/sg_event_id`; where an event has none, the digest of
+/// its bytes.
+///
+/// Retries may be batched anew, so a key of the whole request would miss them.
+pub const SENDGRID: Preset = Preset {
+    name: "sendgrid",
+    title: "SendGrid",
+    aliases: &[],
+    key: "each: `/sg_event_id`, else `body_` and the SHA-256 of the event",
+    rule: Rule::Batch(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
+    handshake: None,
+    methods: POST,
+    floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
+    retries: Retries::Automatic,
+    how: "for up to 24 h",
+    signed_id: true,
+    answer_matters: false,
+    source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
+    unverified: "the ids of the test button",
+};
+
+/// Postmark: the record's type and `/ID`, where it has one; else what tells the records of one
+/// message apart.
+///
+/// One message is opened and clicked many times, and its addressee unsubscribes and resubscribes:
+/// `/MessageID` alone would swallow all but the first. An inbound message, which has no type, is
+/// known by its `/MessageID`. Postmark signs nothing.
+pub const POSTMARK: Preset = Preset {
+    name: "postmark",
+    title: "Postmark",
+    aliases: &[],
+    key: "`/RecordType|/ID`, else `/RecordType?|/MessageID|/Recipient or /Email?|/DeliveredAt or \
+          /BouncedAt or /ReceivedAt or /ChangedAt?|/OriginalLink?|/SuppressSending?`",
+    rule: Rule::Part(|| {
+        let by_id = key::json("/RecordType").and(key::json("/ID"));
+        let time = key::json("/DeliveredAt")
+            .or(key::json("/BouncedAt"))
+            .or(key::json("/ReceivedAt"))
+            .or(key::json("/ChangedAt"));
+        let by_message = key::json("/RecordType")
+            .optional()
+            .and(key::json("/MessageID"))
+            .and(key::json("/Recipient").or(key::json("/Email")).optional())
+            .and(time.optional())
+            .and(key::json("/OriginalLink").optional())
+            .and(key::json("/SuppressSending").optional());
+        by_id.or(by_message)
+    }),
+    handshake: None,
+    methods: POST,
+    floor: Floor(7 * DAY, "a margin of ours: only the 10.5 h of inbound messages are documented"),
+    retries: Retries::Automatic,
+    how: "inbound messages ten times over 10.5 h; an answer of 403 ends it",
+    signed_id: false,
+    answer_matters: false,
+    source: "https://postmarkapp.com/developer/webhooks/webhooks-overview",
+    unverified: "the schedule of everything but inbound messages; that the fields are the same on \
+                 retries",
+};

@@ -1,0 +1,321 @@
+//! The samples, and what each is known by.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use bytes::Bytes;
+use http::{Method, Request, Uri, request};
+use serde::Deserialize;
+use serde_json::Value;
+use tower_dedup::key::{Extracted, RequestRef};
+use tower_dedup::provider::Preset;
+
+/// A request, and what it is known by.
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) method: String,
+    pub(crate) url: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body_utf8: String,
+    pub(crate) expect: Outcome,
+    pub(crate) why: String,
+}
+
+/// What a preset makes of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "outcome", rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    Key { key: String },
+    Keys { keys: Vec<String> },
+    Bypass,
+    Missing,
+    Malformed,
+}
+
+impl Outcome {
+    pub(crate) fn keys(&self) -> &[String] {
+        match self {
+            Self::Key { key } => std::slice::from_ref(key),
+            Self::Keys { keys } => keys,
+            _ => &[],
+        }
+    }
+}
+
+/// As the layer: a method by which the sender does not deliver is let past.
+pub(crate) fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
+    let delivers = |method| preset.methods().contains(method);
+    if !(delivers(&head.method) || head.method == Method::HEAD && delivers(&Method::GET)) {
+        return Outcome::Bypass;
+    }
+    match preset.extractor().extract(&RequestRef::new(head, body)) {
+        Ok(Extracted::Keys(keys)) => {
+            let elements = keys.elements();
+            assert!(elements.iter().all(|element| element.key().namespace() == preset.name()));
+            let ids = elements.iter().map(|element| element.key().id().to_owned());
+            match keys.is_batch() {
+                true => Outcome::Keys { keys: ids.collect() },
+                false => Outcome::Key { key: ids.collect() },
+            }
+        }
+        Ok(Extracted::Bypass) => Outcome::Bypass,
+        Ok(_) => Outcome::Missing,
+        Err(_) => Outcome::Malformed,
+    }
+}
+
+impl Case {
+    /// The request as a server sees it: the target in origin form.
+    pub(crate) fn parts(&self) -> (request::Parts, Bytes) {
+        let url: Uri = self.url.parse().unwrap();
+        let target = url.path_and_query().unwrap().as_str();
+        let mut request = Request::builder().method(self.method.as_str()).uri(target);
+        for (name, value) in &self.headers {
+            request = request.header(name, value.as_bytes());
+        }
+        (request.body(()).unwrap().into_parts().0, Bytes::from(self.body_utf8.clone()))
+    }
+}
+
+/// Samples of others say what identifies their events; where the rule of a preset differs from
+/// that, or where there is nothing to know an event by, it is said here, with its reason.
+const RULES: &[(&str, &str, &str, &str)] = &[
+    ("standard_webhooks/vectors.json", "missing-id", r#"{"outcome":"missing"}"#, "no id"),
+    ("svix/vectors.json", "missing-id", r#"{"outcome":"missing"}"#, "no id"),
+    (
+        "slack/cases.json",
+        "sdk-vector-slash-command",
+        r#"{"outcome":"bypass"}"#,
+        "a form has no id of an event",
+    ),
+    ("slack/cases.json", "url_verification", r#"{"outcome":"bypass"}"#, "must be answered"),
+    ("slack/cases.json", "app_rate_limited", r#"{"outcome":"bypass"}"#, "has no id"),
+    (
+        "aws_sns/subscription_confirmation.json",
+        "",
+        r#"{"outcome":"bypass"}"#,
+        "carries an id, and must reach the handler",
+    ),
+    (
+        "twilio/cases.json",
+        "helper-lib-voice",
+        r#"{"outcome":"key","key":"|CA1234567890ABCDE||||"}"#,
+        "the key has more parts than the sample names",
+    ),
+    ("twilio/cases.json", "helper-lib-array-param", r#"{"outcome":"missing"}"#, "no id"),
+    ("twilio/cases.json", "helper-lib-duplicate-values", r#"{"outcome":"missing"}"#, "no id"),
+    (
+        "twilio/cases.json",
+        "helper-lib-wrong-signature",
+        r#"{"outcome":"key","key":"|CA1234567890ABCDE||||"}"#,
+        "whether a signature holds is for the layer outside",
+    ),
+    ("twilio/cases.json", "helper-lib-json-bodySHA256", r#"{"outcome":"missing"}"#, "no id"),
+];
+
+/// The samples of a preset that are whole requests, and those that are bodies only.
+fn files(preset: &str) -> (&'static [&'static str], &'static [Body]) {
+    match preset {
+        "standard-webhooks" => (&["standard_webhooks/vectors.json"], &[]),
+        "svix" => (&["svix/vectors.json"], RESEND),
+        "cloudevents" => (
+            &["cloudevents/batch.json", "cloudevents/binary.json", "cloudevents/structured.json"],
+            &[],
+        ),
+        "github" => (&[], GITHUB),
+        "gitlab" => (&[], GITLAB),
+        "gitea" => (&[], GITEA),
+        "stripe" => (&["stripe/cases.json"], &[]),
+        "shopify" => (&["shopify/cases.json"], &[]),
+        "slack" => (&["slack/cases.json"], &[]),
+        "twilio" => (&["twilio/cases.json"], &[]),
+        "sendgrid" => (&["sendgrid/signature_vector.json"], SENDGRID),
+        "postmark" => (&[], POSTMARK),
+        "aws-sns" => {
+            (&["aws_sns/bounce_event.json", "aws_sns/subscription_confirmation.json"], &[])
+        }
+        _ => (&[], &[]),
+    }
+}
+
+/// A file that is a body, with constructed headers and what it is known by.
+struct Body {
+    file: &'static str,
+    headers: &'static [(&'static str, &'static str)],
+    expect: &'static str,
+}
+
+const GITHUB: &[Body] = &[
+    Body {
+        file: "github/push.payload.json",
+        headers: &[("X-GitHub-Event", "push"), ("X-GitHub-Delivery", "g1")],
+        expect: r#"{"outcome":"key","key":"g1"}"#,
+    },
+    Body {
+        file: "github/issues.opened.payload.json",
+        headers: &[("X-GitHub-Event", "issues"), ("X-GitHub-Delivery", "g2")],
+        expect: r#"{"outcome":"key","key":"g2"}"#,
+    },
+    Body {
+        file: "github/ping.payload.json",
+        headers: &[("X-GitHub-Event", "ping"), ("X-GitHub-Delivery", "g3")],
+        expect: r#"{"outcome":"bypass"}"#,
+    },
+    // The header is not signed: an event stays one.
+    Body {
+        file: "github/push.payload.json",
+        headers: &[("X-GitHub-Event", "ping"), ("X-GitHub-Delivery", "g1")],
+        expect: r#"{"outcome":"key","key":"g1"}"#,
+    },
+];
+const GITLAB: &[Body] = &[
+    Body {
+        file: "gitlab/push-event.json",
+        headers: &[("Idempotency-Key", "l1")],
+        expect: r#"{"outcome":"key","key":"l1"}"#,
+    },
+    Body {
+        file: "gitlab/issue-event.json",
+        headers: &[("Idempotency-Key", "l2")],
+        expect: r#"{"outcome":"key","key":"l2"}"#,
+    },
+];
+const GITEA: &[Body] = &[Body {
+    file: "gitea/push-event.json",
+    headers: &[("X-Gitea-Delivery", "t1")],
+    expect: r#"{"outcome":"key","key":"t1"}"#,
+}];
+const RESEND: &[Body] = &[
+    Body {
+        file: "resend/sent_event.json",
+        headers: &[("svix-id", "r1")],
+        expect: r#"{"outcome":"key","key":"r1"}"#,
+    },
+    // The same e-mail, another event.
+    Body {
+        file: "resend/hard_bounced_event.json",
+        headers: &[("svix-id", "r2")],
+        expect: r#"{"outcome":"key","key":"r2"}"#,
+    },
+];
+const SENDGRID: &[Body] = &[Body {
+    file: "sendgrid/batch.json",
+    headers: &[],
+    expect: r#"{"outcome":"keys","keys":["ZyjAM5rnQmuI1KFInHQ3Nw","nOSv8m0eTQ-vxvwNwt3fZQ",
+        "3NPOePGOTkeM_U3fgWApfg","zmzJhfJgAfUSOW80yEbPyw==","oxy9OLwMTAy5EsuZn1qhIg"]}"#,
+}];
+const POSTMARK: &[Body] = &[
+    Body {
+        file: "postmark/bounce_event.json",
+        headers: &[],
+        expect: r#"{"outcome":"key","key":"Bounce|901542550"}"#,
+    },
+    Body {
+        file: "postmark/delivered_event.json",
+        headers: &[],
+        expect: r#"{"outcome":"key","key":"Delivery|883953f4-6105-42a2-a16a-77a8eac79483|recipient@example.com|2014-08-01T13:28:10.2735393-04:00||"}"#,
+    },
+    Body {
+        file: "postmark/open_event.json",
+        headers: &[],
+        expect: r#"{"outcome":"key","key":"Open|f4830d10-9c35-4f0c-bca3-3d9b459821f8|recipient@example.com|2016-04-27T16:21:41.2493688-04:00||"}"#,
+    },
+];
+
+fn read(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/payloads").join(file);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All samples of a preset: those of others first.
+pub(crate) fn of(preset: Preset) -> Vec<Case> {
+    let (captures, bodies) = files(preset.name());
+    let mut cases = Vec::new();
+    for file in captures {
+        cases.extend(captured(file));
+    }
+    for Body { file, headers, expect } in bodies {
+        let headers = headers.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        cases.push(Case {
+            name: (*file).into(),
+            method: "POST".into(),
+            url: "/hook".into(),
+            headers: headers.collect(),
+            body_utf8: read(file),
+            expect: serde_json::from_str(expect).unwrap(),
+            why: "a body with constructed headers".into(),
+        });
+    }
+    cases.extend(captured(&format!("constructed/{}.json", preset.name())));
+    cases
+}
+
+/// A file of one request, or of a list of them.
+fn captured(file: &str) -> Vec<Case> {
+    let requests = match serde_json::from_str(&read(file)).unwrap() {
+        Value::Array(requests) => requests,
+        request => vec![request],
+    };
+    assert!(!requests.is_empty(), "{file} is empty");
+    requests.iter().map(|request| case(file, request)).collect()
+}
+
+fn case(file: &str, request: &Value) -> Case {
+    let text = |name: &str| request[name].as_str().map(str::to_owned);
+    let name = text("name").unwrap_or_default();
+    let rule = RULES.iter().find(|rule| rule.0 == file && rule.1 == name);
+    let expect = match rule {
+        Some((_, _, outcome, _)) => serde_json::from_str(outcome).unwrap(),
+        None if request.get("expect").is_some() => {
+            serde_json::from_value(request["expect"].clone()).unwrap()
+        }
+        None => expected(request).unwrap_or_else(|| panic!("{file}, {name}: no rule for it")),
+    };
+    let headers = request["headers"].as_object().unwrap().iter();
+    Case {
+        method: text("method").unwrap_or_else(|| "POST".into()),
+        url: text("url").unwrap_or_else(|| "/hook".into()),
+        headers: headers
+            .map(|(name, value)| (name.clone(), value.as_str().unwrap().to_owned()))
+            .collect(),
+        body_utf8: text("body_utf8").unwrap(),
+        expect,
+        why: rule.map(|rule| rule.3.into()).or_else(|| text("why")).unwrap_or_default(),
+        name: format!("{file}, {name}"),
+    }
+}
+
+/// What a sample of others says of itself: `expected_key` is an id, or the fields of one;
+/// `expected_keys` is a list of ids, or of lists of parts.
+fn expected(request: &Value) -> Option<Outcome> {
+    let joined = |parts: &Value| -> Option<String> {
+        let parts = parts.as_array()?.iter().map(Value::as_str);
+        Some(parts.collect::<Option<Vec<_>>>()?.join("|"))
+    };
+    if let Some(keys) = request.get("expected_keys").and_then(Value::as_array) {
+        let keys: Option<Vec<_>> = keys
+            .iter()
+            .map(|key| key.as_str().map(str::to_owned).or_else(|| joined(key)))
+            .collect();
+        // In the modes of one event a list of one says which that is.
+        let batch = request["body_utf8"].as_str()?.starts_with('[');
+        let mut keys = keys?;
+        return Some(match batch {
+            true => Outcome::Keys { keys },
+            false => Outcome::Key { key: keys.remove(0) },
+        });
+    }
+    match request.get("expected_key")? {
+        Value::String(key) => Some(Outcome::Key { key: key.clone() }),
+        // Twilio: `Field=value`, without the account and without what is not there.
+        Value::Array(fields) => {
+            let parts: Vec<_> =
+                fields.iter().filter_map(Value::as_str).filter_map(|f| f.split_once('=')).collect();
+            let [(_, sid), status @ ..] = &parts[..] else { return None };
+            let status = status.first().map_or("", |(_, status)| status);
+            Some(Outcome::Key { key: format!("AC00000000000000000000000000000001|{sid}|{status}") })
+        }
+        _ => None,
+    }
+}

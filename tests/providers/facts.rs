@@ -1,0 +1,146 @@
+//! What a preset says beside its key.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use http::Method;
+use tower_dedup::KeyExtractor;
+use tower_dedup::key::{Extracted, RequestRef};
+use tower_dedup::provider::{self, Preset, Retries};
+
+use crate::cases::Outcome::Bypass;
+use crate::cases::{self, Case, outcome};
+
+#[test]
+fn what_a_preset_says_beside_its_key_is_pinned() {
+    use Retries::{Automatic, ConnectionFailure, Never, Undocumented};
+
+    const HOUR: u64 = 3_600;
+    const DAY: u64 = 24 * HOUR;
+    const PINNED: &[(&str, u64, Retries, bool)] = &[
+        ("standard-webhooks", 2 * (75 * HOUR + 35 * 60), Automatic, true),
+        ("svix", 2 * (27 * HOUR + 35 * 60 + 5), Automatic, true),
+        ("cloudevents", 7 * DAY, Undocumented, false),
+        ("github", 3 * DAY, Never, false),
+        ("gitlab", 7 * DAY, Automatic, false),
+        ("gitea", DAY, Never, false),
+        ("circleci", 7 * DAY, Undocumented, false),
+        ("stripe", 30 * DAY, Automatic, true),
+        ("shopify", 8 * HOUR, Automatic, false),
+        ("square", 2 * DAY, Automatic, true),
+        ("paddle", 6 * DAY, Automatic, true),
+        ("adyen", 60 * DAY, Automatic, false),
+        ("slack", 12 * 60, Automatic, true),
+        ("twilio", DAY, ConnectionFailure, true),
+        ("twilio-by-token", DAY, ConnectionFailure, false),
+        ("whatsapp", 14 * DAY, Automatic, true),
+        ("telegram", 2 * DAY, Automatic, false),
+        ("twitch", 7 * DAY, Automatic, true),
+        ("sendgrid", 2 * DAY, Automatic, true),
+        ("postmark", 7 * DAY, Automatic, false),
+        ("aws-sns", 2 * HOUR, Automatic, true),
+        ("google-pubsub", 14 * DAY, Automatic, false),
+        ("azure-event-grid", 2 * DAY, Automatic, false),
+        ("hubspot", 6 * DAY, Automatic, true),
+        ("box", 7 * DAY, Automatic, true),
+    ];
+    let facts = |preset: &Preset| {
+        let floor = preset.retention_floor();
+        (preset.namespace(), floor.as_secs(), preset.retries(), preset.signed_id())
+    };
+    assert_eq!(provider::ALL.iter().map(facts).collect::<Vec<_>>(), PINNED);
+}
+
+#[test]
+fn only_twilio_delivers_by_get() {
+    for preset in provider::ALL {
+        let by_get = preset.methods().contains(&Method::GET);
+        assert!(preset.methods().contains(&Method::POST), "{preset:?}");
+        assert_eq!(by_get, preset.name().starts_with("twilio"), "{preset:?}");
+        assert_eq!(preset.methods().len(), 1 + usize::from(by_get), "{preset:?}");
+    }
+}
+
+#[test]
+fn names_and_aliases_are_found_and_are_nobody_elses() {
+    let mut names = BTreeSet::new();
+    for preset in provider::ALL {
+        for name in [&[preset.name()], preset.aliases()].concat() {
+            let plain = |c: char| c.is_ascii_lowercase() || c == '-';
+            assert!(name.chars().all(plain), "{name}");
+            assert!(names.insert(name), "{name} is two presets");
+            assert_eq!(provider::find(name).unwrap().name(), preset.name());
+        }
+    }
+    for alias in ["openai", "clerk", "resend", "forgejo", "meta", "meta-whatsapp"] {
+        assert!(names.contains(alias), "{alias}");
+    }
+    assert_eq!(provider::find("Standard_Webhooks").unwrap().name(), "standard-webhooks");
+    for unknown in ["", "git", "stripes", "-"] {
+        assert!(provider::find(unknown).is_none(), "{unknown:?}");
+    }
+}
+
+#[test]
+fn nothing_is_left_unsaid() {
+    for preset in provider::ALL {
+        let said = [preset.title(), preset.key_in_words(), preset.floor_basis()];
+        let said = said.into_iter().chain([preset.retries_how(), preset.source()]);
+        assert!(said.into_iter().all(|text| !text.trim().is_empty()), "{preset:?}");
+        assert!(preset.source().starts_with("https://"), "{preset:?}");
+        assert!(preset.retention_floor() > Duration::ZERO);
+        let margin = preset.floor_basis().starts_with("a margin of ours");
+        let days = preset.retention_floor().as_secs() / 86_400;
+        assert!(!margin || days == 7 || days == 1, "{preset:?}: a margin of 7 days, or of 1");
+    }
+    assert!(provider::TELEGRAM.answer_matters() && !provider::STRIPE.answer_matters());
+}
+
+/// A list without events is let past as well: that is no handshake.
+#[test]
+fn handshakes_are_said_where_there_are_some() {
+    for preset in provider::ALL {
+        let lets_past = |case: &Case| {
+            let (head, body) = case.parts();
+            preset.methods().contains(&head.method) && outcome(*preset, &head, &body) == Bypass
+        };
+        let is_empty_list = |case: &Case| case.name.contains("empty");
+        let cases = cases::of(*preset);
+        let is_head = |case: &Case| case.method == "HEAD" && case.expect == Bypass;
+        let met = cases.iter().any(|c| is_head(c) || lets_past(c) && !is_empty_list(c));
+        assert_eq!(met, preset.handshakes().is_some(), "{preset:?}");
+    }
+}
+
+#[test]
+fn presets_of_one_key_can_be_composed_and_those_of_batches_cannot() {
+    for preset in provider::ALL {
+        assert_eq!(preset.key().is_none(), preset.is_batch(), "{preset:?}");
+    }
+    let batches: Vec<_> = provider::ALL.iter().filter(|preset| preset.is_batch()).collect();
+    let names: Vec<_> = batches.iter().map(|preset| preset.name()).collect();
+    assert_eq!(
+        names,
+        ["cloudevents", "adyen", "whatsapp", "sendgrid", "azure-event-grid", "hubspot"]
+    );
+}
+
+#[test]
+fn every_preset_moves_to_another_namespace() {
+    for preset in provider::ALL {
+        let moved = KeyExtractor::from(*preset).namespace("elsewhere");
+        let mut keys = 0;
+        for case in cases::of(*preset) {
+            let (head, body) = case.parts();
+            let request = RequestRef::new(&head, &body);
+            let Ok(Extracted::Keys(found)) = moved.extract(&request) else {
+                continue;
+            };
+            keys += found.elements().len();
+            for element in found.elements() {
+                assert_eq!(element.key().namespace(), "elsewhere", "{}", case.name);
+            }
+        }
+        assert!(keys > 0, "{preset:?}");
+    }
+}

@@ -1,0 +1,265 @@
+//! Bodies that no sender sends.
+
+use bytes::Bytes;
+use http::{Request, request};
+use tower_dedup::KeyErrorKind;
+use tower_dedup::key::{self, Extracted, RequestRef};
+use tower_dedup::provider;
+
+use crate::cases::{self, Outcome, outcome};
+
+const TYPES: [&str; 6] = [
+    "application/json",
+    "application/x-www-form-urlencoded",
+    "application/cloudevents+json",
+    "application/cloudevents-batch+json",
+    "text/plain",
+    "\u{fe0f}",
+];
+
+/// The headers that presets read, so that no answer is "missing" for the lack of one.
+fn head(content_type: &str) -> request::Parts {
+    let mut request = Request::post("/hook?MessageSid=%FF&CallSid=&CallSid=1");
+    for name in ["x-amz-sns-rawdelivery", "aeg-event-type", "twitch-eventsub-message-type"] {
+        request = request.header(name, "revocation");
+    }
+    request
+        .header("content-type", content_type.as_bytes())
+        .header("x-github-event", "ping")
+        .body(())
+        .unwrap()
+        .into_parts()
+        .0
+}
+
+fn deep(open: &str, close: &str) -> String {
+    format!("{}{}", open.repeat(20_000), close.repeat(20_000))
+}
+
+/// Every body, as itself and as the element of every list that a preset reads.
+fn bodies() -> Vec<(&'static str, Vec<u8>)> {
+    let long = "x".repeat(1 << 20);
+    let field = |value: &str| {
+        let names = ["id", "type", "Type", "event_id", "update_id", "MessageID", "RecordType"];
+        let fields: Vec<_> = names.iter().map(|name| format!("\"{name}\":{value}")).collect();
+        format!("{{{}}}", fields.join(","))
+    };
+    let elements = [
+        ("deep lists", deep("[", "]")),
+        ("deep objects", deep("{\"a\":", "}")),
+        ("one megabyte in one field", format!("{{\"id\":\"{long}\"}}")),
+        (
+            "repeated names",
+            r#"{"id":"a","id":"b","event_id":1,"event_id":2,"type":1,"type":2}"#.into(),
+        ),
+        ("beyond 64 bits", field("18446744073709551616")),
+        ("a fraction", field("1e3")),
+        ("lists", field("[]")),
+        ("objects", field("{}")),
+        ("nulls", field("null")),
+        ("empty strings", field("\"\"")),
+        ("a NUL", field(r#""a\u0000b""#)),
+        ("half a surrogate", field(r#""\ud800""#)),
+        ("a scalar", "7".into()),
+        ("nothing", String::new()),
+    ];
+    let mut bodies = Vec::new();
+    for (what, element) in elements {
+        // Without optimisation a megabyte takes its time: it is tried in fewer places.
+        let places = if element.len() > 100_000 { 3 } else { usize::MAX };
+        let wrapped = [
+            element.clone(),
+            format!("[{element}]"),
+            format!(r#"{{"entry":[{{"changes":[{{"value":{{"messages":[{element}]}}}}]}}]}}"#),
+            format!(r#"{{"notificationItems":[{{"NotificationRequestItem":{element}}}]}}"#),
+            format!(r#"{{"notificationItems":{element}}}"#),
+            format!(r#"{{"entry":{element}}}"#),
+            format!(r#"{{"entry":[{element}]}}"#),
+            format!(r#"{{"entry":[{{"changes":[{element}]}}]}}"#),
+            format!(r#"{{"message":{element},"subscription":{element}}}"#),
+        ];
+        for wrapped in wrapped.into_iter().take(places) {
+            bodies.push((what, wrapped.into_bytes()));
+        }
+    }
+    for (what, body) in [
+        ("not UTF-8", &b"{\"id\":\"\xff\",\"event_id\":\"\xff\"}"[..]),
+        ("a list that is not UTF-8", b"[{\"id\":\"\xff\",\"sg_event_id\":\"\xff\"}]"),
+        ("a broken escape in a form", b"MessageSid=%zz&CallSid=%"),
+        ("not UTF-8 in a form", b"MessageSid=%ff%fe"),
+        ("a field twice", b"MessageSid=1&MessageSid=1&CallSid=2&CallSid=2"),
+        ("a byte order mark", b"\xef\xbb\xbf{\"id\":\"a\"}"),
+        ("two values", b"{\"id\":\"a\"}{\"id\":\"b\"}"),
+        ("a list without its end", b"[{\"id\":\"a\"},"),
+    ] {
+        bodies.push((what, body.to_vec()));
+    }
+    bodies
+}
+
+#[test]
+fn no_body_is_too_strange_for_a_clear_answer() {
+    for (what, body) in bodies() {
+        let body = Bytes::from(body);
+        // And by fewer content types.
+        let types = if body.len() > 100_000 { &TYPES[..1] } else { &TYPES };
+        for content_type in types {
+            let head = head(content_type);
+            for preset in provider::ALL {
+                let answer = outcome(*preset, &head, &body);
+                for id in answer.keys() {
+                    assert!((1..=key::MAX_ID_LEN).contains(&id.len()), "{preset:?}: {what}");
+                    assert!(!id.contains('\0'), "{preset:?}: {what}");
+                }
+            }
+        }
+    }
+}
+
+fn kind(preset: provider::Preset, body: impl Into<Bytes>) -> Result<Extracted, KeyErrorKind> {
+    let (head, body) = (head("application/json"), body.into());
+    preset.extractor().extract(&RequestRef::new(&head, &body)).map_err(|error| error.kind())
+}
+
+#[test]
+fn what_is_malformed_is_so_for_a_reason() {
+    for (preset, body, expected) in [
+        (provider::STRIPE, r#"{"id":"a","id":"b"}"#, KeyErrorKind::Repeated),
+        (provider::STRIPE, r#"{"account":"a","account":"b","id":"c"}"#, KeyErrorKind::Repeated),
+        (provider::TELEGRAM, r#"{"update_id":18446744073709551616}"#, KeyErrorKind::NotAnId),
+        (provider::TELEGRAM, r#"{"update_id":1e3}"#, KeyErrorKind::NotAnId),
+        (provider::SENDGRID, r#"[{"sg_event_id":"a"},{"sg_event_id":[]}]"#, KeyErrorKind::NotAnId),
+        (provider::SENDGRID, r#"[{"sg_event_id":""}]"#, KeyErrorKind::Empty),
+        (provider::SENDGRID, r#"{"sg_event_id":"a"}"#, KeyErrorKind::NotAnArray),
+        (provider::HUBSPOT, r#"[{"portalId":1,"portalId":1}]"#, KeyErrorKind::Repeated),
+        (provider::WHATSAPP, r#"{"entry":[],"entry":[]}"#, KeyErrorKind::Repeated),
+        (provider::WHATSAPP, r#"{"entry":[{"changes":7}]}"#, KeyErrorKind::NotAnArray),
+        (provider::WHATSAPP, r#"{"entry":{}}"#, KeyErrorKind::NotAnArray),
+        (provider::ADYEN, "live=false", KeyErrorKind::InvalidJson),
+    ] {
+        assert_eq!(kind(preset, body), Err(expected), "{preset:?}: {body}");
+    }
+    // A malformed element is so even behind one without a key.
+    let body = r#"[{"eventId":1},{"portalId":[]}]"#;
+    assert_eq!(kind(provider::HUBSPOT, body), Err(KeyErrorKind::NotAnId));
+}
+
+/// Batches of every sender that sends some: how a list of `count` looks.
+fn batches(count: usize) -> Vec<(provider::Preset, &'static str, String)> {
+    let list = |element: &str| vec![element; count].join(",");
+    vec![
+        (provider::SENDGRID, "application/json", format!("[{}]", list("{}"))),
+        (provider::SENDGRID, "application/json", format!("[{}]", list("0"))),
+        (
+            provider::HUBSPOT,
+            "application/json",
+            format!("[{}]", list(r#"{"portalId":1,"appId":1,"subscriptionId":1,"eventId":1}"#)),
+        ),
+        (
+            provider::CLOUDEVENTS,
+            "application/cloudevents-batch+json",
+            format!("[{}]", list(r#"{"source":"s","id":"i"}"#)),
+        ),
+        (
+            provider::AZURE_EVENT_GRID,
+            "application/json",
+            format!("[{}]", list(r#"{"topic":"s","id":"i"}"#)),
+        ),
+        (
+            provider::ADYEN,
+            "application/json",
+            format!(
+                r#"{{"notificationItems":[{}]}}"#,
+                list(r#"{"NotificationRequestItem":{"pspReference":1,"eventCode":1,"success":1}}"#)
+            ),
+        ),
+        (provider::WHATSAPP, "application/json", format!(r#"{{"entry":[{}]}}"#, list("{}"))),
+        (
+            provider::WHATSAPP,
+            "application/json",
+            format!(r#"{{"entry":[{}]}}"#, list(r#"{"changes":[0]}"#)),
+        ),
+        (
+            provider::WHATSAPP,
+            "application/json",
+            format!(
+                r#"{{"entry":[{{"changes":[{{"value":{{"messages":[{}]}}}}]}}]}}"#,
+                list(r#"{"id":"w"}"#)
+            ),
+        ),
+    ]
+}
+
+#[test]
+fn ten_thousand_elements_are_that_many_keys() {
+    for (preset, content_type, body) in batches(10_000) {
+        let Outcome::Keys { keys } = outcome(preset, &head(content_type), &Bytes::from(body))
+        else {
+            panic!("{preset:?}: no keys");
+        };
+        assert_eq!(keys.len(), 10_000, "{preset:?}");
+    }
+}
+
+#[test]
+fn two_hundred_thousand_elements_are_too_many() {
+    for (preset, content_type, body) in batches(200_000) {
+        let (head, body) = (head(content_type), Bytes::from(body));
+        let refused = preset.extractor().extract(&RequestRef::new(&head, &body)).unwrap_err();
+        assert_eq!(refused.kind(), KeyErrorKind::TooMany, "{preset:?}");
+    }
+    // Also where no one array is too long.
+    let messages = vec![r#"{"id":1}"#; 40_000].join(",");
+    let change = format!(r#"{{"changes":[{{"value":{{"messages":[{messages}]}}}}]}}"#);
+    let body = format!(r#"{{"entry":[{change},{change}]}}"#);
+    assert_eq!(kind(provider::WHATSAPP, body), Err(KeyErrorKind::TooMany));
+}
+
+/// A part that all elements share would be copied into each of their ids: a body of two megabytes
+/// would need tens of gigabytes.
+#[test]
+fn a_long_part_is_not_multiplied() {
+    let (long, few) = ("x".repeat(1 << 20), 3);
+    let entry = |what: &str| format!(r#"{{"entry":[{{"id":"{long}","changes":[{what}]}}]}}"#);
+    let of_phone = |count: usize| {
+        let messages = vec![r#"{"id":1}"#; count].join(",");
+        let metadata = format!(r#""metadata":{{"phone_number_id":"{long}"}}"#);
+        format!(
+            r#"{{"entry":[{{"changes":[{{"value":{{{metadata},"messages":[{messages}]}}}}]}}]}}"#
+        )
+    };
+    for (body, count) in [
+        (of_phone(few), few),
+        (of_phone(40_000), 40_000),
+        (entry(&vec!["{}"; few].join(",")), few),
+        (entry(&vec!["{}"; 40_000].join(",")), 40_000),
+    ] {
+        match kind(provider::WHATSAPP, body) {
+            Ok(Extracted::Keys(keys)) => assert_eq!((keys.elements().len(), count), (few, few)),
+            refused => assert_eq!((refused, count), (Err(KeyErrorKind::TooMany), 40_000)),
+        }
+    }
+}
+
+#[test]
+fn elements_carry_their_own_bytes_unless_these_change_on_a_retry() {
+    for preset in provider::ALL.iter().filter(|preset| preset.is_batch()) {
+        let mut batches = 0;
+        for case in cases::of(*preset) {
+            let (head, body) = case.parts();
+            let extracted = preset.extractor().extract(&RequestRef::new(&head, &body));
+            let Ok(Extracted::Keys(keys)) = extracted else { continue };
+            let within = body.as_ptr_range();
+            for element in keys.elements() {
+                let Some(payload) = element.payload() else {
+                    assert!(!keys.is_batch() || preset.name() == "hubspot", "{}", case.name);
+                    continue;
+                };
+                batches += 1;
+                let payload = payload.as_ptr_range();
+                assert!(within.start <= payload.start && payload.end <= within.end, "a copy");
+            }
+        }
+        assert_eq!(batches == 0, preset.name() == "hubspot", "{preset:?}");
+    }
+}

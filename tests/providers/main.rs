@@ -1,0 +1,140 @@
+//! Every preset against samples of its sender: one test for each, which has its name.
+//!
+//! 1. What a sample is known by is pinned. The key of a preset is frozen with the first release
+//!    that carries it: another one would run stored events again.
+//! 2. Samples are those of the senders and of their libraries where there are any, and ours in the
+//!    shape of their documentation (`tests/payloads/INDEX.md` says which).
+//! 3. Every preset has an event, a retry of it with what changes on a retry changed, and another
+//!    event; all of its samples are delivered to a real layer as well.
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
+
+mod cases;
+mod facts;
+mod hostile;
+mod properties;
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use cases::{Case, Outcome, outcome};
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::provider::{self, Preset};
+use tower_dedup::{DedupLayer, Delivery};
+
+macro_rules! presets {
+    ($($test:ident: $preset:ident),* $(,)?) => {
+        $(
+            #[tokio::test]
+            async fn $test() {
+                hold(provider::$preset).await;
+            }
+        )*
+
+        /// What the tests are about, by name.
+        const TESTED: &[(&str, Preset)] = &[$((stringify!($test), provider::$preset)),*];
+    };
+}
+
+presets! {
+    standard_webhooks: STANDARD_WEBHOOKS,
+    svix: SVIX,
+    cloudevents: CLOUDEVENTS,
+    github: GITHUB,
+    gitlab: GITLAB,
+    gitea: GITEA,
+    circleci: CIRCLECI,
+    stripe: STRIPE,
+    shopify: SHOPIFY,
+    square: SQUARE,
+    paddle: PADDLE,
+    adyen: ADYEN,
+    slack: SLACK,
+    twilio: TWILIO,
+    twilio_by_token: TWILIO_BY_TOKEN,
+    whatsapp: WHATSAPP,
+    telegram: TELEGRAM,
+    twitch: TWITCH,
+    sendgrid: SENDGRID,
+    postmark: POSTMARK,
+    aws_sns: AWS_SNS,
+    google_pubsub: GOOGLE_PUBSUB,
+    azure_event_grid: AZURE_EVENT_GRID,
+    hubspot: HUBSPOT,
+    box_: BOX,
+}
+
+#[test]
+fn every_preset_has_its_test() {
+    let tested = TESTED.iter().map(|(test, preset)| {
+        assert_eq!(test.trim_end_matches('_'), preset.name().replace('-', "_"));
+        preset.name()
+    });
+    assert!(tested.eq(provider::ALL.iter().map(Preset::name)));
+}
+
+async fn hold(preset: Preset) {
+    let cases = cases::of(preset);
+    for case in &cases {
+        let (head, body) = case.parts();
+        assert_eq!(outcome(preset, &head, &body), case.expect, "{}: {}", case.name, case.why);
+    }
+    assert_samples_suffice(&cases);
+    assert_layer_runs_each_event_once(preset, &cases).await;
+}
+
+/// One event, its retry with something changed, and another event.
+fn assert_samples_suffice(cases: &[Case]) {
+    let events: Vec<_> = cases.iter().filter(|case| !case.expect.keys().is_empty()).collect();
+    let differs = |one: &Case, other: &Case| {
+        one.headers != other.headers || one.body_utf8 != other.body_utf8 || one.url != other.url
+    };
+    let shares = |one: &Case, other: &Case| {
+        let keys = other.expect.keys();
+        one.expect.keys().iter().any(|key| keys.contains(key))
+    };
+    let pairs = || events.iter().flat_map(|one| events.iter().map(move |other| (*one, *other)));
+    assert!(pairs().any(|(one, other)| shares(one, other) && differs(one, other)), "no retry");
+    assert!(pairs().any(|(one, other)| !shares(one, other)), "no other event");
+}
+
+/// Delivers all of them, and then all of them again.
+async fn assert_layer_runs_each_event_once(preset: Preset, cases: &[Case]) {
+    // What each run of the handler was given: the new keys, or none.
+    let runs = Arc::new(Mutex::new(Vec::<Vec<String>>::new()));
+    let handler = {
+        let runs = Arc::clone(&runs);
+        service_fn(move |request: Request<Full<Bytes>>| {
+            let new =
+                |delivery: &Delivery| delivery.keys().map(|key| key.id().to_owned()).collect();
+            runs.lock().unwrap().push(request.extensions().get().map_or_else(Vec::new, new));
+            async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())) }
+        })
+    };
+    let service =
+        ServiceBuilder::new().layer(DedupLayer::new(preset, MemoryAdapter::new())).service(handler);
+    let mut seen = BTreeSet::new();
+    for case in cases.iter().chain(cases) {
+        let (head, body) = case.parts();
+        let request = Request::from_parts(head, Full::new(body));
+        let response = service.clone().oneshot(request).await.unwrap();
+        let mut fresh: Vec<String> = Vec::new();
+        for key in case.expect.keys() {
+            if seen.insert(key.clone()) {
+                fresh.push(key.clone());
+            }
+        }
+        let (status, expected) = match &case.expect {
+            Outcome::Missing | Outcome::Malformed => (StatusCode::BAD_REQUEST, vec![]),
+            Outcome::Bypass => (StatusCode::OK, vec![vec![]]),
+            _ if fresh.is_empty() => (StatusCode::OK, vec![]),
+            _ => (StatusCode::OK, vec![fresh]),
+        };
+        assert_eq!(response.status(), status, "{}", case.name);
+        assert_eq!(std::mem::take(&mut *runs.lock().unwrap()), expected, "{}", case.name);
+    }
+}
