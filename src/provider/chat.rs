@@ -54,7 +54,11 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 ///
 /// This is the key of *callbacks*. The turns of a conversation (the `action` of a `<Gather>` or
 /// `<Record>`) are answered by the body of the response, and repeat one `CallSid` in one status
-/// when a menu asks again: leave such routes out, or take [`TWILIO_BY_TOKEN`].
+/// when a menu asks again: leave such routes out, or take [`TWILIO_BY_TOKEN`] with
+/// [`replay`](crate::DedupLayer::replay).
+///
+/// The fields are signed without anything between them, so that an overheard delivery can be cut
+/// into other fields, and another key: see [verification](crate::guide::verification#who-signs-what).
 ///
 /// No retry window is documented for messaging and voice; the floor of a day is a margin of ours.
 pub const TWILIO: Preset = Preset {
