@@ -32,6 +32,7 @@ pub(super) struct Statements {
     pub(super) forget: Arc<str>,
     pub(super) count: Arc<str>,
     pub(super) finish: Arc<str>,
+    pub(super) give_back: [Arc<str>; 2],
 }
 
 /// The statements that make the schema, for those who run their own migrations.
@@ -177,6 +178,22 @@ impl Statements {
                  WHERE {matching} AND token = ?2 AND completed_at IS NULL RETURNING namespace, id"
             )
             .into(),
+            // As a rollback would leave them: what this claim has made goes, and what it has taken
+            // is one attempt younger; who takes over from a lapsed lease next is told so again.
+            give_back: [
+                format!(
+                    "DELETE FROM {table} WHERE {matching} AND token = ?2 \
+                     AND completed_at IS NULL AND attempts = 1 RETURNING namespace, id"
+                ),
+                format!(
+                    "UPDATE {table} SET attempts = attempts - 1, \
+                     token = CASE WHEN takeover THEN token END, \
+                     lease_until = CASE WHEN takeover THEN {NOW} END \
+                     WHERE {matching} AND token = ?2 AND completed_at IS NULL AND attempts > 1 \
+                     RETURNING namespace, id"
+                ),
+            ]
+            .map(Into::into),
         }
     }
 }
