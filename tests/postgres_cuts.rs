@@ -5,9 +5,6 @@
 mod support;
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use http::{Extensions, Request, Response, StatusCode};
@@ -17,7 +14,7 @@ use support::effects::{
     write, writes_and_waits,
 };
 use support::proxy::{Cut, Proxy};
-use support::{Body, Handler, by_header, dedup_key, request, result, send};
+use support::{Body, Handler, by_header, dedup_key, polled, request, result, send};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::key::Keys;
@@ -25,23 +22,6 @@ use tower_dedup::ledger::{
     Begin, BeginContext, Claim, Ledger, Outcome, TransactionLedger, TxHandle,
 };
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
-
-/// Polls a future this often, whenever it is woken, then drops it: at once, or when it is woken
-/// again. Answers what it came to, if it did.
-async fn polled<F: Future>(future: F, times: usize, again: bool) -> Option<F::Output> {
-    let (mut future, mut left) = (pin!(future), times);
-    poll_fn(|cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        match future.as_mut().poll(cx) {
-            Poll::Pending if left == 0 && !again => Poll::Ready(None),
-            poll => poll.map(Some),
-        }
-    })
-    .await
-}
 
 #[tokio::test]
 async fn a_dropped_request_leaves_nothing_behind() {
