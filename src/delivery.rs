@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::key::{DedupKey, Element, derive};
 
@@ -179,19 +179,20 @@ impl Delivery {
     pub fn done(&self, key: &DedupKey) -> bool {
         let keeps = self.0.terms != Terms::Transactional && self.runs(key);
         if keeps {
-            self.mark_done(key);
+            let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
+            done.insert(key.clone());
         }
         keeps
-    }
-
-    pub(crate) fn mark_done(&self, key: &DedupKey) {
-        self.0.done.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone());
     }
 
     /// Whether the handler has marked this event as finished; for ledgers.
     #[must_use]
     pub fn is_done(&self, key: &DedupKey) -> bool {
-        self.0.done.lock().unwrap_or_else(PoisonError::into_inner).contains(key)
+        self.marked().contains(key)
+    }
+
+    pub(crate) fn marked(&self) -> MutexGuard<'_, HashSet<DedupKey>> {
+        self.0.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells the handler that its lease is gone; for ledgers. Answers whether it is news.

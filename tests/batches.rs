@@ -48,9 +48,9 @@ under_every_ledger!(
 
 async fn what_is_new_runs_and_nothing_else(rig: Rig) {
     assert_eq!(rig.send("a b c").await, own(200));
-    assert_eq!(rig.new(), ["a", "b", "c"]);
+    assert_eq!(rig.news(), ["a", "b", "c"]);
     assert_eq!(rig.send("c d b d e").await, own(200));
-    assert_eq!(rig.new(), ["d", "e"]);
+    assert_eq!(rig.news(), ["d", "e"]);
     let delivery = rig.last();
     assert!(delivery.is_done(&dedup_key("d")) && !delivery.is_new(&dedup_key("c")));
     assert_eq!(delivery.key(), Some(&dedup_key("d")));
@@ -60,7 +60,7 @@ async fn what_is_new_runs_and_nothing_else(rig: Rig) {
     // Many, which are looked up otherwise.
     let many: Vec<String> = (0..40).map(|n| format!("n{n:02}")).collect();
     assert_eq!(rig.send(&format!("e {}", many.join(" "))).await, own(200));
-    assert_eq!(rig.new(), many);
+    assert_eq!(rig.news(), many);
     assert!(!rig.last().done(&dedup_key("e")));
 }
 
@@ -78,10 +78,10 @@ async fn a_poison_event_does_not_repeat_the_others(rig: Rig) {
         }
         for _ in 0..2 {
             assert_eq!(rig.send(&batch(way)).await, own(500));
-            assert_eq!(rig.new(), [poison]);
+            assert_eq!(rig.news(), [poison]);
         }
         assert_eq!(rig.send(&batch("")).await, own(200));
-        assert_eq!((rig.new(), rig.last().takeover()), (ids(poison), false));
+        assert_eq!((rig.news(), rig.last().takeover()), (ids(poison), false));
         assert_eq!(rig.send(&batch("")).await, layers(200, "duplicate"));
         let all = rig.effects.all().await;
         for once in [&before, poison, &after] {
@@ -107,7 +107,7 @@ async fn a_handler_that_fails_half_way_does_not_repeat_what_is_done(rig: Rig) {
             continue;
         }
         assert_eq!(retried, own(200), "{way}");
-        assert_eq!(rig.new(), [format!("p{n}"), format!("c{n}")]);
+        assert_eq!(rig.news(), [format!("p{n}"), format!("c{n}")]);
         // A lease counts what it has begun; a transaction leaves nothing behind.
         let attempt = if rig.kind == Kind::Lease { 2 } else { 1 };
         assert_eq!((rig.last().attempt(), rig.last().takeover()), (attempt, false));
@@ -123,7 +123,7 @@ async fn an_event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
     rig.store.claim(&[dedup_key("b")], &one).await.unwrap();
     rig.store.claim(&[dedup_key("d")], &two).await.unwrap();
     assert_eq!(rig.send("a b c").await, layers(503, "in-flight"));
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("a c"), ids("a c")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("a c"), ids("a c")));
     assert!(rig.is_complete("a").await && rig.is_complete("c").await);
     // Nothing is new: nothing runs.
     assert_eq!(rig.send("a b c d").await, layers(503, "in-flight"));
@@ -133,7 +133,7 @@ async fn an_event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
     rig.store.release(&[dedup_key("d")], &two).await.unwrap();
     assert_eq!(rig.send("a b c").await, layers(200, "duplicate"));
     assert_eq!(rig.send("a b c d").await, own(200));
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("d"), ids("a c d")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("d"), ids("a c d")));
 }
 
 /// Trap 35, many times over.
@@ -155,7 +155,7 @@ async fn retries_in_other_batches_process_only_what_is_new(rig: Rig) {
         let (status, _) = rig.send(&words.join(" ")).await;
         assert!(status == 200 || status == 500, "{status}");
         if rig.runs() > runs {
-            assert!(rig.new().iter().all(|id| !done.contains(id)), "{:?} {done:?}", rig.new());
+            assert!(rig.news().iter().all(|id| !done.contains(id)), "{:?} {done:?}", rig.news());
         }
     }
     let all: Vec<String> = (0..EVENTS).map(|event| format!("e{event:02}")).collect();
@@ -214,22 +214,22 @@ async fn overlapping_batches_race_and_every_event_takes_effect_once(rig: Rig) {
 async fn second_identities_of_a_batch(rig: Rig) {
     // The second of them reports what the first does.
     assert_eq!(rig.send("a=x b=x c=y").await, own(200));
-    assert_eq!(rig.new(), ["a", "c"]);
+    assert_eq!(rig.news(), ["a", "c"]);
     assert_eq!(rig.send("d=x e=y").await, layers(200, "duplicate"));
     assert_eq!(rig.send("d e f=z").await, own(200));
-    assert_eq!(rig.new(), ["f"]);
+    assert_eq!(rig.news(), ["f"]);
     // One elsewhere, under its second identity: the others run, and it afterwards.
     let (second, elsewhere) = ([DedupKey::new("test.second", "w").unwrap()], receipt());
     rig.store.claim(&second, &elsewhere).await.unwrap();
     assert_eq!(rig.send("g=w h=v").await, layers(503, "in-flight"));
-    assert_eq!(rig.new(), ["h"]);
+    assert_eq!(rig.news(), ["h"]);
     rig.store.release(&second, &elsewhere).await.unwrap();
     // What was granted of it may be given back in the background.
     let free = |state| matches!(state, None | Some(EntryState::Released));
     let given_back = async { while !free(rig.state("g").await) {} };
     tokio::time::timeout(LATE, given_back).await.expect("given back");
     assert_eq!(rig.send("g=w h=v").await, own(200));
-    assert_eq!(rig.new(), ["g"]);
+    assert_eq!(rig.news(), ["g"]);
     assert_eq!(rig.effects.all().await, ids("a c f g h"));
     if rig.kind == Kind::Arrival {
         return;

@@ -24,7 +24,7 @@ use tower_dedup::key::{Element, Keys};
 use tower_dedup::ledger::{
     Begin, BeginContext, Claim, Ledger, Outcome, TransactionClaim, TransactionLedger, TxHandle,
 };
-use tower_dedup::{DedupTx, ErrorKind};
+use tower_dedup::{DedupTx, DedupWorker, ErrorKind, Ran, RunError, Work};
 
 macro_rules! in_a_transaction {
     ($($case:ident),+ $(,)?) => {
@@ -44,7 +44,9 @@ in_a_transaction!(
     a_commit_that_fails_keeps_nothing_and_the_retry_finds_out,
     misuse_costs_no_connection,
     a_call_that_is_cut_off_keeps_both_or_neither,
+    a_statement_that_nobody_waited_for_takes_nothing_along,
     a_claim_that_is_dropped_keeps_what_is_done,
+    a_worker_that_fails_is_done_if_it_says_so,
     a_transaction_that_is_kept_is_rolled_back_all_of_it,
     a_process_that_is_killed_leaves_nothing_of_what_was_done,
 );
@@ -81,10 +83,10 @@ async fn what_is_not_marked_is_not_kept(rig: Rig) {
     assert_eq!(rig.send("a:undone b:undone c:500").await, own(500));
     assert!(rig.effects.all().await.is_empty());
     assert_eq!(rig.send("a b c:undone d:500").await, own(500));
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("a b c d"), ids("a b")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("a b c d"), ids("a b")));
     assert!(!rig.last().is_done(&dedup_key("c")) && rig.last().is_done(&dedup_key("b")));
     assert_eq!(rig.send("a b c:undone d").await, own(200));
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("c d"), ids("a b c d")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("c d"), ids("a b c d")));
     assert_eq!(rig.send("c").await, layers(200, "duplicate"));
 }
 
@@ -99,7 +101,7 @@ async fn a_transaction_that_its_handler_breaks_keeps_what_was_done_before(rig: R
     }
     assert_eq!((answered, rig.effects.all().await), (layers(500, "uncommitted"), ids("a b")));
     assert_eq!(rig.send("a b c").await, own(200));
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("c"), ids("a b c")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("c"), ids("a b c")));
 }
 
 /// A raw COMMIT on Postgres is out of our hands but for the keys, which are not complete.
@@ -156,7 +158,7 @@ async fn a_commit_that_fails_keeps_nothing_and_the_retry_finds_out(rig: Rig) {
     rig.effects.run(good).await;
     // Postgres tells of the error before it lets go of the locks.
     rig.send_until_done("a b p").await;
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("a b p"), ids("a a b p")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("a b p"), ids("a a b p")));
 }
 
 async fn misuse_costs_no_connection(rig: Rig) {
@@ -282,11 +284,42 @@ async fn cut_off<A: TransactionAdapter<Database: Sql>>(
     cut
 }
 
+/// A handler that is dropped in the middle of a statement, which then fails: sqlx answers the next
+/// one with its error.
+async fn a_statement_that_nobody_waited_for_takes_nothing_along(rig: Rig) {
+    for statements in 0..3 {
+        with_ledger!(rig, hasty, statements);
+        let (done, other) = (format!("a{statements}"), format!("b{statements}"));
+        assert!(rig.is_complete(&done).await, "{statements}");
+        assert_eq!(rig.send(&format!("{done} {other}")).await, own(200));
+        assert_eq!(rig.news(), [other]);
+    }
+    assert_eq!(rig.effects.all().await, ids("a0 a1 a2 b0 b1 b2"));
+}
+
+async fn hasty<A: TransactionAdapter<Database: Sql>>(
+    _: &Rig,
+    ledger: &TransactionLedger<A>,
+    statements: usize,
+) {
+    let (done, other) = (format!("a{statements}"), format!("b{statements}"));
+    let mut held = Held::of(ledger, &[&done, &other]).await;
+    held.effect(&done).await;
+    assert!(held.done(&done).await);
+    held.effect(&other).await;
+    for _ in 0..statements {
+        let wrong = A::Database::run(&mut held.tx, "SELECT nonsense".to_owned());
+        let _ = polled(wrong, 1, false).await;
+    }
+    drop(held.tx);
+    held.claim.rollback().await.unwrap();
+}
+
 async fn a_claim_that_is_dropped_keeps_what_is_done(rig: Rig) {
     with_ledger!(rig, dropped);
     // Its end is a task of its own.
     rig.send_until_done("a b").await;
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("b"), ids("a b")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("b"), ids("a b")));
 }
 
 async fn dropped<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &TransactionLedger<A>) {
@@ -298,10 +331,31 @@ async fn dropped<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transac
     drop(held.claim);
 }
 
+/// Its one key is as an event of a batch.
+async fn a_worker_that_fails_is_done_if_it_says_so(rig: Rig) {
+    with_ledger!(rig, works);
+    assert_eq!(rig.effects.all().await, ids("a"));
+}
+
+async fn works<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &TransactionLedger<A>) {
+    let (worker, key) = (DedupWorker::new(ledger.clone()), dedup_key("a"));
+    let failed = worker.run(&key, async |work: Work| {
+        let mut tx = work.transaction::<A::Database>().unwrap();
+        A::Database::run(&mut tx, insert(["a"])).await.unwrap();
+        assert!(!work.delivery().done(&dedup_key("a")));
+        assert!(tx.done(&dedup_key("a")).await.unwrap());
+        A::Database::run(&mut tx, insert(["nobody"])).await.unwrap();
+        Err::<(), _>("no")
+    });
+    assert!(matches!(failed.await, Err(RunError::Work("no"))));
+    let again = worker.run(&key, async |_| Ok::<_, &str>(())).await.unwrap();
+    assert!(matches!(again, Ran::Duplicate(_)), "{again:?}");
+}
+
 async fn a_transaction_that_is_kept_is_rolled_back_all_of_it(rig: Rig) {
     with_ledger!(rig, kept);
     rig.send_until_done("a b").await;
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("a b"), ids("a b")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("a b"), ids("a b")));
 }
 
 async fn kept<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &TransactionLedger<A>) {
@@ -346,7 +400,7 @@ async fn stop_half_way<A: TransactionAdapter<Database: Sql>>(ledger: Transaction
     }
     held.effect("c").await;
     println!("\n{HALF}");
-    pending().await
+    pending::<()>().await;
 }
 
 /// `kill -9`: what is done is durable when the delivery has ended, and not before.
@@ -368,5 +422,5 @@ async fn a_process_that_is_killed_leaves_nothing_of_what_was_done(rig: Rig) {
     }
     // The server has to notice.
     rig.send_until_done("a b c").await;
-    assert_eq!((rig.new(), rig.effects.all().await), (ids("a b c"), ids("a b c")));
+    assert_eq!((rig.news(), rig.effects.all().await), (ids("a b c"), ids("a b c")));
 }

@@ -321,6 +321,9 @@ async fn a_connection_that_breaks_in_a_batch_keeps_events_with_their_effects() {
                 let effects = database.effects_and_key(id).await;
                 assert!(effects == 0 || !id.starts_with("poison"), "{id}");
             }
+            if !sprung {
+                assert_eq!(database.effects_and_key(&words[1]).await, 1, "kept at once");
+            }
             until_acknowledged_as(&service, || batch(&words[..2].join(" "))).await;
             for id in &words[..2] {
                 assert_eq!(database.effects_and_key(id).await, 1, "{id}");

@@ -528,7 +528,7 @@ impl<DB: Database> DedupTx<DB> {
         let answer = (slot.mark)(transaction, mark, instead_of).await;
         lock(&slot.marks).answered(mark, &answer);
         answer?;
-        slot.delivery.mark_done(key);
+        slot.delivery.marked().insert(key.clone());
         Ok(true)
     }
 }

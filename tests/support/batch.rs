@@ -417,7 +417,7 @@ impl Rig {
     }
 
     /// What the last run was told to be new.
-    pub(crate) fn new(&self) -> Vec<String> {
+    pub(crate) fn news(&self) -> Vec<String> {
         self.last().keys().map(|key| key.id().to_owned()).collect()
     }
 
