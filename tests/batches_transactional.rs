@@ -14,7 +14,7 @@ use batch::{
     postgres_under, receipt, sqlite_under,
 };
 use futures_util::future::join_all;
-use sqlx::PgPool;
+use sqlx::{Connection, PgPool};
 use support::{dedup_key, polled};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tower_dedup::adapter::{
@@ -248,6 +248,8 @@ async fn cut_off<A: TransactionAdapter<Database: Sql>>(
     held.effect(a).await;
     assert!(held.done(a).await);
     held.effect(b).await;
+    // What is still on its way is waited for first.
+    drop(held.tx.begin().await.unwrap());
     let cut = polled(held.tx.done(&dedup_key(b)), polls, again).await.is_none();
     held.effect(c).await;
     if end == "goes on" {
