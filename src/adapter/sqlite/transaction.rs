@@ -30,7 +30,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 /// How often a transaction is begun anew on another connection.
-const ATTEMPTS: usize = 5;
+const ATTEMPTS: u32 = 8;
 
 /// What goes with a transaction, to its end.
 struct Lent {
@@ -264,6 +264,8 @@ impl SqliteAdapter {
             attempts += 1;
             match OpenTransaction::begin(writer, Some("BEGIN IMMEDIATE")).await {
                 Err(sqlx::Error::InvalidSavePointStatement) if attempts < ATTEMPTS => {
+                    // It may still be on its way back to the pool.
+                    tokio::time::sleep(Duration::from_millis(1 << attempts)).await;
                     close_stuck(writer).await;
                 }
                 begun => break begun.map_err(|error| store_error(CONTEXT, error))?,
@@ -340,8 +342,6 @@ impl SqliteAdapter {
 /// Closes the idle connections that sqlx believes to be in a transaction, which nobody holds: one
 /// that was taken from it behind its back, and after which it was dropped.
 async fn close_stuck(pool: &SqlitePool) {
-    // It may still be on its way back to the pool.
-    tokio::task::yield_now().await;
     let mut sound = Vec::new();
     while let Some(connection) = pool.try_acquire() {
         if connection.is_in_transaction() {
