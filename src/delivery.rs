@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::key::{DedupKey, Element, derive};
 
@@ -38,11 +38,19 @@ struct Inner {
     elements: Vec<Element>,
     attempt: u32,
     takeover: bool,
-    unprotected: bool,
+    terms: Terms,
     lost: AtomicBool,
     done: Mutex<HashSet<DedupKey>>,
     /// The keys of a large batch, to be found at once.
     index: OnceLock<HashSet<DedupKey>>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Terms {
+    Claimed,
+    /// In a transaction, which alone can keep what is done.
+    Transactional,
+    Unprotected,
 }
 
 impl Delivery {
@@ -52,21 +60,28 @@ impl Delivery {
     /// one.
     #[must_use]
     pub fn new(elements: Vec<Element>, attempt: u32, takeover: bool) -> Self {
-        Self::with(elements, attempt, takeover, false)
+        Self::with(elements, attempt, takeover, Terms::Claimed)
+    }
+
+    /// A delivery that runs in a transaction, which [`done`](Self::done) knows nothing of; for
+    /// ledgers.
+    #[must_use]
+    pub fn transactional(elements: Vec<Element>, attempt: u32, takeover: bool) -> Self {
+        Self::with(elements, attempt, takeover, Terms::Transactional)
     }
 
     /// A delivery that runs although the store could not be asked; for ledgers.
     #[must_use]
     pub fn unprotected(elements: Vec<Element>) -> Self {
-        Self::with(elements, 1, false, true)
+        Self::with(elements, 1, false, Terms::Unprotected)
     }
 
-    fn with(elements: Vec<Element>, attempt: u32, takeover: bool, unprotected: bool) -> Self {
+    fn with(elements: Vec<Element>, attempt: u32, takeover: bool, terms: Terms) -> Self {
         Self(Arc::new(Inner {
             elements,
             attempt,
             takeover,
-            unprotected,
+            terms,
             lost: AtomicBool::new(false),
             done: Mutex::default(),
             index: OnceLock::new(),
@@ -85,9 +100,15 @@ impl Delivery {
         self.0.elements.iter().map(Element::key)
     }
 
-    /// Whether this event of a batch is to run.
+    /// Whether this event of a batch is to run, and is not marked as [done](Self::done): what a
+    /// batch carries twice is to run once.
     #[must_use]
     pub fn is_new(&self, key: &DedupKey) -> bool {
+        self.runs(key) && !self.is_done(key)
+    }
+
+    /// Whether this event is one of [`keys`](Self::keys).
+    pub(crate) fn runs(&self, key: &DedupKey) -> bool {
         const FEW: usize = 16;
         if self.0.elements.len() <= FEW {
             return self.keys().any(|new| new == key);
@@ -120,7 +141,7 @@ impl Delivery {
     /// Whether the delivery runs although the store could not be asked whether it is a duplicate.
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
-        self.0.unprotected
+        self.0.terms == Terms::Unprotected
     }
 
     /// Whether somebody else has taken this event over since the handler started: whatever it
@@ -149,20 +170,29 @@ impl Delivery {
     }
 
     /// Marks one event of a batch as finished: it is completed even if the handler fails over a
-    /// later one, and the retry skips it. Answers whether it is an event of this delivery.
+    /// later one, and the retry skips it. Answers whether that is so.
+    ///
+    /// It is not, and the answer is `false`, for an event that is not of this delivery; and for all
+    /// under the transactional ledger, where a failure rolls back what the event has written:
+    /// `DedupTx::done` keeps both there. Under the on-arrival ledger every
+    /// event is complete before the handler runs.
     pub fn done(&self, key: &DedupKey) -> bool {
-        let known = self.is_new(key);
-        if known {
+        let keeps = self.0.terms != Terms::Transactional && self.runs(key);
+        if keeps {
             let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
             done.insert(key.clone());
         }
-        known
+        keeps
     }
 
     /// Whether the handler has marked this event as finished; for ledgers.
     #[must_use]
     pub fn is_done(&self, key: &DedupKey) -> bool {
-        self.0.done.lock().unwrap_or_else(PoisonError::into_inner).contains(key)
+        self.marked().contains(key)
+    }
+
+    pub(crate) fn marked(&self) -> MutexGuard<'_, HashSet<DedupKey>> {
+        self.0.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells the handler that its lease is gone; for ledgers. Answers whether it is news.
@@ -178,7 +208,7 @@ impl fmt::Debug for Delivery {
             .field("elements", &self.0.elements)
             .field("attempt", &self.0.attempt)
             .field("takeover", &self.0.takeover)
-            .field("unprotected", &self.0.unprotected)
+            .field("unprotected", &self.is_unprotected())
             .field("lease_lost", &self.lease_lost())
             .finish_non_exhaustive()
     }
@@ -212,6 +242,14 @@ mod tests {
         let delivery = delivery("evt_1");
         assert!(!delivery.done(&DedupKey::new("acme", "evt_2").unwrap()));
         let mine = DedupKey::new("acme", "evt_1").unwrap();
-        assert!(delivery.done(&mine) && delivery.is_done(&mine));
+        assert!(delivery.is_new(&mine) && delivery.done(&mine) && delivery.is_done(&mine));
+        assert!(!delivery.is_new(&mine) && delivery.done(&mine), "done, and still its own");
+    }
+
+    #[test]
+    fn done_does_not_pretend_where_only_a_transaction_can_keep() {
+        let mine = DedupKey::new("acme", "evt_1").unwrap();
+        let delivery = Delivery::transactional(vec![Element::new(mine.clone())], 1, false);
+        assert!(delivery.is_new(&mine) && !delivery.done(&mine) && !delivery.is_done(&mine));
     }
 }

@@ -47,7 +47,7 @@ pub enum ErrorKind {
     /// The store answered something that this version cannot read.
     Corrupt,
     /// The handler has ended, broken or kept the transaction that it was lent. Nothing was
-    /// committed.
+    /// committed, but for what it may have marked as done before.
     Transaction,
     /// The adapter was configured with something that cannot work.
     Config,

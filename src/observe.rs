@@ -47,7 +47,7 @@
 //! | `tower_dedup_deliveries_total` | counter | `namespace`, `outcome` | deliveries by outcome, as above |
 //! | `tower_dedup_running` | gauge | `namespace` | deliveries that have begun and not ended |
 //! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | from the head of the request to the answer |
-//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | calls to the store: `record`, `unrecord`; `claim`, `renew`, `complete`, `release`; `recall`; `begin`, `give_back`, `commit`, `rollback` of transactions. `result` is `ok` or the kind of the error |
+//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | calls to the store: `record`, `unrecord`; `claim`, `renew`, `complete`, `release`; `recall`; `begin`, `give_back`, `mark`, `commit`, `rollback` of transactions. `result` is `ok` or the kind of the error |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | first runs after somebody else's lease lapsed |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that ended after somebody took their event over |
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers run although the store did not answer |
@@ -314,6 +314,18 @@ pub(crate) fn response_not_kept(key: &DedupKey, why: &'static str) {
         id = key.fingerprint(),
         why,
         "response not kept: duplicates of this event are answered without it"
+    );
+}
+
+/// A failed handler's finished events could not be committed.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn not_kept(key: Option<&DedupKey>, error: &Error) {
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace = key.map(DedupKey::namespace),
+        id = key.map(DedupKey::fingerprint),
+        error = chain(error),
+        "what the handler has marked as done is not committed, as far as is known: the retry finds out"
     );
 }
 

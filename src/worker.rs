@@ -24,7 +24,7 @@ use crate::ledger::{TxHandle, TxUnavailable};
 /// # Cancel safety
 ///
 /// If the future is dropped, so is the work, wherever it is; its key is given up then, as after a
-/// failure.
+/// failure. So is its transaction, but for what it has marked as done.
 ///
 /// # Example
 ///

@@ -5,43 +5,23 @@
 mod support;
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use http::{Extensions, Request, Response, StatusCode};
 use sqlx::Postgres;
 use support::effects::{
     AT_A_GATE, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged,
-    write, writes_and_waits,
+    until_acknowledged_as, write, writes_and_waits,
 };
 use support::proxy::{Cut, Proxy};
-use support::{Body, Handler, by_header, dedup_key, request, result, send};
+use support::{Body, Handler, by_header, dedup_key, polled, request, result, send};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::key::Keys;
+use tower_dedup::key::{Element, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::{
     Begin, BeginContext, Claim, Ledger, Outcome, TransactionLedger, TxHandle,
 };
-use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
-
-/// Polls a future this often, whenever it is woken, then drops it: at once, or when it is woken
-/// again. Answers what it came to, if it did.
-async fn polled<F: Future>(future: F, times: usize, again: bool) -> Option<F::Output> {
-    let (mut future, mut left) = (pin!(future), times);
-    poll_fn(|cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        match future.as_mut().poll(cx) {
-            Poll::Pending if left == 0 && !again => Poll::Ready(None),
-            poll => poll.map(Some),
-        }
-    })
-    .await
-}
+use tower_dedup::{DedupLayer, Delivery, OnInFlight, ResponseBody};
 
 #[tokio::test]
 async fn a_dropped_request_leaves_nothing_behind() {
@@ -61,8 +41,11 @@ async fn a_dropped_request_leaves_nothing_behind() {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
     Begin,
+    Mark,
     Commit,
     Rollback,
+    /// The end of a handler that has failed after it has marked something as done.
+    Keep,
 }
 
 /// The delivery's task awaits the ledger's calls. Each is dropped at each of its awaits, as a
@@ -77,7 +60,13 @@ async fn a_dropped_call_leaves_nothing_behind() {
     let layer = DedupLayer::with_ledger(by_header(), ledger.clone());
     let service = layer.layer(tower::service_fn(write));
     send(&service, request("the schema is there")).await;
-    for (stage, most) in [(Stage::Begin, 30), (Stage::Commit, 8), (Stage::Rollback, 8)] {
+    for (stage, most) in [
+        (Stage::Begin, 30),
+        (Stage::Mark, 8),
+        (Stage::Commit, 8),
+        (Stage::Rollback, 8),
+        (Stage::Keep, 24),
+    ] {
         let mut cut = 0;
         for (polls, again) in (1..most).flat_map(|polls| [(polls, false), (polls, true)]) {
             let id = format!("{stage:?}-{polls}-{again}");
@@ -107,11 +96,23 @@ async fn cut_off(
     claim.attach(&mut extensions);
     let mut tx = extensions.get::<TxHandle<Postgres>>().unwrap().lend().unwrap();
     effect(&mut tx, claim.delivery()).await.unwrap();
+    if stage == Stage::Keep {
+        assert!(tx.done(&dedup_key(id)).await.unwrap());
+        effect(&mut tx, claim.delivery()).await.unwrap();
+    }
+    if stage == Stage::Mark {
+        let marked = polled(tx.done(&dedup_key(id)), polls, again).await;
+        // To be rolled back, if it is not done.
+        effect(&mut tx, claim.delivery()).await.unwrap();
+        drop(tx);
+        claim.rollback().await.unwrap();
+        return marked.is_some();
+    }
     drop(tx);
     let ended = match stage {
-        Stage::Begin => return true,
+        Stage::Begin | Stage::Mark => return true,
         Stage::Commit => polled(claim.commit(&Outcome::new(StatusCode::OK)), polls, again).await,
-        Stage::Rollback => polled(claim.rollback(), polls, again).await,
+        Stage::Rollback | Stage::Keep => polled(claim.rollback(), polls, again).await,
     };
     ended.map(Result::unwrap).is_some()
 }
@@ -295,6 +296,73 @@ async fn a_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
     let pool = database.pool_with(2, proxy.options(database.options()));
     let service = transactional(&pool).layer(tower::service_fn(write));
     cut_at_every_message(&database, &proxy, &service, true).await;
+}
+
+/// The same in a batch of which the last event always fails, after what it wrote: the others are
+/// done, each under a mark of its own.
+#[tokio::test]
+async fn a_connection_that_breaks_in_a_batch_keeps_events_with_their_effects() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let service = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool));
+    let service = service.layer(tower::service_fn(all_but_the_last));
+    send(&service, batch("the schema is there")).await;
+    for cut in [Cut::Lost, Cut::Unanswered, Cut::Abandoned] {
+        let mut sprung = true;
+        for spared in 0..100 {
+            let name = format!("{cut:?}-{spared}");
+            let words = ["a", "b", "poison"].map(|id| format!("{id}-{name}"));
+            proxy.set(spared, cut);
+            let answered = send(&service, batch(&words.join(" "))).await.status();
+            sprung = proxy.sprung().is_some();
+            assert!(answered.is_server_error(), "{name}: {answered}");
+            for id in &words {
+                let effects = database.effects_and_key(id).await;
+                assert!(effects == 0 || !id.starts_with("poison"), "{id}");
+            }
+            if !sprung {
+                assert_eq!(database.effects_and_key(&words[1]).await, 1, "kept at once");
+            }
+            until_acknowledged_as(&service, || batch(&words[..2].join(" "))).await;
+            for id in &words[..2] {
+                assert_eq!(database.effects_and_key(id).await, 1, "{id}");
+            }
+            if !sprung {
+                assert!(spared > 10, "{spared} messages only");
+                break;
+            }
+        }
+        assert!(!sprung, "{cut:?} has no end");
+    }
+    database.until_nothing_is_open().await;
+}
+
+fn by_word() -> KeyExtractor {
+    KeyExtractor::from_fn("test", |request| {
+        let body = std::str::from_utf8(request.body()).unwrap();
+        let elements = body.split(' ').map(|id| Element::new(dedup_key(id)));
+        Ok(Keys::new(elements.collect()).map_or(Extracted::Missing, Extracted::Keys))
+    })
+    .unwrap()
+}
+
+fn batch(words: &str) -> Request<Body> {
+    Request::post("/hook").body(Body::from(words.to_owned())).unwrap()
+}
+
+/// Writes the effect of each event and marks it as done, but for the poison.
+async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let delivery: &Delivery = request.extensions().get().unwrap();
+    let mut tx = lend(&request);
+    for key in delivery.keys() {
+        let insert = "INSERT INTO effects (id, takeover) VALUES ($1, false)";
+        let written = sqlx::query(insert).bind(key.id().to_owned()).execute(&mut *tx).await;
+        if written.is_err() || key.id().starts_with("poison") || tx.done(key).await.is_err() {
+            return Ok(answer(false));
+        }
+    }
+    Ok(answer(true))
 }
 
 /// No process has died: nothing runs twice here either.

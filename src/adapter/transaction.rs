@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{Database, Pool, Transaction};
+use sqlx::{AssertSqlSafe, Database, Pool, Transaction};
 
 use super::contract::{Claimed, Maintain, Receipt};
 use crate::error::{Error, ErrorKind};
@@ -23,6 +23,8 @@ use crate::key::DedupKey;
 ///    that claimed them, then commits. Is it not that transaction any more, because the handler
 ///    has ended or broken it, it fails with [`ErrorKind::Transaction`], and nothing is committed.
 /// 4. A transaction that is dropped is rolled back.
+/// 5. A mark is a savepoint of ours: what was written before it can be kept when the rest is rolled
+///    back. One whose call was dropped, or timed out, may be there or not.
 pub trait TransactionAdapter: Maintain {
     /// The database.
     type Database: Database;
@@ -35,13 +37,36 @@ pub trait TransactionAdapter: Maintain {
         receipt: &Receipt,
     ) -> impl Future<Output = Result<Opened<Self::Database>, Error>> + Send;
 
-    /// Gives up what [`open`](Self::open) has granted, before the handler runs.
+    /// Gives up what [`open`](Self::open) has granted, while the transaction goes on: once it
+    /// commits, each of these keys is as free as if it had been rolled back, with no attempt more.
     fn give_back(
         &self,
         transaction: &mut OpenTransaction<Self::Database>,
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Sets this mark; in place of that other one, which is the last, if it is given.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Transaction`] where the database refuses, since the handler has ended or broken
+    /// the transaction: then this mark is not there. All others leave that unknown.
+    fn mark(
+        &self,
+        transaction: &mut OpenTransaction<Self::Database>,
+        mark: u32,
+        instead_of: Option<u32>,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Rolls back what was written after this mark, also where an error has aborted the
+    /// transaction. Answers whether the mark is there; if not, nothing is rolled back, but the
+    /// transaction may be aborted.
+    fn roll_back_to(
+        &self,
+        transaction: &mut OpenTransaction<Self::Database>,
+        mark: u32,
+    ) -> impl Future<Output = Result<bool, Error>> + Send;
 
     /// Completes the keys in the transaction and commits it.
     fn commit(
@@ -83,6 +108,23 @@ macro_rules! forward {
                 receipt: &Receipt,
             ) -> impl Future<Output = Result<(), Error>> + Send {
                 (**self).give_back(transaction, keys, receipt)
+            }
+
+            fn mark(
+                &self,
+                transaction: &mut OpenTransaction<Self::Database>,
+                mark: u32,
+                instead_of: Option<u32>,
+            ) -> impl Future<Output = Result<(), Error>> + Send {
+                (**self).mark(transaction, mark, instead_of)
+            }
+
+            fn roll_back_to(
+                &self,
+                transaction: &mut OpenTransaction<Self::Database>,
+                mark: u32,
+            ) -> impl Future<Output = Result<bool, Error>> + Send {
+                (**self).roll_back_to(transaction, mark)
             }
 
             fn commit(
@@ -206,6 +248,19 @@ impl<DB: Database> fmt::Debug for OpenTransaction<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenTransaction").finish_non_exhaustive()
     }
+}
+
+/// The statements that set a mark, as one message.
+pub(super) fn set_mark(mark: u32, instead_of: Option<u32>) -> AssertSqlSafe<String> {
+    let set = format!("SAVEPOINT tower_dedup_{mark}");
+    AssertSqlSafe(match instead_of {
+        Some(last) => format!("RELEASE SAVEPOINT tower_dedup_{last}; {set}"),
+        None => set,
+    })
+}
+
+pub(super) fn back_to_mark(mark: u32) -> AssertSqlSafe<String> {
+    AssertSqlSafe(format!("ROLLBACK TO SAVEPOINT tower_dedup_{mark}"))
 }
 
 /// The handler's transaction is not what it was.

@@ -80,6 +80,16 @@ pub(super) async fn look_ahead(
     Ok(known.collect())
 }
 
+/// Takes what is complete since we looked ahead for in flight: the retry finds what is kept with it.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(super) fn doubt(flat: &[DedupKey], answers: &mut [Answer], known: &HashMap<DedupKey, Kept>) {
+    for (key, answer) in flat.iter().zip(answers) {
+        if matches!(answer, Answer::Duplicate(_)) && !known.contains_key(key) {
+            *answer = Answer::InFlight;
+        }
+    }
+}
+
 /// Looks at what is kept with the keys that are complete: turns the answer of a key whose payload
 /// differs, and answers the response to replay.
 ///

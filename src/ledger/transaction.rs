@@ -11,22 +11,30 @@
 //! 4. A commit that fails is 503 where a retry may succeed, and so is one whose outcome is unknown:
 //!    the retry finds out. The layer never runs a handler again by itself.
 //! 5. An event that this process is running already is in flight without asking the store.
+//! 6. [`DedupTx::done`] sets a mark, and counts only once that is surely there. Where the handler
+//!    fails, what it wrote after its last mark is rolled back, the rest is committed with the keys
+//!    that it has marked by then, and the other keys are free. Of a call that was cut off, the
+//!    database tells whether its mark is there. Where there is none, all is rolled back.
 //!
-//! [`Delivery::done`] keeps nothing here: what a failed handler wrote is rolled back, all of it.
+//! # Why not a savepoint per event?
+//!
+//! Savepoints of which none ever ends are one more level each, and a mark need not be undone by
+//! itself: there is one at a time, and the next takes its place.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use http::Extensions;
 use sqlx::Database;
 
 use super::call::bounded;
-use super::fold::{Answer, fold, plan};
+use super::fold::{Answer, fold, identities, plan};
 use super::pending::{Pending, StillPending};
-use super::recall::{Recaller, Recalls, Replays, look_ahead, recall};
+use super::recall::{Recaller, Recalls, Replays, doubt, look_ahead, recall};
 use super::{Begin, BeginContext, Claim, Ledger, Outcome};
 use crate::adapter::{OpenTransaction, Recall, Receipt, TransactionAdapter};
 use crate::delivery::Delivery;
@@ -107,12 +115,7 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
             })
             .collect();
         if several {
-            // Complete since we looked: the retry will find what is kept with it.
-            for (key, answer) in flat.iter().zip(&mut answers) {
-                if matches!(answer, Answer::Duplicate(_)) && !before.contains_key(key) {
-                    *answer = Answer::InFlight;
-                }
-            }
+            doubt(&flat, &mut answers, &before);
         }
         let here = |key: &DedupKey| before.get(key).cloned();
         let response = recall(context, &elements, &flat, &mut answers, here).await?;
@@ -139,22 +142,17 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
         held.extend(keep);
         held.sort_unstable();
         let held: Arc<[DedupKey]> = held.into();
-        let delivery = Delivery::new(folded.new, folded.attempt, folded.takeover);
+        let delivery = Delivery::transactional(folded.new, folded.attempt, folded.takeover);
         if folded.takeover
             && let Some(key) = delivery.key()
         {
             observe::takeover(key, folded.attempt);
         }
-        let claim = TransactionClaim {
-            slot: inner.slot(transaction, bound),
-            adapter: Arc::clone(&inner.adapter),
-            delivery,
-            _running: inner.running.add(Arc::clone(&held)),
-            keys: held,
-            receipt,
-            store_timeout: bound,
-        };
-        Ok(Begin::first(claim, others))
+        let running = inner.running.add(Arc::clone(&held));
+        let adapter = Arc::clone(&inner.adapter);
+        let terms = Arc::new(Terms { adapter, delivery, keys: held, receipt, bound });
+        let slot = terms.slot(transaction);
+        Ok(Begin::first(TransactionClaim { terms, slot, _running: running }, others))
     }
 
     fn background(&self) -> usize {
@@ -172,44 +170,143 @@ impl<A: TransactionAdapter + Recall> Recalls for TransactionLedger<A> {
 
 impl<A: TransactionAdapter + Recall> Replays for TransactionLedger<A> {}
 
-impl<A: TransactionAdapter> Inner<A> {
-    /// A slot whose transaction is rolled back, in a task of its own, should it be dropped.
-    fn slot(
-        &self,
-        transaction: OpenTransaction<A::Database>,
-        bound: Duration,
-    ) -> Arc<Slot<A::Database>> {
-        let adapter = Arc::clone(&self.adapter);
+/// What a delivery's transaction ends by.
+struct Terms<A> {
+    adapter: Arc<A>,
+    delivery: Delivery,
+    keys: Arc<[DedupKey]>,
+    receipt: Receipt,
+    bound: Duration,
+}
+
+impl<A: TransactionAdapter> Terms<A> {
+    /// A slot whose transaction is ended, in a task of its own, should it be dropped.
+    fn slot(self: &Arc<Self>, transaction: OpenTransaction<A::Database>) -> Arc<Slot<A::Database>> {
+        let terms = Arc::clone(self);
         let runtime = tokio::runtime::Handle::current();
-        let abandon = move |transaction| {
-            let adapter = Arc::clone(&adapter);
+        let abandon = move |transaction, marks| {
+            let terms = Arc::clone(&terms);
             // Whoever lets go may be a thread without a runtime, where sqlx's own drop panics. One
             // that has ended drops the task, and its connection, right here.
             let _entered = runtime.enter();
             runtime.spawn(async move {
-                let rollback = Box::pin(adapter.rollback(transaction));
-                let _ = bounded("rollback", bound, rollback).await;
+                let _ = terms.rollback(transaction, &marks).await;
             });
         };
-        Arc::new(Slot { state: Mutex::new(State::Here(transaction)), abandon: Box::new(abandon) })
+        Arc::new(Slot {
+            state: Mutex::new(State::Here(transaction)),
+            marks: Mutex::default(),
+            delivery: self.delivery.clone(),
+            mark: self.mark(),
+            abandon: Box::new(abandon),
+        })
+    }
+
+    fn mark(&self) -> Box<SetMark<A::Database>> {
+        let (adapter, bound) = (Arc::clone(&self.adapter), self.bound);
+        Box::new(move |transaction, mark, instead_of| {
+            let adapter = Arc::clone(&adapter);
+            Box::pin(async move {
+                let set = Box::pin(adapter.mark(transaction, mark, instead_of));
+                bounded("mark", bound, set).await
+            })
+        })
+    }
+
+    async fn commit(
+        &self,
+        mut transaction: OpenTransaction<A::Database>,
+        marks: &Marks,
+        outcome: &Outcome,
+    ) -> Result<(), Error> {
+        if marks.asked > 0 {
+            // A transaction that the handler has broken says so here, while what it has marked can
+            // still be kept.
+            let sound = self.adapter.mark(&mut transaction, marks.asked + 1, None);
+            if let Err(error) = sound.await {
+                if let Err(error) = self.keep_marked(transaction, marks).await {
+                    observe::not_kept(self.delivery.key(), &error);
+                }
+                return Err(error);
+            }
+        }
+        let receipt = outcome.completes(self.receipt.clone());
+        self.adapter.commit(transaction, &self.keys, &receipt).await
+    }
+
+    async fn rollback(
+        &self,
+        transaction: OpenTransaction<A::Database>,
+        marks: &Marks,
+    ) -> Result<(), Error> {
+        let ended = Box::pin(self.keep_marked(transaction, marks));
+        let ended = bounded("rollback", self.bound, ended).await;
+        if let (Err(error), true) = (&ended, marks.asked > 0) {
+            observe::not_kept(self.delivery.key(), error);
+        }
+        ended
+    }
+
+    /// Rolls back what is not marked as done, and commits the rest; if nothing is, rolls back.
+    async fn keep_marked(
+        &self,
+        mut transaction: OpenTransaction<A::Database>,
+        marks: &Marks,
+    ) -> Result<(), Error> {
+        let (done, rest) = match self.back_to_a_mark(&mut transaction, marks).await {
+            Ok(Some(mark)) => self.keys_by(mark, marks),
+            Ok(None) => return self.adapter.rollback(transaction).await,
+            Err(error) => {
+                let _ = self.adapter.rollback(transaction).await;
+                return Err(error);
+            }
+        };
+        let given = match &*rest {
+            [] => Ok(()),
+            rest => self.adapter.give_back(&mut transaction, rest, &self.receipt).await,
+        };
+        if let Err(error) = given {
+            let _ = self.adapter.rollback(transaction).await;
+            return Err(error);
+        }
+        self.adapter.commit(transaction, &done, &self.receipt).await
+    }
+
+    /// The last mark that is there.
+    async fn back_to_a_mark(
+        &self,
+        transaction: &mut OpenTransaction<A::Database>,
+        marks: &Marks,
+    ) -> Result<Option<u32>, Error> {
+        for mark in (marks.set.max(1)..=marks.asked).rev() {
+            if self.adapter.roll_back_to(transaction, mark).await? {
+                return Ok(Some(mark));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The keys to complete with this mark, with all identities of their events, and the others.
+    fn keys_by(&self, mark: u32, marks: &Marks) -> (Vec<DedupKey>, Vec<DedupKey>) {
+        let done: HashSet<&DedupKey> = marks.keys_by(mark).collect();
+        let undone = self.delivery.elements().iter().filter(|event| !done.contains(event.key()));
+        let rest = identities(undone);
+        let done = self.keys.iter().filter(|key| rest.binary_search(key).is_err());
+        (done.cloned().collect(), rest)
     }
 }
 
 /// A delivery whose keys are claimed in a transaction.
 pub struct TransactionClaim<A: TransactionAdapter> {
-    adapter: Arc<A>,
+    terms: Arc<Terms<A>>,
     slot: Arc<Slot<A::Database>>,
-    delivery: Delivery,
-    keys: Arc<[DedupKey]>,
-    receipt: Receipt,
-    store_timeout: Duration,
     /// To the end: a twin that finds the key free has to find the row too.
     _running: StillPending,
 }
 
 impl<A: TransactionAdapter> Claim for TransactionClaim<A> {
     fn delivery(&self) -> &Delivery {
-        &self.delivery
+        &self.terms.delivery
     }
 
     fn attach(&self, extensions: &mut Extensions) {
@@ -217,44 +314,88 @@ impl<A: TransactionAdapter> Claim for TransactionClaim<A> {
     }
 
     async fn commit(self, outcome: &Outcome) -> Result<(), Error> {
-        let Some(transaction) = self.slot.close() else {
+        let Some((transaction, marks)) = self.slot.close() else {
             return Err(Error::new(
                 ErrorKind::Transaction,
                 "committing: the handler has kept its transaction",
             ));
         };
-        let receipt = outcome.completes(self.receipt.clone());
-        let commit = Box::pin(self.adapter.commit(transaction, &self.keys, &receipt));
-        bounded("commit", self.store_timeout, commit).await
+        let commit = Box::pin(self.terms.commit(transaction, &marks, outcome));
+        bounded("commit", self.terms.bound, commit).await
     }
 
     async fn rollback(self) -> Result<(), Error> {
         // What somebody has kept is rolled back when they let go.
-        let Some(transaction) = self.slot.close() else { return Ok(()) };
-        let rollback = Box::pin(self.adapter.rollback(transaction));
-        bounded("rollback", self.store_timeout, rollback).await
+        let Some((transaction, marks)) = self.slot.close() else { return Ok(()) };
+        self.terms.rollback(transaction, &marks).await
     }
 }
 
 impl<A: TransactionAdapter> Drop for TransactionClaim<A> {
     fn drop(&mut self) {
-        if let Some(transaction) = self.slot.close() {
-            (self.slot.abandon)(transaction);
+        if let Some((transaction, marks)) = self.slot.close() {
+            (self.slot.abandon)(transaction, marks);
         }
     }
 }
 
 impl<A: TransactionAdapter> fmt::Debug for TransactionClaim<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransactionClaim").field("delivery", &self.delivery).finish_non_exhaustive()
+        f.debug_struct("TransactionClaim")
+            .field("delivery", &self.terms.delivery)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a handler has marked as done.
+#[derive(Default)]
+struct Marks {
+    /// Each with the mark that keeps it.
+    keys: Vec<(DedupKey, u32)>,
+    /// The last mark that was asked for.
+    asked: u32,
+    /// The last one that is surely there; 0 is none.
+    set: u32,
+}
+
+impl Marks {
+    /// The next mark, which is to keep this key too, and the one that it takes the place of. After
+    /// one that may be there or not, it is set above both: to release what is not there aborts.
+    fn ask(&mut self, key: &DedupKey) -> (u32, Option<u32>) {
+        let last = (self.set == self.asked && self.set > 0).then_some(self.set);
+        self.asked += 1;
+        self.keys.push((key.clone(), self.asked));
+        (self.asked, last)
+    }
+
+    fn answered(&mut self, mark: u32, answer: &Result<(), Error>) {
+        match answer {
+            Ok(()) => self.set = mark,
+            Err(error) if error.kind() == ErrorKind::Transaction => {
+                self.asked = mark - 1;
+                self.keys.retain(|(_, by)| *by < mark);
+            }
+            Err(_unknown) => {}
+        }
+    }
+
+    fn keys_by(&self, mark: u32) -> impl Iterator<Item = &DedupKey> {
+        self.keys.iter().filter(move |(_, by)| *by <= mark).map(|(key, _)| key)
     }
 }
 
 /// Where a transaction is while its handler runs.
 struct Slot<DB: Database> {
     state: Mutex<State<DB>>,
-    abandon: Box<dyn Fn(OpenTransaction<DB>) + Send + Sync>,
+    marks: Mutex<Marks>,
+    delivery: Delivery,
+    mark: Box<SetMark<DB>>,
+    abandon: Box<dyn Fn(OpenTransaction<DB>, Marks) + Send + Sync>,
 }
+
+type SetMark<DB> = dyn for<'t> Fn(&'t mut OpenTransaction<DB>, u32, Option<u32>) -> BoxFuture<'t, Result<(), Error>>
+    + Send
+    + Sync;
 
 enum State<DB: Database> {
     Here(OpenTransaction<DB>),
@@ -265,15 +406,15 @@ enum State<DB: Database> {
 
 impl<DB: Database> Slot<DB> {
     /// Ends the lending; `None` if the transaction is not here.
-    fn close(&self) -> Option<OpenTransaction<DB>> {
-        match std::mem::replace(&mut *self.lock(), State::Closed) {
-            State::Here(transaction) => Some(transaction),
+    fn close(&self) -> Option<(OpenTransaction<DB>, Marks)> {
+        match std::mem::replace(&mut *lock(&self.state), State::Closed) {
+            State::Here(transaction) => Some((transaction, std::mem::take(&mut lock(&self.marks)))),
             State::Lent | State::Closed => None,
         }
     }
 
     fn lend(&self) -> Result<OpenTransaction<DB>, TxUnavailable> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, State::Lent) {
             State::Here(transaction) => Ok(transaction),
             State::Lent => Err(TxUnavailable::Lent),
@@ -285,18 +426,23 @@ impl<DB: Database> Slot<DB> {
     }
 
     fn take_back(&self, transaction: OpenTransaction<DB>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let State::Lent = *state {
             *state = State::Here(transaction);
         } else {
             drop(state);
-            (self.abandon)(transaction);
+            // All of it, for its delivery has ended otherwise.
+            (self.abandon)(transaction, Marks::default());
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<DB>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn is_closed(&self) -> bool {
+        matches!(*lock(&self.state), State::Closed)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Lends the delivery's transaction; in the request's extensions under
@@ -353,11 +499,49 @@ impl<DB: Database> fmt::Debug for TxHandle<DB> {
 /// rolled back.
 ///
 /// `COMMIT` and `ROLLBACK` are the layer's. A savepoint is yours:
-/// [`begin`](sqlx::Connection::begin) makes one.
+/// [`begin`](sqlx::Connection::begin) makes one. In a batch, [`done`](Self::done) keeps an event
+/// whatever becomes of the others.
 pub struct DedupTx<DB: Database> {
     /// Taken when dropped.
     transaction: Option<OpenTransaction<DB>>,
     slot: Arc<Slot<DB>>,
+}
+
+impl<DB: Database> DedupTx<DB> {
+    /// Marks one event of a batch as finished: **all** that was written in this transaction so far
+    /// is committed with its key, even if the handler then fails, and the retry skips it. Answers
+    /// whether it is an event of this delivery that is to run.
+    ///
+    /// Nothing of it is durable before the delivery has ended: a process that dies takes it along,
+    /// and the retry runs everything.
+    ///
+    /// Roll back first what an event that has failed wrote: let each run under a savepoint of
+    /// [`begin`](sqlx::Connection::begin). [The guide](crate::guide::transactions#batches) shows it.
+    ///
+    /// # Errors
+    ///
+    /// The database has not answered in time, or has refused since the transaction is broken, or
+    /// the delivery has ended. The handler should fail: what it has marked before is kept.
+    ///
+    /// # Cancel safety
+    ///
+    /// The event counts as done if the mark was set by then, or with the next one that is.
+    pub async fn done(&mut self, key: &DedupKey) -> Result<bool, Error> {
+        let slot = &self.slot;
+        if !slot.delivery.runs(key) {
+            return Ok(false);
+        }
+        let Some(transaction) = &mut self.transaction else { return Ok(false) };
+        if slot.is_closed() {
+            return Err(Error::new(ErrorKind::Transaction, "marking: the delivery has ended"));
+        }
+        let (mark, instead_of) = lock(&slot.marks).ask(key);
+        let answer = (slot.mark)(transaction, mark, instead_of).await;
+        lock(&slot.marks).answered(mark, &answer);
+        answer?;
+        slot.delivery.marked().insert(key.clone());
+        Ok(true)
+    }
 }
 
 impl<DB: Database> Deref for DedupTx<DB> {

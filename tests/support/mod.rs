@@ -7,10 +7,12 @@ pub(crate) mod postgres;
 pub(crate) mod proxy;
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -184,6 +186,23 @@ pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
         }
         panic!("what was waited for at {caller} did not happen");
     }
+}
+
+/// Polls a future this often, whenever it is woken, then drops it: at once, or when it is woken
+/// again. Answers what it came to, if it did.
+pub(crate) async fn polled<F: Future>(future: F, times: usize, again: bool) -> Option<F::Output> {
+    let (mut future, mut left) = (pin!(future), times);
+    poll_fn(|cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Pending if left == 0 && !again => Poll::Ready(None),
+            poll => poll.map(Some),
+        }
+    })
+    .await
 }
 
 /// What a [`Faulty`] store does with a call.

@@ -61,6 +61,12 @@ impl Proxy {
         *self.trap.lock().unwrap() = Trap { set: Some((spared, cut)), messages: Vec::new() };
     }
 
+    /// How many messages there were since the trap was set, but for those that only ask whether the
+    /// connection is alive (a Sync).
+    pub(crate) fn messages(&self) -> usize {
+        self.trap.lock().unwrap().messages.iter().filter(|message| message[0] != b'S').count()
+    }
+
     /// Takes the trap away, and answers the message that was cut, if one was.
     pub(crate) fn sprung(&self) -> Option<String> {
         let trap = std::mem::take(&mut *self.trap.lock().unwrap());

@@ -214,6 +214,8 @@ const SERIALIZATION_FAILURE: &str = "40001";
 const DEADLOCK_DETECTED: &str = "40P01";
 const IN_FAILED_TRANSACTION: &str = "25P02";
 const READ_ONLY_TRANSACTION: &str = "25006";
+const NO_SUCH_SAVEPOINT: &str = "3B001";
+const NO_ACTIVE_TRANSACTION: &str = "25P01";
 
 /// Whether a statement that ends with this has surely changed nothing: one that the server answers
 /// with an error is rolled back, unless the connection or the server ends with it.
@@ -247,6 +249,11 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
 pub(super) fn has_lost_its_transaction(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
     code.is_some_and(|code| code == IN_FAILED_TRANSACTION || code.starts_with("23"))
+}
+
+/// There is no savepoint of that name, or no transaction that could have one.
+pub(super) fn is_no_savepoint(error: &sqlx::Error) -> bool {
+    has_code(error, &[NO_SUCH_SAVEPOINT, NO_ACTIVE_TRANSACTION])
 }
 
 /// The connection is gone, as all of a pool's are after the server was restarted.

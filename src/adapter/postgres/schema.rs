@@ -476,9 +476,15 @@ impl Statements {
                 seize: seize_within(FREE, &record_set(LOST)).into(),
                 keeps: false,
             },
+            // As a rollback would leave them: what this claim has made goes, and what it has taken
+            // is one attempt younger; who takes over from a lapsed lease next is told so again.
             give_back: format!(
-                "UPDATE {table} SET token = NULL, lease_until = NULL \
-                 WHERE key = ANY ($1) AND token = $2 AND completed_at IS NULL"
+                "WITH made AS (DELETE FROM {table} WHERE key = ANY ($1) AND token = $2 \
+                 AND completed_at IS NULL AND attempts = 1) \
+                 UPDATE {table} SET attempts = attempts - 1, \
+                 token = CASE WHEN takeover THEN token END, \
+                 lease_until = CASE WHEN takeover THEN {NOW} END \
+                 WHERE key = ANY ($1) AND token = $2 AND completed_at IS NULL AND attempts > 1"
             )
             .into(),
             // Of the transaction that claimed. A row that is written under a savepoint bears that

@@ -10,6 +10,8 @@
 //!    which asks whether this is the transaction that claimed: an aborted one answers an error,
 //!    another one no row. COMMIT alone tells neither: to an aborted transaction the server
 //!    answers ROLLBACK, which sqlx takes for success.
+//! 4. A mark takes the place of the one before it, so that savepoints do not pile up: each is one
+//!    more level that every statement looks through.
 
 use std::time::Duration;
 
@@ -19,10 +21,13 @@ use sqlx::{AssertSqlSafe, Connection, Row};
 
 use super::super::contract::{Claimed, Receipt, Recorded, Token};
 use super::super::sql::{Grant, at, open_places};
-use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
+use super::super::transaction::{
+    OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
+};
 use super::rows::{
-    Columns, KeptColumns, Params, Uuid, advisory_lock, has_lost_its_transaction, is_conflict,
-    is_locked, is_read_only, matched, place, row_key, store_error, stored,
+    Columns, KeptColumns, Params, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
+    is_conflict, is_locked, is_no_savepoint, is_read_only, matched, place, row_key, store_error,
+    stored,
 };
 use super::schema::Take;
 use super::store::{PostgresAdapter, grant};
@@ -75,6 +80,39 @@ impl TransactionAdapter for PostgresAdapter {
             .await
             .map_err(|error| store_error("giving keys back", error))?;
         Ok(())
+    }
+
+    async fn mark(
+        &self,
+        transaction: &mut OpenTransaction<Postgres>,
+        mark: u32,
+        instead_of: Option<u32>,
+    ) -> Result<(), Error> {
+        let set = sqlx::raw_sql(set_mark(mark, instead_of)).execute(transaction.connection());
+        set.await.map(drop).map_err(|error| {
+            let refused = matches!(&error, sqlx::Error::Database(_)) && !is_broken(&error);
+            let error = store_error("marking what is done", error);
+            if refused { error.of_the_transaction() } else { error }
+        })
+    }
+
+    async fn roll_back_to(
+        &self,
+        transaction: &mut OpenTransaction<Postgres>,
+        mark: u32,
+    ) -> Result<bool, Error> {
+        let mut repeats = REPEATS;
+        loop {
+            let back = sqlx::raw_sql(back_to_mark(mark)).execute(transaction.connection());
+            match back.await {
+                Ok(_) => return Ok(true),
+                Err(error) if is_no_savepoint(&error) => return Ok(false),
+                // To a statement that the handler has not waited for: sqlx answers the next one
+                // with its error, and does not send that.
+                Err(sqlx::Error::Database(_)) if repeats > 0 => repeats -= 1,
+                Err(error) => return Err(store_error("rolling back to what is done", error)),
+            }
+        }
     }
 
     async fn commit(

@@ -41,6 +41,7 @@ pub(super) struct Statements {
     pub(super) recall: Arc<str>,
     /// Within a transaction, before `finish`.
     pub(super) keep: Arc<str>,
+    pub(super) give_back: [Arc<str>; 2],
 }
 
 /// The statements that make the schema, for those who run their own migrations.
@@ -206,6 +207,22 @@ impl Statements {
                  WHERE t.namespace = j.value ->> 0 AND t.id = j.value ->> 1 AND t.token = ?2"
             )
             .into(),
+            // As a rollback would leave them: what this claim has made goes, and what it has taken
+            // is one attempt younger; who takes over from a lapsed lease next is told so again.
+            give_back: [
+                format!(
+                    "DELETE FROM {table} WHERE {matching} AND token = ?2 \
+                     AND completed_at IS NULL AND attempts = 1 RETURNING namespace, id"
+                ),
+                format!(
+                    "UPDATE {table} SET attempts = attempts - 1, \
+                     token = CASE WHEN takeover THEN token END, \
+                     lease_until = CASE WHEN takeover THEN {NOW} END \
+                     WHERE {matching} AND token = ?2 AND completed_at IS NULL AND attempts > 1 \
+                     RETURNING namespace, id"
+                ),
+            ]
+            .map(Into::into),
         }
     }
 }

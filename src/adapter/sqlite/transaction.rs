@@ -21,14 +21,16 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::super::contract::{Claimed, Receipt, Recorded, Token};
 use super::super::sql::{Grant, at, open_places};
-use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
+use super::super::transaction::{
+    OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
+};
 use super::rows::{is_refused_commit, kept_json, keys_json, matched, store_error, stored};
 use super::store::SqliteAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 /// How often a transaction is begun anew on another connection.
-const ATTEMPTS: usize = 5;
+const ATTEMPTS: u32 = 8;
 
 /// What goes with a transaction, to its end.
 struct Lent {
@@ -41,6 +43,8 @@ struct Lent {
 struct Hook {
     allows: AtomicBool,
     committed: AtomicBool,
+    /// Whether there was a mark, which may have hidden a savepoint of the handler's.
+    marked: AtomicBool,
 }
 
 impl Hook {
@@ -110,10 +114,42 @@ impl TransactionAdapter for SqliteAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<(), Error> {
-        let statement = &self.inner().statements.release;
         let connection = transaction.connection();
-        self.change(connection, "giving keys back", statement, keys, receipt).await?;
+        // What was made first: taken rows are one attempt younger after the second.
+        for statement in &self.inner().statements.give_back {
+            self.change(connection, "giving keys back", statement, keys, receipt).await?;
+        }
         Ok(())
+    }
+
+    async fn mark(
+        &self,
+        transaction: &mut OpenTransaction<Sqlite>,
+        mark: u32,
+        instead_of: Option<u32>,
+    ) -> Result<(), Error> {
+        if let Some(hook) = hook_of(transaction) {
+            hook.marked.store(true, Ordering::SeqCst);
+        }
+        let set = sqlx::raw_sql(set_mark(mark, instead_of)).execute(transaction.connection());
+        set.await.map(drop).map_err(|error| {
+            let refused = matches!(&error, sqlx::Error::Database(_));
+            let error = store_error("marking what is done", error);
+            if refused { error.of_the_transaction() } else { error }
+        })
+    }
+
+    async fn roll_back_to(
+        &self,
+        transaction: &mut OpenTransaction<Sqlite>,
+        mark: u32,
+    ) -> Result<bool, Error> {
+        let back = sqlx::raw_sql(back_to_mark(mark)).execute(transaction.connection());
+        match back.await {
+            Ok(_) => Ok(true),
+            Err(sqlx::Error::Database(_)) => Ok(false),
+            Err(error) => Err(store_error("rolling back to what is done", error)),
+        }
     }
 
     async fn commit(
@@ -138,8 +174,9 @@ impl TransactionAdapter for SqliteAdapter {
         let connection = transaction.connection();
         let finished = self.change(connection, CONTEXT, statement, keys, receipt).await;
         let ours = matches!(&finished, Ok(finished) if *finished == keys.len());
-        let leaked = ours && leaks_a_savepoint(transaction.connection()).await;
         let hook = hook_of(&transaction);
+        let marked = hook.as_ref().is_some_and(|hook| hook.marked.load(Ordering::SeqCst));
+        let leaked = ours && leaks_a_savepoint(transaction.connection(), marked).await;
         let (true, false, Some(hook)) = (ours, leaked, hook) else {
             if leaked {
                 // sqlx would end the savepoint, and leave the transaction open. What it believes
@@ -238,6 +275,8 @@ impl SqliteAdapter {
             attempts += 1;
             match OpenTransaction::begin(writer, Some("BEGIN IMMEDIATE")).await {
                 Err(sqlx::Error::InvalidSavePointStatement) if attempts < ATTEMPTS => {
+                    // It may still be on its way back to the pool.
+                    tokio::time::sleep(Duration::from_millis(1 << attempts)).await;
                     close_stuck(writer).await;
                 }
                 begun => break begun.map_err(|error| store_error(CONTEXT, error))?,
@@ -314,8 +353,6 @@ impl SqliteAdapter {
 /// Closes the idle connections that sqlx believes to be in a transaction, which nobody holds: one
 /// that was taken from it behind its back, and after which it was dropped.
 async fn close_stuck(pool: &SqlitePool) {
-    // It may still be on its way back to the pool.
-    tokio::task::yield_now().await;
     let mut sound = Vec::new();
     while let Some(connection) = pool.try_acquire() {
         if connection.is_in_transaction() {
@@ -330,10 +367,10 @@ async fn close_stuck(pool: &SqlitePool) {
 /// end that one, and not the transaction, and be content.
 ///
 /// Savepoints that were rolled back stay on SQLite's stack; what tells is the name that sqlx gives
-/// to the next one.
-async fn leaks_a_savepoint(connection: &mut SqliteConnection) -> bool {
+/// to the next one. One that was leaked is there, unless a mark has released it.
+async fn leaks_a_savepoint(connection: &mut SqliteConnection, marked: bool) -> bool {
     let first = sqlx::query("RELEASE _sqlx_savepoint_1").execute(&mut *connection).await;
-    if first.is_err() {
+    if first.is_err() && !marked {
         return false;
     }
     let Ok(mut next) = connection.begin().await else { return true };
