@@ -8,9 +8,13 @@ use std::time::Duration;
 use http::{Request, StatusCode};
 use support::{Body, Handler, dedup_key, result, send};
 use tower::Layer;
-use tower_dedup::adapter::{EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Token};
+use tower_dedup::adapter::{
+    DedupAdapter, EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Recorded, Released,
+    Token,
+};
 use tower_dedup::key::{self, DedupKey, Element, Extracted, KeyExtractor, Keys};
-use tower_dedup::{DedupLayer, Delivery, OnInFlight};
+use tower_dedup::ledger::{ArrivalLedger, Begin, BeginContext, Ledger};
+use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
 
 fn memory() -> Arc<MemoryAdapter> {
     Arc::new(MemoryAdapter::new())
@@ -238,4 +242,100 @@ async fn second_identities_of_closures() {
     send(&service, keys("evt_1")).await;
     assert!(handler.last().elements()[0].second_identity().is_some());
     assert_eq!(result(&send(&service, keys("evt_1")).await), Some("duplicate"));
+}
+
+/// A store that holds its answers back.
+struct Gated {
+    inner: MemoryAdapter,
+    records: Gate,
+    unrecords: Gate,
+}
+
+/// How many answers may leave.
+struct Gate(tokio::sync::Semaphore);
+
+impl Gate {
+    fn open() -> Self {
+        Self(tokio::sync::Semaphore::new(1_000))
+    }
+
+    /// From now on, as many as are let.
+    fn shut(&self) {
+        self.0.forget_permits(usize::MAX);
+    }
+
+    fn let_pass(&self, answers: usize) {
+        self.0.add_permits(answers);
+    }
+
+    async fn pass(&self) {
+        self.0.acquire().await.unwrap().forget();
+    }
+}
+
+impl DedupAdapter for Gated {
+    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
+        let answers = self.inner.record(keys, receipt).await;
+        self.records.pass().await;
+        answers
+    }
+
+    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        self.unrecords.pass().await;
+        self.inner.unrecord(keys, receipt).await
+    }
+}
+
+/// On arrival, an event whose other identity runs elsewhere is recorded and given back. Whoever
+/// meets that record must not take the event for handled, whenever it looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
+    for given_back_in_between in [true, false] {
+        let (inner, records, unrecords) = (MemoryAdapter::new(), Gate::open(), Gate::open());
+        let store = Arc::new(Gated { inner, records, unrecords });
+        let ledger = ArrivalLedger::new(Arc::clone(&store));
+        let (elsewhere, second) = (
+            Receipt::new(Token::random(), Duration::from_secs(60))
+                .with_lease(Duration::from_secs(60)),
+            [DedupKey::new("test.second", "w").unwrap()],
+        );
+        store.inner.claim(&second, &elsewhere).await.unwrap();
+        let event = Element::new(dedup_key("g")).with_second_identity(second[0].clone());
+        let minute = Duration::from_secs(60);
+        let begin = || {
+            let (ledger, keys) = (ledger.clone(), Keys::from(event.clone()));
+            tokio::spawn(async move {
+                ledger.begin(&keys, &BeginContext::new(minute, minute, minute)).await.unwrap()
+            })
+        };
+        store.records.shut();
+        store.unrecords.shut();
+        let first = begin();
+        while store.inner.count().await.unwrap() < 2 {
+            tokio::task::yield_now().await;
+        }
+        store.inner.release(&second, &elsewhere).await.unwrap();
+        if given_back_in_between {
+            store.records.let_pass(1);
+            assert!(matches!(first.await.unwrap(), Begin::InFlight));
+            // It has met the record, and hears of it when that is undone.
+            let twin = begin();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            store.unrecords.let_pass(1_000);
+            support::until(|| ledger.background() == 0).await;
+            store.records.let_pass(1_000);
+            assert!(matches!(twin.await.unwrap(), Begin::InFlight));
+        } else {
+            // It hears of the record before the one who made it does.
+            let twin = begin();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            store.records.let_pass(1);
+            store.unrecords.let_pass(1_000);
+            store.records.let_pass(1_000);
+            assert!(matches!(twin.await.unwrap(), Begin::InFlight));
+            assert!(matches!(first.await.unwrap(), Begin::InFlight));
+        }
+        ledger.drain().await;
+        assert!(matches!(begin().await.unwrap(), Begin::First { .. }));
+    }
 }

@@ -25,7 +25,7 @@ use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
 use crate::adapter::{DedupAdapter, Recall, Receipt, Recorded};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::key::{DedupKey, Keys};
+use crate::key::{DedupKey, Element, Keys};
 use crate::observe;
 use crate::policy::OnUnavailable;
 
@@ -47,6 +47,9 @@ struct Inner<A> {
     adapter: Arc<A>,
     /// Recorded perhaps, by deliveries that were told 503.
     undoing: Arc<Pending>,
+    /// Being recorded, of events with two identities: what is granted of one is given back if the
+    /// other runs elsewhere.
+    recording: Arc<Pending>,
     background: Background,
 }
 
@@ -57,6 +60,7 @@ impl<A> ArrivalLedger<A> {
         Self(Arc::new(Inner {
             adapter: Arc::new(adapter),
             undoing: Arc::default(),
+            recording: Arc::default(),
             background: Background::new(MOST_UNDOINGS),
         }))
     }
@@ -96,6 +100,10 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let Some(room) = inner.background.reserve() else {
             return Err(Error::new(ErrorKind::Unavailable, "reserving room to undo a record"));
         };
+        let undone = inner.undoing.removals();
+        let twofold = flat.len() > elements.len();
+        // To the end, where what is to be undone is pending in its turn.
+        let _recording = twofold.then(|| inner.recording.add(flat.clone().into()));
         let call = Box::pin(async { inner.adapter.record(&flat, &receipt).await });
         let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
             Ok(recorded) => recorded,
@@ -116,11 +124,15 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
             .iter()
             .zip(recorded)
             .map(|(key, answer)| match answer {
-                // Perhaps by the very record that is being undone, which nobody ran.
-                Recorded::Duplicate(_) if inner.undoing.contains(key) => Answer::InFlight,
+                // Perhaps by a record that is being undone, or was when the store answered, which
+                // nobody ran.
+                Recorded::Duplicate(_) if inner.may_be_undone(key, undone) => Answer::InFlight,
                 answer => answer.into(),
             })
             .collect();
+        if twofold {
+            inner.doubt_halves(&elements, &flat, &mut answers);
+        }
         let (room, response) = if context.recaller.is_some() {
             let granted = granted(&flat, &answers);
             let granted = Granted { inner, room: Some(room), keys: granted, context };
@@ -184,6 +196,30 @@ impl<A: DedupAdapter> Inner<A> {
         let work =
             Work { operation: "record", key: first, bound: UNDO_BOUND, patience: UNDO_BOUND };
         self.background.repeat_with(room, work, attempt, ());
+    }
+
+    /// Whether a record of this key is being undone, or something was since `undone` was read.
+    fn may_be_undone(&self, key: &DedupKey, undone: usize) -> bool {
+        self.undoing.contains(key) || self.undoing.removals() != undone
+    }
+
+    /// Of an event that is a duplicate under one identity only: another delivery that is being
+    /// recorded may have been granted that one, and give it back. It is in flight.
+    fn doubt_halves(&self, elements: &[Element], flat: &[DedupKey], answers: &mut [Answer]) {
+        for element in elements.iter().filter(|element| element.second_identity().is_some()) {
+            let places: Vec<usize> =
+                element.identities().filter_map(|key| flat.binary_search(key).ok()).collect();
+            let is_duplicate = |place: &usize| matches!(answers[*place], Answer::Duplicate(_));
+            if places.iter().all(is_duplicate) {
+                continue;
+            }
+            let doubtful: Vec<usize> = places.into_iter().filter(is_duplicate).collect();
+            for place in doubtful {
+                if self.recording.is_shared(&flat[place]) {
+                    answers[place] = Answer::InFlight;
+                }
+            }
+        }
     }
 
     /// Undoes a record; until it has, this process takes the keys for in flight.

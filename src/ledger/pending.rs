@@ -12,6 +12,8 @@ pub(super) struct Pending {
     keys: Mutex<HashMap<DedupKey, Held>>,
     /// How many there are, so that nobody locks for nothing.
     count: AtomicUsize,
+    /// How often some were taken out.
+    removals: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -36,6 +38,17 @@ impl Pending {
 
     pub(super) fn contains(&self, key: &DedupKey) -> bool {
         !self.is_empty() && self.lock().contains_key(key)
+    }
+
+    /// Whether somebody else has added a key that the caller has added too.
+    pub(super) fn is_shared(&self, key: &DedupKey) -> bool {
+        self.lock().get(key).is_some_and(|held| held.times > 1)
+    }
+
+    /// Changes whenever keys are taken out: whoever finds it unchanged, and a key not there, knows
+    /// that it was not there in between.
+    pub(super) fn removals(&self) -> usize {
+        self.removals.load(Ordering::Acquire)
     }
 
     /// What will be kept with a key that is pending.
@@ -93,5 +106,6 @@ impl Drop for StillPending {
             }
         }
         self.pending.count.store(set.len(), Ordering::Release);
+        self.pending.removals.fetch_add(1, Ordering::AcqRel);
     }
 }
