@@ -2,11 +2,12 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::{Request, StatusCode};
 use support::{Body, Handler, dedup_key, result, send};
+use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_dedup::adapter::{
     DedupAdapter, EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Recorded, Released,
@@ -245,31 +246,32 @@ async fn second_identities_of_closures() {
 }
 
 /// A store that holds its answers back.
+#[derive(Default)]
 struct Gated {
     inner: MemoryAdapter,
     records: Gate,
     unrecords: Gate,
 }
 
-/// How many answers may leave.
-struct Gate(tokio::sync::Semaphore);
+/// Holds calls, in the order in which they came, until each is let pass.
+#[derive(Default)]
+struct Gate(Mutex<Vec<Arc<Semaphore>>>);
 
 impl Gate {
-    fn open() -> Self {
-        Self(tokio::sync::Semaphore::new(1_000))
-    }
-
-    /// From now on, as many as are let.
-    fn shut(&self) {
-        self.0.forget_permits(usize::MAX);
-    }
-
-    fn let_pass(&self, answers: usize) {
-        self.0.add_permits(answers);
-    }
-
     async fn pass(&self) {
-        self.0.acquire().await.unwrap().forget();
+        let mine = Arc::new(Semaphore::new(0));
+        self.0.lock().unwrap().push(Arc::clone(&mine));
+        mine.acquire().await.unwrap().forget();
+    }
+
+    /// Waits for this call, and lets it pass.
+    async fn open(&self, call: usize) {
+        self.came(call).await;
+        self.0.lock().unwrap()[call].add_permits(1);
+    }
+
+    async fn came(&self, call: usize) {
+        support::until(|| self.0.lock().unwrap().len() > call).await;
     }
 }
 
@@ -288,54 +290,56 @@ impl DedupAdapter for Gated {
 
 /// On arrival, an event whose other identity runs elsewhere is recorded and given back. Whoever
 /// meets that record must not take the event for handled, whenever it looks.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
     for given_back_in_between in [true, false] {
-        let (inner, records, unrecords) = (MemoryAdapter::new(), Gate::open(), Gate::open());
-        let store = Arc::new(Gated { inner, records, unrecords });
+        let store = Arc::new(Gated::default());
         let ledger = ArrivalLedger::new(Arc::clone(&store));
-        let (elsewhere, second) = (
-            Receipt::new(Token::random(), Duration::from_secs(60))
-                .with_lease(Duration::from_secs(60)),
-            [DedupKey::new("test.second", "w").unwrap()],
-        );
+        let minute = Duration::from_secs(60);
+        let elsewhere = Receipt::new(Token::random(), minute).with_lease(minute);
+        let second = [DedupKey::new("test.second", "w").unwrap()];
         store.inner.claim(&second, &elsewhere).await.unwrap();
         let event = Element::new(dedup_key("g")).with_second_identity(second[0].clone());
-        let minute = Duration::from_secs(60);
         let begin = || {
             let (ledger, keys) = (ledger.clone(), Keys::from(event.clone()));
             tokio::spawn(async move {
                 ledger.begin(&keys, &BeginContext::new(minute, minute, minute)).await.unwrap()
             })
         };
-        store.records.shut();
-        store.unrecords.shut();
         let first = begin();
-        while store.inner.count().await.unwrap() < 2 {
-            tokio::task::yield_now().await;
-        }
+        store.records.came(0).await;
         store.inner.release(&second, &elsewhere).await.unwrap();
         if given_back_in_between {
-            store.records.let_pass(1);
+            store.records.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
             // It has met the record, and hears of it when that is undone.
             let twin = begin();
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            store.unrecords.let_pass(1_000);
+            store.records.came(1).await;
+            store.unrecords.open(0).await;
             support::until(|| ledger.background() == 0).await;
-            store.records.let_pass(1_000);
+            store.records.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
         } else {
-            // It hears of the record before the one who made it does.
+            // It hears of the record before the one who has made it does.
             let twin = begin();
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            store.records.let_pass(1);
-            store.unrecords.let_pass(1_000);
-            store.records.let_pass(1_000);
+            store.records.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
+            store.records.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
+            store.unrecords.open(0).await;
         }
+        // The twin has given the other identity back as well.
+        store.unrecords.open(1).await;
         ledger.drain().await;
-        assert!(matches!(begin().await.unwrap(), Begin::First { .. }));
+        let retry = begin();
+        store.records.open(2).await;
+        assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
+        // What is complete under both is a duplicate, however many ask at once.
+        let [one, other] = [begin(), begin()];
+        store.records.came(4).await;
+        store.records.open(3).await;
+        assert!(matches!(one.await.unwrap(), Begin::Duplicate(_)));
+        store.records.open(4).await;
+        assert!(matches!(other.await.unwrap(), Begin::Duplicate(_)));
     }
 }
