@@ -150,14 +150,22 @@ impl Database {
         self.count(format!("SELECT count(*) FROM {OURS} AND ({such})")).await
     }
 
-    /// Ends such sessions of the pools, and answers how many.
+    /// Ends such sessions of the pools, and answers how many. One that waits at a gate looks at it
+    /// now and then, and is to be met asleep.
     pub(crate) async fn terminate(&self, such: &str) -> i64 {
         // Chosen first: a WHERE may ask for its conditions in any order.
-        self.count(format!(
+        let terminate = format!(
             "WITH ours AS MATERIALIZED (SELECT pid FROM {OURS} AND ({such})) \
              SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM ours"
-        ))
-        .await
+        );
+        for _ in 0..1_000 {
+            let ended = self.count(terminate.clone()).await;
+            if ended > 0 {
+                return ended;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        0
     }
 
     async fn count(&self, sql: String) -> i64 {
