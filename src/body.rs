@@ -103,7 +103,8 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
                 let rest = read.rest.as_ref().map_or(SizeHint::with_exact(0), |r| r.size_hint());
                 let mut hint = SizeHint::new();
                 hint.set_lower(first.saturating_add(rest.lower()));
-                if let Some(upper) = rest.upper() {
+                // Of a known length, a server would send no trailers.
+                if let (Some(upper), None) = (rest.upper(), &read.trailers) {
                     hint.set_upper(first.saturating_add(upper));
                 }
                 hint
@@ -150,7 +151,11 @@ pub(crate) async fn keep<B: Body<Data = Bytes>>(
                     return Ok(Kept::Not(LONG, body));
                 }
             }
-            Some(Err(frame)) => trailers = frame.into_trailers().ok(),
+            // Nothing comes after them.
+            Some(Err(frame)) => {
+                trailers = frame.into_trailers().ok();
+                break;
+            }
         }
     }
     let all = all.freeze();

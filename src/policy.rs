@@ -143,17 +143,24 @@ impl Replay {
         self.body_limit
     }
 
-    /// Those of `headers` that are kept; `None` if one of them cannot be.
-    pub(crate) fn select(&self, headers: &HeaderMap) -> Option<HeaderMap> {
+    /// Those of `headers` that are kept, or why the response cannot be.
+    pub(crate) fn select(&self, headers: &HeaderMap) -> Result<HeaderMap, &'static str> {
+        let chosen = |name| self.headers.contains(&name);
+        if headers.contains_key(header::CONTENT_ENCODING) && !chosen(header::CONTENT_ENCODING) {
+            // Its bytes say nothing without that header.
+            return Err("its body is encoded");
+        }
         let mut kept = HeaderMap::new();
         for name in &*self.headers {
             for value in headers.get_all(name) {
                 // Stores keep text.
-                std::str::from_utf8(value.as_bytes()).ok()?;
+                if std::str::from_utf8(value.as_bytes()).is_err() {
+                    return Err("one of its headers is not text");
+                }
                 kept.append(name, value.clone());
             }
         }
-        Some(kept)
+        Ok(kept)
     }
 }
 

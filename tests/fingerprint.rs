@@ -16,7 +16,7 @@ use tower_dedup::adapter::{
     EntryState, LeaseAdapter, Maintain, MemoryAdapter, PostgresAdapter, Recall, Receipt, Token,
 };
 use tower_dedup::key::{self, DedupKey, Element, Extracted, KeyExtractor, Keys};
-use tower_dedup::{DedupLayer, OnMismatch, Replay};
+use tower_dedup::{DedupLayer, OnMismatch, Replay, provider};
 
 fn event(id: &str, body: &'static str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Body::from(body)).unwrap()
@@ -91,6 +91,21 @@ async fn elements_of_a_batch_are_compared_one_by_one<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 2);
 }
 
+/// What comes under a known key with somebody else's second identity uses that identity not up: its
+/// own event still runs.
+async fn a_second_identity_under_which_nothing_was_handled_stays_free<S: Setup>(setup: S) {
+    let handler = Handler::default();
+    let keys = by_header().second_identity("body", key::body_digest());
+    let service = DedupLayer::with_ledger(keys, setup.ledger().await).layer(handler.service());
+    assert_eq!(answer!(&service, event("k1", "one")), ran());
+    assert_eq!(answer!(&service, event("k1", "two")), duplicate());
+    assert_eq!(answer!(&service, event("k2", "two")), ran());
+    // The other way round it was handled, under another key.
+    assert_eq!(answer!(&service, event("k3", "one")), duplicate());
+    assert_eq!(answer!(&service, event("k3", "three")), duplicate());
+    assert_eq!(handler.runs(), 2);
+}
+
 on_ledgers!(
     [
         lease_memory = OnMemory,
@@ -105,6 +120,7 @@ on_ledgers!(
     another_payload_is_refused_by_choice,
     another_payload_is_reported_and_acknowledged,
     elements_of_a_batch_are_compared_one_by_one,
+    a_second_identity_under_which_nothing_was_handled_stays_free,
 );
 
 /// One event for every `id=payload` of the body.
@@ -267,6 +283,36 @@ async fn a_transaction_asks_for_no_second_connection() {
     assert_eq!(answer!(&service, words("a=2 b=1 c=1")), refused());
     assert_eq!(answer!(&service, words("c=1")), duplicate());
     assert_eq!(handler.runs(), 3);
+
+    // One event of two identities, of which one is complete.
+    let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
+    let keys = by_header().second_identity("change", key::json("/object"));
+    let service = DedupLayer::transactional(keys, PostgresAdapter::new(pool))
+        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .layer(handler.service());
+    assert_eq!(answer!(&service, event("evt_1", r#"{"object":"in_1","n":1}"#)), ran());
+    assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)), duplicate());
+    assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":3}"#)), refused());
+    assert_eq!(handler.runs(), 4);
+}
+
+/// A sender that counts its attempts in each element: its preset says that they are not compared,
+/// in a batch of one as in any other.
+#[tokio::test]
+async fn elements_without_bytes_of_their_own_are_not_compared() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(provider::HUBSPOT, MemoryAdapter::new())
+        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .layer(handler.service());
+    let batch = |attempt: u32| {
+        let body = format!(
+            r#"[{{"portalId":1,"appId":2,"subscriptionId":3,"eventId":4,"attemptNumber":{attempt}}}]"#
+        );
+        Request::post("/hook").body(Body::from(body)).unwrap()
+    };
+    assert_eq!(answer!(&service, batch(0)), ran());
+    assert_eq!(answer!(&service, batch(1)), duplicate());
+    assert_eq!(handler.runs(), 1);
 }
 
 /// A mismatch that is only reported is answered as any duplicate: with the response that was kept.

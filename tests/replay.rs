@@ -10,19 +10,20 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, ETAG, SET_COOKIE};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, ETAG, SET_COOKIE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use support::ledgers::Setup;
 use support::{Body, Fault, Faulty, Op, by_header, dedup_key, request, result, until};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
-    EntryState, LeaseAdapter, Maintain, MemoryAdapter, Recall, Receipt, Token,
+    Claimed, Completed, DedupAdapter, EntryState, Kept, LeaseAdapter, Maintain, MemoryAdapter,
+    Recall, Receipt, Recorded, Released, Renewed, Token,
 };
 use tower_dedup::key::{DedupKey, Element, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::{LeaseLedger, Replays};
-use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Replay};
+use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Error, Replay};
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
@@ -238,6 +239,8 @@ async fn trailers_reach_the_first_and_are_not_kept() {
         frames(vec![data("abc"), Ok(Frame::trailers(trailers))])
     }));
     let answer = service.clone().oneshot(request("a")).await.unwrap();
+    // Or a server would announce a length, and send no trailers.
+    assert_eq!(http_body::Body::size_hint(answer.body()).exact(), None);
     let collected = answer.into_body().collect().await.unwrap();
     assert_eq!(collected.trailers().unwrap()["x-checksum"], "1");
     assert_eq!(collected.to_bytes(), "abc");
@@ -424,6 +427,97 @@ async fn chosen_headers_are_kept_with_all_their_values_if_they_are_text() {
     let service = layer.layer(respond(b"\xff"));
     service.clone().oneshot(request("b")).await.unwrap();
     assert_eq!(seen(service.oneshot(request("b")).await.unwrap()).await, empty());
+}
+
+/// Its bytes say nothing without the header, which is not kept unless it is named.
+#[tokio::test]
+async fn an_encoded_response_is_kept_with_its_encoding_or_not_at_all() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let inner = tower::service_fn(|_: Request<Body>| async {
+        let response = Response::builder().header(CONTENT_ENCODING, "gzip");
+        Ok::<_, Infallible>(response.body(Body::from("\u{1f}\u{8b}")).unwrap())
+    });
+    let plain = replaying(&adapter, Replay::new()).layer(inner);
+    plain.clone().oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(plain.oneshot(request("a")).await.unwrap()).await, empty());
+    let named = Replay::new().headers([CONTENT_TYPE, CONTENT_ENCODING]).unwrap();
+    let named = replaying(&adapter, named).layer(inner);
+    named.clone().oneshot(request("b")).await.unwrap();
+    let answer = named.oneshot(request("b")).await.unwrap();
+    assert_eq!(answer.headers()[CONTENT_ENCODING], "gzip");
+    assert_eq!(&seen(answer).await.3[..], "\u{1f}\u{8b}".as_bytes());
+}
+
+/// A HEAD's response has no body, and the event's has one.
+#[tokio::test]
+async fn the_response_to_a_head_is_not_kept() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let service = DedupLayer::new(by_header().methods([Method::GET]), Arc::clone(&adapter))
+        .replay(Replay::new())
+        .layer(with_body(|| frames(Vec::new())));
+    let mut head = request("a");
+    *head.method_mut() = Method::HEAD;
+    assert_eq!(seen(service.clone().oneshot(head).await.unwrap()).await.0, 200);
+    let kept = adapter.recall(&[dedup_key("a")]).await.unwrap();
+    assert_eq!(kept, [Some(Kept::default())]);
+}
+
+/// A store in which keys are forgotten as soon as somebody asks what is kept with them.
+struct Forgetful(MemoryAdapter);
+
+impl DedupAdapter for Forgetful {
+    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
+        self.0.record(keys, receipt).await
+    }
+
+    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        self.0.unrecord(keys, receipt).await
+    }
+}
+
+impl LeaseAdapter for Forgetful {
+    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
+        self.0.claim(keys, receipt).await
+    }
+
+    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
+        self.0.renew(keys, receipt).await
+    }
+
+    async fn complete(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<Completed>, Error> {
+        self.0.complete(keys, receipt).await
+    }
+
+    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        self.0.release(keys, receipt).await
+    }
+}
+
+impl Recall for Forgetful {
+    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+        for key in keys {
+            self.0.forget(key).await?;
+        }
+        self.0.recall(keys).await
+    }
+}
+
+/// A key that is gone when its response is asked for is no duplicate: the delivery begins again.
+#[tokio::test]
+async fn a_key_that_is_gone_by_then_is_begun_again() {
+    let handler = Counted::default();
+    let run = handler.clone();
+    let service = DedupLayer::new(by_header(), Forgetful(MemoryAdapter::new()))
+        .replay(Replay::new())
+        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    for body in ["<Response>1</Response>", "<Response>2</Response>"] {
+        assert_eq!(seen(service.clone().oneshot(request("a")).await.unwrap()).await, first(body));
+    }
+    assert_eq!(handler.runs(), 2);
 }
 
 #[test]

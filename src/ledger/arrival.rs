@@ -18,9 +18,9 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::background::{Background, Step, Work};
 use super::call::{outcome_unknown, store_call, undone};
-use super::fold::{Answer, fold, granted, plan};
+use super::fold::{Answer, fold, plan};
 use super::pending::Pending;
-use super::recall::{Recaller, Recalls, recall};
+use super::recall::{Recaller, Recalls, doubt, look_ahead, recall};
 use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
 use crate::adapter::{DedupAdapter, Recall, Receipt, Recorded};
 use crate::delivery::Delivery;
@@ -95,6 +95,7 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let inner = &self.0;
         let receipt = context.receipt();
         let (elements, flat) = plan(keys);
+        let before = look_ahead(context, &flat).await?;
         // Room to undo it, before there is anything to undo: an undoing that is refused is an
         // event lost.
         let Some(room) = inner.background.reserve() else {
@@ -133,16 +134,13 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         if twofold {
             inner.doubt_halves(&elements, &flat, &mut answers);
         }
-        let (room, response) = if context.recaller.is_some() {
-            let granted = granted(&flat, &answers);
-            let granted = Granted { inner, room: Some(room), keys: granted, context };
-            let response = recall(context, &elements, &flat, &mut answers, |_| None).await?;
-            (granted.keep(), response)
-        } else {
-            (Some(room), None)
-        };
+        if context.recaller.is_some() {
+            doubt(&flat, &mut answers, &before);
+        }
+        let here = |key: &DedupKey| before.get(key).cloned();
+        let response = recall(context, &elements, &flat, &mut answers, here).await?;
         let mut folded = fold(elements, &flat, &answers);
-        if let (false, Some(room)) = (folded.give_back.is_empty(), room) {
+        if !folded.give_back.is_empty() {
             let give_back = std::mem::take(&mut folded.give_back);
             inner.undo_behind(room, give_back, receipt, context.store_timeout);
         }
@@ -244,30 +242,6 @@ impl<A: DedupAdapter> Inner<A> {
         let patience = UNDO_PATIENCE.max(bound.saturating_mul(10));
         let work = Work { operation: "unrecord", key: first, bound: UNDO_BOUND, patience };
         self.background.repeat_with(room, work, attempt, until_then);
-    }
-}
-
-/// What was recorded for a delivery that does not run yet: undone if it ends before it does.
-struct Granted<'b, A: DedupAdapter> {
-    inner: &'b Arc<Inner<A>>,
-    room: Option<OwnedSemaphorePermit>,
-    keys: Vec<DedupKey>,
-    context: &'b BeginContext,
-}
-
-impl<A: DedupAdapter> Granted<'_, A> {
-    fn keep(mut self) -> Option<OwnedSemaphorePermit> {
-        self.keys.clear();
-        self.room.take()
-    }
-}
-
-impl<A: DedupAdapter> Drop for Granted<'_, A> {
-    fn drop(&mut self) {
-        if let (Some(room), false) = (self.room.take(), self.keys.is_empty()) {
-            let (keys, context) = (std::mem::take(&mut self.keys), self.context);
-            self.inner.undo_behind(room, keys, context.receipt(), context.store_timeout);
-        }
     }
 }
 

@@ -6,9 +6,10 @@
 //!    them in one order.
 //! 3. An element that shares an identity with an earlier one of the same delivery is a duplicate
 //!    of that one.
-//! 4. What was granted to an element that does not run is given back if the element is in flight,
-//!    and kept as complete if it is a duplicate: the next look-up of either identity then finds
-//!    the same.
+//! 4. What was granted to an element that does not run is given back, except the key of one that is
+//!    a duplicate by its second identity: that event was handled under another key, and is complete
+//!    under this one from now on. The other way round nothing was handled under the second identity:
+//!    somebody else's event may come under it yet.
 //! 5. An element that was handled with another payload is a duplicate, and is told.
 
 use std::collections::HashSet;
@@ -151,7 +152,10 @@ pub(super) fn fold(elements: Vec<Element>, flat: &[DedupKey], answers: &[Answer]
         }
         if let Some(seen) = seen {
             folded.duplicate.get_or_insert(seen);
-            folded.keep.append(&mut granted);
+            let (key, second): (Vec<_>, Vec<_>) =
+                granted.into_iter().partition(|granted| granted == element.key());
+            folded.keep.extend(key);
+            folded.give_back.extend(second);
         } else if in_flight {
             folded.in_flight = true;
             folded.give_back.append(&mut granted);
@@ -192,6 +196,18 @@ mod tests {
         assert!(folded.in_flight && folded.duplicate.is_some());
         assert_eq!(folded.keep, [key("a")]);
         assert_eq!(folded.give_back, [key("d")]);
+    }
+
+    #[test]
+    fn only_a_key_is_kept_and_never_a_second_identity_under_which_nothing_was_handled() {
+        let keys = Keys::new(vec![twin("a", "b"), twin("c", "d")]).unwrap();
+        let (elements, flat) = plan(&keys);
+        let folded = fold(elements, &flat, &[FIRST, DUPLICATE, DUPLICATE, FIRST]);
+        assert_eq!((folded.keep, folded.give_back), (vec![key("a")], vec![key("d")]));
+        let (elements, flat) = plan(&keys);
+        let other = Answer::Mismatch(Seen::new(Duration::ZERO));
+        let folded = fold(elements, &flat, &[FIRST, DUPLICATE, other, FIRST]);
+        assert_eq!((folded.keep, folded.give_back), (vec![key("a")], vec![key("d")]));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Extensions;
+use tokio::time::Instant;
 
 use super::background::{Background, Step, Work};
 use super::call::{outcome_unknown, store_call, undone};
@@ -140,6 +141,7 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
                 _ => Answer::Duplicate(Seen::new(Duration::ZERO)),
             })
             .collect();
+        let granted_at = Instant::now();
         let response = if context.recaller.is_some() {
             let granted = Granted::new(inner, &flat, &answers, context);
             let here = |key: &DedupKey| inner.completing.kept(key);
@@ -150,7 +152,7 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
             None
         };
         let folded = fold(elements, &flat, &answers);
-        let (begin, yields) = inner.begin_with(folded, response, context);
+        let (begin, yields) = inner.begin_with(folded, response, granted_at, context);
         if yields {
             tokio::task::yield_now().await;
         }
@@ -193,6 +195,7 @@ impl<A: LeaseAdapter> Inner<A> {
         self: &Arc<Self>,
         mut folded: Folded,
         response: Option<Arc<StoredResponse>>,
+        granted_at: Instant,
         context: &BeginContext,
     ) -> (Begin<LeaseClaim<A>>, bool) {
         let receipt = context.receipt();
@@ -218,7 +221,8 @@ impl<A: LeaseAdapter> Inner<A> {
         }
         let store_timeout = context.store_timeout;
         let told = delivery.clone();
-        let lease = Lease::new(Arc::clone(&keys), receipt.clone(), store_timeout, told);
+        let lease =
+            Lease::new(Arc::clone(&keys), receipt.clone(), store_timeout, told).granted(granted_at);
         let (kept, yields) = self.renewals.keep(&self.adapter, lease);
         let held = Held { keys, receipt, store_timeout, delivery, kept: Some(kept) };
         (Begin::first(LeaseClaim::new(self, held), others), yields)

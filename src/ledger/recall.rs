@@ -3,14 +3,14 @@
 //! 1. The store is asked for it in a second call, and only about keys that turned out to be
 //!    complete: a layer that neither compares nor replays never makes that call.
 //! 2. A store that does not answer it leaves the delivery unanswered: an empty 200 in the place of
-//!    the handler's response would be a wrong answer.
+//!    the handler's response would be a wrong answer. A key that was complete, and is not any more
+//!    when that is asked, is in flight: the next look finds out.
 //! 3. Payloads are compared for the key of an element, not for its second identity, under which
 //!    another event may have been handled, and only with that of a key that is complete: what was
 //!    begun and not finished has had no effect that could differ.
 //! 4. A response is replayed to a delivery of one event. That of a batch answered for other events
 //!    too.
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -66,10 +66,10 @@ impl fmt::Debug for Recaller {
     }
 }
 
-/// What is kept with those of the keys that are complete, asked before anything is claimed: for a
-/// ledger that holds a connection afterwards. To wait for a second one with the first in hand is
-/// how a pool locks up.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+/// What is kept with those of the keys that are complete, asked before anything is claimed: for
+/// ledgers that must not wait afterwards. With a transaction in hand, to wait for a second
+/// connection is how a pool locks up; and a record that is made and undone again is taken for an
+/// event that was handled by whoever asks in between.
 pub(super) async fn look_ahead(
     context: &BeginContext,
     flat: &[DedupKey],
@@ -81,7 +81,6 @@ pub(super) async fn look_ahead(
 }
 
 /// Takes what is complete since we looked ahead for in flight: the retry finds what is kept with it.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) fn doubt(flat: &[DedupKey], answers: &mut [Answer], known: &HashMap<DedupKey, Kept>) {
     for (key, answer) in flat.iter().zip(answers) {
         if matches!(answer, Answer::Duplicate(_)) && !known.contains_key(key) {
@@ -119,7 +118,11 @@ pub(super) async fn recall(
     let mut response = None;
     let receipt = context.receipt();
     for (place, kept) in complete.into_iter().zip(kept) {
-        let (Some(kept), Answer::Duplicate(seen)) = (kept, answers[place]) else { continue };
+        let Answer::Duplicate(seen) = answers[place] else { continue };
+        let Some(kept) = kept else {
+            answers[place] = Answer::InFlight;
+            continue;
+        };
         let key = &flat[place];
         let asked = receipt.kept_for(key).and_then(|asked| asked.payload_sha256);
         if let (Some(asked), Some(was)) = (asked, kept.payload_sha256)

@@ -61,6 +61,12 @@ impl Lease {
         let due = soon(receipt.lease() / 3);
         Self { keys, receipt, store_timeout, delivery, due, settling: false }
     }
+
+    /// For a lease that was granted earlier than now.
+    pub(super) fn granted(mut self, at: Instant) -> Self {
+        self.due -= at.elapsed().min(self.due - Instant::now());
+        self
+    }
 }
 
 /// Keeps a lease for as long as it lives.

@@ -98,8 +98,8 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
             return Ok(Begin::InFlight);
         }
         let (receipt, bound) = (context.receipt(), context.store_timeout);
-        // Of one event, the answer is either a transaction or what there is to recall.
-        let several = elements.len() > 1 && context.recaller.is_some();
+        // Of one key, the answer is either a transaction or what there is to recall.
+        let several = flat.len() > 1 && context.recaller.is_some();
         let before = if several { look_ahead(context, asked).await? } else { HashMap::new() };
         let open = Box::pin(inner.adapter.open(asked, &receipt));
         let opened = bounded("begin", bound.saturating_add(inner.adapter.patience()), open).await?;

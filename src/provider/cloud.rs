@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::preset::{DAY, Floor, HOUR, Handshake, POST, Preset, Retries, Rule};
 use super::read::{cloud_event, header_is, media_type, value};
-use crate::error::KeyError;
+use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, Found, KeyPart, Reader, RequestRef};
 
 /// Amazon SNS: topic and message, from the signed body.
@@ -50,12 +50,16 @@ fn is_sns_confirmation(request: &RequestRef<'_>) -> bool {
         && !is_raw(request)
 }
 
-/// Whether the body is the publisher's own. Anybody can add the header to a signed envelope, and
-/// would give it an id of his own.
+/// Whether the body is the publisher's own: no JSON, or JSON that surely lacks what a signed
+/// envelope has. Anybody can add the header to an envelope, and break it where that is not signed,
+/// to give it an id of his own.
 fn is_raw(request: &RequestRef<'_>) -> bool {
-    let has = |pointer| value(request, pointer).is_some();
+    let lacks = |pointer| match key::json(pointer).read(request) {
+        Ok(found) => found.is_none(),
+        Err(error) => error.kind() == KeyErrorKind::InvalidJson,
+    };
     header_is(request, "x-amz-sns-rawdelivery", "true")
-        && !(has("/TopicArn") && has("/MessageId") && has("/Signature"))
+        && ["/TopicArn", "/MessageId", "/Signature"].into_iter().any(lacks)
 }
 
 /// Google Cloud Pub/Sub, push: subscription and message.
@@ -93,8 +97,12 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
     key: "each: `topic|id`; in the CloudEvents schema `source|id`",
     rule: Rule::Reader(event_grid),
     handshake: Some(Handshake {
-        words: "header `aeg-event-type: SubscriptionValidation`",
-        is: |request| header_is(request, "aeg-event-type", "SubscriptionValidation"),
+        words: "header `aeg-event-type: SubscriptionValidation` with `/0/data/validationCode` in the \
+                body",
+        is: |request| {
+            header_is(request, "aeg-event-type", "SubscriptionValidation")
+                && value(request, "/0/data/validationCode").is_some()
+        },
     }),
     methods: POST,
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),

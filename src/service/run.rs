@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Request, Response, StatusCode, request};
+use http::{Method, Request, Response, StatusCode, request};
 use http_body::Body;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
@@ -270,6 +270,8 @@ where
 {
     let delivery = claim.delivery().clone();
     facts.attempt = Some((delivery.attempt(), delivery.takeover()));
+    // Whose response has no body, where that to a GET has one.
+    let is_head = job.head.method == Method::HEAD;
     let answer = call(job, &mut claim).await;
     let mut ended = match &answer {
         Ok(Ok(response)) => {
@@ -285,7 +287,7 @@ where
     };
     let mut handled = Handled::new(facts.status.unwrap_or_default());
     let answer = match (answer, &job.shared.config.replay, job.keys.elements()) {
-        (Ok(Ok(response)), Some(replay), [only]) if ended == Outcome::Completed => {
+        (Ok(Ok(response)), Some(replay), [only]) if ended == Outcome::Completed && !is_head => {
             let time = job.shared.config.body_timeout;
             let kept = Box::pin(kept(response, replay, time, only.key()));
             // A body that panics is a handler that does.
@@ -341,12 +343,12 @@ async fn kept<ResBody: Body<Data = Bytes>>(
     let (head, body) = response.into_parts();
     let (body, stored) = match body::keep(body, replay.limit(), time).await.ok()? {
         Kept::Whole(bytes, body) => match replay.select(&head.headers) {
-            Some(headers) => {
+            Ok(headers) => {
                 let stored = StoredResponse::new(head.status, headers, bytes);
                 (body, Some(Arc::new(stored)))
             }
-            None => {
-                observe::response_not_kept(key, "one of its headers is not text");
+            Err(why) => {
+                observe::response_not_kept(key, why);
                 (body, None)
             }
         },

@@ -155,7 +155,7 @@ impl<S, L> Start<S, L> {
         let elements = keys.elements();
         let mut payloads = Vec::with_capacity(elements.len());
         for element in elements {
-            let Some(bytes) = element.payload().or((elements.len() == 1).then_some(body)) else {
+            let Some(bytes) = element.payload().or((!keys.is_batch()).then_some(body)) else {
                 continue;
             };
             if let Some(digest) = part.sha256(&RequestRef::new(&self.head, bytes))? {
