@@ -11,7 +11,16 @@
 //!
 //! A cache may drop an entry whenever it likes. Here a dropped entry is an event that runs twice.
 
+mod clock;
+mod fingerprint;
+mod lock;
+mod order;
+#[cfg(test)]
+mod races;
+mod row;
 mod shard;
+mod slots;
 mod store;
+mod table;
 
 pub use store::{AtCapacity, MemoryAdapter};
