@@ -40,10 +40,11 @@ pub(super) struct Keyed {
 
 impl Keyed {
     pub(super) fn random() -> Self {
-        Self {
-            keys: SipHasher24::new_with_key(&rand::random()),
-            tags: SipHasher13::new_with_key(&rand::random()),
-        }
+        Self::new(rand::random(), rand::random())
+    }
+
+    pub(super) fn new(keys: [u8; 16], tags: [u8; 16]) -> Self {
+        Self { keys: SipHasher24::new_with_key(&keys), tags: SipHasher13::new_with_key(&tags) }
     }
 
     pub(super) fn fingerprint(&self, key: &DedupKey) -> Fingerprint {

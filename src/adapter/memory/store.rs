@@ -9,6 +9,7 @@ use super::super::contract::{
     Released, Renewed,
 };
 use super::super::kept::{Kept, Recall};
+use super::fingerprint::Keyed;
 use super::shard::Shard;
 use super::table::Table;
 use crate::error::Error;
@@ -65,7 +66,7 @@ impl MemoryAdapter {
     /// capacity: the first refusal may come a few per cent early.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { table: Table::with_capacity(capacity) }
+        Self { table: Table::new(capacity, Keyed::random()) }
     }
 
     /// What to do with a new key when the adapter is full: by default, refuse it.

@@ -72,7 +72,7 @@ impl Step<'_> {
 }
 
 impl<L: Lock> Table<L> {
-    pub(super) fn with_capacity(capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize, keyed: Keyed) -> Self {
         let capacity = capacity.max(1);
         let shards =
             (capacity / SHARD_KEYS).clamp(1, LOCKS).max(capacity.div_ceil(MOST_SHARD_KEYS));
@@ -81,7 +81,7 @@ impl<L: Lock> Table<L> {
             shard_capacity: capacity.div_ceil(shards),
             at_capacity: AtCapacity::default(),
             clock: Clock::new(),
-            keyed: Keyed::random(),
+            keyed,
             purge_at: AtomicUsize::new(0),
         }
     }
@@ -374,6 +374,11 @@ impl<L: Lock> Table<L> {
 
     fn lock(&self, of: Fingerprint) -> L::Guard<'_> {
         self.shards[of.shard(self.shards.len())].lock()
+    }
+
+    #[cfg(test)]
+    pub(super) fn shard_of(&self, key: &DedupKey) -> usize {
+        self.keyed.fingerprint(key).shard(self.shards.len())
     }
 
     /// Of every shard how many slots and wide rows are in use or free, and its lanes.
