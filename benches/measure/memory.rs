@@ -4,7 +4,7 @@
 //!    retention of its own, for 1,000,000 keys. Of moka that is the entry API of a cache whose
 //!    entries bring their own time to live; a plain `insert`, which tells nobody who was first, is
 //!    measured as well.
-//! 2. In turn, 10,000 keys at a time, so that a machine whose speed drifts slows both. Making keys,
+//! 2. In turn, 100,000 keys at a time, so that a machine whose speed drifts slows both. Making keys,
 //!    tokens and receipts is part of neither, but happens just before, as it does in a server. Time
 //!    counts from the empty store on, growth included, in one thread; it is that thread's time on a
 //!    processor, so that what else the machine does counts for little.
@@ -28,7 +28,7 @@ use tower_dedup::adapter::{
 };
 
 /// So many of one, then as many of the other.
-const TURN: usize = 10_000;
+const TURN: usize = 100_000;
 /// So many are made before they are recorded.
 const BLOCK: usize = 200;
 const RETENTION: Duration = Duration::from_secs(30 * 86_400);

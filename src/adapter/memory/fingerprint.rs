@@ -3,7 +3,7 @@
 use std::hash::Hasher;
 
 use siphasher::sip::SipHasher13;
-use siphasher::sip128::{Hasher128, SipHasher24};
+use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher128};
 
 use super::super::contract::{Receipt, Token};
 use crate::key::DedupKey;
@@ -34,7 +34,7 @@ impl Fingerprint {
 ///    10²⁷ for a million keys, 1.5 in 10²¹ for a thousand million. The later one would be a
 ///    duplicate of the earlier.
 pub(super) struct Keyed {
-    keys: SipHasher24,
+    keys: SipHasher128,
     tags: SipHasher13,
 }
 
@@ -44,7 +44,7 @@ impl Keyed {
     }
 
     pub(super) fn new(keys: [u8; 16], tags: [u8; 16]) -> Self {
-        Self { keys: SipHasher24::new_with_key(&keys), tags: SipHasher13::new_with_key(&tags) }
+        Self { keys: SipHasher128::new_with_key(&keys), tags: SipHasher13::new_with_key(&tags) }
     }
 
     pub(super) fn fingerprint(&self, key: &DedupKey) -> Fingerprint {

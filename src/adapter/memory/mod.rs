@@ -13,6 +13,7 @@
 
 mod clock;
 mod fingerprint;
+mod index;
 mod lock;
 mod order;
 #[cfg(test)]

@@ -116,3 +116,80 @@ impl Order {
         self.lanes.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Due times and links, by slot.
+    struct Slots(Vec<(u64, Links)>);
+
+    impl Linked for Slots {
+        fn links(&mut self, slot: Slot) -> &mut Links {
+            &mut self.0[usize::from(slot)].1
+        }
+
+        fn due(&self, slot: Slot) -> u64 {
+            self.0[usize::from(slot)].0
+        }
+
+        fn after(&self, slot: Slot) -> Slot {
+            self.0[usize::from(slot)].1.after
+        }
+    }
+
+    impl Slots {
+        fn add(&mut self, due: u64) -> Slot {
+            self.0.push((due, Links { before: NONE, after: NONE }));
+            Slot::try_from(self.0.len() - 1).unwrap()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn slots_come_in_the_order_of_their_due_times(
+            steps in prop::collection::vec((0_u64..20, any::<prop::sample::Index>(), 0..3), 1..100),
+        ) {
+            let (mut order, mut slots) = (Order::default(), Slots(Vec::new()));
+            let mut left: Vec<Slot> = Vec::new();
+            for (due, index, step) in steps {
+                if step == 0 && !left.is_empty() {
+                    let slot = left.swap_remove(index.index(left.len()));
+                    order.remove(&mut slots, slot);
+                } else {
+                    let slot = slots.add(due);
+                    order.insert(&mut slots, slot, due);
+                    left.push(slot);
+                }
+                let found: Vec<Slot> = order.iter(&slots).collect();
+                let dues: Vec<u64> = found.iter().map(|slot| slots.due(*slot)).collect();
+                prop_assert!(dues.is_sorted(), "{:?}", dues);
+                let (mut found, mut expected) = (found, left.clone());
+                found.sort_unstable();
+                expected.sort_unstable();
+                prop_assert_eq!(found, expected);
+                let first = order.next(u64::MAX).map(|slot| slots.due(slot));
+                prop_assert_eq!(first, dues.first().copied());
+                prop_assert_eq!(first.and_then(|due| order.next(due.checked_sub(1)?)), None);
+            }
+            for slot in left {
+                order.remove(&mut slots, slot);
+            }
+            prop_assert_eq!(order.lanes(), 0);
+        }
+    }
+
+    #[test]
+    fn every_retention_in_use_has_a_lane_and_no_more() {
+        let (mut order, mut slots) = (Order::default(), Slots(Vec::new()));
+        for now in 0..1_000 {
+            for retention in [60, 3_600, 86_400] {
+                let slot = slots.add(now + retention);
+                order.insert(&mut slots, slot, now + retention);
+            }
+        }
+        assert_eq!(order.lanes(), 3);
+    }
+}

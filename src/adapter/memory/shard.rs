@@ -1,21 +1,20 @@
 //! One shard of the table: an index by fingerprint, the rows, and in which order they expire.
 
-use hashbrown::HashTable;
-
 use super::fingerprint::Fingerprint;
+use super::index::Index;
 use super::order::{Linked, Order, Slot};
 use super::row::{Row, Standing};
 use super::slots::Slots;
 
 /// A shard is worth its own lock from this many keys on.
 pub(super) const SHARD_KEYS: usize = 1_024;
-/// And is split before it has more: as many as an index of 8,192 places takes, so that it is full
-/// when the shard is, and so that to rebuild it takes a fraction of a millisecond.
-pub(super) const MOST_SHARD_KEYS: usize = 7_168;
+/// And is split before it has more: as many as an index of 8,192 places takes, so that the index is
+/// full when the shard is.
+pub(super) const MOST_SHARD_KEYS: usize = 6_144;
 
 #[derive(Default)]
 pub(super) struct Shard {
-    index: HashTable<Slot>,
+    index: Index,
     slots: Slots,
     order: Order,
 }
@@ -27,8 +26,7 @@ impl Shard {
 
     /// The slot of this key.
     pub(super) fn find(&self, fingerprint: Fingerprint) -> Option<Slot> {
-        let is = |slot: &Slot| self.slots.fingerprint(*slot) == fingerprint;
-        self.index.find(fingerprint.hash(), is).copied()
+        self.index.find(fingerprint.hash(), |slot| self.slots.fingerprint(slot) == fingerprint)
     }
 
     pub(super) fn row(&self, slot: Slot) -> Row {
@@ -39,8 +37,7 @@ impl Shard {
         let due = row.due();
         let slot = self.slots.add(fingerprint, row);
         self.order.insert(&mut self.slots, slot, due);
-        let hash = |slot: &Slot| self.slots.fingerprint(*slot).hash();
-        self.index.insert_unique(fingerprint.hash(), slot, hash);
+        self.index.insert(fingerprint.hash(), slot);
     }
 
     pub(super) fn set(&mut self, slot: Slot, row: Row) {
@@ -55,17 +52,12 @@ impl Shard {
     }
 
     pub(super) fn remove(&mut self, slot: Slot) {
-        let hash = self.slots.fingerprint(slot).hash();
-        if let Ok(entry) = self.index.find_entry(hash, |other| *other == slot) {
-            entry.remove();
-        }
+        self.index.remove(self.slots.fingerprint(slot).hash(), slot);
         self.order.remove(&mut self.slots, slot);
         self.slots.remove(slot);
-        if self.index.is_empty() {
+        if self.len() == 0 {
             self.slots.clear();
-            if self.index.capacity() > SHARD_KEYS {
-                self.index = HashTable::new();
-            }
+            self.index = Index::default();
         }
     }
 

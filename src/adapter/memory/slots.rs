@@ -16,7 +16,7 @@ struct Entry {
     row: Packed,
 }
 
-/// The goal of 64 bytes a key leaves 16 to its place in the index, which takes 3 to 7.
+/// The goal of 64 bytes a key leaves 16 to its place in the index, which takes 5 to 11.
 const _: () = assert!(size_of::<Entry>() == 48);
 
 pub(super) struct Slots {
