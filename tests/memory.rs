@@ -11,7 +11,7 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
-const KEYS: usize = 200_000;
+const KEYS: usize = 100_000;
 const RETENTION: Duration = Duration::from_secs(1_000);
 
 fn key(id: usize) -> DedupKey {
@@ -64,6 +64,23 @@ fn a_complete_key_takes_64_bytes_at_most() {
 }
 
 #[test]
+fn a_burst_of_claims_leaves_nothing_behind_once_they_are_complete() {
+    let adapter = roomy();
+    let mine = receipt();
+    let info = measure(|| {
+        let keys = keys(0..KEYS);
+        for keys in keys.chunks(4_096) {
+            now(adapter.claim(keys, &mine)).unwrap();
+        }
+        for keys in keys.chunks(1_000) {
+            assert_eq!(now(adapter.complete(keys, &mine)).unwrap(), [Completed::Held; 1_000]);
+        }
+    });
+    let bytes = info.bytes_current as f64 / KEYS as f64;
+    assert!((48.0..64.0).contains(&bytes), "{bytes}");
+}
+
+#[test]
 fn what_has_expired_gives_its_memory_back_cycle_after_cycle() {
     let adapter = roomy();
     let cycle = |start: usize| {
@@ -79,7 +96,7 @@ fn what_has_expired_gives_its_memory_back_cycle_after_cycle() {
     };
     // A chunk of each shard stays, after the first.
     let left = [0, KEYS, 2 * KEYS].map(cycle);
-    assert!((1..KEYS as i64 * 2).contains(&left[0]), "{left:?}");
+    assert!(left[0] > 0 && left[0].unsigned_abs() < 2 * KEYS as u64, "{left:?}");
     assert_eq!(left[1..], [0, 0], "{left:?}");
 }
 
@@ -95,11 +112,11 @@ fn a_store_that_is_only_written_to_reuses_what_has_expired() {
         adapter.advance(RETENTION);
         info.bytes_current
     };
-    assert!(fill(0) > 0);
+    // Shards are not filled alike in every cycle.
+    let most = fill(0) / 20;
     for cycle in 1..4 {
         let grown = fill(cycle * KEYS);
-        // Shards are not filled alike in every cycle.
-        assert!(grown < 64 * KEYS as i64 / 20, "{cycle}: {grown}");
+        assert!(grown < most, "{cycle}: {grown}");
     }
 }
 

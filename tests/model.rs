@@ -320,14 +320,14 @@ fn steps(age: Duration) -> u32 {
     u32::try_from(age.as_millis() / STEP.as_millis()).unwrap_or(FOR_EVER)
 }
 
+/// To the nearest step, and as many as [`FOR_EVER`] for all that is far away.
 fn steps_to(at: SystemTime) -> i64 {
-    const FAR: f64 = 1e9;
-    let seconds = match at.duration_since(SystemTime::now()) {
-        Ok(ahead) => ahead.as_secs_f64(),
-        Err(behind) => -behind.duration().as_secs_f64(),
+    let (apart, sign) = match at.duration_since(SystemTime::now()) {
+        Ok(ahead) => (ahead, 1),
+        Err(behind) => (behind.duration(), -1),
     };
-    let steps = (seconds / STEP.as_secs_f64()).round();
-    if steps > FAR { FOR_EVER.into() } else { steps as i64 }
+    let steps = steps(apart + STEP / 2);
+    if steps > 1_000_000 { FOR_EVER.into() } else { sign * i64::from(steps) }
 }
 
 fn read_entry(entry: &Entry) -> (State, u32, bool, i64, i64) {

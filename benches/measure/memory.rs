@@ -41,7 +41,7 @@ fn clock() -> Duration {
 }
 
 /// Every result by its name: nanoseconds, bytes, counts and ratios, as the names say.
-pub fn measure(keys: usize) -> Vec<(String, f64)> {
+pub(crate) fn measure(keys: usize) -> Vec<(String, f64)> {
     let mut results = Vec::new();
     let mut add = |name: &str, value: f64| results.push((name.to_owned(), value));
 

@@ -109,7 +109,7 @@ impl Index {
 
     /// The upper bits of the tag, as many as there are bits in the number of a place.
     fn home(&self, tag: u16) -> usize {
-        usize::from(tag) * self.places.len() >> u16::BITS
+        (usize::from(tag) * self.places.len()) >> u16::BITS
     }
 
     fn next(&self, at: usize) -> usize {

@@ -68,11 +68,9 @@ impl Slots {
     pub(super) fn set(&mut self, slot: Slot, row: Row) {
         match (self.slot(slot).row.place(), Packed::new(&row)) {
             (Place::Wide(index), None) => self.wide[index] = row,
-            (place, packed) => {
-                if let Place::Wide(index) = place {
-                    self.wide.remove(index);
-                }
-                let row = packed.unwrap_or_else(|| Packed::wide(self.wide.insert(row)));
+            (place, _) => {
+                self.leave(&place);
+                let row = self.hold(row);
                 self.slot_mut(slot).row = row;
             }
         }
@@ -80,9 +78,7 @@ impl Slots {
 
     /// Frees a slot that is in no lane any more.
     pub(super) fn remove(&mut self, slot: Slot) {
-        if let Place::Wide(index) = self.slot(slot).row.place() {
-            self.wide.remove(index);
-        }
+        self.leave(&self.slot(slot).row.place());
         let free = self.free;
         self.slot_mut(slot).links.after = free;
         self.free = slot;
@@ -93,8 +89,17 @@ impl Slots {
         self.chunks.truncate(1);
         self.used = 0;
         self.free = NONE;
-        self.wide.clear();
-        self.wide.shrink_to_fit();
+        self.wide = Slab::new();
+    }
+
+    /// Removes the wide row that a slot had.
+    fn leave(&mut self, place: &Place) {
+        if let Place::Wide(index) = place {
+            self.wide.remove(*index);
+            if self.wide.is_empty() && self.wide.capacity() > CHUNK {
+                self.wide = Slab::new();
+            }
+        }
     }
 
     fn hold(&mut self, row: Row) -> Packed {

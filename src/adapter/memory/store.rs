@@ -46,10 +46,12 @@ pub struct MemoryAdapter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum AtCapacity {
-    /// Refuses it with [`ErrorKind::Full`](crate::ErrorKind::Full); the layer answers 503 and the sender comes again.
+    /// Refuses it with [`ErrorKind::Full`](crate::ErrorKind::Full); the layer answers 503 and the
+    /// sender comes again.
     #[default]
     Refuse,
-    /// Forgets the key nearest to its expiry that is not in flight. Its event would run again.
+    /// Forgets the key of the new one's shard that is nearest to its expiry and not in flight. Its
+    /// event would run again.
     EvictOldest,
 }
 
