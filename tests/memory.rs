@@ -194,6 +194,19 @@ fn a_set_that_does_not_fit_evicts_nobody() {
 }
 
 #[test]
+fn a_set_evicts_none_of_its_own_keys() {
+    let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
+    for id in 0..4 {
+        record(&adapter, &[key(id)]).unwrap();
+    }
+    // The oldest is one of the set.
+    let answers = record(&adapter, &[key(0), key(10)]).unwrap();
+    assert!(matches!(answers[..], [Recorded::Duplicate(_), Recorded::First]), "{answers:?}");
+    assert!(now(adapter.get(&key(1))).unwrap().is_none());
+    assert_eq!(now(adapter.count()).unwrap(), 4);
+}
+
+#[test]
 fn the_key_nearest_to_its_expiry_is_evicted_first() {
     let adapter = MemoryAdapter::with_capacity(6).at_capacity(AtCapacity::EvictOldest);
     let keep = |id: usize, seconds: u64| {
