@@ -26,7 +26,8 @@ impl Fingerprint {
     }
 }
 
-/// `SipHash` under keys that only this adapter knows.
+/// SipHash-1-3, which the standard library's maps use too, with 128 bits and under keys that only
+/// this adapter knows.
 ///
 /// 1. Keys of the sender's choosing do not collide on purpose: who does not know the 128 random
 ///    bits can do no better than chance.

@@ -13,8 +13,8 @@ use super::order::{NONE, Slot};
 ///
 /// # Why not `hashbrown`?
 ///
-/// It keeps tags and values apart, two cache misses for one here, and hashes every key again when
-/// it grows. It was a third slower at a million keys.
+/// It keeps tags and values apart, two cache misses for one here, and reads every row again when it
+/// grows. At a million keys an insertion took a fifth longer with it.
 #[derive(Default)]
 pub(super) struct Index {
     /// None, or a power of two of them.

@@ -20,7 +20,7 @@ struct Entry {
 const _: () = assert!(size_of::<Entry>() == 48);
 
 pub(super) struct Slots {
-    chunks: Vec<Box<[Entry]>>,
+    chunks: Vec<Vec<Entry>>,
     /// How many slots of the chunks have ever been used.
     used: Slot,
     /// The first of the used slots that are free, linked by `after`.
@@ -48,9 +48,9 @@ impl Slots {
         let slot = self.used;
         self.used += 1;
         if usize::from(slot) / CHUNK == self.chunks.len() {
-            self.chunks.push(vec![added; CHUNK].into_boxed_slice());
+            self.chunks.push(Vec::with_capacity(CHUNK));
         }
-        *self.slot_mut(slot) = added;
+        self.chunks[usize::from(slot) / CHUNK].push(added);
         slot
     }
 
@@ -87,6 +87,7 @@ impl Slots {
     /// Gives memory back. Every slot is free.
     pub(super) fn clear(&mut self) {
         self.chunks.truncate(1);
+        self.chunks.iter_mut().for_each(Vec::clear);
         self.used = 0;
         self.free = NONE;
         self.wide = Slab::new();

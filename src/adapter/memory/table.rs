@@ -17,6 +17,7 @@ use super::store::AtCapacity;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
+/// As many locks as a small store has, once it has keys enough.
 const LOCKS: usize = 16;
 /// How many expired keys an insertion clears away: more than it adds, so that a store which is
 /// only written to stays clean without a purger.
