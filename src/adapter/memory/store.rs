@@ -1,25 +1,21 @@
-//! The adapter: which shards a call locks, and what it does to their rows.
+//! The adapter: the table behind the traits.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
+use std::time::Duration;
 
 use super::super::contract::{
-    Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
-    Receipt, Recorded, Released, Renewed,
+    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
+    Released, Renewed,
 };
 use super::super::kept::{Kept, Recall};
-use super::shard::{Clock, SHARD_KEYS, Shard, Slot, Standing, expiry, ms};
-use crate::error::{Error, ErrorKind};
+use super::fingerprint::Keyed;
+use super::shard::Shard;
+use super::table::Table;
+use crate::error::Error;
 use crate::key::DedupKey;
 
 const DEFAULT_CAPACITY: usize = 1_000_000;
-const MOST_SHARDS: usize = 16;
-/// How many expired keys an insertion clears away: more than it adds, so that a store which is
-/// only written to stays clean without a purger.
-const CLEARED_PER_INSERT: u32 = 2;
 
 /// Keeps keys in this process.
 ///
@@ -43,21 +39,19 @@ const CLEARED_PER_INSERT: u32 = 2;
 /// # });
 /// ```
 pub struct MemoryAdapter {
-    shards: Box<[Mutex<Shard>]>,
-    hasher: RandomState,
-    shard_capacity: usize,
-    at_capacity: AtCapacity,
-    clock: Clock,
+    table: Table<Mutex<Shard>>,
 }
 
 /// What a [`MemoryAdapter`] does with a new key when it is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum AtCapacity {
-    /// Refuses it with [`ErrorKind::Full`]; the layer answers 503 and the sender comes again.
+    /// Refuses it with [`ErrorKind::Full`](crate::ErrorKind::Full); the layer answers 503 and the
+    /// sender comes again.
     #[default]
     Refuse,
-    /// Forgets the key nearest to its expiry that is not in flight. Its event would run again.
+    /// Forgets the key of the new one's shard that is nearest to its expiry and not in flight. Its
+    /// event would run again.
     EvictOldest,
 }
 
@@ -74,114 +68,21 @@ impl MemoryAdapter {
     /// capacity: the first refusal may come a few per cent early.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        let capacity = capacity.max(1);
-        let shards = (capacity / SHARD_KEYS).clamp(1, MOST_SHARDS);
-        Self {
-            shards: (0..shards).map(|_| Mutex::default()).collect(),
-            hasher: RandomState::new(),
-            shard_capacity: capacity.div_ceil(shards),
-            at_capacity: AtCapacity::default(),
-            clock: Clock { start: Instant::now(), skew_ms: AtomicU64::new(0) },
-        }
+        Self { table: Table::new(capacity, Keyed::random()) }
     }
 
     /// What to do with a new key when the adapter is full: by default, refuse it.
     #[must_use]
     pub fn at_capacity(mut self, at_capacity: AtCapacity) -> Self {
-        self.at_capacity = at_capacity;
+        self.table.at_capacity = at_capacity;
         self
     }
 
     /// Moves this adapter's clock forward: leases lapse and keys expire as if `by` had passed.
     /// For tests.
     pub fn advance(&self, by: Duration) {
-        let skew = &self.clock.skew_ms;
-        // The closure never declines, so there is nothing to answer.
-        let _ = skew.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |skew| {
-            Some(skew.saturating_add(ms(by)))
-        });
+        self.table.clock.advance(by);
     }
-
-    /// Runs `step` on every key, in order, while all their shards are locked.
-    fn each<T>(
-        &self,
-        keys: &[DedupKey],
-        mut step: impl FnMut(&mut Shard, &DedupKey, u64) -> Result<T, Error>,
-    ) -> Result<Vec<T>, Error> {
-        if let [key] = keys {
-            let mut shard = self.lock(self.shard_of(key));
-            return Ok(vec![step(&mut shard, key, self.clock.now())?]);
-        }
-        let mut wanted: Vec<usize> = keys.iter().map(|key| self.shard_of(key)).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        // In ascending order, so that two calls never wait for each other.
-        let mut locked: Vec<_> = wanted.iter().map(|index| self.lock(*index)).collect();
-        let now = self.clock.now();
-        let places: Vec<usize> = keys
-            .iter()
-            .map(|key| wanted.binary_search(&self.shard_of(key)).unwrap_or_default())
-            .collect();
-        let before: Vec<Option<Slot>> = keys
-            .iter()
-            .zip(&places)
-            .map(|(key, place)| locked[*place].slots.get(key).cloned())
-            .collect();
-        let mut answers = Vec::with_capacity(keys.len());
-        let mut put = Vec::new();
-        let mut full = None;
-        for (key, place) in keys.iter().zip(&places) {
-            match step(&mut locked[*place], key, now) {
-                Ok(answer) => answers.push(answer),
-                Err(error) => {
-                    full = Some(error);
-                    break;
-                }
-            }
-            if locked[*place].slots.contains_key(key) {
-                put.push((key, *place));
-            }
-        }
-        // A set that is larger than the store may have evicted its own first keys.
-        if put.iter().any(|(key, place)| !locked[*place].slots.contains_key(*key)) {
-            full.get_or_insert_with(no_room);
-        }
-        let Some(error) = full else { return Ok(answers) };
-        // All or nothing: a caller that is told so has left nothing behind.
-        for ((key, place), slot) in keys.iter().zip(&places).zip(before) {
-            locked[*place].restore(key, slot);
-        }
-        Err(error)
-    }
-
-    fn shard_of(&self, key: &DedupKey) -> usize {
-        if self.shards.len() == 1 {
-            return 0;
-        }
-        let modulus = self.shards.len() as u64;
-        // The remainder is below the number of shards.
-        usize::try_from(self.hasher.hash_one(key) % modulus).unwrap_or_default()
-    }
-
-    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
-        // No step leaves a shard half-changed when it panics.
-        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn room(&self, shard: &mut Shard, now: u64) -> Result<(), Error> {
-        shard.purge(CLEARED_PER_INSERT, now);
-        if shard.slots.len() < self.shard_capacity {
-            return Ok(());
-        }
-        if self.at_capacity == AtCapacity::EvictOldest && shard.evict(now) {
-            return Ok(());
-        }
-        Err(no_room())
-    }
-}
-
-fn no_room() -> Error {
-    Error::new(ErrorKind::Full, "remembering a key")
 }
 
 impl Default for MemoryAdapter {
@@ -193,92 +94,30 @@ impl Default for MemoryAdapter {
 impl fmt::Debug for MemoryAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryAdapter")
-            .field("shards", &self.shards.len())
-            .field("shard_capacity", &self.shard_capacity)
-            .field("at_capacity", &self.at_capacity)
+            .field("shards", &self.table.shards())
+            .field("shard_capacity", &self.table.shard_capacity)
+            .field("at_capacity", &self.table.at_capacity)
             .finish_non_exhaustive()
     }
 }
 
 impl DedupAdapter for MemoryAdapter {
     async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.each(keys, |shard, key, now| {
-            if let Some(slot) = shard.slots.get(key) {
-                match slot.standing(now) {
-                    Standing::Complete if slot.token == Some(receipt.token()) => {
-                        return Ok(Recorded::First);
-                    }
-                    Standing::Complete => return Ok(Recorded::Duplicate(slot.seen(now))),
-                    Standing::Leased => return Ok(Recorded::InFlight),
-                    Standing::Lapsed | Standing::Released | Standing::Expired => {}
-                }
-            } else {
-                self.room(shard, now)?;
-            }
-            shard.put(key, Slot::complete(key, receipt, now));
-            Ok(Recorded::First)
-        })
+        self.table.record(keys, receipt)
     }
 
     async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.each(keys, |shard, key, _| {
-            let ours = shard.slots.get(key).is_some_and(|slot| {
-                slot.completed_at.is_some() && slot.token == Some(receipt.token())
-            });
-            if ours {
-                shard.remove(key);
-            }
-            Ok(if ours { Released::Released } else { Released::NotHeld })
-        })
+        self.table.unrecord(keys, receipt)
     }
 }
 
 impl LeaseAdapter for MemoryAdapter {
     async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.each(keys, |shard, key, now| {
-            let mut slot = Slot::leased(receipt, now);
-            if let Some(old) = shard.slots.get(key) {
-                let repeated = old.completed_at.is_none() && old.token == Some(receipt.token());
-                match old.standing(now) {
-                    _ if repeated => {
-                        slot.attempts = old.attempts;
-                        slot.takeover = old.takeover;
-                        slot.first_seen_at = old.first_seen_at;
-                    }
-                    Standing::Complete => return Ok(Claimed::Duplicate(old.seen(now))),
-                    Standing::Leased => return Ok(Claimed::InFlight),
-                    standing @ (Standing::Lapsed | Standing::Released) => {
-                        slot.attempts = old.attempts.saturating_add(1);
-                        slot.takeover = standing == Standing::Lapsed;
-                        slot.first_seen_at = old.first_seen_at;
-                    }
-                    Standing::Expired => {}
-                }
-            } else {
-                self.room(shard, now)?;
-            }
-            let granted = Claimed::first(slot.attempts, slot.takeover);
-            shard.put(key, slot);
-            Ok(granted)
-        })
+        self.table.claim(keys, receipt)
     }
 
     async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        self.each(keys, |shard, key, now| {
-            match shard.slots.get_mut(key) {
-                Some(slot)
-                    if slot.completed_at.is_none() && slot.token == Some(receipt.token()) =>
-                {
-                    slot.lease_until = now.saturating_add(ms(receipt.lease()));
-                }
-                Some(_) => return Ok(Renewed::Lost),
-                None => {
-                    self.room(shard, now)?;
-                    shard.put(key, Slot::leased(receipt, now));
-                }
-            }
-            Ok(Renewed::Held)
-        })
+        self.table.renew(keys, receipt)
     }
 
     async fn complete(
@@ -286,98 +125,35 @@ impl LeaseAdapter for MemoryAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<Completed>, Error> {
-        self.each(keys, |shard, key, now| {
-            let Some(slot) = shard.slots.get_mut(key) else {
-                self.room(shard, now)?;
-                shard.put(key, Slot { attempts: 0, ..Slot::complete(key, receipt, now) });
-                return Ok(Completed::Inserted);
-            };
-            let held = slot.token == Some(receipt.token());
-            if slot.completed_at.is_none() {
-                slot.completed_at = Some(now);
-                slot.kept = receipt.kept_for(key).map(Arc::new);
-            } else if slot.expires_at <= now {
-                shard.put(key, Slot { attempts: 0, ..Slot::complete(key, receipt, now) });
-                return Ok(Completed::Inserted);
-            }
-            if slot.expires_at <= now {
-                let expires_at = expiry(receipt, now);
-                let revived = Slot { expires_at, due: expires_at, ..slot.clone() };
-                shard.put(key, revived);
-            }
-            Ok(if held { Completed::Held } else { Completed::LeaseLost })
-        })
+        self.table.complete(keys, receipt)
     }
 
     async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.each(keys, |shard, key, _| match shard.slots.get_mut(key) {
-            Some(slot) if slot.completed_at.is_none() && slot.token == Some(receipt.token()) => {
-                slot.token = None;
-                Ok(Released::Released)
-            }
-            _ => Ok(Released::NotHeld),
-        })
+        self.table.release(keys, receipt)
     }
 }
 
 impl Recall for MemoryAdapter {
     async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
-        let recalled = keys.iter().map(|key| {
-            let shard = self.lock(self.shard_of(key));
-            let slot = shard.slots.get(key)?;
-            let complete = slot.standing(self.clock.now()) == Standing::Complete;
-            complete.then(|| slot.kept.as_deref().cloned().unwrap_or_default())
-        });
-        Ok(recalled.collect())
+        Ok(self.table.recall(keys))
     }
 }
 
 impl Maintain for MemoryAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        let mut purged = 0;
-        for index in 0..self.shards.len() {
-            let left = limit - purged;
-            if left == 0 {
-                break;
-            }
-            let now = self.clock.now();
-            purged += self.lock(index).purge(left, now);
-        }
-        Ok(u64::from(purged))
+        Ok(self.table.purge(limit).into())
     }
 
     async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        let mut shard = self.lock(self.shard_of(key));
-        let now = self.clock.now();
-        Ok(match shard.slots.get(key).map(|slot| slot.standing(now)) {
-            None => Forgotten::Missing,
-            Some(Standing::Leased) => Forgotten::InFlight,
-            Some(_) => {
-                shard.remove(key);
-                Forgotten::Removed
-            }
-        })
+        Ok(self.table.forget(key))
     }
 
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let shard = self.lock(self.shard_of(key));
-        let now = self.clock.now();
-        let Some(slot) = shard.slots.get(key) else { return Ok(None) };
-        let state = match (slot.standing(now), slot.completed_at) {
-            (Standing::Expired, _) => return Ok(None),
-            (_, Some(at)) => EntryState::Complete { completed_at: self.clock.wall(at) },
-            (Standing::Released, None) => EntryState::Released,
-            (_, None) => EntryState::InFlight { lease_until: self.clock.wall(slot.lease_until) },
-        };
-        let (first_seen_at, expires_at) =
-            (self.clock.wall(slot.first_seen_at), self.clock.wall(slot.expires_at));
-        let entry = Entry::new(state, first_seen_at, expires_at);
-        Ok(Some(entry.with_attempts(slot.attempts, slot.takeover)))
+        Ok(self.table.get(key))
     }
 
     async fn count(&self) -> Result<u64, Error> {
-        let keys: usize = (0..self.shards.len()).map(|index| self.lock(index).slots.len()).sum();
-        Ok(keys as u64)
+        Ok(self.table.count())
     }
 
     async fn close(&self) {}
@@ -387,6 +163,7 @@ impl Maintain for MemoryAdapter {
 mod tests {
     use super::*;
     use crate::adapter::Token;
+    use crate::error::ErrorKind;
 
     fn key(id: usize) -> [DedupKey; 1] {
         [DedupKey::new("n", &id.to_string()).unwrap()]
@@ -456,8 +233,7 @@ mod tests {
             adapter.release(&key(0), &mine).await.unwrap();
             adapter.advance(Duration::from_millis(1));
         }
-        let named = adapter.lock(0).named;
-        assert!(named <= SHARD_KEYS + 2, "{named}");
+        assert_eq!(adapter.table.used(), [(1, 1, 1)]);
         adapter.advance(Duration::from_secs(100));
         assert_eq!(adapter.purge(10).await.unwrap(), 1);
     }
