@@ -12,8 +12,8 @@ use crate::key::DedupKey;
 /// The record contract: remember a key for a time, tell the first from a duplicate.
 ///
 /// All that the `on_arrival` ledger needs. The keys of a call are distinct and sorted; answers are
-/// one per key, in the order of the keys; each key is on its own, so a store without multi-key operations may go through them one by one, in
-/// the order given.
+/// one per key, in the order of the keys; each key is on its own, so a store without multi-key
+/// operations may go through them one by one, in the order given.
 ///
 /// # Cancel safety
 ///
