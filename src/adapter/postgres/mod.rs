@@ -30,6 +30,8 @@
 //! # }
 //! ```
 
+mod change;
+mod plans;
 mod rows;
 mod schema;
 mod store;

@@ -39,6 +39,7 @@
 //! # }).unwrap();
 //! ```
 
+mod change;
 mod rows;
 mod schema;
 mod store;
