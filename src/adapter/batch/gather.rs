@@ -83,6 +83,9 @@ struct Waiting<A: Ask> {
     reply: oneshot::Sender<Reply<A>>,
 }
 
+/// A batch, and who is to hear of it.
+type Taken<A> = (Vec<A>, Vec<oneshot::Sender<Reply<A>>>);
+
 enum Reply<A: Ask> {
     Answer(Result<A::Answer, Error>),
     /// It was not sent, and will not be: here it is again.
@@ -189,7 +192,7 @@ impl<A: Ask> Lane<A> {
     }
 
     /// Takes the next batch, or closes the lane.
-    fn take(&mut self) -> Option<(Vec<A>, Vec<oneshot::Sender<Reply<A>>>)> {
+    fn take(&mut self) -> Option<Taken<A>> {
         let mut state = lock(&self.shared.state);
         let State { queues, rows } = &mut *state;
         let queue = queues.get_mut(&self.place)?;
