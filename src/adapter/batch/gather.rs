@@ -119,6 +119,7 @@ impl<A: Ask> Batcher<A> {
 
     /// The rows that wait; none if no lane is open.
     #[cfg(test)]
+    #[allow(dead_code, reason = "the model asks, which has a copy of its own of this file")]
     pub(super) fn waiting(&self) -> Option<usize> {
         let state = lock(&self.0.state);
         (!state.queues.is_empty()).then_some(state.rows)

@@ -27,4 +27,5 @@ pub use batching::Batching;
 pub(super) use gather::{Ask, Batcher, Carry};
 
 #[cfg(test)]
+#[allow(clippy::duplicate_mod, reason = "the model runs the same source over another runtime")]
 mod model;

@@ -17,7 +17,7 @@ mod tasks;
 use batching::Batching;
 use gather::{Ask, Batcher, Carry};
 
-const KEYS: u64 = 4;
+const KEYS: usize = 4;
 const MOST_ROWS: usize = 4;
 const MOST_WAITING: usize = 12;
 
@@ -51,7 +51,7 @@ struct Store {
     /// How often each ask was sent.
     sent: Vec<AtomicUsize>,
     /// How many lanes have each key on the wire.
-    wire: [AtomicUsize; KEYS as usize],
+    wire: [AtomicUsize; KEYS],
     lanes: AtomicUsize,
     most_lanes: usize,
     fails: bool,
@@ -123,8 +123,8 @@ struct World {
 }
 
 async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, number: usize) {
-    let one = thread_rng().gen_range(0..KEYS);
-    let more = thread_rng().gen_range(0..KEYS);
+    let any = || u64::try_from(thread_rng().gen_range(0..KEYS)).unwrap();
+    let (one, more) = (any(), any());
     let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
     let ask = Asked { number, kind: thread_rng().gen_range(0..2), keys };
     let mut answer = Box::pin(batcher.submit(&store, ask));
