@@ -8,6 +8,8 @@
 
 use std::borrow::Cow;
 use std::fmt;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use std::sync::Arc;
 
 /// A boxed error, as tower and axum name it.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -44,6 +46,8 @@ pub enum ErrorKind {
     Refused,
     /// The store is at its capacity and will not evict a live key. Nothing was recorded.
     Full,
+    /// So much waits for the store that this call was not even sent. Nothing was recorded.
+    Overloaded,
     /// The store answered something that this version cannot read.
     Corrupt,
     /// The handler has ended, broken or kept the transaction that it was lent. Nothing was
@@ -62,6 +66,7 @@ impl ErrorKind {
             Self::Timeout => "timeout",
             Self::Refused => "refused",
             Self::Full => "full",
+            Self::Overloaded => "overloaded",
             Self::Corrupt => "corrupt",
             Self::Transaction => "transaction",
             Self::Config => "config",
@@ -89,6 +94,18 @@ impl Error {
         self
     }
 
+    /// The same failure, for each of those that it is the failure of.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn shared(self) -> impl Fn() -> Self {
+        let Self { kind, context, source } = self;
+        let source: Option<Arc<dyn std::error::Error + Send + Sync>> = source.map(Arc::from);
+        move || Self {
+            kind,
+            context: context.clone(),
+            source: source.clone().map(|source| Box::new(source) as BoxError),
+        }
+    }
+
     /// The same failure, laid at the handler's door.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn of_the_transaction(mut self) -> Self {
@@ -106,9 +123,11 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self.kind {
-            ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Refused | ErrorKind::Full => {
-                true
-            }
+            ErrorKind::Unavailable
+            | ErrorKind::Timeout
+            | ErrorKind::Refused
+            | ErrorKind::Full
+            | ErrorKind::Overloaded => true,
             ErrorKind::Corrupt | ErrorKind::Transaction | ErrorKind::Config => false,
         }
     }
@@ -131,6 +150,7 @@ impl fmt::Display for Error {
             ErrorKind::Timeout => "the store did not answer in time",
             ErrorKind::Refused => "the store refused",
             ErrorKind::Full => "the store is full",
+            ErrorKind::Overloaded => "too much waits for the store",
             ErrorKind::Corrupt => "the store holds something unreadable",
             ErrorKind::Transaction => "the transaction is not what it was",
             ErrorKind::Config => return f.write_str(&self.context),

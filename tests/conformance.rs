@@ -9,7 +9,9 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
-use tower_dedup::adapter::{DynAdapter, Identifier, MemoryAdapter, PostgresAdapter, SqliteAdapter};
+use tower_dedup::adapter::{
+    Batching, DynAdapter, Identifier, MemoryAdapter, PostgresAdapter, SqliteAdapter,
+};
 use tower_dedup::conformance::Store;
 
 mod support;
@@ -245,6 +247,47 @@ impl Store for Serializable {
     }
 }
 
+/// Every call a statement of its own.
+struct Unbatched(Postgres);
+
+impl Store for Unbatched {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        let adapter = PostgresAdapter::connect(shared()).await.unwrap();
+        Self(Postgres::over(adapter.batching(Batching::off())).await)
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+}
+
+/// The same of a file.
+struct UnbatchedFile(Sqlite, Arc<SqliteAdapter>);
+
+impl Store for UnbatchedFile {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let store = Sqlite::create().await;
+        let adapter = SqliteAdapter::clone(&store.adapter).batching(Batching::off());
+        Self(store, Arc::new(adapter))
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.1)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+}
+
 mod memory {
     tower_dedup::conformance_suite!(super::Memory);
     tower_dedup::recall_conformance_suite!(super::Memory);
@@ -273,6 +316,16 @@ mod postgres {
 mod postgres_serializable {
     tower_dedup::conformance_suite!(super::Serializable);
     tower_dedup::recall_conformance_suite!(super::Serializable);
+}
+
+mod postgres_unbatched {
+    tower_dedup::conformance_suite!(super::Unbatched);
+    tower_dedup::recall_conformance_suite!(super::Unbatched);
+}
+
+mod sqlite_unbatched {
+    tower_dedup::conformance_suite!(super::UnbatchedFile);
+    tower_dedup::recall_conformance_suite!(super::UnbatchedFile);
 }
 
 mod boxed {

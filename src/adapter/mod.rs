@@ -36,6 +36,8 @@ use std::sync::Arc;
 
 use crate::error::{ConfigError, Error};
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod batch;
 mod contract;
 mod dynamic;
 mod kept;
@@ -50,6 +52,8 @@ mod sqlite;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use batch::Batching;
 pub(crate) use contract::Payloads;
 pub use contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,

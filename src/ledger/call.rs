@@ -52,7 +52,10 @@ pub(super) async fn bounded<T>(
 
 /// Whether the store may have done what it answered this error to.
 pub(super) fn outcome_unknown(error: &Error) -> bool {
-    !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full | ErrorKind::Config)
+    !matches!(
+        error.kind(),
+        ErrorKind::Refused | ErrorKind::Full | ErrorKind::Overloaded | ErrorKind::Config
+    )
 }
 
 /// What the answers to a repeated release or undoing come to.

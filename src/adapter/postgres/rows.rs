@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 
 use super::super::contract::{Receipt, Token};
 use super::super::kept::{Kept, StoredResponse};
-use super::super::sql::{self, KeptRow, Stored};
+use super::super::sql::{self, KeptRow, Rows, Stored};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -98,6 +98,24 @@ impl<'k> Columns<'k> {
     }
 }
 
+/// The terms of each key, where they differ.
+pub(super) struct TermColumns {
+    tokens: Vec<Uuid>,
+    retentions: Vec<i64>,
+    leases: Vec<i64>,
+}
+
+impl TermColumns {
+    pub(super) fn new(receipts: &[&Receipt]) -> Self {
+        let most = |ms: i64| ms.min(MOST_MS);
+        Self {
+            tokens: receipts.iter().map(|receipt| receipt.token().into()).collect(),
+            retentions: receipts.iter().map(|receipt| most(receipt.retention_ms())).collect(),
+            leases: receipts.iter().map(|receipt| most(receipt.lease_ms())).collect(),
+        }
+    }
+}
+
 /// The longest time that `timestamptz` is asked to add, ten thousand years.
 const MOST_MS: i64 = 10_000 * 365 * 86_400_000;
 
@@ -107,6 +125,8 @@ pub(super) enum Params<'k> {
     None,
     Keys(&'k Columns<'k>, &'k Receipt),
     Keeping(&'k Columns<'k>, &'k Receipt, &'k KeptColumns),
+    Each(&'k Columns<'k>, &'k TermColumns),
+    EachKeeping(&'k Columns<'k>, &'k TermColumns, &'k KeptColumns),
     Read(&'k Columns<'k>),
     Locks(&'k [i64]),
     Limit(i64),
@@ -124,12 +144,19 @@ impl<'k> Params<'k> {
                 .bind(Uuid::from(receipt.token()))
                 .bind(receipt.retention_ms().min(MOST_MS))
                 .bind(receipt.lease_ms().min(MOST_MS)),
-            Self::Keeping(columns, receipt, kept) => Self::Keys(columns, receipt)
-                .bind(sql)
-                .bind(&kept.payloads)
-                .bind(&kept.statuses)
-                .bind(&kept.headers)
-                .bind(&kept.bodies),
+            Self::Each(columns, terms) => query
+                .bind(&columns.keys)
+                .bind(&columns.namespaces)
+                .bind(&columns.ids)
+                .bind(&terms.tokens)
+                .bind(&terms.retentions)
+                .bind(&terms.leases),
+            Self::Keeping(columns, receipt, kept) => {
+                kept.bind(Self::Keys(columns, receipt).bind(sql))
+            }
+            Self::EachKeeping(columns, terms, kept) => {
+                kept.bind(Self::Each(columns, terms).bind(sql))
+            }
             Self::Read(columns) => query.bind(&columns.keys),
             Self::Locks(locks) => query.bind(locks),
             Self::Limit(limit) => query.bind(limit),
@@ -147,12 +174,13 @@ pub(super) struct KeptColumns {
 }
 
 impl KeptColumns {
-    pub(super) fn new(keys: &[DedupKey], receipt: &Receipt) -> Self {
-        if !receipt.keeps() {
+    pub(super) fn new(rows: &Rows<'_>) -> Self {
+        if !rows.keeps() {
             return Self::default();
         }
+        let keys = rows.keys.iter().enumerate();
         let kept: Vec<Kept> =
-            keys.iter().map(|key| receipt.kept_for(key).unwrap_or_default()).collect();
+            keys.map(|(at, key)| rows.receipt(at).kept_for(key).unwrap_or_default()).collect();
         let responses = || kept.iter().map(|kept| kept.response.as_deref());
         let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
         Self {
@@ -161,6 +189,13 @@ impl KeptColumns {
             headers: Some(responses().map(|response| Some(response?.headers_json())).collect()),
             bodies: Some(responses().map(|response| Some(response?.body.to_vec())).collect()),
         }
+    }
+
+    fn bind<'k>(
+        &'k self,
+        query: Query<'k, Postgres, PgArguments>,
+    ) -> Query<'k, Postgres, PgArguments> {
+        query.bind(&self.payloads).bind(&self.statuses).bind(&self.headers).bind(&self.bodies)
     }
 }
 
@@ -232,6 +267,16 @@ fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
 /// Somebody's open transaction holds a row.
 pub(super) fn is_locked(error: &sqlx::Error) -> bool {
     has_code(error, &[LOCK_NOT_AVAILABLE])
+}
+
+/// Whether it may be one row's doing: its value (22, 23, 54), its lock (55P03, 40), or what a trigger
+/// says to it (P0). Everything else, every row would meet.
+pub(super) fn is_of_a_row(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.is_some_and(|code| {
+        code == LOCK_NOT_AVAILABLE
+            || ["22", "23", "40", "54", "P0"].iter().any(|class| code.starts_with(class))
+    })
 }
 
 /// The same statement may succeed at once.

@@ -14,7 +14,7 @@
 //! 6. `expires_at` is indexed, so it is left alone by completions: those are heap-only updates.
 //!
 //! `$1` to `$3` are keys, namespaces and ids, `$4` the token, `$5` the retention and `$6` the lease
-//! in milliseconds. `$7` to `$10`, where something may be kept with the keys, are the payloads'
+//! in milliseconds, or arrays of those where each key is asked for under terms of its own. `$7` to `$10`, where something may be kept with the keys, are the payloads'
 //! SHA-256 and the responses' status, headers and body; null where there is nothing to keep.
 
 use std::sync::Arc;
@@ -26,6 +26,10 @@ pub(super) const VERSION: i32 = 1;
 
 /// How long a statement waits for a row that an open transaction holds.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
+
+/// How long one for many callers waits, before it is sent again without that row: longer than a
+/// statement holds one, but for a slow disk.
+pub(super) const BATCH_LOCK_TIMEOUT: &str = "25ms";
 
 /// Where the table is.
 #[derive(Debug, Clone)]
@@ -194,29 +198,62 @@ impl Durability {
     }
 }
 
-/// What a statement begins with: its settings, which hold until it ends, and what it is asked.
-fn asked(durability: Durability) -> String {
-    asked_with(durability, "", "", "")
+/// Under which terms a statement asks for its keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asks {
+    /// All under the same.
+    One,
+    /// Each under its own.
+    Each,
 }
 
-/// The same, with what is to be kept with each key.
-fn asked_to_keep(durability: Durability) -> String {
-    let columns = format!(", {}", kept("a"));
-    asked_with(durability, &columns, &format!(", {KEPT_PARAMS}"), &format!("{KEPT}, "))
-}
+impl Asks {
+    /// What a statement begins with: its settings, which hold until it ends, and what it is asked.
+    fn begin(self, durability: Durability) -> String {
+        self.begin_with(durability, "", "", "")
+    }
 
-fn asked_with(durability: Durability, columns: &str, params: &str, names: &str) -> String {
-    format!(
-        "WITH terms AS MATERIALIZED (\
-         SELECT set_config('lock_timeout', '{LOCK_TIMEOUT}', true) AS waits, {} AS durable, \
-         $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
-         $6::int8 * interval '1 millisecond' AS lease), \
-         asked AS MATERIALIZED (\
-         SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease{columns} \
-         FROM terms, unnest($1::uuid[], $2::text[], $3::text[]{params}) WITH ORDINALITY \
-         AS a (key, namespace, id, {names}place))",
-        durability.setting()
-    )
+    /// The same, with what is to be kept with each key.
+    fn begin_keeping(self, durability: Durability) -> String {
+        let columns = format!(", {}", kept("a"));
+        self.begin_with(durability, &columns, &format!(", {KEPT_PARAMS}"), &format!("{KEPT}, "))
+    }
+
+    fn begin_with(
+        self,
+        durability: Durability,
+        columns: &str,
+        params: &str,
+        names: &str,
+    ) -> String {
+        let (timeout, of_all, of, arrays, own) = match self {
+            Self::One => (
+                LOCK_TIMEOUT,
+                ", $4::uuid AS token, $5::int8 AS retention, $6::int8 AS lease",
+                "terms",
+                "",
+                "",
+            ),
+            Self::Each => (
+                BATCH_LOCK_TIMEOUT,
+                "",
+                "a",
+                ", $4::uuid[], $5::int8[], $6::int8[]",
+                "token, retention, lease, ",
+            ),
+        };
+        format!(
+            "WITH terms AS MATERIALIZED (\
+             SELECT set_config('lock_timeout', '{timeout}', true) AS waits, {} AS durable{of_all}), \
+             asked AS MATERIALIZED (\
+             SELECT a.key, a.namespace, a.id, a.place, {of}.token, \
+             {of}.retention * interval '1 millisecond' AS retention, \
+             {of}.lease * interval '1 millisecond' AS lease{columns} \
+             FROM terms, unnest($1::uuid[], $2::text[], $3::text[]{arrays}{params}) \
+             WITH ORDINALITY AS a (key, namespace, id, {own}{names}place))",
+            durability.setting()
+        )
+    }
 }
 
 /// What is kept with a key.
@@ -276,9 +313,9 @@ const FREE: &str = "((t.completed_at IS NULL \
     OR (t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()))";
 
 impl Statements {
-    pub(super) fn new(place: &Place, claims: Durability) -> Self {
+    pub(super) fn new(place: &Place, claims: Durability, asks: Asks) -> Self {
         let table = place.name("");
-        let sync = asked(Durability::Synchronous);
+        let sync = asks.begin(Durability::Synchronous);
         let insert_with = |values: &str, more: &str| {
             format!(
                 "INSERT INTO {table} AS t (key, namespace, id, token, lease_until, attempts, \
@@ -289,7 +326,7 @@ impl Statements {
         };
         let insert = |values: &str| insert_with(values, "");
         let insert_keeping = |values: &str| insert_with(values, &format!(", {KEPT}"));
-        let keeping = asked_to_keep(Durability::Synchronous);
+        let keeping = asks.begin_keeping(Durability::Synchronous);
         let in_flight = format!("{NOW} + lease, 1, false, {NOW}, NULL");
         let complete = format!("NULL, 1, false, {NOW}, {NOW}");
         let look = |more: &str| {
@@ -368,7 +405,7 @@ impl Statements {
                  {keeps}"
             )
         };
-        let claims = asked(claims);
+        let claims = asks.begin(claims);
         Self {
             // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
             // there is nothing to create.

@@ -2,32 +2,31 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
+use super::super::batch::{Batcher, Batching};
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
 use super::super::kept::{Kept, Recall};
-use super::super::sql::{Grant, Identifier, Stored, at, completed, open_places, released, renewed};
+use super::super::sql::{Answer, Call, Database, Identifier, Kind, Stored, released};
+use super::plans::Plans;
 use super::rows::{
-    Columns, KeptColumns, Params, advisory_lock, is_broken, is_conflict, is_locked, is_read_only,
-    kept, matched, place, store_error, stored,
+    Columns, Params, advisory_lock, is_broken, is_conflict, is_read_only, kept, place, store_error,
+    stored,
 };
-use super::schema::{Durability, Place, Statements, Take, VERSION, create_sql, migration};
+use super::schema::{Asks, Durability, Place, Statements, VERSION, create_sql, migration};
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;
 
 const CONNECTIONS: u32 = 10;
-/// How often a key is looked at again that changed hands between two statements.
-const ROUNDS: usize = 4;
 /// How often a statement is repeated that was in another's way, or whose connection was gone.
 const REPEATS: usize = 6;
 
@@ -42,6 +41,13 @@ pub(super) struct Inner {
     pub(super) place: Place,
     claims: Durability,
     pub(super) statements: Statements,
+    /// The same, with terms of its own for each key.
+    pub(super) batched: Statements,
+    pub(super) batching: Batching,
+    pub(super) batcher: Option<Batcher<Call>>,
+    /// The connections of the lanes, once one was opened.
+    pub(super) lanes: OnceLock<PgPool>,
+    pub(super) plans: Plans,
     migrated: AtomicBool,
     /// Whether the connections are the user's.
     foreign: bool,
@@ -71,7 +77,7 @@ impl PostgresAdapter {
             .acquire_timeout(Duration::from_secs(5))
             .connect_lazy_with(options);
         drop(first.close().await);
-        Ok(Self::over(pool, Place::default(), Durability::Synchronous, false))
+        Ok(Self::over(pool, Place::default(), Durability::Synchronous, false, Batching::new()))
     }
 
     /// An adapter over a pool of yours, on the database that your service uses anyway.
@@ -80,7 +86,7 @@ impl PostgresAdapter {
     /// [operations guide](crate::guide::operations).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self::over(pool, Place::default(), Durability::Synchronous, true)
+        Self::over(pool, Place::default(), Durability::Synchronous, true, Batching::new())
     }
 
     /// The adapter with another table than `webhook_deliveries`.
@@ -126,18 +132,61 @@ impl PostgresAdapter {
         create_sql(&self.0.place)
     }
 
+    /// How concurrent calls go out together; [`Batching::off`] for each on its own.
+    ///
+    /// Batches have connections of their own, one for each lane and two unless told otherwise,
+    /// beside those of the pool and with its options. They are opened when they are needed.
+    #[must_use]
+    pub fn batching(self, batching: Batching) -> Self {
+        let Inner { pool, place, claims, foreign, .. } = &*self.0;
+        Self::over(pool.clone(), place.clone(), *claims, *foreign, batching)
+    }
+
     pub(super) fn inner(&self) -> &Inner {
         &self.0
     }
 
     fn with(&self, place: Place, claims: Durability) -> Self {
-        Self::over(self.0.pool.clone(), place, claims, self.0.foreign)
+        Self::over(self.0.pool.clone(), place, claims, self.0.foreign, self.0.batching)
     }
 
-    fn over(pool: PgPool, place: Place, claims: Durability, foreign: bool) -> Self {
-        let statements = Statements::new(&place, claims);
-        let migrated = AtomicBool::new(false);
-        Self(Arc::new(Inner { pool, place, claims, statements, migrated, foreign }))
+    fn over(
+        pool: PgPool,
+        place: Place,
+        claims: Durability,
+        foreign: bool,
+        batching: Batching,
+    ) -> Self {
+        let statements = Statements::new(&place, claims, Asks::One);
+        let batched = Statements::new(&place, claims, Asks::Each);
+        let batcher = batching.lane_count().map(|lanes| Batcher::new(lanes, batching));
+        Self(Arc::new(Inner {
+            pool,
+            place,
+            claims,
+            statements,
+            batched,
+            batching,
+            batcher,
+            lanes: OnceLock::new(),
+            plans: Plans::default(),
+            migrated: AtomicBool::new(false),
+            foreign,
+        }))
+    }
+
+    async fn call<T: Answer>(
+        &self,
+        kind: Kind,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<T>, Error> {
+        self.0.ready().await?;
+        let call = Call::new(kind, keys, receipt);
+        T::unwrap(match &self.0.batcher {
+            Some(batcher) => batcher.submit(&self.0, call).await?,
+            None => self.0.direct().alone(&call).await?,
+        })
     }
 }
 
@@ -205,6 +254,16 @@ impl Inner {
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
+        self.fetch_through(&self.pool, sql, params).await
+    }
+
+    pub(super) async fn fetch_through(
+        &self,
+        pool: &PgPool,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let sql = &self.plans.text(sql);
         let mut pauses = ExponentialBuilder::new()
             .with_min_delay(Duration::from_millis(1))
             .with_max_delay(Duration::from_millis(50))
@@ -213,7 +272,7 @@ impl Inner {
             .build();
         let mut unheard = None;
         loop {
-            let mut connection = match self.pool.acquire().await {
+            let mut connection = match pool.acquire().await {
                 Ok(connection) => connection,
                 Err(error) => return Err(unheard.unwrap_or(error)),
             };
@@ -241,154 +300,26 @@ impl Inner {
 
     /// What a primary has stored of each key.
     pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
-        self.look(&self.statements.read, keys).await
+        self.look(&self.pool, &self.statements.read, keys)
+            .await
+            .map_err(|error| store_error("looking up keys", error))
     }
 
-    async fn look(&self, sql: &Arc<str>, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
-        let fault = |error| store_error("looking up keys", error);
+    pub(super) async fn look(
+        &self,
+        pool: &PgPool,
+        sql: &Arc<str>,
+        keys: &[DedupKey],
+    ) -> Result<Vec<Option<Stored>>, sqlx::Error> {
         let columns = Columns::new(keys);
-        let rows = self.fetch(sql, Params::Read(&columns)).await.map_err(fault)?;
+        let rows = self.fetch_through(pool, sql, Params::Read(&columns)).await?;
         let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
         for row in rows {
-            if let Some(slot) = found.get_mut(place(&row).map_err(fault)?) {
-                *slot = stored(&row).map_err(fault)?;
+            if let Some(slot) = found.get_mut(place(&row)?) {
+                *slot = stored(&row)?;
             }
         }
         Ok(found)
-    }
-
-    /// Claims or records. Once something was granted, no later failure means that nothing was.
-    async fn take<T: Grant + Send>(
-        &self,
-        take: &Take,
-        keys: &[DedupKey],
-        receipt: &Receipt,
-    ) -> Result<Vec<T>, Error> {
-        self.ready().await?;
-        let mut granted = false;
-        let answers = self.take_some(take, keys, receipt, &mut granted).await;
-        answers.map_err(|error| {
-            let error = store_error("taking keys", error);
-            if granted { error.unknown() } else { error }
-        })
-    }
-
-    /// Boxed, for it calls itself with a part of the keys.
-    fn take_some<'a, T: Grant + Send>(
-        &'a self,
-        take: &'a Take,
-        keys: &'a [DedupKey],
-        receipt: &'a Receipt,
-        granted: &'a mut bool,
-    ) -> BoxFuture<'a, Result<Vec<T>, sqlx::Error>> {
-        Box::pin(async move {
-            let taken = self.take_all(take, keys, receipt, granted).await;
-            match (taken, keys) {
-                // An open transaction holds one of them, and that is a handler's.
-                (Err(error), [_]) if is_locked(&error) => Ok(vec![T::in_flight()]),
-                (Err(error), _) if is_locked(&error) => {
-                    self.take_around(take, keys, receipt, granted).await
-                }
-                (taken, _) => taken,
-            }
-        })
-    }
-
-    /// Takes what no open transaction holds, after the whole set has met one that does.
-    async fn take_around<T: Grant + Send>(
-        &self,
-        take: &Take,
-        keys: &[DedupKey],
-        receipt: &Receipt,
-        granted: &mut bool,
-    ) -> Result<Vec<T>, sqlx::Error> {
-        // Transactions of ours say so with an advisory lock.
-        let locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
-        let probed = self.fetch(&self.statements.probe, Params::Locks(&locks)).await?;
-        let free: Vec<bool> =
-            probed.iter().map(|row| row.try_get("free")).collect::<Result<_, _>>()?;
-        let places: Vec<usize> =
-            (0..keys.len()).filter(|place| free.get(*place) == Some(&true)).collect();
-        let mut answers: Vec<T> = keys.iter().map(|_| T::in_flight()).collect();
-        let rest = at(keys, &places);
-        // All are free, and yet: one of them is held by somebody else's transaction. Which?
-        let parts = if places.len() == keys.len() { 2 } else { 1 };
-        let size = rest.len().div_ceil(parts).max(1);
-        for (part, places) in rest.chunks(size).zip(places.chunks(size)) {
-            let taken = self.take_some(take, part, receipt, granted).await?;
-            for (place, answer) in places.iter().zip(taken) {
-                answers[*place] = answer;
-            }
-        }
-        Ok(answers)
-    }
-
-    /// Inserts what is not there, then takes what is there and free; looks again at what somebody
-    /// else took meanwhile.
-    async fn take_all<T: Grant + Send>(
-        &self,
-        take: &Take,
-        keys: &[DedupKey],
-        receipt: &Receipt,
-        granted: &mut bool,
-    ) -> Result<Vec<T>, sqlx::Error> {
-        let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
-        for _ in 0..ROUNDS {
-            let open = open_places(&answers);
-            let asked = at(keys, &open);
-            let columns = Columns::new(&asked);
-            let kept = KeptColumns::new(&asked, receipt);
-            let params = take.params(&columns, receipt, &kept);
-            let rows = self.fetch(&take.insert, params).await?;
-            let mut free = Vec::new();
-            for row in &rows {
-                let Some(place) = open.get(place(row)?) else { continue };
-                if row.try_get("granted")? {
-                    *granted = true;
-                    answers[*place] = Some(T::granted(1, false));
-                } else if let Some(stored) = stored(row)? {
-                    answers[*place] = T::known(&stored, receipt.token());
-                    if answers[*place].is_none() {
-                        free.push(*place);
-                    }
-                }
-            }
-            if !free.is_empty() {
-                let asked = at(keys, &free);
-                let columns = Columns::new(&asked);
-                let kept = KeptColumns::new(&asked, receipt);
-                let params = take.params(&columns, receipt, &kept);
-                let rows = self.fetch(&take.seize, params).await?;
-                for (place, row) in matched(&asked, &rows)? {
-                    *granted = true;
-                    answers[free[place]] = Some(grant(row)?);
-                }
-            }
-            if answers.iter().all(Option::is_some) {
-                break;
-            }
-        }
-        // Still changing hands after all rounds: somebody else is at it.
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect())
-    }
-
-    /// Which of the keys a changing statement returned.
-    async fn touch(
-        &self,
-        context: &'static str,
-        sql: &Arc<str>,
-        keys: &[DedupKey],
-        receipt: &Receipt,
-    ) -> Result<Vec<bool>, Error> {
-        let fault = |error| store_error(context, error);
-        self.ready().await?;
-        let columns = Columns::new(keys);
-        let rows = self.fetch(sql, Params::Keys(&columns, receipt)).await.map_err(fault)?;
-        let mut touched = vec![false; keys.len()];
-        for (place, _) in matched(keys, &rows).map_err(fault)? {
-            touched[place] = true;
-        }
-        Ok(touched)
     }
 
     async fn number(
@@ -406,21 +337,6 @@ impl Inner {
     }
 }
 
-impl Take {
-    fn params<'k>(
-        &self,
-        columns: &'k Columns<'k>,
-        receipt: &'k Receipt,
-        kept: &'k KeptColumns,
-    ) -> Params<'k> {
-        if self.keeps {
-            Params::Keeping(columns, receipt, kept)
-        } else {
-            Params::Keys(columns, receipt)
-        }
-    }
-}
-
 /// Whether a row that was read to be answered from comes from a server that only follows another.
 fn is_from_a_standby(row: &PgRow) -> bool {
     row.try_get("standby").unwrap_or(false)
@@ -433,32 +349,26 @@ where
     sqlx::query_scalar(AssertSqlSafe(Arc::clone(sql))).fetch_one(connection).await
 }
 
-/// What a row says that was taken.
-pub(super) fn grant<T: Grant>(row: &PgRow) -> Result<T, sqlx::Error> {
-    let attempts: i64 = row.try_get("attempts")?;
-    let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
-    Ok(T::granted(attempts, row.try_get("takeover")?))
-}
-
 impl DedupAdapter for PostgresAdapter {
     async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.0.take(&self.0.statements.record, keys, receipt).await
+        self.call(Kind::Record, keys, receipt).await
     }
 
     async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+        self.0.ready().await?;
         let statement = &self.0.statements.unrecord;
-        Ok(released(self.0.touch("undoing a record", statement, keys, receipt).await?))
+        let done = self.0.direct().touch("undoing a record", statement, keys, receipt).await?;
+        Ok(released(done))
     }
 }
 
 impl LeaseAdapter for PostgresAdapter {
     async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.0.take(&self.0.statements.claim, keys, receipt).await
+        self.call(Kind::Claim, keys, receipt).await
     }
 
     async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        let statement = &self.0.statements.renew;
-        Ok(renewed(self.0.touch("renewing leases", statement, keys, receipt).await?))
+        self.call(Kind::Renew, keys, receipt).await
     }
 
     async fn complete(
@@ -466,40 +376,11 @@ impl LeaseAdapter for PostgresAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<Completed>, Error> {
-        let fault = |error| store_error("completing keys", error);
-        let inner = self.inner();
-        inner.ready().await?;
-        let columns = Columns::new(keys);
-        let kept = KeptColumns::new(keys, receipt);
-        let params = Params::Keeping(&columns, receipt, &kept);
-        let rows = inner.fetch(&inner.statements.complete, params).await.map_err(fault)?;
-        let mut answers: Vec<Option<Completed>> = keys.iter().map(|_| None).collect();
-        for row in &rows {
-            let at = place(row).map_err(fault)?;
-            let Some(answer) = answers.get_mut(at) else { continue };
-            let attempts: Option<i64> = row.try_get("attempts").map_err(fault)?;
-            // Complete before, as far as the statement saw: was it by this token?
-            let before: Option<bool> = row.try_get("held_before").map_err(fault)?;
-            *answer = match attempts {
-                Some(attempts) => Some(completed(attempts, row.try_get("held").map_err(fault)?)),
-                None if before == Some(true) => Some(Completed::Held),
-                None => None,
-            };
-        }
-        let open = open_places(&answers);
-        if !open.is_empty() {
-            let stored = inner.read(&at(keys, &open)).await?;
-            for (place, stored) in open.into_iter().zip(stored) {
-                let ours = stored.is_some_and(|stored| stored.is_by(receipt.token()));
-                answers[place] = ours.then_some(Completed::Held);
-            }
-        }
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
+        self.call(Kind::Complete, keys, receipt).await
     }
 
     async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        let statement = &self.0.statements.release;
-        Ok(released(self.0.touch("releasing keys", statement, keys, receipt).await?))
+        self.call(Kind::Release, keys, receipt).await
     }
 }
 
@@ -528,7 +409,9 @@ impl Maintain for PostgresAdapter {
     async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
         let keys = std::slice::from_ref(key);
         let none = Receipt::new([0; 16].into(), Duration::ZERO);
-        let gone = self.0.touch("forgetting", &self.0.statements.forget, keys, &none).await?;
+        self.0.ready().await?;
+        let statement = &self.0.statements.forget;
+        let gone = self.0.direct().touch("forgetting", statement, keys, &none).await?;
         if gone == [true] {
             return Ok(Forgotten::Removed);
         }
@@ -545,7 +428,8 @@ impl Maintain for PostgresAdapter {
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         self.0.ready().await?;
         let keys = std::slice::from_ref(key);
-        let stored = self.0.look(&self.0.statements.look, keys).await?;
+        let stored = self.0.look(&self.0.pool, &self.0.statements.look, keys).await;
+        let stored = stored.map_err(|error| store_error("looking up keys", error))?;
         let stored = stored.into_iter().flatten().next();
         Ok(stored.and_then(|stored| stored.entry()))
     }
@@ -554,8 +438,11 @@ impl Maintain for PostgresAdapter {
         self.0.number("counting keys", &self.0.statements.count, Params::None).await
     }
 
-    /// A pool of the user's stays open: it is theirs to close.
+    /// A pool of the user's stays open: it is theirs to close. The lanes' connections are closed.
     async fn close(&self) {
+        if let Some(lanes) = self.0.lanes.get() {
+            lanes.close().await;
+        }
         if !self.0.foreign {
             self.0.pool.close().await;
         }

@@ -20,17 +20,18 @@ use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
 use super::super::contract::{Claimed, Receipt, Recorded, Token};
-use super::super::sql::{Grant, at, open_places};
+use super::super::sql::{Grant, Rows, at, open_places};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
 };
+use super::change::grant;
 use super::rows::{
     Columns, KeptColumns, Params, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
     is_conflict, is_locked, is_no_savepoint, is_read_only, matched, place, row_key, store_error,
     stored,
 };
 use super::schema::Take;
-use super::store::{PostgresAdapter, grant};
+use super::store::PostgresAdapter;
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -128,7 +129,7 @@ impl TransactionAdapter for PostgresAdapter {
             if ended { error.of_the_transaction() } else { error }
         };
         if receipt.keeps() {
-            let kept = KeptColumns::new(keys, receipt);
+            let kept = KeptColumns::new(&Rows::one(keys, receipt));
             let keep = sqlx::query(AssertSqlSafe(self.inner().statements.keep.clone()))
                 .bind(row_keys(keys))
                 .bind(Uuid::from(receipt.token()))

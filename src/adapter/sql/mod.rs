@@ -4,8 +4,12 @@ use std::fmt;
 
 use crate::error::{ConfigError, Error, ErrorKind};
 
+mod calls;
 mod rows;
 
+pub(super) use calls::{
+    Answer, Answers, Call, Database, Failed, Kind, PARTS, Rows, Taken, Terms, carry,
+};
 pub(super) use rows::{
     Grant, KeptRow, Stored, at, completed, matched, open_places, released, renewed,
 };

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::contract::{
-    Claimed, Completed, Entry, EntryState, Recorded, Released, Renewed, Seen, Token,
+    Claimed, Completed, Entry, EntryState, Receipt, Recorded, Released, Renewed, Seen, Token,
 };
 use super::super::kept::{Kept, StoredResponse};
 use crate::error::Error;
@@ -109,6 +109,22 @@ pub(in crate::adapter) trait Grant {
         Self: Sized;
     fn granted(attempt: u32, takeover: bool) -> Self;
     fn in_flight() -> Self;
+    /// What stands in the row of a key that was just granted.
+    fn left_behind(receipt: &Receipt) -> Stored;
+}
+
+/// A row written at this very moment.
+fn written(receipt: &Receipt, completed_at: Option<i64>, lease_until: Option<i64>) -> Stored {
+    Stored {
+        token: Some(*receipt.token().as_bytes()),
+        attempts: 1,
+        takeover: false,
+        first_seen_at: 0,
+        completed_at,
+        expires_at: receipt.retention_ms(),
+        lease_until,
+        now: 0,
+    }
 }
 
 impl Grant for Recorded {
@@ -128,6 +144,10 @@ impl Grant for Recorded {
     fn in_flight() -> Self {
         Self::InFlight
     }
+
+    fn left_behind(receipt: &Receipt) -> Stored {
+        written(receipt, Some(0), None)
+    }
 }
 
 impl Grant for Claimed {
@@ -145,6 +165,10 @@ impl Grant for Claimed {
 
     fn in_flight() -> Self {
         Self::InFlight
+    }
+
+    fn left_behind(receipt: &Receipt) -> Stored {
+        written(receipt, None, Some(receipt.lease_ms()))
     }
 }
 

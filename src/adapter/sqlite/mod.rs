@@ -2,7 +2,8 @@
 //!
 //! 1. One writer at a time in this process, in the order of arrival; other processes are waited
 //!    for by SQLite's busy timeout. Every change is *one* statement, so nothing is ever upgraded
-//!    from reading to writing, which fails at once however long the timeout is.
+//!    from reading to writing, which fails at once however long the timeout is. What wants to be
+//!    written while another is goes out [together](SqliteAdapter::batching), in one commit.
 //! 2. Duplicates are read and never written: they are answered while another process holds the
 //!    file, while it is full, and while it is read-only.
 //! 3. The clock is SQLite's, read inside the statement, after any wait for the lock.
@@ -39,6 +40,7 @@
 //! # }).unwrap();
 //! ```
 
+mod change;
 mod rows;
 mod schema;
 mod store;

@@ -1,12 +1,12 @@
 //! SQLite's rows and errors.
 
+use serde_json::Value;
 use sqlx::Row;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::contract::Receipt;
 use super::super::kept::StoredResponse;
-use super::super::sql::{self, Stored};
+use super::super::sql::{self, Rows, Stored, Terms};
 use crate::error::Error;
 use crate::key::{DedupKey, hex};
 
@@ -17,28 +17,34 @@ pub(super) fn keys_json(keys: &[DedupKey]) -> String {
     serde_json::to_string(&pairs).unwrap_or_default()
 }
 
-/// The keys with what is kept with them.
-pub(super) fn kept_json(keys: &[DedupKey], receipt: &Receipt) -> String {
-    if !receipt.keeps() {
-        return keys_json(keys);
+/// What a changing statement is asked: the keys, each with its terms where they differ, and with
+/// what is kept with it.
+pub(super) fn rows_json(rows: &Rows<'_>) -> String {
+    let keeps = rows.keeps();
+    let places = 0..rows.len();
+    let all: Vec<Vec<Value>> = places.map(|place| row_json(rows, place, keeps)).collect();
+    // Strings and numbers always serialize.
+    serde_json::to_string(&all).unwrap_or_default()
+}
+
+fn row_json(rows: &Rows<'_>, place: usize, keeps: bool) -> Vec<Value> {
+    let (key, receipt) = (&rows.keys[place], rows.receipt(place));
+    let mut row: Vec<Value> = vec![key.namespace().into(), key.id().into()];
+    if let Terms::Each(_) = rows.terms {
+        row.push(hex(receipt.token().as_bytes()).into());
+        row.extend([receipt.retention_ms().into(), receipt.lease_ms().into()]);
     }
-    let rows: Vec<_> = keys
-        .iter()
-        .map(|key| {
-            let kept = receipt.kept_for(key).unwrap_or_default();
-            let response = kept.response.as_deref();
-            (
-                key.namespace(),
-                key.id(),
-                kept.payload_sha256.map(|digest| hex(&digest)),
-                response.map(|response| response.status.as_u16()),
-                response.map(StoredResponse::headers_json),
-                response.map(|response| hex(&response.body)),
-            )
-        })
-        .collect();
-    // Strings, numbers and tuples of them always serialize.
-    serde_json::to_string(&rows).unwrap_or_default()
+    if keeps {
+        let kept = receipt.kept_for(key).unwrap_or_default();
+        let response = kept.response.as_deref();
+        row.extend([
+            kept.payload_sha256.map(|digest| hex(&digest)).into(),
+            response.map(|response| response.status.as_u16()).into(),
+            response.map(StoredResponse::headers_json).into(),
+            response.map(|response| hex(&response.body)).into(),
+        ]);
+    }
+    row
 }
 
 /// What a complete row has kept.
@@ -85,6 +91,15 @@ pub(super) const LOCKED: i64 = 6;
 const READONLY: i64 = 8;
 const FULL: i64 = 13;
 const CANTOPEN: i64 = 14;
+const TOOBIG: i64 = 18;
+const CONSTRAINT: i64 = 19;
+const MISMATCH: i64 = 20;
+
+/// Whether it may be one row's doing: its value, or what a trigger says to it.
+pub(super) fn is_of_a_row(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(primary_code);
+    matches!(code, Some(TOOBIG | CONSTRAINT | MISMATCH))
+}
 
 /// Whether a commit hook has turned the COMMIT into a rollback.
 pub(super) fn is_refused_commit(error: &sqlx::Error) -> bool {

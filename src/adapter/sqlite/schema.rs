@@ -3,7 +3,8 @@
 //! Times are integers, milliseconds since the Unix epoch. What a row means stands in
 //! [`sql::rows`](super::super::sql).
 //!
-//! `?1` is the keys as a JSON array of pairs, `?2` the token, `?3` the retention, `?4` the lease. Where
+//! `?1` is the keys as a JSON array of pairs, `?2` the token, `?3` the retention, `?4` the lease.
+//! Where each key is asked for under terms of its own, the pairs go on with those, the token in hex. Where
 //! something is kept with the keys, their pairs go on with the payload's SHA-256 in hex, and the
 //! status, the headers and the body (in hex) of the response; what is not there is null.
 
@@ -77,18 +78,34 @@ pub(super) fn create_sql(name: &Identifier) -> Vec<String> {
     ]
 }
 
+/// Under which terms a changing statement asks for its keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asks {
+    /// All under the same.
+    One,
+    /// Each under its own.
+    Each,
+}
+
 impl Statements {
-    pub(super) fn new(name: &Identifier) -> Self {
+    pub(super) fn new(name: &Identifier, asks: Asks) -> Self {
         let table = format!("\"{name}\"");
+        let (token, retention, lease, kept) = match asks {
+            Asks::One => ("?2", "?3", "?4", 2),
+            Asks::Each => ("unhex(value ->> 2)", "(value ->> 3)", "(value ->> 4)", 5),
+        };
         let keys = "SELECT value ->> 0 AS namespace, value ->> 1 AS id FROM json_each(?1)";
         let matching = format!("(namespace, id) IN ({keys})");
         let insert = |values: &str| {
             format!(
                 "INSERT INTO {table} AS t (namespace, id, token, lease_until, attempts, takeover, \
                  first_seen_at, completed_at, expires_at, {KEPT}) \
-                 SELECT value ->> 0, value ->> 1, ?2, {values}, {NOW} + ?3, \
-                 unhex(value ->> 2), value ->> 3, value ->> 4, unhex(value ->> 5) \
-                 FROM json_each(?1) WHERE true ON CONFLICT (namespace, id) DO UPDATE SET"
+                 SELECT value ->> 0, value ->> 1, {token}, {values}, {NOW} + {retention}, \
+                 unhex(value ->> {kept}), value ->> {}, value ->> {}, unhex(value ->> {}) \
+                 FROM json_each(?1) WHERE true ON CONFLICT (namespace, id) DO UPDATE SET",
+                kept + 1,
+                kept + 2,
+                kept + 3
             )
         };
         // A row that a claim or a record may take: nobody holds it, or the retention has ended.
@@ -107,7 +124,7 @@ impl Statements {
             response_headers = excluded.response_headers, response_body = excluded.response_body";
         let loses = "payload_sha256 = NULL, response_status = NULL, response_headers = NULL, \
             response_body = NULL";
-        let repeated = "(t.completed_at IS NULL AND t.token IS ?2)";
+        let repeated = "(t.completed_at IS NULL AND t.token IS excluded.token)";
         Self {
             // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to write even where
             // there is nothing to create.
@@ -148,12 +165,12 @@ impl Statements {
                    THEN excluded.first_seen_at ELSE t.first_seen_at END, \
                  completed_at = NULL, expires_at = excluded.expires_at, {loses} \
                  WHERE {free} OR {repeated} RETURNING namespace, id, attempts, takeover",
-                insert(&format!("{NOW} + ?4, 1, 0, {NOW}, NULL"))
+                insert(&format!("{NOW} + {lease}, 1, 0, {NOW}, NULL"))
             )
             .into(),
             renew: format!(
                 "{} lease_until = excluded.lease_until WHERE {repeated} RETURNING namespace, id",
-                insert(&format!("{NOW} + ?4, 1, 0, {NOW}, NULL"))
+                insert(&format!("{NOW} + {lease}, 1, 0, {NOW}, NULL"))
             )
             .into(),
             // The holder's token stays, which is how the answer tells whether it was ours. An
@@ -168,13 +185,14 @@ impl Statements {
                  expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
                    ELSE t.expires_at END, {keeps} \
                  WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
-                 RETURNING namespace, id, attempts, token IS ?2 AS held",
+                 RETURNING namespace, id, attempts, token",
                 insert(&format!("NULL, 0, 0, {NOW}, {NOW}"))
             )
             .into(),
             release: format!(
-                "UPDATE {table} SET token = NULL, lease_until = NULL \
-                 WHERE {matching} AND token = ?2 AND completed_at IS NULL RETURNING namespace, id"
+                "UPDATE {table} AS t SET token = NULL, lease_until = NULL FROM json_each(?1) \
+                 WHERE t.namespace = value ->> 0 AND t.id = value ->> 1 AND t.token = {token} \
+                 AND t.completed_at IS NULL RETURNING namespace, id"
             )
             .into(),
             purge: format!(

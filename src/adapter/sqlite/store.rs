@@ -10,20 +10,22 @@ use backon::{ExponentialBuilder, Retryable};
 use sqlx::query::Query;
 use sqlx::sqlite::{
     Sqlite, SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
-    SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+    SqlitePoolOptions, SqliteSynchronous,
 };
 use sqlx::{AssertSqlSafe, Row};
 
+use super::super::batch::Batching;
 use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
 use super::super::kept::{Kept, Recall};
-use super::super::sql::{Grant, Identifier, Stored, at, completed, open_places, released, renewed};
-use super::rows::{
-    BUSY, LOCKED, kept, kept_json, keys_json, matched, primary_code, store_error, stored,
+use super::super::sql::{
+    Answer, Call, Database, Grant, Identifier, Kind, Rows, Stored, at, open_places, released,
 };
-use super::schema::{Statements, VERSION, create_sql};
+use super::change::{Batchers, Look};
+use super::rows::{BUSY, LOCKED, kept, keys_json, primary_code, store_error, stored};
+use super::schema::{Asks, Statements, VERSION, create_sql};
 use super::turn::{Turn, turn_of};
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;
@@ -40,8 +42,6 @@ const OPEN_RETRIES: usize = 6;
 const GATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long purging waits for its turn before it lets it be this time.
 const PURGE_PATIENCE: Duration = Duration::from_millis(100);
-/// How often a key is looked at again that changed hands between a write and the read after it.
-const ROUNDS: usize = 4;
 
 /// Keeps keys in a SQLite file.
 ///
@@ -50,16 +50,33 @@ const ROUNDS: usize = 4;
 pub struct SqliteAdapter(Arc<Inner>);
 
 pub(super) struct Inner {
-    readers: SqlitePool,
+    pub(super) readers: SqlitePool,
     pub(super) writer: SqlitePool,
     /// Serves writers in the order of arrival, which SQLite's own lock does not.
     pub(super) turn: Arc<Turn>,
     table: Identifier,
     pub(super) statements: Statements,
+    /// The same, with terms of its own for each key.
+    pub(super) batched: Statements,
+    batching: Batching,
+    batchers: Option<Batchers>,
     pub(super) gate_timeout: Duration,
     migrated: AtomicBool,
     /// Whether the connections are the user's, whose settings are only looked at.
     foreign: bool,
+}
+
+struct Settings {
+    table: Identifier,
+    gate_timeout: Duration,
+    batching: Batching,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let (table, batching) = (Identifier::default_table(), Batching::new());
+        Self { table, gate_timeout: GATE_TIMEOUT, batching }
+    }
 }
 
 impl SqliteAdapter {
@@ -108,7 +125,7 @@ impl SqliteAdapter {
                 Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
             })?;
         let readers = pool().max_connections(READERS).connect_lazy_with(options);
-        Ok(Self::over(readers, writer, Identifier::default_table(), false))
+        Ok(Self::over(readers, writer, Settings::default(), false))
     }
 
     /// An adapter over a pool of yours, on the file that your service uses anyway.
@@ -119,7 +136,7 @@ impl SqliteAdapter {
     /// [`close`](Maintain::close) leaves it open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
-        Self::over(pool.clone(), pool, Identifier::default_table(), true)
+        Self::over(pool.clone(), pool, Settings::default(), true)
     }
 
     /// The adapter with another table than `webhook_deliveries`.
@@ -127,8 +144,16 @@ impl SqliteAdapter {
     /// A handle that was cloned before keeps its table.
     #[must_use]
     pub fn table(self, table: Identifier) -> Self {
-        let Inner { readers, writer, foreign, gate_timeout, .. } = &*self.0;
-        Self::over(readers.clone(), writer.clone(), table, *foreign).gate_timeout(*gate_timeout)
+        self.with(|settings| settings.table = table)
+    }
+
+    /// How concurrent calls go out together; [`Batching::off`] for each on its own.
+    ///
+    /// There is one lane, on the connection that writes; what is looked up goes out together as
+    /// well.
+    #[must_use]
+    pub fn batching(self, batching: Batching) -> Self {
+        self.with(|settings| settings.batching = batching)
     }
 
     /// How long a transactional delivery waits for those before it, which run one at a time: 5 s,
@@ -138,11 +163,7 @@ impl SqliteAdapter {
     /// is a handler that holds the transaction and calls the adapter beside it.
     #[must_use]
     pub fn gate_timeout(self, bound: Duration) -> Self {
-        let Inner { readers, writer, foreign, table, .. } = &*self.0;
-        let (readers, writer, table) = (readers.clone(), writer.clone(), table.clone());
-        let mut inner = Self::inner_over(readers, writer, table, *foreign);
-        inner.gate_timeout = bound;
-        Self(Arc::new(inner))
+        self.with(|settings| settings.gate_timeout = bound)
     }
 
     /// Makes the schema if it is not there. Safe to call from many processes at once.
@@ -161,20 +182,69 @@ impl SqliteAdapter {
         create_sql(&self.0.table)
     }
 
-    fn over(readers: SqlitePool, writer: SqlitePool, table: Identifier, foreign: bool) -> Self {
-        Self(Arc::new(Self::inner_over(readers, writer, table, foreign)))
+    fn over(readers: SqlitePool, writer: SqlitePool, settings: Settings, foreign: bool) -> Self {
+        let Settings { table, gate_timeout, batching } = settings;
+        let turn = turn_of(&writer.connect_options());
+        Self(Arc::new(Inner {
+            readers,
+            writer,
+            turn,
+            statements: Statements::new(&table, Asks::One),
+            batched: Statements::new(&table, Asks::Each),
+            table,
+            batching,
+            batchers: batching.lane_count().map(|_| Batchers::new(batching)),
+            gate_timeout,
+            migrated: AtomicBool::new(false),
+            foreign,
+        }))
     }
 
-    fn inner_over(
-        readers: SqlitePool,
-        writer: SqlitePool,
-        table: Identifier,
-        foreign: bool,
-    ) -> Inner {
-        let statements = Statements::new(&table);
-        let turn = turn_of(&writer.connect_options());
-        let (migrated, gate_timeout) = (AtomicBool::new(false), GATE_TIMEOUT);
-        Inner { readers, writer, turn, table, statements, gate_timeout, migrated, foreign }
+    fn with(&self, change: impl FnOnce(&mut Settings)) -> Self {
+        let Inner { readers, writer, foreign, table, gate_timeout, batching, .. } = &*self.0;
+        let (table, gate_timeout, batching) = (table.clone(), *gate_timeout, *batching);
+        let mut settings = Settings { table, gate_timeout, batching };
+        change(&mut settings);
+        Self::over(readers.clone(), writer.clone(), settings, *foreign)
+    }
+
+    /// Claims or records: what is known is read and not written.
+    async fn take<T: Grant + Answer>(
+        &self,
+        kind: Kind,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<T>, Error> {
+        self.0.ready().await?;
+        let stored = match &self.0.batchers {
+            Some(batchers) => batchers.looks.submit(&self.0, Look::new(keys)).await?,
+            None => self.0.read(keys).await?,
+        };
+        let stored = stored.into_iter();
+        let mut answers: Vec<Option<T>> =
+            stored.map(|stored| T::known(&stored?, receipt.token())).collect();
+        let open = open_places(&answers);
+        if !open.is_empty() {
+            let taken = self.call(kind, &at(keys, &open), receipt).await?;
+            for (place, taken) in open.into_iter().zip(taken) {
+                answers[place] = Some(taken);
+            }
+        }
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect())
+    }
+
+    async fn call<T: Answer>(
+        &self,
+        kind: Kind,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<T>, Error> {
+        self.0.ready().await?;
+        let call = Call::new(kind, keys, receipt);
+        T::unwrap(match &self.0.batchers {
+            Some(batchers) => batchers.calls.submit(&self.0, call).await?,
+            None => self.0.turn().await?.alone(&call).await?,
+        })
     }
 
     pub(super) fn inner(&self) -> &Inner {
@@ -281,31 +351,6 @@ impl Inner {
         Ok(())
     }
 
-    /// One changing statement, in its turn. Answers the rows that it returned.
-    ///
-    /// Dropped while it waits, it has changed nothing; dropped later, the statement runs to its
-    /// end on the connection's own thread, and the outcome is unknown.
-    async fn write(
-        &self,
-        context: &'static str,
-        sql: &Arc<str>,
-        keys: &str,
-        receipt: &Receipt,
-    ) -> Result<Vec<SqliteRow>, Error> {
-        let turn = tokio::time::timeout(self.gate_timeout, self.turn.lock()).await;
-        // Nothing was asked of the file.
-        let _turn = turn.map_err(|_| Error::new(ErrorKind::Refused, "waiting to write"))?;
-        // All rows: SQLite commits at the end of the statement, after it has returned them.
-        sqlx::query(AssertSqlSafe(Arc::clone(sql)))
-            .bind(keys)
-            .bind(receipt.token().as_bytes().as_slice())
-            .bind(receipt.retention_ms())
-            .bind(receipt.lease_ms())
-            .fetch_all(&self.writer)
-            .await
-            .map_err(|error| store_error(context, error))
-    }
-
     /// What is stored of each key.
     pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
         let fault = |error| store_error("looking up keys", error);
@@ -324,87 +369,28 @@ impl Inner {
         }
         Ok(found)
     }
-
-    /// Claims or records: reads what is known, writes for the rest, and reads again what somebody
-    /// else took meanwhile.
-    async fn take<T: Grant>(
-        &self,
-        sql: &Arc<str>,
-        keys: &[DedupKey],
-        receipt: &Receipt,
-    ) -> Result<Vec<T>, Error> {
-        const CONTEXT: &str = "taking keys";
-        let fault = |error| store_error(CONTEXT, error);
-        self.ready().await?;
-        let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
-        // Once a round has written, no later failure means that nothing was recorded.
-        let mut written = false;
-        let unknown =
-            |written: bool| move |error: Error| if written { error.unknown() } else { error };
-        for _ in 0..ROUNDS {
-            let open = open_places(&answers);
-            let stored = self.read(&at(keys, &open)).await.map_err(unknown(written))?;
-            for (place, stored) in open.into_iter().zip(stored) {
-                answers[place] = stored.and_then(|stored| T::known(&stored, receipt.token()));
-            }
-            let free = open_places(&answers);
-            if !free.is_empty() {
-                let asked = at(keys, &free);
-                let rows = self.write(CONTEXT, sql, &kept_json(&asked, receipt), receipt).await;
-                let rows = rows.map_err(unknown(written))?;
-                written |= !rows.is_empty();
-                for (place, row) in matched(&asked, &rows).map_err(fault)? {
-                    let attempts: i64 = row.try_get("attempts").map_err(fault)?;
-                    let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
-                    let takeover = row.try_get("takeover").map_err(fault)?;
-                    answers[free[place]] = Some(T::granted(attempts, takeover));
-                }
-            }
-            if answers.iter().all(Option::is_some) {
-                break;
-            }
-        }
-        // Still changing hands after all rounds: somebody else is at it.
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect())
-    }
-
-    /// Which of the keys a changing statement returned.
-    async fn touch(
-        &self,
-        context: &'static str,
-        sql: &Arc<str>,
-        keys: &[DedupKey],
-        receipt: &Receipt,
-    ) -> Result<Vec<bool>, Error> {
-        self.ready().await?;
-        let rows = self.write(context, sql, &keys_json(keys), receipt).await?;
-        let mut touched = vec![false; keys.len()];
-        for (place, _) in matched(keys, &rows).map_err(|error| store_error(context, error))? {
-            touched[place] = true;
-        }
-        Ok(touched)
-    }
 }
 
 impl DedupAdapter for SqliteAdapter {
     async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.0.take(&self.0.statements.record, keys, receipt).await
+        self.take(Kind::Record, keys, receipt).await
     }
 
     async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        let statement = &self.0.statements.unrecord;
-        Ok(released(self.0.touch("undoing a record", statement, keys, receipt).await?))
+        self.0.ready().await?;
+        let (rows, statement) = (Rows::one(keys, receipt), &self.0.statements.unrecord);
+        let done = self.0.turn().await?.returned("undoing a record", statement, &rows).await;
+        Ok(released(done.map_err(|failed| failed.error)?))
     }
 }
 
 impl LeaseAdapter for SqliteAdapter {
     async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.0.take(&self.0.statements.claim, keys, receipt).await
+        self.take(Kind::Claim, keys, receipt).await
     }
 
     async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        let held = self.0.touch("renewing leases", &self.0.statements.renew, keys, receipt).await?;
-        Ok(renewed(held))
+        self.call(Kind::Renew, keys, receipt).await
     }
 
     async fn complete(
@@ -412,33 +398,11 @@ impl LeaseAdapter for SqliteAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<Completed>, Error> {
-        const CONTEXT: &str = "completing keys";
-        let fault = |error| store_error(CONTEXT, error);
-        let inner = &*self.0;
-        inner.ready().await?;
-        let asked = kept_json(keys, receipt);
-        let rows = inner.write(CONTEXT, &inner.statements.complete, &asked, receipt).await?;
-        let mut answers: Vec<Option<Completed>> = keys.iter().map(|_| None).collect();
-        for (place, row) in matched(keys, &rows).map_err(fault)? {
-            let attempts: i64 = row.try_get("attempts").map_err(fault)?;
-            let held: bool = row.try_get("held").map_err(fault)?;
-            answers[place] = Some(completed(attempts, held));
-        }
-        // What was complete before was not written again: was it by this token?
-        let open = open_places(&answers);
-        if !open.is_empty() {
-            let stored = inner.read(&at(keys, &open)).await?;
-            for (place, stored) in open.into_iter().zip(stored) {
-                let ours = stored.is_some_and(|stored| stored.is_by(receipt.token()));
-                answers[place] = ours.then_some(Completed::Held);
-            }
-        }
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
+        self.call(Kind::Complete, keys, receipt).await
     }
 
     async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        let statement = &self.0.statements.release;
-        Ok(released(self.0.touch("releasing keys", statement, keys, receipt).await?))
+        self.call(Kind::Release, keys, receipt).await
     }
 }
 
@@ -482,9 +446,9 @@ impl Maintain for SqliteAdapter {
         inner.ready().await?;
         let keys = std::slice::from_ref(key);
         let none = Receipt::new([0; 16].into(), Duration::ZERO);
-        let rows =
-            inner.write("forgetting", &inner.statements.forget, &keys_json(keys), &none).await?;
-        if !rows.is_empty() {
+        let (rows, statement) = (Rows::one(keys, &none), &inner.statements.forget);
+        let gone = inner.turn().await?.returned("forgetting", statement, &rows).await;
+        if gone.map_err(|failed| failed.error)? == [true] {
             return Ok(Forgotten::Removed);
         }
         let kept = inner.read(keys).await?.into_iter().flatten().next();

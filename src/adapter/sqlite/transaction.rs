@@ -20,11 +20,11 @@ use sqlx::{AssertSqlSafe, Connection, Row};
 use tokio::sync::OwnedMutexGuard;
 
 use super::super::contract::{Claimed, Receipt, Recorded, Token};
-use super::super::sql::{Grant, at, open_places};
+use super::super::sql::{Grant, Rows, at, open_places};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
 };
-use super::rows::{is_refused_commit, kept_json, keys_json, matched, store_error, stored};
+use super::rows::{is_refused_commit, keys_json, matched, rows_json, store_error, stored};
 use super::store::SqliteAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -161,7 +161,7 @@ impl TransactionAdapter for SqliteAdapter {
         const CONTEXT: &str = "committing the handler's transaction";
         if receipt.keeps() {
             let keep = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.keep)))
-                .bind(kept_json(keys, receipt))
+                .bind(rows_json(&Rows::one(keys, receipt)))
                 .bind(receipt.token().as_bytes().to_vec())
                 .execute(transaction.connection())
                 .await;

@@ -1,0 +1,325 @@
+//! [`Batcher`]: what waits, and the lanes that carry it. It knows nothing of stores.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, PoisonError};
+
+use futures_util::FutureExt;
+use tokio::sync::oneshot;
+
+use super::batching::Batching;
+use super::tasks::{Mutex, Place, here, spawn, yield_now};
+use crate::error::{Error, ErrorKind};
+
+/// So many rows wait when another lane opens, or a full batch of fewer: below, they are cheaper as
+/// a part of the next batch.
+const WORTH_A_LANE: usize = 32;
+/// How far beyond what it can take a lane looks for more, in batches.
+const LOOKS_AHEAD: usize = 4;
+/// How often a call is sent anew whose lane ended before it was sent.
+const SENDINGS: usize = 4;
+
+/// What a caller asks.
+pub(in crate::adapter) trait Ask: Send + 'static {
+    type Kind: Copy + Eq + Send;
+    type Answer: Send + 'static;
+
+    fn kind(&self) -> Self::Kind;
+
+    /// Numbers that stand for its keys, the same for the same key. Two keys of one number wait for
+    /// each other in vain, and no worse.
+    fn keys(&self) -> &[u64];
+
+    /// Whether those of this kind may name a key together in one batch.
+    fn shares_keys(&self) -> bool;
+}
+
+/// Takes batches to the store.
+pub(in crate::adapter) trait Carry<A: Ask>: Send + Sync + 'static {
+    /// What a lane waits for before it gathers a batch, so that nothing is on its way while it
+    /// cannot be sent.
+    type Turn: Send;
+
+    /// An error is the answer to all who wait by then.
+    fn turn(&self) -> impl Future<Output = Result<Self::Turn, Error>> + Send;
+
+    /// One answer for each, in their order.
+    fn carry(
+        &self,
+        turn: Self::Turn,
+        batch: Vec<A>,
+    ) -> impl Future<Output = Vec<Result<A::Answer, Error>>> + Send;
+}
+
+/// Gathers what is asked while batches are on the wire.
+pub(in crate::adapter) struct Batcher<A: Ask>(Arc<Shared<A>>);
+
+struct Shared<A: Ask> {
+    lanes: usize,
+    most_rows: usize,
+    most_waiting: usize,
+    state: Mutex<State<A>>,
+}
+
+struct State<A: Ask> {
+    /// One for each runtime that has callers: a lane ends with its runtime, and one that is not
+    /// run for a while must not hold up the callers of another.
+    queues: HashMap<Place, Queue<A>>,
+    /// In all queues.
+    rows: usize,
+}
+
+struct Queue<A: Ask> {
+    waiting: VecDeque<Waiting<A>>,
+    rows: usize,
+    /// The keys of what is on the wire.
+    wire: HashSet<u64>,
+    lanes: usize,
+}
+
+struct Waiting<A: Ask> {
+    ask: A,
+    reply: oneshot::Sender<Reply<A>>,
+}
+
+/// A batch, and who is to hear of it.
+type Taken<A> = (Vec<A>, Vec<oneshot::Sender<Reply<A>>>);
+
+enum Reply<A: Ask> {
+    Answer(Result<A::Answer, Error>),
+    /// It was not sent, and will not be: here it is again.
+    Unsent(A),
+}
+
+impl<A: Ask> Batcher<A> {
+    /// `lanes` at a time.
+    pub(in crate::adapter) fn new(lanes: usize, batching: Batching) -> Self {
+        let state = Mutex::new(State { queues: HashMap::new(), rows: 0 });
+        let (most_rows, most_waiting) = (batching.most_rows(), batching.most_waiting());
+        Self(Arc::new(Shared { lanes, most_rows, most_waiting, state }))
+    }
+
+    /// Waits for the answer of the batch that carries this. Dropped, it disturbs nobody: its
+    /// outcome is unknown then.
+    pub(in crate::adapter) async fn submit<C: Carry<A>>(
+        &self,
+        carrier: &Arc<C>,
+        mut ask: A,
+    ) -> Result<A::Answer, Error> {
+        for _ in 0..SENDINGS {
+            match self.push(carrier, ask)?.await {
+                Ok(Reply::Answer(answer)) => return answer,
+                Ok(Reply::Unsent(again)) => ask = again,
+                Err(_) => return Err(unanswered()),
+            }
+        }
+        Err(Error::new(ErrorKind::Refused, "sending a batch: its runtime is ending"))
+    }
+
+    /// The rows that wait; none if no lane is open.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "the model asks, which has a copy of its own of this file")]
+    pub(super) fn waiting(&self) -> Option<usize> {
+        let state = lock(&self.0.state);
+        (!state.queues.is_empty()).then_some(state.rows)
+    }
+
+    fn push<C: Carry<A>>(
+        &self,
+        carrier: &Arc<C>,
+        ask: A,
+    ) -> Result<oneshot::Receiver<Reply<A>>, Error> {
+        let (place, rows) = (here(), ask.keys().len());
+        let (reply, answer) = oneshot::channel();
+        let opens = {
+            let mut state = lock(&self.0.state);
+            if !state.has_room(rows, self.0.most_waiting) {
+                return Err(Error::new(ErrorKind::Overloaded, "waiting for a batch"));
+            }
+            state.rows += rows;
+            let queue = state.queues.entry(place).or_default();
+            queue.rows += rows;
+            queue.waiting.push_back(Waiting { ask, reply });
+            let opens = queue.lanes == 0
+                || (queue.lanes < self.0.lanes && queue.rows >= WORTH_A_LANE.min(self.0.most_rows));
+            queue.lanes += usize::from(opens);
+            opens
+        };
+        if opens {
+            let lane = Lane { shared: Arc::clone(&self.0), place, wire: Vec::new(), open: true };
+            spawn(lane.run(Arc::clone(carrier)));
+        }
+        Ok(answer)
+    }
+}
+
+/// A task that may be running in this runtime, and what it has on the wire. Dropped before its
+/// time, as by a runtime that ends, it leaves no caller waiting.
+struct Lane<A: Ask> {
+    shared: Arc<Shared<A>>,
+    place: Place,
+    wire: Vec<u64>,
+    open: bool,
+}
+
+impl<A: Ask> Lane<A> {
+    async fn run<C: Carry<A>>(mut self, carrier: Arc<C>) {
+        while self.open {
+            // Those who were woken together come together.
+            yield_now().await;
+            let turn = carrier.turn().await;
+            let Some((asks, replies)) = self.take() else { return };
+            let answers = match turn {
+                Ok(turn) => {
+                    let carried = AssertUnwindSafe(carrier.carry(turn, asks)).catch_unwind().await;
+                    carried.unwrap_or_default()
+                }
+                Err(error) => {
+                    let error = error.shared();
+                    asks.iter().map(|_| Err(error())).collect()
+                }
+            };
+            // First, for the last caller's runtime may stop running tasks once it has its answer.
+            self.land();
+            let mut answers = answers.into_iter();
+            for reply in replies {
+                // Without an answer, as after a panic, the outcome is unknown.
+                let answer = answers.next().unwrap_or_else(|| Err(unanswered()));
+                // It may be gone.
+                let _ = reply.send(Reply::Answer(answer));
+            }
+        }
+    }
+
+    /// Takes the next batch, or closes the lane.
+    fn take(&mut self) -> Option<Taken<A>> {
+        let mut state = lock(&self.shared.state);
+        let State { queues, rows } = &mut *state;
+        let queue = queues.get_mut(&self.place)?;
+        let before = queue.rows;
+        let batch = queue.take(self.shared.most_rows);
+        *rows -= before - queue.rows;
+        if batch.is_empty() {
+            // What still waits, waits for what another lane has on the wire.
+            self.open = false;
+            state.close(self.place);
+            return None;
+        }
+        self.wire = batch.iter().flat_map(|waiting| waiting.ask.keys()).copied().collect();
+        queue.wire.extend(&self.wire);
+        drop(state);
+        Some(batch.into_iter().map(|waiting| (waiting.ask, waiting.reply)).unzip())
+    }
+
+    /// The batch is off the wire. If nothing waits, the lane is closed.
+    fn land(&mut self) {
+        let mut state = lock(&self.shared.state);
+        let Some(queue) = state.queues.get_mut(&self.place) else { return };
+        for key in self.wire.drain(..) {
+            queue.wire.remove(&key);
+        }
+        if queue.waiting.is_empty() {
+            self.open = false;
+            state.close(self.place);
+        }
+    }
+}
+
+impl<A: Ask> Drop for Lane<A> {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        self.land();
+        if !self.open {
+            return;
+        }
+        let unsent = lock(&self.shared.state).close(self.place);
+        for Waiting { ask, reply } in unsent {
+            let _ = reply.send(Reply::Unsent(ask));
+        }
+    }
+}
+
+impl<A: Ask> Default for Queue<A> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), rows: 0, wire: HashSet::new(), lanes: 0 }
+    }
+}
+
+impl<A: Ask> State<A> {
+    /// Whether so many more may wait, once those are left out that nobody waits for any more.
+    fn has_room(&mut self, rows: usize, most: usize) -> bool {
+        if self.rows > 0 && self.rows + rows > most {
+            for queue in self.queues.values_mut() {
+                queue.waiting.retain(|waiting| !waiting.reply.is_closed());
+                queue.rows = queue.waiting.iter().map(|waiting| waiting.ask.keys().len()).sum();
+            }
+            self.rows = self.queues.values().map(|queue| queue.rows).sum();
+        }
+        self.rows == 0 || self.rows + rows <= most
+    }
+
+    /// One lane less. Answers what waits, if it was the last.
+    fn close(&mut self, place: Place) -> VecDeque<Waiting<A>> {
+        let Some(queue) = self.queues.get_mut(&place) else { return VecDeque::new() };
+        queue.lanes -= 1;
+        if queue.lanes > 0 {
+            return VecDeque::new();
+        }
+        self.rows -= queue.rows;
+        self.queues.remove(&place).map(|queue| queue.waiting).unwrap_or_default()
+    }
+}
+
+impl<A: Ask> Queue<A> {
+    /// What may go together, from the front.
+    fn take(&mut self, most: usize) -> Vec<Waiting<A>> {
+        let (mut batch, mut skipped): (Vec<Waiting<A>>, _) = (Vec::new(), Vec::new());
+        let (mut rows, mut looked) = (0, 0);
+        // Of the batch, and of what was skipped and must not be overtaken.
+        let (mut taken, mut blocked) = (HashSet::<u64>::new(), HashSet::<u64>::new());
+        while let Some(waiting) = self.waiting.pop_front() {
+            let keys = waiting.ask.keys();
+            if waiting.reply.is_closed() {
+                self.rows -= keys.len();
+                continue;
+            }
+            if !batch.is_empty() && (rows + keys.len() > most || looked > most * LOOKS_AHEAD) {
+                self.waiting.push_front(waiting);
+                break;
+            }
+            let of_this_kind =
+                batch.first().is_none_or(|first| first.ask.kind() == waiting.ask.kind());
+            let shares = waiting.ask.shares_keys();
+            let free = |key: &u64| {
+                !self.wire.contains(key)
+                    && !blocked.contains(key)
+                    && (shares || !taken.contains(key))
+            };
+            if of_this_kind && keys.iter().all(free) {
+                rows += keys.len();
+                taken.extend(keys);
+                batch.push(waiting);
+            } else {
+                looked += keys.len();
+                blocked.extend(keys.iter().copied());
+                skipped.push(waiting);
+            }
+        }
+        self.rows -= rows;
+        for waiting in skipped.into_iter().rev() {
+            self.waiting.push_front(waiting);
+        }
+        batch
+    }
+}
+
+fn lock<T>(state: &Mutex<T>) -> impl std::ops::DerefMut<Target = T> + '_ {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unanswered() -> Error {
+    Error::new(ErrorKind::Unavailable, "waiting for a batch that ended without an answer")
+}

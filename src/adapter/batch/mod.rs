@@ -1,0 +1,31 @@
+//! Natural batching: calls that arrive while a statement is on the wire go out together with the
+//! next one.
+//!
+//! 1. No timer: a call that finds nothing under way is sent at once, by a lane that it starts. A
+//!    lane ends when nothing waits any more, so that nothing runs when nobody calls.
+//! 2. There are few lanes, each with one batch on the wire. The second opens when so much waits
+//!    that one statement more is worth its fixed price.
+//! 3. A batch is of one kind and holds each key once, except that claims (or records) of one key
+//!    may share it: the store is asked for one of them, and its answer tells the others'.
+//! 4. Calls that name the same key are sent in the order in which they came: one whose key is on
+//!    the wire, or named by a call that waits before it, waits too.
+//! 5. A caller that goes away disturbs nobody. What it asked is not sent if it has not been yet.
+//! 6. What waits is bounded, in rows. Past the bound a call is refused with
+//!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded): nothing was recorded.
+//! 7. Calls of one runtime are sent by tasks of that runtime. When it ends, what was on the wire
+//!    has an unknown outcome, and what was not sent is sent by those who still wait for it.
+//!
+//! Why not claims and completions in one statement? Each of the two would lock rows in the order of
+//! keys, but not both together: two processes could wait for each other. Two lanes send them side
+//! by side.
+
+mod batching;
+mod gather;
+mod tasks;
+
+pub use batching::Batching;
+pub(super) use gather::{Ask, Batcher, Carry};
+
+#[cfg(test)]
+#[allow(clippy::duplicate_mod, reason = "the model runs the same source over another runtime")]
+mod model;

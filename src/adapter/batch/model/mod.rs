@@ -1,0 +1,209 @@
+//! The batcher among callers that come and go, batches that fail and lanes that are stopped, in
+//! many thousand interleavings: the same source over a modelled runtime.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::FutureExt;
+use shuttle::rand::{Rng, thread_rng};
+
+use super::batching;
+use crate::error::{Error, ErrorKind};
+
+#[path = "../gather.rs"]
+mod gather;
+mod tasks;
+
+use batching::Batching;
+use gather::{Ask, Batcher, Carry};
+
+const KEYS: usize = 4;
+const MOST_ROWS: usize = 4;
+const MOST_WAITING: usize = 12;
+
+/// Of kind 0, which shares its keys, or 1, which does not.
+struct Asked {
+    number: usize,
+    kind: u8,
+    keys: Vec<u64>,
+}
+
+impl Ask for Asked {
+    type Kind = u8;
+    type Answer = usize;
+
+    fn kind(&self) -> u8 {
+        self.kind
+    }
+
+    fn keys(&self) -> &[u64] {
+        &self.keys
+    }
+
+    fn shares_keys(&self) -> bool {
+        self.kind == 0
+    }
+}
+
+/// A store that holds the batcher to its rules.
+#[derive(Default)]
+struct Store {
+    /// How often each ask was sent.
+    sent: Vec<AtomicUsize>,
+    /// How many lanes have each key on the wire.
+    wire: [AtomicUsize; KEYS],
+    lanes: AtomicUsize,
+    most_lanes: usize,
+    fails: bool,
+}
+
+/// Off the wire, however it ends.
+struct OnWire<'s>(&'s Store, Vec<u64>);
+
+impl Drop for OnWire<'_> {
+    fn drop(&mut self) {
+        for key in &self.1 {
+            self.0.wire[index(*key)].fetch_sub(1, Ordering::SeqCst);
+        }
+        self.0.lanes.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn index(key: u64) -> usize {
+    usize::try_from(key).unwrap()
+}
+
+impl Carry<Asked> for Store {
+    type Turn = ();
+
+    async fn turn(&self) -> Result<(), Error> {
+        shuttle::future::yield_now().await;
+        Ok(())
+    }
+
+    async fn carry(&self, (): (), batch: Vec<Asked>) -> Vec<Result<usize, Error>> {
+        let rows: usize = batch.iter().map(|ask| ask.keys.len()).sum();
+        assert!(batch.len() == 1 || rows <= MOST_ROWS, "{rows} rows in one batch");
+        assert!(batch.iter().all(|ask| ask.kind == batch[0].kind), "two kinds in one batch");
+        let mut keys: Vec<u64> = batch.iter().flat_map(|ask| ask.keys.clone()).collect();
+        keys.sort_unstable();
+        let named = keys.len();
+        keys.dedup();
+        assert!(batch[0].kind == 0 || keys.len() == named, "a key twice in one batch");
+        assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < self.most_lanes, "too many lanes");
+        for key in &keys {
+            let others = self.wire[index(*key)].fetch_add(1, Ordering::SeqCst);
+            assert_eq!(others, 0, "a key on two wires");
+        }
+        let _on_wire = OnWire(self, keys);
+        for ask in &batch {
+            let before = self.sent[ask.number].fetch_add(1, Ordering::SeqCst);
+            assert_eq!(before, 0, "sent twice");
+        }
+        for _ in 0..thread_rng().gen_range(0..4) {
+            shuttle::future::yield_now().await;
+        }
+        match if self.fails { thread_rng().gen_range(0..4) } else { 3 } {
+            0 => batch.iter().map(|_| Err(Error::new(ErrorKind::Refused, "the store"))).collect(),
+            // As a panic, and too few answers.
+            1 => Vec::new(),
+            _ => batch.iter().map(|ask| Ok(ask.number)).collect(),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct World {
+    callers: usize,
+    calls: usize,
+    lanes: usize,
+    stops: u32,
+    fails: bool,
+    leaves: bool,
+}
+
+async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, number: usize) {
+    let any = || u64::try_from(thread_rng().gen_range(0..KEYS)).unwrap();
+    let (one, more) = (any(), any());
+    let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
+    let ask = Asked { number, kind: thread_rng().gen_range(0..2), keys };
+    let mut answer = Box::pin(batcher.submit(&store, ask));
+    if world.leaves && thread_rng().gen_bool(0.4) {
+        for _ in 0..thread_rng().gen_range(0..6) {
+            if let Some(answer) = answer.as_mut().now_or_never() {
+                assert!(answer.is_err() || answer.unwrap() == number);
+                return;
+            }
+            shuttle::future::yield_now().await;
+        }
+        return;
+    }
+    let sent = || store.sent[number].load(Ordering::SeqCst);
+    match answer.await {
+        Ok(answer) => assert_eq!((answer, sent()), (number, 1), "another's answer"),
+        Err(error) if error.kind() == ErrorKind::Overloaded => assert_eq!(sent(), 0),
+        Err(error) => {
+            assert!(world.fails || world.stops > 0, "{error:?}");
+            assert_eq!(sent(), 1, "{error:?}");
+        }
+    }
+    assert!(batcher.waiting().unwrap_or_default() <= MOST_WAITING, "too much waits");
+}
+
+fn check(world: World) {
+    shuttle::check_random(
+        move || {
+            tasks::STOPS.set(world.stops);
+            let batching = Batching::new().rows(MOST_ROWS).queue(MOST_WAITING);
+            let batcher = Arc::new(Batcher::new(world.lanes, batching));
+            let store = Arc::new(Store {
+                sent: (0..world.callers * world.calls).map(|_| AtomicUsize::new(0)).collect(),
+                most_lanes: world.lanes,
+                fails: world.fails,
+                ..Store::default()
+            });
+            let callers: Vec<_> = (0..world.callers)
+                .map(|caller| {
+                    let (batcher, store) = (Arc::clone(&batcher), Arc::clone(&store));
+                    shuttle::future::spawn(async move {
+                        for round in 0..world.calls {
+                            let number = caller * world.calls + round;
+                            call(world, Arc::clone(&batcher), Arc::clone(&store), number).await;
+                        }
+                    })
+                })
+                .collect();
+            shuttle::future::block_on(async {
+                for caller in callers {
+                    caller.await.unwrap();
+                }
+                // The lanes end, and nothing is left behind: else this goes on for ever.
+                while batcher.waiting().is_some() {
+                    shuttle::future::yield_now().await;
+                }
+            });
+            assert_eq!(store.lanes.load(Ordering::SeqCst), 0);
+        },
+        2_000,
+    );
+}
+
+const CALM: World = World { callers: 4, calls: 3, lanes: 2, stops: 0, fails: false, leaves: false };
+
+#[test]
+fn every_caller_has_its_own_answer() {
+    check(CALM);
+    check(World { lanes: 1, ..CALM });
+}
+
+#[test]
+fn callers_that_go_away_and_batches_that_fail_disturb_nobody() {
+    check(World { leaves: true, fails: true, ..CALM });
+    check(World { leaves: true, fails: true, callers: 8, calls: 2, ..CALM });
+}
+
+#[test]
+fn a_lane_that_is_stopped_strands_nobody() {
+    check(World { stops: 2, ..CALM });
+    check(World { stops: 2, leaves: true, fails: true, ..CALM });
+}

@@ -1,0 +1,34 @@
+//! A runtime whose every interleaving may come up, and which may end at any moment.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use shuttle::rand::{Rng, thread_rng};
+
+pub(super) use shuttle::future::yield_now;
+pub(super) use shuttle::sync::Mutex;
+
+pub(super) type Place = u8;
+
+thread_local! {
+    /// How many lanes are yet to be stopped in mid-air, as by runtimes that end.
+    pub(super) static STOPS: Cell<u32> = const { Cell::new(0) };
+}
+
+pub(super) fn here() -> Place {
+    0
+}
+
+pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    let mut task = Some(Box::pin(task));
+    let stoppable = poll_fn(move |cx| {
+        if STOPS.get() > 0 && thread_rng().gen_bool(0.2) {
+            STOPS.set(STOPS.get() - 1);
+            task = None;
+        }
+        let Some(task) = &mut task else { return Poll::Ready(()) };
+        task.as_mut().poll(cx)
+    });
+    drop(shuttle::future::spawn(stoppable));
+}

@@ -1,0 +1,324 @@
+//! Changing statements: for one caller, or for all of a batch.
+//!
+//! A batch waits for a lock for 25 ms, and a call of its own for 100 ms. Where somebody's open
+//! transaction holds a row of a batch, the rows that one of ours has locked are found by their
+//! advisory locks and answered in flight; the others go again, in parts if there is still one that
+//! is held, until it stands alone.
+//!
+//! Why are the advisory locks not looked at first? Each that is taken has its place in the server's
+//! shared lock table, which by default has room for 6,400 of all sessions: a few processes with full
+//! batches would use it up, for all users of the database.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use sqlx::Row;
+use sqlx::postgres::{PgPool, PgRow};
+
+use super::super::batch::Carry;
+use super::super::contract::{Claimed, Completed, Receipt, Recorded};
+use super::super::sql::{
+    self, Answer, Answers, Call, Database, Failed, Grant, Kind, PARTS, Rows, Taken, Terms,
+    completed, open_places, released, renewed,
+};
+use super::rows::{
+    Columns, KeptColumns, Params, TermColumns, advisory_lock, is_locked, is_of_a_row, matched,
+    place, store_error, stored,
+};
+use super::schema::{Statements, Take};
+use super::store::Inner;
+use crate::error::Error;
+use crate::key::DedupKey;
+
+/// How often a key is looked at again that changed hands between two statements.
+const ROUNDS: usize = 4;
+/// How many advisory locks are tried at once, of the few thousand that a server has room for.
+const PROBED: usize = 256;
+
+/// Statements on the connections of this pool.
+pub(super) struct Through<'i> {
+    inner: &'i Inner,
+    pool: &'i PgPool,
+}
+
+impl Inner {
+    /// Without batching.
+    pub(super) fn direct(&self) -> Through<'_> {
+        Through { inner: self, pool: &self.pool }
+    }
+
+    /// On the lanes' own connections.
+    fn lane(&self) -> Through<'_> {
+        let pool = self.lanes.get_or_init(|| {
+            let lanes = self.batching.lane_count().unwrap_or(1);
+            let most = u32::try_from(lanes).unwrap_or(u32::MAX);
+            let options = self.pool.options().clone().min_connections(0).max_connections(most);
+            // A connection that is gone is found by its statement, which is then repeated.
+            let options = options.test_before_acquire(false);
+            options.connect_lazy_with((*self.pool.connect_options()).clone())
+        });
+        Through { inner: self, pool }
+    }
+}
+
+impl Carry<Call> for Inner {
+    type Turn = ();
+
+    async fn turn(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn carry(&self, (): (), batch: Vec<Call>) -> Vec<Result<Answers, Error>> {
+        sql::carry(&self.lane(), &batch).await
+    }
+}
+
+/// What a statement for several callers came to nothing for.
+fn failed(context: &'static str, error: sqlx::Error, granted: bool) -> Failed {
+    let of_a_row = is_of_a_row(&error);
+    let error = store_error(context, error);
+    Failed { error: if granted { error.unknown() } else { error }, of_a_row }
+}
+
+impl Database for Through<'_> {
+    async fn alone(&self, call: &Call) -> Result<Answers, Error> {
+        let Call { kind, keys, receipt, .. } = call;
+        let rows = Rows::one(keys, receipt);
+        let told = |failed: Failed| failed.error;
+        let touched = async || self.touched(*kind, &rows).await.map_err(told);
+        Ok(match kind {
+            Kind::Claim => answers(self.take::<Claimed>(*kind, &rows).await.map_err(told)?),
+            Kind::Record => answers(self.take::<Recorded>(*kind, &rows).await.map_err(told)?),
+            Kind::Complete => Completed::wrap(Database::complete(self, &rows).await.map_err(told)?),
+            Kind::Renew => Answers::Renewed(renewed(touched().await?)),
+            Kind::Release => Answers::Released(released(touched().await?)),
+        })
+    }
+
+    /// Once something was granted, no later failure means that nothing was.
+    async fn take<T: Grant + Send>(
+        &self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Taken<T>>, Failed> {
+        let statements = self.statements(rows);
+        let take = if kind == Kind::Claim { &statements.claim } else { &statements.record };
+        let mut granted = false;
+        let taken = self.take_some(take, rows, &mut granted).await;
+        taken.map_err(|error| failed("taking keys", error, granted))
+    }
+
+    async fn complete(&self, rows: &Rows<'_>) -> Result<Vec<Completed>, Failed> {
+        let mut written = false;
+        let completed = self.complete_all(rows, &mut written).await;
+        completed.map_err(|error| failed("completing keys", error, written))
+    }
+
+    async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
+        self.touched(kind, rows).await
+    }
+}
+
+/// What the caller of a call of its own is told.
+fn answers<T: Answer>(taken: Vec<Taken<T>>) -> Answers {
+    T::wrap(taken.into_iter().map(|(answer, _)| answer).collect())
+}
+
+impl Through<'_> {
+    fn statements(&self, rows: &Rows<'_>) -> &Statements {
+        match rows.terms {
+            Terms::One(_) => &self.inner.statements,
+            Terms::Each(_) => &self.inner.batched,
+        }
+    }
+
+    async fn fetch(
+        &self,
+        sql: &Arc<str>,
+        rows: &Rows<'_>,
+        keeps: bool,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let columns = Columns::new(&rows.keys);
+        let kept = if keeps { KeptColumns::new(rows) } else { KeptColumns::default() };
+        let each;
+        let params = match &rows.terms {
+            Terms::One(receipt) if keeps => Params::Keeping(&columns, receipt, &kept),
+            Terms::One(receipt) => Params::Keys(&columns, receipt),
+            Terms::Each(receipts) => {
+                each = TermColumns::new(receipts);
+                if keeps {
+                    Params::EachKeeping(&columns, &each, &kept)
+                } else {
+                    Params::Each(&columns, &each)
+                }
+            }
+        };
+        self.inner.fetch_through(self.pool, sql, params).await
+    }
+
+    /// Boxed, for it calls itself with a part of the rows.
+    fn take_some<'a, T: Grant + Send>(
+        &'a self,
+        take: &'a Take,
+        rows: &'a Rows<'_>,
+        granted: &'a mut bool,
+    ) -> BoxFuture<'a, Result<Vec<Taken<T>>, sqlx::Error>> {
+        Box::pin(async move {
+            match self.take_all(take, rows, granted).await {
+                // An open transaction holds one of them, and that is a handler's.
+                Err(error) if is_locked(&error) && rows.len() == 1 => {
+                    Ok(vec![(T::in_flight(), None)])
+                }
+                Err(error) if is_locked(&error) => self.take_around(take, rows, granted).await,
+                taken => taken,
+            }
+        })
+    }
+
+    /// Takes what no open transaction holds, after the whole set has met one that does.
+    async fn take_around<T: Grant + Send>(
+        &self,
+        take: &Take,
+        rows: &Rows<'_>,
+        granted: &mut bool,
+    ) -> Result<Vec<Taken<T>>, sqlx::Error> {
+        // Transactions of ours say so with an advisory lock.
+        let locks: Vec<i64> = rows.keys.iter().map(advisory_lock).collect();
+        let mut free: Vec<bool> = Vec::with_capacity(locks.len());
+        for locks in locks.chunks(PROBED) {
+            let probe = &self.inner.statements.probe;
+            let probed = self.inner.fetch_through(self.pool, probe, Params::Locks(locks)).await?;
+            for row in &probed {
+                free.push(row.try_get("free")?);
+            }
+        }
+        let places: Vec<usize> =
+            (0..rows.len()).filter(|place| free.get(*place) == Some(&true)).collect();
+        let mut answers: Vec<Taken<T>> = rows.keys.iter().map(|_| (T::in_flight(), None)).collect();
+        // All are free, and yet: one of them is held by somebody else's transaction. Which?
+        let parts = if places.len() == rows.len() { PARTS } else { 1 };
+        for places in places.chunks(places.len().div_ceil(parts).max(1)) {
+            let taken = self.take_some(take, &rows.at(places), granted).await?;
+            for (place, answer) in places.iter().zip(taken) {
+                answers[*place] = answer;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Inserts what is not there, then takes what is there and free; looks again at what somebody
+    /// else took meanwhile.
+    async fn take_all<T: Grant + Send>(
+        &self,
+        take: &Take,
+        rows: &Rows<'_>,
+        granted: &mut bool,
+    ) -> Result<Vec<Taken<T>>, sqlx::Error> {
+        let mut answers: Vec<Option<Taken<T>>> = rows.keys.iter().map(|_| None).collect();
+        for _ in 0..ROUNDS {
+            let open = open_places(&answers);
+            let asked = rows.at(&open);
+            let (mut free, mut fresh) = (Vec::new(), 0);
+            for row in &self.fetch(&take.insert, &asked, take.keeps).await? {
+                let Some(place) = open.get(place(row)?).copied() else { continue };
+                let receipt = rows.receipt(place);
+                if row.try_get("granted")? {
+                    *granted = true;
+                    fresh += 1;
+                    let left = T::left_behind(receipt);
+                    answers[place] = Some((T::granted(1, false), Some(left)));
+                } else if let Some(stored) = stored(row)? {
+                    match T::known(&stored, receipt.token()) {
+                        Some(known) => answers[place] = Some((known, Some(stored))),
+                        None => free.push(place),
+                    }
+                }
+            }
+            self.inner.plans.wrote(fresh);
+            if !free.is_empty() {
+                let asked = rows.at(&free);
+                let seized = self.fetch(&take.seize, &asked, take.keeps).await?;
+                for (at, row) in matched(&asked.keys, &seized)? {
+                    *granted = true;
+                    let left = T::left_behind(rows.receipt(free[at]));
+                    answers[free[at]] = Some((grant(row)?, Some(left)));
+                }
+            }
+            if answers.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        // Still changing hands after all rounds: somebody else is at it.
+        let answers = answers.into_iter();
+        Ok(answers.map(|answer| answer.unwrap_or_else(|| (T::in_flight(), None))).collect())
+    }
+
+    async fn complete_all(
+        &self,
+        rows: &Rows<'_>,
+        written: &mut bool,
+    ) -> Result<Vec<Completed>, sqlx::Error> {
+        let mut answers: Vec<Option<Completed>> = rows.keys.iter().map(|_| None).collect();
+        for row in &self.fetch(&self.statements(rows).complete, rows, true).await? {
+            let Some(answer) = answers.get_mut(place(row)?) else { continue };
+            let attempts: Option<i64> = row.try_get("attempts")?;
+            // Complete before, as far as the statement saw: was it by this token?
+            let before: Option<bool> = row.try_get("held_before")?;
+            *answer = match attempts {
+                Some(attempts) => Some(completed(attempts, row.try_get("held")?)),
+                None if before == Some(true) => Some(Completed::Held),
+                None => None,
+            };
+            *written |= attempts.is_some();
+        }
+        let open = open_places(&answers);
+        if !open.is_empty() {
+            let asked = rows.at(&open);
+            let read = &self.inner.statements.read;
+            let stored = self.inner.look(self.pool, read, &asked.keys).await?;
+            for (place, stored) in open.into_iter().zip(stored) {
+                let ours = stored.is_some_and(|stored| stored.is_by(rows.receipt(place).token()));
+                answers[place] = ours.then_some(Completed::Held);
+            }
+        }
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
+    }
+
+    async fn touched(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
+        let statements = self.statements(rows);
+        let (context, sql) = if kind == Kind::Renew {
+            ("renewing leases", &statements.renew)
+        } else {
+            ("releasing keys", &statements.release)
+        };
+        self.returned(sql, rows).await.map_err(|error| failed(context, error, false))
+    }
+
+    /// Which of the keys a changing statement returned.
+    pub(super) async fn touch(
+        &self,
+        context: &'static str,
+        sql: &Arc<str>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<bool>, Error> {
+        let returned = self.returned(sql, &Rows::one(keys, receipt)).await;
+        returned.map_err(|error| store_error(context, error))
+    }
+
+    async fn returned(&self, sql: &Arc<str>, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
+        let returned = self.fetch(sql, rows, false).await?;
+        let mut touched = vec![false; rows.len()];
+        for (place, _) in matched(&rows.keys, &returned)? {
+            touched[place] = true;
+        }
+        Ok(touched)
+    }
+}
+
+/// What a row says that was taken.
+pub(super) fn grant<T: Grant>(row: &PgRow) -> Result<T, sqlx::Error> {
+    let attempts: i64 = row.try_get("attempts")?;
+    let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+    Ok(T::granted(attempts, row.try_get("takeover")?))
+}

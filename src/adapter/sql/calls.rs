@@ -1,0 +1,307 @@
+//! The calls that go to a database together, and what each comes to.
+//!
+//! 1. A row of a batch is asked for by the first call that names its key; what the row then holds
+//!    tells its twins. A twin that this does not tell (its lease is its own, say) is sent in the
+//!    next statement.
+//! 2. A batch that the database refuses because of one row is sent again in parts, until the bad
+//!    row stands alone and only its caller hears of it.
+//! 3. After any other failure all callers of the batch hear the same.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+use super::super::batch::Ask;
+use super::super::contract::{Claimed, Completed, Receipt, Recorded, Released, Renewed};
+use super::rows::{Grant, Stored, released, renewed};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// In how many parts a refused batch is sent again: more parts, fewer rounds that wait for a lock.
+pub(in crate::adapter) const PARTS: usize = 8;
+
+/// What a call does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::adapter) enum Kind {
+    Claim,
+    Record,
+    Renew,
+    Complete,
+    Release,
+}
+
+/// One caller's call.
+pub(in crate::adapter) struct Call {
+    pub(in crate::adapter) kind: Kind,
+    pub(in crate::adapter) keys: Vec<DedupKey>,
+    pub(in crate::adapter) receipt: Receipt,
+    numbers: Vec<u64>,
+}
+
+impl Call {
+    pub(in crate::adapter) fn new(kind: Kind, keys: &[DedupKey], receipt: &Receipt) -> Self {
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        let numbers = keys.iter().map(|key| hasher.hash_one(key)).collect();
+        Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers }
+    }
+}
+
+/// The answers to one call, in the order of its keys.
+pub(in crate::adapter) enum Answers {
+    Claimed(Vec<Claimed>),
+    Recorded(Vec<Recorded>),
+    Renewed(Vec<Renewed>),
+    Completed(Vec<Completed>),
+    Released(Vec<Released>),
+}
+
+/// Answers of one kind.
+pub(in crate::adapter) trait Answer: Sized {
+    fn wrap(answers: Vec<Self>) -> Answers;
+    fn unwrap(answers: Answers) -> Result<Vec<Self>, Error>;
+}
+
+macro_rules! answer {
+    ($($kind:ident),+) => {$(
+        impl Answer for $kind {
+            fn wrap(answers: Vec<Self>) -> Answers {
+                Answers::$kind(answers)
+            }
+
+            fn unwrap(answers: Answers) -> Result<Vec<Self>, Error> {
+                match answers {
+                    Answers::$kind(answers) => Ok(answers),
+                    _ => Err(Error::new(ErrorKind::Corrupt, "telling the answers of a batch apart")),
+                }
+            }
+        }
+    )+};
+}
+
+answer!(Claimed, Recorded, Renewed, Completed, Released);
+
+impl Ask for Call {
+    type Kind = Kind;
+    type Answer = Answers;
+
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn keys(&self) -> &[u64] {
+        &self.numbers
+    }
+
+    fn shares_keys(&self) -> bool {
+        matches!(self.kind, Kind::Claim | Kind::Record)
+    }
+}
+
+/// The terms under which each row of a statement is asked for.
+#[derive(Clone)]
+pub(in crate::adapter) enum Terms<'c> {
+    /// All under the same: a single call, as a plain statement.
+    One(&'c Receipt),
+    Each(Vec<&'c Receipt>),
+}
+
+/// What one statement is asked for.
+#[derive(Clone)]
+pub(in crate::adapter) struct Rows<'c> {
+    pub(in crate::adapter) keys: Vec<DedupKey>,
+    pub(in crate::adapter) terms: Terms<'c>,
+}
+
+impl<'c> Rows<'c> {
+    pub(in crate::adapter) fn one(keys: &[DedupKey], receipt: &'c Receipt) -> Self {
+        Self { keys: keys.to_vec(), terms: Terms::One(receipt) }
+    }
+
+    pub(in crate::adapter) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub(in crate::adapter) fn receipt(&self, place: usize) -> &'c Receipt {
+        match &self.terms {
+            Terms::One(receipt) => receipt,
+            Terms::Each(receipts) => receipts[place],
+        }
+    }
+
+    /// Whether there is anything to keep with any key.
+    pub(in crate::adapter) fn keeps(&self) -> bool {
+        match &self.terms {
+            Terms::One(receipt) => receipt.keeps(),
+            Terms::Each(receipts) => receipts.iter().any(|receipt| receipt.keeps()),
+        }
+    }
+
+    /// Those at these places.
+    pub(in crate::adapter) fn at(&self, places: &[usize]) -> Self {
+        let keys = super::at(&self.keys, places);
+        let terms = match &self.terms {
+            Terms::One(receipt) => Terms::One(receipt),
+            Terms::Each(receipts) => {
+                Terms::Each(places.iter().map(|place| receipts[*place]).collect())
+            }
+        };
+        Self { keys, terms }
+    }
+}
+
+/// The rows of a batch, and which of them each call is about.
+struct Layout<'c> {
+    rows: Rows<'c>,
+    /// For each call, for each of its keys: the row, and whether the row is asked for on its behalf.
+    of: Vec<Vec<(usize, bool)>>,
+}
+
+impl<'c> Layout<'c> {
+    fn new(calls: &[&'c Call]) -> Self {
+        let mut places: HashMap<&DedupKey, usize> = HashMap::new();
+        let (mut keys, mut receipts) = (Vec::new(), Vec::new());
+        let of = calls.iter().map(|call| {
+            let rows = call.keys.iter().map(|key| {
+                let next = keys.len();
+                let place = *places.entry(key).or_insert(next);
+                if place == next {
+                    keys.push(key.clone());
+                    receipts.push(&call.receipt);
+                }
+                (place, place == next)
+            });
+            rows.collect()
+        });
+        let of = of.collect();
+        Self { rows: Rows { keys, terms: Terms::Each(receipts) }, of }
+    }
+}
+
+/// The answer to a claim or a record of one row, and what the row holds by then; unknown if it
+/// changed hands all the time, or if an open transaction holds it.
+pub(in crate::adapter) type Taken<T> = (T, Option<Stored>);
+
+/// Why a statement came to nothing.
+pub(in crate::adapter) struct Failed {
+    pub(in crate::adapter) error: Error,
+    /// Whether it may be one row's doing: the others can go without it.
+    pub(in crate::adapter) of_a_row: bool,
+}
+
+/// A database, as batches see it: each method is one statement for all rows, or two.
+pub(in crate::adapter) trait Database: Send + Sync {
+    /// The call as it would be made without batching.
+    fn alone(&self, call: &Call) -> impl Future<Output = Result<Answers, Error>> + Send;
+
+    /// Claims or records.
+    fn take<T: Grant + Send>(
+        &self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = Result<Vec<Taken<T>>, Failed>> + Send;
+
+    fn complete(
+        &self,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = Result<Vec<Completed>, Failed>> + Send;
+
+    /// Renews or releases: whether each token held its key.
+    fn touch(
+        &self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = Result<Vec<bool>, Failed>> + Send;
+}
+
+/// Carries a batch: rules 1 to 3.
+pub(in crate::adapter) async fn carry<D: Database>(
+    database: &D,
+    calls: &[Call],
+) -> Vec<Result<Answers, Error>> {
+    let mut answers: Vec<Option<Result<Answers, Error>>> = calls.iter().map(|_| None).collect();
+    let mut parts = VecDeque::from([(0..calls.len()).collect::<Vec<usize>>()]);
+    while let Some(part) = parts.pop_front() {
+        if let [one] = part[..] {
+            answers[one] = Some(database.alone(&calls[one]).await);
+            continue;
+        }
+        let asked: Vec<&Call> = part.iter().map(|call| &calls[*call]).collect();
+        match together(database, &asked).await {
+            Ok(told) => {
+                let mut untold = Vec::new();
+                for (call, told) in part.into_iter().zip(told) {
+                    match told {
+                        Some(told) => answers[call] = Some(Ok(told)),
+                        None => untold.push(call),
+                    }
+                }
+                if !untold.is_empty() {
+                    parts.push_front(untold);
+                }
+            }
+            Err(Failed { of_a_row: true, .. }) => {
+                parts.extend(part.chunks(part.len().div_ceil(PARTS)).map(<[usize]>::to_vec));
+            }
+            Err(Failed { error, .. }) => {
+                let error = error.shared();
+                for call in part {
+                    answers[call] = Some(Err(error()));
+                }
+            }
+        }
+    }
+    let answers = answers.into_iter();
+    answers.map(|answer| answer.unwrap_or_else(|| Err(untold()))).collect()
+}
+
+fn untold() -> Error {
+    Error::new(ErrorKind::Corrupt, "counting the answers of a batch")
+}
+
+/// One batch; none for a call that it does not tell.
+async fn together<D: Database>(
+    database: &D,
+    calls: &[&Call],
+) -> Result<Vec<Option<Answers>>, Failed> {
+    let layout = Layout::new(calls);
+    let Some(kind) = calls.first().map(|call| call.kind) else { return Ok(Vec::new()) };
+    match kind {
+        Kind::Claim => {
+            let taken = database.take::<Claimed>(kind, &layout.rows).await?;
+            Ok(layout.twins_too(calls, &taken))
+        }
+        Kind::Record => {
+            let taken = database.take::<Recorded>(kind, &layout.rows).await?;
+            Ok(layout.twins_too(calls, &taken))
+        }
+        Kind::Complete => Ok(layout.each(&database.complete(&layout.rows).await?)),
+        Kind::Renew => Ok(layout.each(&renewed(database.touch(kind, &layout.rows).await?))),
+        Kind::Release => Ok(layout.each(&released(database.touch(kind, &layout.rows).await?))),
+    }
+}
+
+impl Layout<'_> {
+    /// Where no row is asked for twice.
+    fn each<T: Answer + Copy>(&self, answers: &[T]) -> Vec<Option<Answers>> {
+        let told = |rows: &Vec<(usize, bool)>| {
+            rows.iter().map(|(row, _)| answers.get(*row).copied()).collect::<Option<Vec<T>>>()
+        };
+        self.of.iter().map(|rows| told(rows).map(T::wrap)).collect()
+    }
+
+    fn twins_too<T: Grant + Answer + Copy>(
+        &self,
+        calls: &[&Call],
+        taken: &[Taken<T>],
+    ) -> Vec<Option<Answers>> {
+        let told = |rows: &Vec<(usize, bool)>, call: &Call| {
+            let answers = rows.iter().map(|(row, own)| match taken.get(*row)? {
+                (answer, _) if *own => Some(*answer),
+                (_, Some(stored)) => T::known(stored, call.receipt.token()),
+                (_, None) => Some(T::in_flight()),
+            });
+            answers.collect::<Option<Vec<T>>>()
+        };
+        self.of.iter().zip(calls).map(|(rows, call)| told(rows, call).map(T::wrap)).collect()
+    }
+}

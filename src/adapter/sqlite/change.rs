@@ -1,0 +1,276 @@
+//! Changing statements: for one caller, or for all of a batch. Each is made in its turn.
+//!
+//! Whether a key is known is looked up first, on the connections that only read, so that duplicates
+//! wait for no writer; only what is not known is written.
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+
+use sqlx::sqlite::SqliteRow;
+use sqlx::{AssertSqlSafe, Row};
+use tokio::sync::OwnedMutexGuard;
+
+use super::super::batch::{Ask, Batcher, Batching, Carry};
+use super::super::contract::{Claimed, Completed, Recorded};
+use super::super::sql::{
+    self, Answer, Answers, Call, Database, Failed, Grant, Kind, Rows, Stored, Taken, Terms,
+    completed, open_places, released, renewed,
+};
+use super::rows::{is_of_a_row, matched, rows_json, store_error};
+use super::schema::Statements;
+use super::store::Inner;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// How often a key is looked at again that changed hands between a write and the read after it.
+const ROUNDS: usize = 4;
+/// Of the four connections that read.
+const READING: usize = 2;
+
+/// What is gathered.
+pub(super) struct Batchers {
+    pub(super) looks: Batcher<Look>,
+    pub(super) calls: Batcher<Call>,
+}
+
+impl Batchers {
+    pub(super) fn new(batching: Batching) -> Self {
+        Self { looks: Batcher::new(READING, batching), calls: Batcher::new(1, batching) }
+    }
+}
+
+/// One caller's question what is stored of its keys.
+pub(super) struct Look {
+    keys: Vec<DedupKey>,
+    numbers: Vec<u64>,
+}
+
+impl Look {
+    pub(super) fn new(keys: &[DedupKey]) -> Self {
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        let numbers = keys.iter().map(|key| hasher.hash_one(key)).collect();
+        Self { keys: keys.to_vec(), numbers }
+    }
+}
+
+impl Ask for Look {
+    type Kind = ();
+    type Answer = Vec<Option<Stored>>;
+
+    fn kind(&self) {}
+
+    fn keys(&self) -> &[u64] {
+        &self.numbers
+    }
+
+    fn shares_keys(&self) -> bool {
+        true
+    }
+}
+
+impl Carry<Look> for Inner {
+    type Turn = ();
+
+    async fn turn(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn carry(&self, (): (), batch: Vec<Look>) -> Vec<Result<Vec<Option<Stored>>, Error>> {
+        let keys: Vec<DedupKey> = batch.iter().flat_map(|look| look.keys.clone()).collect();
+        match self.read(&keys).await {
+            Ok(stored) => {
+                let mut stored = stored.into_iter();
+                let mut answer = |look: &Look| stored.by_ref().take(look.keys.len()).collect();
+                batch.iter().map(|look| Ok(answer(look))).collect()
+            }
+            Err(error) => {
+                let error = error.shared();
+                batch.iter().map(|_| Err(error())).collect()
+            }
+        }
+    }
+}
+
+/// The right to write to the file.
+pub(super) struct Writing<'i> {
+    inner: &'i Inner,
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl Inner {
+    pub(super) async fn turn(&self) -> Result<Writing<'_>, Error> {
+        Ok(self.writing(<Self as Carry<Call>>::turn(self).await?))
+    }
+
+    fn writing(&self, turn: OwnedMutexGuard<()>) -> Writing<'_> {
+        Writing { inner: self, _turn: turn }
+    }
+}
+
+impl Carry<Call> for Inner {
+    type Turn = OwnedMutexGuard<()>;
+
+    /// Dropped while it waits, it has changed nothing.
+    async fn turn(&self) -> Result<Self::Turn, Error> {
+        let turn = tokio::time::timeout(self.gate_timeout, Arc::clone(&self.turn).lock_owned());
+        // Nothing was asked of the file.
+        turn.await.map_err(|_| Error::new(ErrorKind::Refused, "waiting to write"))
+    }
+
+    async fn carry(&self, turn: Self::Turn, batch: Vec<Call>) -> Vec<Result<Answers, Error>> {
+        sql::carry(&self.writing(turn), &batch).await
+    }
+}
+
+impl Database for Writing<'_> {
+    async fn alone(&self, call: &Call) -> Result<Answers, Error> {
+        let Call { kind, keys, receipt, .. } = call;
+        let rows = Rows::one(keys, receipt);
+        let told = |failed: Failed| failed.error;
+        let touched = async || self.touch(*kind, &rows).await.map_err(told);
+        Ok(match kind {
+            Kind::Claim => answers(self.take::<Claimed>(*kind, &rows).await.map_err(told)?),
+            Kind::Record => answers(self.take::<Recorded>(*kind, &rows).await.map_err(told)?),
+            Kind::Complete => Completed::wrap(self.complete(&rows).await.map_err(told)?),
+            Kind::Renew => Answers::Renewed(renewed(touched().await?)),
+            Kind::Release => Answers::Released(released(touched().await?)),
+        })
+    }
+
+    /// Writes, and reads what was there already or somebody else took meanwhile.
+    async fn take<T: Grant + Send>(
+        &self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Taken<T>>, Failed> {
+        let statements = self.statements(rows);
+        let sql = if kind == Kind::Claim { &statements.claim } else { &statements.record };
+        let mut answers: Vec<Option<Taken<T>>> = rows.keys.iter().map(|_| None).collect();
+        // Once a round has written, no later failure means that nothing was recorded.
+        let mut written = false;
+        let fault = |written: bool| move |error| failed("taking keys", error, written);
+        for _ in 0..ROUNDS {
+            let free = open_places(&answers);
+            let asked = rows.at(&free);
+            let granted = self.write(sql, &asked).await.map_err(fault(written))?;
+            written |= !granted.is_empty();
+            for (at, row) in matched(&asked.keys, &granted).map_err(fault(written))? {
+                let left = T::left_behind(rows.receipt(free[at]));
+                answers[free[at]] = Some((grant(row).map_err(fault(written))?, Some(left)));
+            }
+            let open = open_places(&answers);
+            if open.is_empty() {
+                break;
+            }
+            let stored = self.inner.read(&rows.at(&open).keys).await;
+            let stored = stored.map_err(|error| after(error, written))?;
+            for (place, stored) in open.into_iter().zip(stored) {
+                let known = stored
+                    .as_ref()
+                    .and_then(|stored| T::known(stored, rows.receipt(place).token()));
+                answers[place] = known.map(|known| (known, stored));
+            }
+            if answers.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        // Still changing hands after all rounds: somebody else is at it.
+        let answers = answers.into_iter();
+        Ok(answers.map(|answer| answer.unwrap_or_else(|| (T::in_flight(), None))).collect())
+    }
+
+    async fn complete(&self, rows: &Rows<'_>) -> Result<Vec<Completed>, Failed> {
+        let fault = |written: bool| move |error| failed("completing keys", error, written);
+        let done = self.write(&self.statements(rows).complete, rows).await.map_err(fault(false))?;
+        let written = !done.is_empty();
+        let mut answers: Vec<Option<Completed>> = rows.keys.iter().map(|_| None).collect();
+        for (place, row) in matched(&rows.keys, &done).map_err(fault(written))? {
+            let attempts: i64 = row.try_get("attempts").map_err(fault(written))?;
+            let token: Option<Vec<u8>> = row.try_get("token").map_err(fault(written))?;
+            let held = token.as_deref() == Some(rows.receipt(place).token().as_bytes());
+            answers[place] = Some(completed(attempts, held));
+        }
+        // What was complete before was not written again: was it by this token?
+        let open = open_places(&answers);
+        if !open.is_empty() {
+            let stored = self.inner.read(&rows.at(&open).keys).await;
+            let stored = stored.map_err(|error| after(error, written))?;
+            for (place, stored) in open.into_iter().zip(stored) {
+                let ours = stored.is_some_and(|stored| stored.is_by(rows.receipt(place).token()));
+                answers[place] = ours.then_some(Completed::Held);
+            }
+        }
+        Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
+    }
+
+    async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
+        let statements = self.statements(rows);
+        if kind == Kind::Renew {
+            self.returned("renewing leases", &statements.renew, rows).await
+        } else {
+            self.returned("releasing keys", &statements.release, rows).await
+        }
+    }
+}
+
+impl Writing<'_> {
+    fn statements(&self, rows: &Rows<'_>) -> &Statements {
+        match rows.terms {
+            Terms::One(_) => &self.inner.statements,
+            Terms::Each(_) => &self.inner.batched,
+        }
+    }
+
+    /// One changing statement. Answers the rows that it returned.
+    ///
+    /// Dropped, it runs to its end on the connection's own thread, and the outcome is unknown.
+    async fn write(&self, sql: &Arc<str>, rows: &Rows<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql))).bind(rows_json(rows));
+        let query = match rows.terms {
+            Terms::One(receipt) => query
+                .bind(receipt.token().as_bytes().to_vec())
+                .bind(receipt.retention_ms())
+                .bind(receipt.lease_ms()),
+            Terms::Each(_) => query,
+        };
+        // All rows: SQLite commits at the end of the statement, after it has returned them.
+        query.fetch_all(&self.inner.writer).await
+    }
+
+    /// Which of the keys a changing statement returned.
+    pub(super) async fn returned(
+        &self,
+        context: &'static str,
+        sql: &Arc<str>,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<bool>, Failed> {
+        let fault = |error| failed(context, error, false);
+        let returned = self.write(sql, rows).await.map_err(fault)?;
+        let mut touched = vec![false; rows.len()];
+        for (place, _) in matched(&rows.keys, &returned).map_err(fault)? {
+            touched[place] = true;
+        }
+        Ok(touched)
+    }
+}
+
+fn failed(context: &'static str, error: sqlx::Error, written: bool) -> Failed {
+    let of_a_row = is_of_a_row(&error);
+    Failed { of_a_row, ..after(store_error(context, error), written) }
+}
+
+/// Something that went wrong after a row was written, or before.
+fn after(error: Error, written: bool) -> Failed {
+    Failed { error: if written { error.unknown() } else { error }, of_a_row: false }
+}
+
+fn grant<T: Grant>(row: &SqliteRow) -> Result<T, sqlx::Error> {
+    let attempts: i64 = row.try_get("attempts")?;
+    let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+    Ok(T::granted(attempts, row.try_get("takeover")?))
+}
+
+/// What the caller of a call of its own is told.
+fn answers<T: Answer>(taken: Vec<Taken<T>>) -> Answers {
+    T::wrap(taken.into_iter().map(|(answer, _)| answer).collect())
+}
