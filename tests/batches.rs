@@ -224,11 +224,17 @@ async fn second_identities_of_a_batch(rig: Rig) {
     assert_eq!(rig.send("g=w h=v").await, layers(503, "in-flight"));
     assert_eq!(rig.news(), ["h"]);
     rig.store.release(&second, &elsewhere).await.unwrap();
-    // What was granted of it may be given back in the background.
-    let free = |state| matches!(state, None | Some(EntryState::Released));
-    let given_back = async { while !free(rig.state("g").await) {} };
-    tokio::time::timeout(LATE, given_back).await.expect("given back");
-    assert_eq!(rig.send("g=w h=v").await, own(200));
+    // What was granted of it may be given back in the background, and is in flight until it is.
+    let handled = async {
+        loop {
+            let answer = rig.send("g=w h=v").await;
+            if answer != layers(503, "in-flight") {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    assert_eq!(tokio::time::timeout(LATE, handled).await.expect("given back"), own(200));
     assert_eq!(rig.news(), ["g"]);
     assert_eq!(rig.effects.all().await, ids("a c f g h"));
     if rig.kind == Kind::Arrival {
@@ -310,9 +316,16 @@ async fn a_batch_is_as_many_round_trips_as_one_event() {
             let words = words
                 .replace('k', &format!("k{messages}-"))
                 .replace("one", &format!("one{messages}"));
-            proxy.set(usize::MAX, Cut::Lost);
-            assert_eq!(send_to(&service, &format!("bulk! {words}")).await, own(200));
-            assert_eq!(proxy.messages(), messages, "{words}");
+            // A statement that is planned anew is prepared first, now and then.
+            let mut counted = Vec::new();
+            for again in 0..3 {
+                proxy.set(usize::MAX, Cut::Lost);
+                let words = words.replace('-', &format!("-{again}-"));
+                let words = words.replace("one", &format!("one{again}-"));
+                assert_eq!(send_to(&service, &format!("bulk! {words}")).await, own(200));
+                counted.push(proxy.messages());
+            }
+            assert_eq!(counted.iter().min(), Some(&messages), "{words}: {counted:?}");
         }
     }
 }
