@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use support::proxy::{Cut, Proxy};
 use support::{Faulty, Op, dedup_key};
-use tower_dedup::adapter::{EntryState, LeaseAdapter, Maintain, PostgresAdapter};
+use tower_dedup::adapter::{LeaseAdapter, Maintain, PostgresAdapter};
 use tower_dedup::{DedupKey, DedupLayer};
 
 macro_rules! under_every_ledger {
