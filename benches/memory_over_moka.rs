@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use moka::sync::Cache;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, Recorded, Token};
+use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, Receipt, Recorded, Token};
 
 #[path = "shared/mod.rs"]
 mod shared;
@@ -69,10 +69,9 @@ fn main() {
 fn fill_ours(keys: usize) -> (Duration, MemoryAdapter) {
     // Its shards fill unevenly.
     let adapter = MemoryAdapter::with_capacity(keys + keys / 10);
-    let put = async |keys: &[DedupKey]| {
-        for key in keys {
-            let receipt = receipt(Token::random());
-            let recorded = adapter.record(std::slice::from_ref(key), &receipt).await;
+    let put = async |chunk: &[(DedupKey, Receipt)]| {
+        for (key, receipt) in chunk {
+            let recorded = adapter.record(std::slice::from_ref(key), receipt).await;
             assert_eq!(recorded.expect("room for a key"), [Recorded::First]);
         }
     };
@@ -92,7 +91,7 @@ fn fill_moka(keys: usize) -> (Duration, Cache<DedupKey, ()>) {
     let mut took = Duration::ZERO;
     chunks(keys, |chunk| {
         let start = Instant::now();
-        for key in chunk {
+        for (key, _) in chunk {
             assert!(cache.entry(key.clone()).or_insert(()).is_fresh());
         }
         took += start.elapsed();
@@ -104,9 +103,11 @@ fn fill_moka(keys: usize) -> (Duration, Cache<DedupKey, ()>) {
     (took, cache)
 }
 
-fn chunks(keys: usize, mut put: impl FnMut(&[DedupKey])) {
+/// Keys, with the receipts that a ledger makes for them.
+fn chunks(keys: usize, mut put: impl FnMut(&[(DedupKey, Receipt)])) {
+    let fresh = || (fresh_key(), receipt(Token::random()));
     for _ in 0..keys / CHUNK {
-        let chunk: Vec<DedupKey> = std::iter::repeat_with(fresh_key).take(CHUNK).collect();
+        let chunk: Vec<_> = std::iter::repeat_with(fresh).take(CHUNK).collect();
         put(&chunk);
     }
 }
