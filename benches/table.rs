@@ -40,7 +40,8 @@ fn main() {
     if std::env::args().any(|arg| arg == "--readme") {
         let text = fs::read_to_string(&readme).expect("the README");
         let (before, _, after) = parts(&text);
-        let section = format!("{BEGIN}\n{table}\n{}\n\n{END}", machine());
+        let on = if figures.is_empty() { String::new() } else { machine() };
+        let section = format!("{BEGIN}\n{table}\n{on}{END}");
         fs::write(&readme, format!("{before}{section}{after}")).expect("the README");
         let plot = Path::new(env!("CARGO_MANIFEST_DIR")).join(PLOT);
         fs::write(&plot, svg(&figures)).expect("the plot");
@@ -96,7 +97,7 @@ fn machine() -> String {
         Some(format!(" of {}", line.trim_start_matches([' ', '\t', ':']).trim()))
     });
     let (system, model) = (std::env::consts::OS, model.unwrap_or_default());
-    format!("Client, server and PostgreSQL shared {cores} cores{model} ({system}).")
+    format!("Callers, servers and PostgreSQL shared {cores} cores{model} ({system}).\n\n")
 }
 
 // The plot: a bar for each figure, from its goal as far to the right as it goes beyond it, or to the
