@@ -81,7 +81,8 @@ async fn measure(run: &Run, database: &Database) -> Vec<[Load; 2]> {
     let (layered, textbook) =
         (Server::start("layered", &schema.url()), Server::start("textbook", &schema.url()));
     let fill_seen = format!(
-        "INSERT INTO seen (id) SELECT 'old_' || lpad(i::text, 24, '0') FROM generate_series(1, {FEW}) AS i"
+        "INSERT INTO seen (id) SELECT 'old_' || lpad(number::text, 24, '0') \
+         FROM generate_series(1, {FEW}) AS number"
     );
     in_turn(run, async |which| {
         if which == 0 {

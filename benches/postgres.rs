@@ -8,16 +8,18 @@
 
 use std::sync::Arc;
 
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, PostgresAdapter, Recorded, Token};
 
 #[path = "shared/mod.rs"]
 mod shared;
 
 use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, old_id, receipt};
-use shared::database::{Database, FEW, fill};
+use shared::database::{Database, FEW, Schema, fill};
+use shared::goals::grouped;
 use shared::one_by_one::{self, OneByOne};
 use shared::ratios::{begin, tell};
-use shared::rounds::{Caller, Load, in_turn, load};
+use shared::rounds::{Caller, Load, in_turn, load, median};
 use shared::run::{Run, runtime};
 use sqlx::PgPool;
 
@@ -31,10 +33,8 @@ fn main() {
         (&["pg_claim_64", "pg_claim_64_p50"], 64),
         (&["pg_claim_256"], 256),
     ];
-    let all = ["pg_event_64", "pg_duplicates_64"].into_iter();
-    let all: Vec<_> =
-        all.chain(claims.iter().flat_map(|(names, _)| names.iter().copied())).collect();
-    if !run.wants(&all) {
+    let others = ["pg_event_64", "pg_duplicates_64"];
+    if !claims.iter().any(|(names, _)| run.wants(names)) && !run.wants(&others) {
         return;
     }
     let database = Database::start();
@@ -69,7 +69,7 @@ struct Sides {
     one_by_one: PgPool,
     /// To the adapter's table.
     beside: PgPool,
-    _schemas: [shared::database::Schema; 2],
+    _schemas: [Schema; 2],
 }
 
 impl Sides {
@@ -133,12 +133,11 @@ fn over(rounds: &[[Load; 2]]) -> Vec<f64> {
 
 fn rates(rounds: &[[Load; 2]]) -> String {
     let [ours, theirs] = middle(rounds, |load| load.per_second);
-    let grouped = shared::goals::grouped;
     format!("{} over {} a second", grouped(ours), grouped(theirs))
 }
 
 fn middle(rounds: &[[Load; 2]], of: impl Fn(&Load) -> f64) -> [f64; 2] {
-    [0, 1].map(|side| shared::rounds::median(rounds.iter().map(|round| of(&round[side]))))
+    [0, 1].map(|side| median(rounds.iter().map(|round| of(&round[side]))))
 }
 
 /// One tiny round of everything, over the memory adapter on both sides.
@@ -150,12 +149,12 @@ async fn test(run: &Run) {
 
     let memory = Arc::new(MemoryAdapter::with_capacity(1_000_000));
     for number in 1..=10 {
-        let key = tower_dedup::DedupKey::new(NAMESPACE, &old_id(number)).expect("a key");
+        let key = DedupKey::new(NAMESPACE, &old_id(number)).expect("a key");
         let recorded = memory.record(&[key], &receipt(Token::random())).await;
         assert_eq!(recorded.expect("a record"), [Recorded::First]);
     }
     let store = Ours(memory);
-    store.duplicate(&tower_dedup::DedupKey::new(NAMESPACE, &old_id(1)).expect("a key")).await;
+    store.duplicate(&DedupKey::new(NAMESPACE, &old_id(1)).expect("a key")).await;
     let time = run.time();
     let rounds = in_turn(run, async |which| match which {
         0 => load(callers(4, Claims(store.clone())), time).await,

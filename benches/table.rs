@@ -168,7 +168,8 @@ fn bar(goal: &Goal, value: Option<f64>, top: f64) -> String {
             // One that is met exactly is seen too.
             let (from, width, y) = (end.min(goal_at), (end - goal_at).abs().max(2.0), top - 8.0);
             let bar = format!(
-                "<rect x=\"{from:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"16\" fill=\"{color}\"/>\n"
+                "<rect x=\"{from:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"16\" \
+                 fill=\"{color}\"/>\n"
             );
             (bar, format!("{} ({})", goal.value(value), goal.goal()))
         }
