@@ -6,7 +6,7 @@
 //! grow is in it. Memory is what the process has more of afterwards, by the kernel's count, in a
 //! process that does nothing else.
 //!
-//! Under `cargo test` it does the same with 5,000 keys.
+//! Under `cargo test` it does the same with 1,000 keys.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn main() {
         _ => {}
     }
     let run = Run::from_args();
-    let keys = if run.is_test() { 5_000 } else { KEYS };
+    let keys = if run.is_test() { 1_000 } else { KEYS };
     if run.wants(&["memory_insert_ns", "memory_over_moka"]) {
         let rounds: Vec<[f64; 2]> = runtime().block_on(in_turn(&run, async |which| {
             let took = if which == 0 { fill_ours(keys).0 } else { fill_moka(keys).0 };
@@ -117,7 +117,7 @@ fn bytes(run: &Run, what: &str) -> Option<Vec<f64>> {
     resident()?;
     let rounds = if run.is_test() { 1 } else { 3 };
     let ask = |_| {
-        let keys = if run.is_test() { 5_000 } else { KEYS };
+        let keys = if run.is_test() { 1_000 } else { KEYS };
         let this = std::env::current_exe().expect("the path of this bench");
         let answer = Command::new(this).env(CHILD, what).arg(keys.to_string()).output();
         let answer = answer.expect("a process of this bench");
