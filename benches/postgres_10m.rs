@@ -1,6 +1,6 @@
 //! Postgres beside 10,000,000 live rows: whether claims stay quick when the index is large.
 //!
-//! `cargo bench --bench postgres_10m`, about five minutes, most of them to fill the table, and 5 GB of
+//! `cargo bench --bench postgres_10m`, about five minutes, most of them to fill the table, and 4 GB of
 //! disk while it runs; `--quick` leaves it out. Three are measured in turn: ours and one statement a
 //! call on the large table, and ours on one of 10,000 rows.
 //!
