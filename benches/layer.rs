@@ -5,6 +5,8 @@
 //! duplicate never reaches the handler), made from inside a spawned task, as a server makes it, and
 //! its own task is part of the price. The two are measured in turn, in samples of 10,000 calls, so
 //! that a machine whose speed drifts slows both; the figures are medians over the samples.
+//!
+//! Under `cargo test` it makes a hundred calls.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -19,8 +21,13 @@ use tower::ServiceExt;
 use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
 use tower_dedup::{DedupLayer, key};
 
-const CALLS: u32 = 10_000;
-const SAMPLES: usize = 60;
+#[path = "shared/mod.rs"]
+mod shared;
+
+use shared::ratios::{begin, tell};
+use shared::rounds::median;
+use shared::run::{Length, Run};
+
 /// Bounds the table, so that it is the layer that is measured and not this machine's caches.
 const KEYS: usize = 10_000;
 
@@ -66,12 +73,17 @@ fn time(runtime: &Runtime, app: &Router, first_id: u64, calls: u64) -> Duration 
     runtime.block_on(async { tokio::spawn(run).await.unwrap() })
 }
 
-fn median(mut nanos: Vec<f64>) -> f64 {
-    nanos.sort_by(f64::total_cmp);
-    nanos[nanos.len() / 2]
-}
-
 fn main() {
+    // Criterion has options of its own, and says which it does not know.
+    let run = Run::from_args_beside_criterion();
+    if !run.wants(&["layer_ns"]) {
+        return;
+    }
+    let (calls, samples) = match run.length {
+        Length::Full => (10_000_u32, 60),
+        Length::Quick => (10_000, 20),
+        Length::Test => (100, 1),
+    };
     // One worker: on a server that is worth measuring no worker sleeps. With an idle one beside it,
     // what is measured is the kernel waking it up.
     let runtime =
@@ -85,7 +97,7 @@ fn main() {
 
     // Each by itself, with criterion's statistics.
     let mut criterion = Criterion::default().configure_from_args().sample_size(20);
-    let mut group = criterion.benchmark_group("layer");
+    let mut group = criterion.benchmark_group("layer_ns");
     for (name, app) in [("bare", &bare), ("layered", &layered)] {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|calls| time(&runtime, app, ids(calls), calls));
@@ -94,24 +106,14 @@ fn main() {
     group.finish();
     criterion.final_summary();
 
-    // In turn, for the difference and the ratio.
-    let per_call = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(CALLS);
-    let (mut of_bare, mut of_layered) = (Vec::new(), Vec::new());
-    for _ in 0..SAMPLES {
-        let calls = u64::from(CALLS);
-        of_bare.push(per_call(time(&runtime, &bare, ids(calls), calls)));
-        of_layered.push(per_call(time(&runtime, &layered, ids(calls), calls)));
-    }
-    let added: Vec<f64> =
-        of_layered.iter().zip(&of_bare).map(|(with, without)| with - without).collect();
-    let ratio: Vec<f64> =
-        of_layered.iter().zip(&of_bare).map(|(with, without)| with / without).collect();
-    println!();
-    println!("bare route           {:>8.0} ns a call", median(of_bare));
-    println!("with the layer       {:>8.0} ns a call", median(of_layered));
-    println!(
-        "added by the layer   {:>8.0} ns a call (layer_ns; goal: at most 1500)",
-        median(added)
-    );
-    println!("ratio                {:>8.2}", median(ratio));
+    // In turn, for the difference.
+    let mut per_call = |app| {
+        let time = time(&runtime, app, ids(calls.into()), calls.into());
+        time.as_secs_f64() * 1e9 / f64::from(calls)
+    };
+    let both: Vec<[f64; 2]> = (0..samples).map(|_| [per_call(&bare), per_call(&layered)]).collect();
+    let added: Vec<f64> = both.iter().map(|[bare, layered]| layered - bare).collect();
+    let [bare, layered] = [0, 1].map(|side| median(both.iter().map(|sample| sample[side])));
+    begin(&run, "what the layer adds to a call of an axum route, 1 KiB");
+    tell(&run, "layer_ns", &added, &format!("{layered:.0} ns over {bare:.0} ns"));
 }

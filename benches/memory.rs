@@ -1,23 +1,30 @@
 //! The memory adapter at a million keys, beside `moka`: `cargo bench --bench memory`, under a
 //! minute. What is measured, and how, is said in `measure/memory.rs`.
-#![expect(clippy::expect_used, reason = "what fails here is not measured")]
+//!
+//! Under `cargo test` it does the same with 1,000 keys.
+
+use shared::ratios::{begin, tell};
+use shared::run::Run;
 
 #[path = "measure/memory.rs"]
 mod memory;
+#[path = "shared/mod.rs"]
+mod shared;
 
-const KEYS: usize = 1_000_000;
-
-const GOALS: &[(&str, &str)] = &[
-    ("memory_insert_ns", "at most 200"),
-    ("memory_over_moka", "at least 5"),
-    ("memory_bytes", "at most 64"),
-];
+const NAMES: [&str; 3] = ["memory_insert_ns", "memory_over_moka", "memory_bytes"];
 
 fn main() {
-    println!("{KEYS} keys");
-    for (name, value) in memory::measure(KEYS) {
-        let goal = GOALS.iter().find(|(of, _)| *of == name);
-        let goal = goal.map(|(_, goal)| format!("   goal: {goal}")).unwrap_or_default();
-        println!("{name:<28} {value:>10.2}{goal}");
+    let run = Run::from_args();
+    if !run.wants(&NAMES) {
+        return;
+    }
+    let keys = if run.is_test() { 1_000 } else { 1_000_000 };
+    begin(&run, &format!("{keys} new keys in memory, one thread"));
+    for (name, value) in memory::measure(keys) {
+        if NAMES.contains(&name.as_str()) {
+            tell(&run, &name, &[value], "a key");
+        } else if !run.is_test() {
+            println!("  {name:<28} {value:>10.2}");
+        }
     }
 }

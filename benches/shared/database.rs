@@ -1,0 +1,127 @@
+//! PostgreSQL for benches: a server of their own, thrown away when they end.
+//!
+//! It has the settings that it comes with: commits wait for the disk. The tests' server does not
+//! sync, for they cut no power; here that is what is measured. With `TEST_POSTGRES_URL` set, the
+//! benches use that server instead, in schemas that come and go.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::{LeaseAdapter, PostgresAdapter};
+
+use super::calls::{NAMESPACE, Ours, Store, old_id};
+
+#[path = "../../tests/support/postgres.rs"]
+mod support;
+
+pub(crate) use support::Schema;
+use support::{Server, URL};
+
+/// How many rows a small table has: enough for the server to know that it is worth an index. A new
+/// table is that large within seconds, and a minute later the server has looked at it.
+pub(crate) const FEW: u64 = 10_000;
+
+/// A server with durable commits.
+pub(crate) struct Database {
+    url: String,
+    /// It goes with this.
+    _server: Option<Server>,
+}
+
+impl Database {
+    /// Blocks: to be called outside a runtime. Says on what it measures.
+    pub(crate) fn start() -> Self {
+        let (url, server) = match std::env::var(URL) {
+            Ok(url) if !url.is_empty() => (url, None),
+            _ => {
+                let server = Server::start();
+                let folder = server.dir().parent().expect("a folder of folders");
+                warn_of_memory(folder);
+                (server.url(), Some(server))
+            }
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let mut connection = PgConnection::connect(&url).await.expect("PostgreSQL");
+            if server.is_some() {
+                connection.execute("ALTER SYSTEM SET fsync = on").await.expect("a setting");
+                connection.execute("SELECT pg_reload_conf()").await.expect("a reload");
+                // The server's parts are told one after the other.
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            let mut settings = Vec::new();
+            for name in ["server_version", "fsync", "synchronous_commit", "shared_buffers"] {
+                let query = AssertSqlSafe(format!("SHOW {name}"));
+                let value = sqlx::query_scalar(query).fetch_one(&mut connection).await;
+                let value: String = value.expect("a setting");
+                let durable = !matches!(name, "fsync" | "synchronous_commit") || value == "on";
+                assert!(durable, "`{name}` is `{value}`: nothing would wait for the disk");
+                settings.push(format!("{name} {value}"));
+            }
+            println!("\nPostgreSQL: {}", settings.join(", "));
+        });
+        Self { url, _server: server }
+    }
+
+    /// A schema of its own, with an adapter in it that has made its table.
+    pub(crate) async fn adapter(&self) -> (Schema, PostgresAdapter) {
+        let schema = Schema::fresh_in(&self.url);
+        let adapter = PostgresAdapter::connect(&schema.url()).await.expect("PostgreSQL");
+        adapter.migrate().await.expect("a table");
+        (schema, adapter)
+    }
+}
+
+/// A table with this many live rows and nothing else, of which the server knows.
+///
+/// The keys are those that the adapter computes, as the guide has it. They are complete; one came
+/// every fifth of a second.
+pub(crate) async fn fill(pool: &PgPool, rows: u64) {
+    let fill = format!(
+        "INSERT INTO webhook_deliveries (key, namespace, id, token, attempts, takeover, \
+         first_seen_at, completed_at, expires_at) \
+         SELECT encode(substring(sha256(convert_to('{NAMESPACE}' || E'\\n' || id, 'UTF8')) \
+         FROM 1 FOR 16), 'hex')::uuid, '{NAMESPACE}', id, gen_random_uuid(), 1, false, \
+         seen, seen, seen + interval '60 days' \
+         FROM (SELECT 'old_' || lpad(number::text, 24, '0') AS id, \
+         now() - ({rows} - number) * interval '0.2 seconds' AS seen \
+         FROM generate_series(1, {rows}) AS number) AS old"
+    );
+    for statement in ["TRUNCATE webhook_deliveries", &fill, "VACUUM ANALYZE webhook_deliveries"] {
+        pool.execute(AssertSqlSafe(statement)).await.expect("rows");
+    }
+}
+
+/// That the adapter finds the rows that were filled in: else claims would be measured beside rows
+/// that are no keys.
+pub(crate) async fn assert_found<A: LeaseAdapter + Clone>(adapter: &Ours<A>, rows: u64) {
+    for number in [1, rows / 2, rows] {
+        adapter.duplicate(&DedupKey::new(NAMESPACE, &old_id(number)).expect("a key")).await;
+    }
+}
+
+/// A folder that is kept in memory syncs for nothing, and the baseline's commits with it.
+pub(crate) fn warn_of_memory(folder: &Path) {
+    let Ok(mut file) = tempfile::tempfile_in(folder) else { return };
+    let mut sync = || {
+        let start = Instant::now();
+        write_and_sync(&mut file).expect("a file that can be synced");
+        start.elapsed()
+    };
+    let mut times: Vec<Duration> = (0..25).map(|_| sync()).collect();
+    times.sort();
+    let median = times[times.len() / 2];
+    println!("\na sync of {} takes {} µs", folder.display(), median.as_micros());
+    if median < Duration::from_micros(10) {
+        println!("WARNING: is that a disk? Set TMPDIR to a folder that is on one.");
+    }
+}
+
+fn write_and_sync(file: &mut File) -> std::io::Result<()> {
+    file.write_all(&[0; 4_096])?;
+    file.sync_data()
+}

@@ -1,0 +1,92 @@
+//! Where figures go: beside their goal on the screen, and into `ratios.json` in the target folder.
+//!
+//! The file holds `{"name": value}`, of all benches together. A bench puts its own figures in and
+//! leaves the others: one that was not measured again is the one of the run before.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::goals::goal;
+use super::rounds::median;
+use super::run::Run;
+
+/// The target folder, wherever Cargo was told to have it.
+pub(crate) fn target() -> PathBuf {
+    let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    tmp.parent().expect("Cargo's folder for files of benches is in the target folder").to_owned()
+}
+
+/// All figures.
+pub(crate) fn file() -> PathBuf {
+    target().join("ratios.json")
+}
+
+pub(crate) fn read(file: &Path) -> BTreeMap<String, f64> {
+    match fs::read(file) {
+        Ok(json) => serde_json::from_slice(&json)
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
+        Err(error) => panic!("{}: {error}", file.display()),
+    }
+}
+
+/// Puts one figure in, in one step: a bench that is cut off leaves the file whole.
+pub(crate) fn write(file: &Path, name: &str, value: f64) {
+    let mut figures = read(file);
+    // What is behind the third digit is noise.
+    figures.insert(name.to_owned(), (value * 1e3).round() / 1e3);
+    let next = file.with_extension("json.next");
+    let json = serde_json::to_vec_pretty(&figures).expect("names and numbers");
+    fs::write(&next, json).and_then(|()| fs::rename(&next, file)).expect("the target folder");
+}
+
+/// The head of a bench's figures.
+pub(crate) fn begin(run: &Run, what: &str) {
+    if !run.is_test() {
+        println!("\n{what}");
+    }
+}
+
+/// A figure from the values of its rounds: printed beside its goal, and kept.
+///
+/// `note` says what it is made of.
+pub(crate) fn tell(run: &Run, name: &str, values: &[f64], note: &str) {
+    let goal = goal(name);
+    let value = median(values.iter().copied());
+    assert!(value.is_finite(), "`{name}` is {value}");
+    if run.is_test() {
+        return;
+    }
+    let verdict = if goal.is_met(value) { "met" } else { "missed" };
+    let (least, most) =
+        values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| {
+            (least.min(*value), most.max(*value))
+        });
+    println!(
+        "{name:<18} {:>9}  {:<11} {verdict:<7} {note}; {} to {} in {} rounds",
+        goal.value(value),
+        goal.goal(),
+        goal.value(least),
+        goal.value(most),
+        values.len(),
+    );
+    write(&file(), name, value);
+}
+
+/// A figure that this run leaves out.
+pub(crate) fn skipped(name: &str, why: &str) {
+    println!("{name:<18} {:>9}  {:<11} skipped {why}", "", goal(name).goal());
+}
+
+/// What every bench under `cargo test` asks.
+pub(crate) fn check() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("ratios.json");
+    assert!(read(&file).is_empty());
+    write(&file, "pg_claim_64", 7.123_456);
+    write(&file, "layer_ns", 900.0);
+    write(&file, "pg_claim_64", 8.0);
+    let expected = [("layer_ns".to_owned(), 900.0), ("pg_claim_64".to_owned(), 8.0)];
+    assert_eq!(read(&file), BTreeMap::from(expected));
+}

@@ -1,0 +1,179 @@
+//! The figures of the last run in one table and one plot.
+//!
+//! `cargo bench --bench table` prints the table and draws the plot, `ratios.svg` in the target
+//! folder; with `-- --readme` both go into the README and beside this file. So this measures
+//! everything and has the README say so:
+//!
+//! ```console
+//! $ cargo bench && cargo bench --bench table -- --readme
+//! ```
+//!
+//! Under `cargo test` it asks whether the README has a line for every goal, in the same words.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+#[path = "shared/mod.rs"]
+mod shared;
+
+use shared::goals::{GOALS, Goal};
+use shared::ratios;
+use shared::run::Run;
+
+/// What stands between these two lines of the README is written here.
+const BEGIN: &str = "<!-- `cargo bench --bench table -- --readme` writes what follows. -->\n";
+const END: &str = "<!-- Up to here. -->\n";
+const PLOT: &str = "benches/ratios.svg";
+
+fn main() {
+    let run = Run::from_args_with(&["--readme"]);
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    if run.is_test() {
+        check(&fs::read_to_string(readme).expect("the README"));
+        return;
+    }
+    let figures = ratios::read(&ratios::file());
+    let table = table(&figures);
+    print!("\n{table}");
+    if std::env::args().any(|arg| arg == "--readme") {
+        let text = fs::read_to_string(&readme).expect("the README");
+        let (before, _, after) = parts(&text);
+        let on = if figures.is_empty() { String::new() } else { machine() };
+        let section = format!("{BEGIN}\n{table}\n{on}{END}");
+        fs::write(&readme, format!("{before}{section}{after}")).expect("the README");
+        let plot = Path::new(env!("CARGO_MANIFEST_DIR")).join(PLOT);
+        fs::write(&plot, svg(&figures)).expect("the plot");
+        println!("\nwritten: {}, {}", readme.display(), plot.display());
+    } else {
+        let plot = ratios::target().join("ratios.svg");
+        fs::write(&plot, svg(&figures)).expect("the plot");
+        println!("\nthe plot: {}", plot.display());
+    }
+}
+
+/// The README before the section, in it and after it.
+fn parts(readme: &str) -> (&str, &str, &str) {
+    let lines = "the README has the two lines between which the table stands";
+    let (before, rest) = readme.split_once(BEGIN).expect(lines);
+    let (section, after) = rest.split_once(END).expect(lines);
+    (before, section, after)
+}
+
+fn check(readme: &str) {
+    let (_, section, _) = parts(readme);
+    let lines: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
+    assert_eq!(lines.len(), GOALS.len(), "a line of the README for every goal");
+    for (goal, line) in GOALS.iter().zip(lines) {
+        let expected = format!("| `{}` | {} | {} | ", goal.name, goal.what, goal.goal());
+        assert!(line.starts_with(&expected), "`{line}` does not begin as `{expected}`");
+    }
+    // The plot is drawn of whatever there is.
+    let drawn = svg(&BTreeMap::from([("layer_ns".to_owned(), 900.0)]));
+    assert_eq!(drawn.matches("<rect ").count(), 2, "a ground and one bar");
+    assert_eq!(drawn.matches("not measured").count(), GOALS.len() - 1);
+}
+
+fn table(figures: &BTreeMap<String, f64>) -> String {
+    let mut table = "| figure | what over what | goal | measured |\n|---|---|---|---|\n".to_owned();
+    for goal in GOALS {
+        let measured = match figures.get(goal.name) {
+            Some(value) if goal.is_met(*value) => goal.value(*value),
+            Some(value) => format!("{}, missed", goal.value(*value)),
+            None => "not measured".to_owned(),
+        };
+        writeln!(table, "| `{}` | {} | {} | {measured} |", goal.name, goal.what, goal.goal())
+            .expect("a string");
+    }
+    table
+}
+
+/// On what it was measured, as far as this process knows.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|info| {
+        let line = info.lines().find_map(|line| line.strip_prefix("model name"))?;
+        Some(format!(" of {}", line.trim_start_matches([' ', '\t', ':']).trim()))
+    });
+    let (system, model) = (std::env::consts::OS, model.unwrap_or_default());
+    format!("Callers, servers and PostgreSQL shared {cores} cores{model} ({system}).\n\n")
+}
+
+// The plot: a bar for each figure, from its goal as far to the right as it goes beyond it, or to the
+// left as it stays behind. The scale doubles from line to line: half as good is as far from a goal as
+// twice as good.
+
+const WIDTH: f64 = 760.0;
+const LEFT: f64 = 170.0;
+const RIGHT: f64 = 590.0;
+const TOP: f64 = 48.0;
+const STEP: f64 = 26.0;
+/// Powers of two on both sides of the goal.
+const RANGE: i32 = 4;
+
+fn x(reached: f64) -> f64 {
+    let range = f64::from(RANGE);
+    let place = (reached.log2().clamp(-range, range) + range) / (2.0 * range);
+    LEFT + place * (RIGHT - LEFT)
+}
+
+fn svg(figures: &BTreeMap<String, f64>) -> String {
+    let mut lines = String::new();
+    let mut top = TOP;
+    for goal in GOALS {
+        lines.push_str(&bar(goal, figures.get(goal.name).copied(), top));
+        top += STEP;
+    }
+    let height = top + 12.0;
+    let mut grid = String::new();
+    for power in -RANGE..=RANGE {
+        let (at, label) = (x(f64::from(power).exp2()), label(power));
+        let color = if power == 0 { "#333" } else { "#ddd" };
+        writeln!(
+            grid,
+            "<line x1=\"{at:.1}\" y1=\"34\" x2=\"{at:.1}\" y2=\"{top}\" stroke=\"{color}\"/>\n\
+             <text x=\"{at:.1}\" y=\"26\" text-anchor=\"middle\" fill=\"#555\">{label}</text>"
+        )
+        .expect("a string");
+    }
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
+         height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+         <title>Figures against their goals</title>\n\
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n{grid}{lines}</svg>\n"
+    )
+}
+
+fn label(power: i32) -> String {
+    match power {
+        0 => "goal".to_owned(),
+        1.. => format!("{}×", 1 << power),
+        _ => format!("1/{}", 1 << -power),
+    }
+}
+
+fn bar(goal: &Goal, value: Option<f64>, top: f64) -> String {
+    let middle = top + 4.0;
+    let name = format!(
+        "<text x=\"{:.1}\" y=\"{middle}\" text-anchor=\"end\">{}</text>\n",
+        LEFT - 8.0,
+        goal.name
+    );
+    let (bar, said) = match value {
+        None => (String::new(), "not measured".to_owned()),
+        Some(value) => {
+            let (goal_at, end) = (x(1.0), x(goal.reached(value)));
+            let color = if goal.is_met(value) { "#2a9d5c" } else { "#d1495b" };
+            // One that is met exactly is seen too.
+            let (from, width, y) = (end.min(goal_at), (end - goal_at).abs().max(2.0), top - 8.0);
+            let bar = format!(
+                "<rect x=\"{from:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"16\" \
+                 fill=\"{color}\"/>\n"
+            );
+            (bar, format!("{} ({})", goal.value(value), goal.goal()))
+        }
+    };
+    let at = RIGHT + 8.0;
+    format!("{bar}{name}<text x=\"{at}\" y=\"{middle}\">{said}</text>\n")
+}
