@@ -1,7 +1,7 @@
 //! The memory adapter at a million keys, beside `moka`: `cargo bench --bench memory`, under a
 //! minute. What is measured, and how, is said in `measure/memory.rs`.
 //!
-//! Under `cargo test` it does the same with 1,000 keys.
+//! Under `cargo test` it does nothing: `tests/memory.rs` counts bytes and allocations.
 
 use shared::ratios::{begin, tell};
 use shared::run::Run;
@@ -15,15 +15,15 @@ const NAMES: [&str; 3] = ["memory_insert_ns", "memory_over_moka", "memory_bytes"
 
 fn main() {
     let run = Run::from_args();
-    if !run.wants(&NAMES) {
+    if run.is_test() || !run.wants(&NAMES) {
         return;
     }
-    let keys = if run.is_test() { 1_000 } else { 1_000_000 };
+    let keys = 1_000_000;
     begin(&run, &format!("{keys} new keys in memory, one thread"));
     for (name, value) in memory::measure(keys) {
         if NAMES.contains(&name.as_str()) {
             tell(&run, &name, &[value], "a key");
-        } else if !run.is_test() {
+        } else {
             println!("  {name:<28} {value:>10.2}");
         }
     }
