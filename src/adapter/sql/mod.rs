@@ -7,9 +7,9 @@ use crate::error::{ConfigError, Error, ErrorKind};
 mod calls;
 mod rows;
 
-pub(super) use calls::{
-    Answer, Answers, Call, Database, Failed, Kind, PARTS, Rows, Taken, Terms, carry,
-};
+#[cfg(feature = "postgres")]
+pub(super) use calls::PARTS;
+pub(super) use calls::{Answer, Answers, Call, Database, Failed, Kind, Rows, Taken, Terms, carry};
 pub(super) use rows::{
     Grant, KeptRow, Stored, at, completed, matched, open_places, released, renewed,
 };
