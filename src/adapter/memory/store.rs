@@ -19,7 +19,7 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 
 /// Keeps keys in this process.
 ///
-/// Not `Clone`: share it in an [`Arc`], which is an adapter too.
+/// Not `Clone`: share it in an [`Arc`](std::sync::Arc), which is an adapter too.
 ///
 /// # Example
 ///
