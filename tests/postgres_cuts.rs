@@ -281,7 +281,7 @@ where
             until_acknowledged(service, &id).await;
             assert_eq!(database.effects.of(&id).await, 1, "{id}: {sprung:?}");
             if sprung.is_none() {
-                assert!(spared > 1, "{spared} messages only");
+                assert!(spared > 0, "no message was cut off");
                 break;
             }
         }
