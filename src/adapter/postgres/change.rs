@@ -16,10 +16,10 @@ use sqlx::Row;
 use sqlx::postgres::{PgPool, PgRow};
 
 use super::super::batch::Carry;
-use super::super::contract::{Claimed, Completed, Receipt, Recorded};
+use super::super::contract::{Completed, Receipt};
 use super::super::sql::{
-    self, Answer, Answers, Call, Database, Failed, Grant, Kind, PARTS, Rows, Taken, Terms,
-    completed, open_places, released, renewed,
+    self, Answers, Call, Database, Failed, Grant, Kind, PARTS, Rows, Taken, Terms, completed,
+    open_places,
 };
 use super::rows::{
     Columns, KeptColumns, Params, TermColumns, advisory_lock, is_locked, is_of_a_row, matched,
@@ -81,20 +81,6 @@ fn failed(context: &'static str, error: sqlx::Error, granted: bool) -> Failed {
 }
 
 impl Database for Through<'_> {
-    async fn alone(&self, call: &Call) -> Result<Answers, Error> {
-        let Call { kind, keys, receipt, .. } = call;
-        let rows = Rows::one(keys, receipt);
-        let told = |failed: Failed| failed.error;
-        let touched = async || self.touched(*kind, &rows).await.map_err(told);
-        Ok(match kind {
-            Kind::Claim => answers(self.take::<Claimed>(*kind, &rows).await.map_err(told)?),
-            Kind::Record => answers(self.take::<Recorded>(*kind, &rows).await.map_err(told)?),
-            Kind::Complete => Completed::wrap(Database::complete(self, &rows).await.map_err(told)?),
-            Kind::Renew => Answers::Renewed(renewed(touched().await?)),
-            Kind::Release => Answers::Released(released(touched().await?)),
-        })
-    }
-
     /// Once something was granted, no later failure means that nothing was.
     async fn take<T: Grant + Send>(
         &self,
@@ -115,13 +101,14 @@ impl Database for Through<'_> {
     }
 
     async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
-        self.touched(kind, rows).await
+        let statements = self.statements(rows);
+        let (context, sql) = if kind == Kind::Renew {
+            ("renewing leases", &statements.renew)
+        } else {
+            ("releasing keys", &statements.release)
+        };
+        self.returned(sql, rows).await.map_err(|error| failed(context, error, false))
     }
-}
-
-/// What the caller of a call of its own is told.
-fn answers<T: Answer>(taken: Vec<Taken<T>>) -> Answers {
-    T::wrap(taken.into_iter().map(|(answer, _)| answer).collect())
 }
 
 impl Through<'_> {
@@ -282,16 +269,6 @@ impl Through<'_> {
             }
         }
         Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
-    }
-
-    async fn touched(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
-        let statements = self.statements(rows);
-        let (context, sql) = if kind == Kind::Renew {
-            ("renewing leases", &statements.renew)
-        } else {
-            ("releasing keys", &statements.release)
-        };
-        self.returned(sql, rows).await.map_err(|error| failed(context, error, false))
     }
 
     /// Which of the keys a changing statement returned.

@@ -16,11 +16,11 @@ use super::super::contract::{
     Released, Renewed,
 };
 use super::super::kept::{Kept, Recall};
-use super::super::sql::{Answer, Call, Database, Identifier, Kind, Stored, released};
+use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored, released};
 use super::plans::Plans;
 use super::rows::{
-    Columns, Params, advisory_lock, is_broken, is_conflict, is_read_only, kept, place, store_error,
-    stored,
+    Columns, Params, advisory_lock, is_broken, is_conflict, is_read_only, kept, placed,
+    store_error, stored,
 };
 use super::schema::{Asks, Durability, Place, Statements, VERSION, create_sql, migration};
 use crate::error::{ConfigError, Error, ErrorKind};
@@ -313,13 +313,7 @@ impl Inner {
     ) -> Result<Vec<Option<Stored>>, sqlx::Error> {
         let columns = Columns::new(keys);
         let rows = self.fetch_through(pool, sql, Params::Read(&columns)).await?;
-        let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
-        for row in rows {
-            if let Some(slot) = found.get_mut(place(&row)?) {
-                *slot = stored(&row)?;
-            }
-        }
-        Ok(found)
+        placed(keys, &rows, stored)
     }
 
     async fn number(
@@ -390,13 +384,9 @@ impl Recall for PostgresAdapter {
         self.0.ready().await?;
         let columns = Columns::new(keys);
         let rows = self.0.fetch(&self.0.statements.recall, Params::Read(&columns)).await;
-        let mut found: Vec<Option<Kept>> = keys.iter().map(|_| None).collect();
-        for row in rows.map_err(fault)? {
-            if let Some(slot) = found.get_mut(place(&row).map_err(fault)?) {
-                *slot = Some(kept(&row).map_err(fault)?.kept()?);
-            }
-        }
-        Ok(found)
+        let kept = placed(keys, &rows.map_err(fault)?, |row| kept(row).map(Some));
+        let kept = kept.map_err(fault)?.into_iter();
+        kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()
     }
 }
 

@@ -40,10 +40,14 @@ pub(in crate::adapter) struct Call {
 
 impl Call {
     pub(in crate::adapter) fn new(kind: Kind, keys: &[DedupKey], receipt: &Receipt) -> Self {
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
-        let numbers = keys.iter().map(|key| hasher.hash_one(key)).collect();
-        Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers }
+        Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers: numbers(keys) }
     }
+}
+
+/// What stands for keys in a batcher.
+pub(in crate::adapter) fn numbers(keys: &[DedupKey]) -> Vec<u64> {
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    keys.iter().map(|key| hasher.hash_one(key)).collect()
 }
 
 /// The answers to one call, in the order of its keys.
@@ -191,7 +195,21 @@ pub(in crate::adapter) struct Failed {
 /// A database, as batches see it: each method is one statement for all rows, or two.
 pub(in crate::adapter) trait Database: Send + Sync {
     /// The call as it would be made without batching.
-    fn alone(&self, call: &Call) -> impl Future<Output = Result<Answers, Error>> + Send;
+    fn alone(&self, call: &Call) -> impl Future<Output = Result<Answers, Error>> + Send {
+        async move {
+            let rows = Rows::one(&call.keys, &call.receipt);
+            let answers = match call.kind {
+                Kind::Claim => self.take(call.kind, &rows).await.map(first::<Claimed>),
+                Kind::Record => self.take(call.kind, &rows).await.map(first::<Recorded>),
+                Kind::Complete => self.complete(&rows).await.map(Completed::wrap),
+                Kind::Renew => self.touch(call.kind, &rows).await.map(renewed).map(Renewed::wrap),
+                Kind::Release => {
+                    self.touch(call.kind, &rows).await.map(released).map(Released::wrap)
+                }
+            };
+            answers.map_err(|failed| failed.error)
+        }
+    }
 
     /// Claims or records.
     fn take<T: Grant + Send>(
@@ -211,6 +229,11 @@ pub(in crate::adapter) trait Database: Send + Sync {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<bool>, Failed>> + Send;
+}
+
+/// What the caller of a call of its own is told.
+fn first<T: Answer>(taken: Vec<Taken<T>>) -> Answers {
+    T::wrap(taken.into_iter().map(|(answer, _)| answer).collect())
 }
 
 /// Carries a batch: rules 1 to 3.

@@ -3,7 +3,6 @@
 //! Whether a key is known is looked up first, on the connections that only read, so that duplicates
 //! wait for no writer; only what is not known is written.
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use sqlx::sqlite::SqliteRow;
@@ -11,10 +10,10 @@ use sqlx::{AssertSqlSafe, Row};
 use tokio::sync::OwnedMutexGuard;
 
 use super::super::batch::{Ask, Batcher, Batching, Carry};
-use super::super::contract::{Claimed, Completed, Recorded};
+use super::super::contract::Completed;
 use super::super::sql::{
-    self, Answer, Answers, Call, Database, Failed, Grant, Kind, Rows, Stored, Taken, Terms,
-    completed, open_places, released, renewed,
+    self, Answers, Call, Database, Failed, Grant, Kind, Rows, Stored, Taken, Terms, completed,
+    numbers, open_places,
 };
 use super::rows::{is_of_a_row, matched, rows_json, store_error};
 use super::schema::Statements;
@@ -47,9 +46,7 @@ pub(super) struct Look {
 
 impl Look {
     pub(super) fn new(keys: &[DedupKey]) -> Self {
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
-        let numbers = keys.iter().map(|key| hasher.hash_one(key)).collect();
-        Self { keys: keys.to_vec(), numbers }
+        Self { keys: keys.to_vec(), numbers: numbers(keys) }
     }
 }
 
@@ -123,20 +120,6 @@ impl Carry<Call> for Inner {
 }
 
 impl Database for Writing<'_> {
-    async fn alone(&self, call: &Call) -> Result<Answers, Error> {
-        let Call { kind, keys, receipt, .. } = call;
-        let rows = Rows::one(keys, receipt);
-        let told = |failed: Failed| failed.error;
-        let touched = async || self.touch(*kind, &rows).await.map_err(told);
-        Ok(match kind {
-            Kind::Claim => answers(self.take::<Claimed>(*kind, &rows).await.map_err(told)?),
-            Kind::Record => answers(self.take::<Recorded>(*kind, &rows).await.map_err(told)?),
-            Kind::Complete => Completed::wrap(self.complete(&rows).await.map_err(told)?),
-            Kind::Renew => Answers::Renewed(renewed(touched().await?)),
-            Kind::Release => Answers::Released(released(touched().await?)),
-        })
-    }
-
     /// Writes, and reads what was there already or somebody else took meanwhile.
     async fn take<T: Grant + Send>(
         &self,
@@ -264,13 +247,9 @@ fn after(error: Error, written: bool) -> Failed {
     Failed { error: if written { error.unknown() } else { error }, of_a_row: false }
 }
 
-fn grant<T: Grant>(row: &SqliteRow) -> Result<T, sqlx::Error> {
+/// What a row says that was taken.
+pub(super) fn grant<T: Grant>(row: &SqliteRow) -> Result<T, sqlx::Error> {
     let attempts: i64 = row.try_get("attempts")?;
     let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
     Ok(T::granted(attempts, row.try_get("takeover")?))
-}
-
-/// What the caller of a call of its own is told.
-fn answers<T: Answer>(taken: Vec<Taken<T>>) -> Answers {
-    T::wrap(taken.into_iter().map(|(answer, _)| answer).collect())
 }

@@ -72,6 +72,23 @@ pub(super) fn stored(row: &SqliteRow) -> Result<Stored, sqlx::Error> {
     })
 }
 
+/// What each row says, in its key's place.
+pub(super) fn placed<T>(
+    keys: &[DedupKey],
+    rows: &[SqliteRow],
+    read: impl Fn(&SqliteRow) -> Result<T, sqlx::Error>,
+) -> Result<Vec<Option<T>>, sqlx::Error> {
+    let mut found: Vec<Option<T>> = keys.iter().map(|_| None).collect();
+    for row in rows {
+        let place: i64 = row.try_get("place")?;
+        let slot = usize::try_from(place).ok().and_then(|place| found.get_mut(place));
+        if let Some(slot) = slot {
+            *slot = Some(read(row)?);
+        }
+    }
+    Ok(found)
+}
+
 /// Each returned row with the place of its key.
 pub(super) fn matched<'r>(
     keys: &[DedupKey],

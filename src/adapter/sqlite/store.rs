@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
+use sqlx::AssertSqlSafe;
 use sqlx::query::Query;
 use sqlx::sqlite::{
     Sqlite, SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
     SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{AssertSqlSafe, Row};
 
 use super::super::batch::Batching;
 use super::super::contract::{
@@ -21,10 +21,11 @@ use super::super::contract::{
 };
 use super::super::kept::{Kept, Recall};
 use super::super::sql::{
-    Answer, Call, Database, Grant, Identifier, Kind, Rows, Stored, at, open_places, released,
+    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, open_places,
+    released,
 };
 use super::change::{Batchers, Look};
-use super::rows::{BUSY, LOCKED, kept, keys_json, primary_code, store_error, stored};
+use super::rows::{BUSY, LOCKED, kept, keys_json, placed, primary_code, store_error, stored};
 use super::schema::{Asks, Statements, VERSION, create_sql};
 use super::turn::{Turn, turn_of};
 use crate::error::{ConfigError, Error, ErrorKind};
@@ -359,15 +360,7 @@ impl Inner {
             .fetch_all(&self.readers)
             .await
             .map_err(fault)?;
-        let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
-        for row in rows {
-            let place: i64 = row.try_get("place").map_err(fault)?;
-            let slot = usize::try_from(place).ok().and_then(|place| found.get_mut(place));
-            if let Some(slot) = slot {
-                *slot = Some(stored(&row).map_err(fault)?);
-            }
-        }
-        Ok(found)
+        placed(keys, &rows, stored).map_err(fault)
     }
 }
 
@@ -415,15 +408,8 @@ impl Recall for SqliteAdapter {
             .fetch_all(&self.0.readers)
             .await
             .map_err(fault)?;
-        let mut found: Vec<Option<Kept>> = keys.iter().map(|_| None).collect();
-        for row in rows {
-            let place: i64 = row.try_get("place").map_err(fault)?;
-            let slot = usize::try_from(place).ok().and_then(|place| found.get_mut(place));
-            if let Some(slot) = slot {
-                *slot = Some(kept(&row).map_err(fault)?.kept()?);
-            }
-        }
-        Ok(found)
+        let kept = placed(keys, &rows, kept).map_err(fault)?.into_iter();
+        kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
-use sqlx::{AssertSqlSafe, Connection, Row};
+use sqlx::{AssertSqlSafe, Connection};
 use tokio::sync::OwnedMutexGuard;
 
 use super::super::contract::{Claimed, Receipt, Recorded, Token};
@@ -24,7 +24,8 @@ use super::super::sql::{Grant, Rows, at, open_places};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
 };
-use super::rows::{is_refused_commit, keys_json, matched, rows_json, store_error, stored};
+use super::change::grant;
+use super::rows::{is_refused_commit, keys_json, matched, placed, rows_json, store_error, stored};
 use super::store::SqliteAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -302,29 +303,21 @@ impl SqliteAdapter {
         receipt: &Receipt,
     ) -> Result<Vec<T>, Error> {
         let fault = |error| store_error("taking keys in a transaction", error);
-        let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
         let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.read)))
             .bind(keys_json(keys))
             .fetch_all(&mut *connection)
             .await
             .map_err(fault)?;
-        for row in rows {
-            let place: i64 = row.try_get("place").map_err(fault)?;
-            let slot = usize::try_from(place).ok().and_then(|place| answers.get_mut(place));
-            if let Some(slot) = slot {
-                *slot = T::known(&stored(&row).map_err(fault)?, receipt.token());
-            }
-        }
+        let stored = placed(keys, &rows, stored).map_err(fault)?.into_iter();
+        let mut answers: Vec<Option<T>> =
+            stored.map(|stored| T::known(&stored?, receipt.token())).collect();
         let free = open_places(&answers);
         if !free.is_empty() {
             let asked = at(keys, &free);
             let rows = self.bound(statement, &asked, receipt).fetch_all(connection).await;
             let rows = rows.map_err(fault)?;
             for (place, row) in matched(&asked, &rows).map_err(fault)? {
-                let attempts: i64 = row.try_get("attempts").map_err(fault)?;
-                let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
-                let takeover = row.try_get("takeover").map_err(fault)?;
-                answers[free[place]] = Some(T::granted(attempts, takeover));
+                answers[free[place]] = Some(grant(row).map_err(fault)?);
             }
         }
         Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect())
