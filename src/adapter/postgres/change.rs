@@ -22,16 +22,15 @@ use super::super::sql::{
     open_places,
 };
 use super::rows::{
-    Columns, KeptColumns, Params, TermColumns, advisory_lock, is_locked, is_of_a_row, matched,
-    place, store_error, stored,
+    Columns, KeptColumns, Params, Uuid, advisory_lock, is_locked, is_of_a_row, store_error,
 };
-use super::schema::{Statements, Take};
+use super::schema::{BATCH_LOCK_TIMEOUT, LOCK_TIMEOUT, Take};
 use super::store::Inner;
 use crate::error::Error;
 use crate::key::DedupKey;
 
 /// How often a key is looked at again that changed hands between two statements.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 5;
 /// How many advisory locks are tried at once, of the few thousand that a server has room for.
 const PROBED: usize = 256;
 
@@ -87,7 +86,7 @@ impl Database for Through<'_> {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Taken<T>>, Failed> {
-        let statements = self.statements(rows);
+        let statements = &self.inner.statements;
         let take = if kind == Kind::Claim { &statements.claim } else { &statements.record };
         let mut granted = false;
         let taken = self.take_some(take, rows, &mut granted).await;
@@ -101,7 +100,7 @@ impl Database for Through<'_> {
     }
 
     async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
-        let statements = self.statements(rows);
+        let statements = &self.inner.statements;
         let (context, sql) = if kind == Kind::Renew {
             ("renewing leases", &statements.renew)
         } else {
@@ -112,35 +111,25 @@ impl Database for Through<'_> {
 }
 
 impl Through<'_> {
-    fn statements(&self, rows: &Rows<'_>) -> &Statements {
-        match rows.terms {
-            Terms::One(_) => &self.inner.statements,
-            Terms::Each(_) => &self.inner.batched,
-        }
-    }
-
+    /// The rows that a statement answers, each with the place of its key.
     async fn fetch(
         &self,
         sql: &Arc<str>,
         rows: &Rows<'_>,
         keeps: bool,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let columns = Columns::new(&rows.keys);
-        let kept = if keeps { KeptColumns::new(rows) } else { KeptColumns::default() };
-        let each;
-        let params = match &rows.terms {
-            Terms::One(receipt) if keeps => Params::Keeping(&columns, receipt, &kept),
-            Terms::One(receipt) => Params::Keys(&columns, receipt),
-            Terms::Each(receipts) => {
-                each = TermColumns::new(receipts);
-                if keeps {
-                    Params::EachKeeping(&columns, &each, &kept)
-                } else {
-                    Params::Each(&columns, &each)
-                }
-            }
+    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
+        let columns = Columns::new(rows);
+        let wait = match &rows.terms {
+            Terms::One(_) => LOCK_TIMEOUT,
+            Terms::Each(_) => BATCH_LOCK_TIMEOUT,
         };
-        self.inner.fetch_through(self.pool, sql, params).await
+        let kept = keeps.then(|| KeptColumns::new(rows));
+        let params = match &kept {
+            Some(kept) => Params::Keeping(&columns, wait, kept),
+            None => Params::Keys(&columns, wait),
+        };
+        let answered = self.inner.fetch_through(self.pool, sql, params).await?;
+        columns.places().of_rows(answered)
     }
 
     /// Boxed, for it calls itself with a part of the rows.
@@ -193,8 +182,11 @@ impl Through<'_> {
         Ok(answers)
     }
 
-    /// Inserts what is not there, then takes what is there and free; looks again at what somebody
-    /// else took meanwhile.
+    /// Inserts what is not there, looks at what is, and takes that if it is free; looks again at
+    /// what somebody else took meanwhile.
+    ///
+    /// What an insertion has found to be there has another statement to show it, for its own may
+    /// have begun before the row was committed.
     async fn take_all<T: Grant + Send>(
         &self,
         take: &Take,
@@ -202,39 +194,55 @@ impl Through<'_> {
         granted: &mut bool,
     ) -> Result<Vec<Taken<T>>, sqlx::Error> {
         let mut answers: Vec<Option<Taken<T>>> = rows.keys.iter().map(|_| None).collect();
+        let mut open: Vec<usize> = (0..rows.len()).collect();
+        let mut looks = self.inner.storm.is_on();
+        let mut known = 0;
         for _ in 0..ROUNDS {
-            let open = open_places(&answers);
-            let asked = rows.at(&open);
-            let (mut free, mut fresh) = (Vec::new(), 0);
-            for row in &self.fetch(&take.insert, &asked, take.keeps).await? {
-                let Some(place) = open.get(place(row)?).copied() else { continue };
-                let receipt = rows.receipt(place);
-                if row.try_get("granted")? {
-                    *granted = true;
-                    fresh += 1;
-                    let left = T::left_behind(receipt);
-                    answers[place] = Some((T::granted(1, false), Some(left)));
-                } else if let Some(stored) = stored(row)? {
-                    match T::known(&stored, receipt.token()) {
-                        Some(known) => answers[place] = Some((known, Some(stored))),
+            let mut absent = open;
+            if looks {
+                let (mut free, mut gone) = (Vec::new(), Vec::new());
+                let keys = sql::at(&rows.keys, &absent);
+                let read = &self.inner.statements.read;
+                let stored = self.inner.look(self.pool, read, &keys).await?;
+                for (place, stored) in absent.into_iter().zip(stored) {
+                    let Some(stored) = stored else {
+                        gone.push(place);
+                        continue;
+                    };
+                    match T::known(&stored, rows.receipt(place).token()) {
+                        Some(answer) => {
+                            known += 1;
+                            answers[place] = Some((answer, Some(stored)));
+                        }
                         None => free.push(place),
                     }
                 }
+                if !free.is_empty() {
+                    let seized = self.fetch(&take.seize, &rows.at(&free), take.keeps).await?;
+                    for (at, row) in seized {
+                        *granted = true;
+                        let left = T::left_behind(rows.receipt(free[at]));
+                        answers[free[at]] = Some((grant(&row)?, Some(left)));
+                    }
+                }
+                absent = gone;
             }
-            self.inner.plans.wrote(fresh);
-            if !free.is_empty() {
-                let asked = rows.at(&free);
-                let seized = self.fetch(&take.seize, &asked, take.keeps).await?;
-                for (at, row) in matched(&asked.keys, &seized)? {
+            looks = true;
+            if !absent.is_empty() {
+                let inserted = self.fetch(&take.insert, &rows.at(&absent), take.keeps).await?;
+                self.inner.plans.wrote(inserted.len());
+                for (at, _) in inserted {
                     *granted = true;
-                    let left = T::left_behind(rows.receipt(free[at]));
-                    answers[free[at]] = Some((grant(row)?, Some(left)));
+                    let left = T::left_behind(rows.receipt(absent[at]));
+                    answers[absent[at]] = Some((T::granted(1, false), Some(left)));
                 }
             }
-            if answers.iter().all(Option::is_some) {
+            open = open_places(&answers);
+            if open.is_empty() {
                 break;
             }
         }
+        self.inner.storm.saw(known, rows.len());
         // Still changing hands after all rounds: somebody else is at it.
         let answers = answers.into_iter();
         Ok(answers.map(|answer| answer.unwrap_or_else(|| (T::in_flight(), None))).collect())
@@ -246,23 +254,18 @@ impl Through<'_> {
         written: &mut bool,
     ) -> Result<Vec<Completed>, sqlx::Error> {
         let mut answers: Vec<Option<Completed>> = rows.keys.iter().map(|_| None).collect();
-        for row in &self.fetch(&self.statements(rows).complete, rows, true).await? {
-            let Some(answer) = answers.get_mut(place(row)?) else { continue };
-            let attempts: Option<i64> = row.try_get("attempts")?;
-            // Complete before, as far as the statement saw: was it by this token?
-            let before: Option<bool> = row.try_get("held_before")?;
-            *answer = match attempts {
-                Some(attempts) => Some(completed(attempts, row.try_get("held")?)),
-                None if before == Some(true) => Some(Completed::Held),
-                None => None,
-            };
-            *written |= attempts.is_some();
+        for (place, row) in self.fetch(&self.inner.statements.complete, rows, true).await? {
+            *written = true;
+            let attempts: i32 = row.try_get(1)?;
+            let token: Option<Uuid> = row.try_get(2)?;
+            let held = token == Some(rows.receipt(place).token().into());
+            answers[place] = Some(completed(attempts.into(), held));
         }
+        // What was complete before was not written again: was it by this token?
         let open = open_places(&answers);
         if !open.is_empty() {
-            let asked = rows.at(&open);
-            let read = &self.inner.statements.read;
-            let stored = self.inner.look(self.pool, read, &asked.keys).await?;
+            let keys = sql::at(&rows.keys, &open);
+            let stored = self.inner.look(self.pool, &self.inner.statements.read, &keys).await?;
             for (place, stored) in open.into_iter().zip(stored) {
                 let ours = stored.is_some_and(|stored| stored.is_by(rows.receipt(place).token()));
                 answers[place] = ours.then_some(Completed::Held);
@@ -284,18 +287,17 @@ impl Through<'_> {
     }
 
     async fn returned(&self, sql: &Arc<str>, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let returned = self.fetch(sql, rows, false).await?;
         let mut touched = vec![false; rows.len()];
-        for (place, _) in matched(&rows.keys, &returned)? {
+        for (place, _) in self.fetch(sql, rows, false).await? {
             touched[place] = true;
         }
         Ok(touched)
     }
 }
 
-/// What a row says that was taken.
+/// What a row says that was taken, after its key.
 pub(super) fn grant<T: Grant>(row: &PgRow) -> Result<T, sqlx::Error> {
-    let attempts: i64 = row.try_get("attempts")?;
-    let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
-    Ok(T::granted(attempts, row.try_get("takeover")?))
+    let attempts: i32 = row.try_get(1)?;
+    let attempts = u32::try_from(attempts).unwrap_or_default();
+    Ok(T::granted(attempts, row.try_get(2)?))
 }

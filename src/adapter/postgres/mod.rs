@@ -37,6 +37,7 @@ mod plans;
 mod rows;
 mod schema;
 mod store;
+mod storm;
 mod transaction;
 
 pub use store::PostgresAdapter;

@@ -20,12 +20,13 @@ use crate::error::Error;
 use crate::key::DedupKey;
 
 /// Sixteen bytes as a `uuid`, without asking users for sqlx's feature of that name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Uuid(pub(super) [u8; 16]);
 
 // The catalogue's own numbers: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
 const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
+const TIMESTAMPTZ: PgTypeInfo = PgTypeInfo::with_oid(Oid(1184));
 
 impl Type<Postgres> for Uuid {
     fn type_info() -> PgTypeInfo {
@@ -55,6 +56,33 @@ impl Decode<'_, Postgres> for Uuid {
     }
 }
 
+/// A time as Postgres sends it: microseconds since the year 2000.
+#[derive(Debug, Clone, Copy)]
+struct Time(i64);
+
+impl Type<Postgres> for Time {
+    fn type_info() -> PgTypeInfo {
+        TIMESTAMPTZ
+    }
+}
+
+impl Decode<'_, Postgres> for Time {
+    fn decode(value: PgValueRef<'_>) -> Result<Self, BoxDynError> {
+        match value.format() {
+            PgValueFormat::Binary => Ok(Self(i64::from_be_bytes(value.as_bytes()?.try_into()?))),
+            PgValueFormat::Text => Err("a time as text".into()),
+        }
+    }
+}
+
+impl From<Time> for i64 {
+    /// Milliseconds since the Unix epoch.
+    fn from(Time(micros): Time) -> Self {
+        const YEAR_2000: i64 = 946_684_800_000;
+        micros.div_euclid(1_000).saturating_add(YEAR_2000)
+    }
+}
+
 impl From<Token> for Uuid {
     fn from(token: Token) -> Self {
         Self(*token.as_bytes())
@@ -81,38 +109,78 @@ pub(super) fn advisory_lock(key: &DedupKey) -> i64 {
     i64::from_be_bytes(last)
 }
 
-/// Keys as parameters.
-pub(super) struct Columns<'k> {
-    pub(super) keys: Vec<Uuid>,
-    pub(super) namespaces: Vec<&'k str>,
-    pub(super) ids: Vec<&'k str>,
-}
+/// Where each key stands in a list.
+pub(super) struct Places(Vec<(Uuid, usize)>);
 
-impl<'k> Columns<'k> {
-    pub(super) fn new(keys: &'k [DedupKey]) -> Self {
-        Self {
-            keys: keys.iter().map(row_key).collect(),
-            namespaces: keys.iter().map(DedupKey::namespace).collect(),
-            ids: keys.iter().map(DedupKey::id).collect(),
+impl Places {
+    pub(super) fn new(keys: &[Uuid]) -> Self {
+        let mut places: Vec<_> = keys.iter().copied().zip(0..).collect();
+        // As batches come already.
+        places.sort_unstable();
+        Self(places)
+    }
+
+    fn of(&self, key: Uuid) -> Option<usize> {
+        let at = self.0.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        Some(self.0[at].1)
+    }
+
+    /// Each of the rows that begin with a key, with the place of that.
+    pub(super) fn of_rows(&self, rows: Vec<PgRow>) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
+        let mut found = Vec::with_capacity(rows.len());
+        for row in rows {
+            if let Some(place) = self.of(row.try_get(0)?) {
+                found.push((place, row));
+            }
         }
+        Ok(found)
     }
 }
 
-/// The terms of each key, where they differ.
-pub(super) struct TermColumns {
+pub(super) fn row_keys(keys: &[DedupKey]) -> Vec<Uuid> {
+    keys.iter().map(row_key).collect()
+}
+
+/// Keys as parameters, and the terms under which each is asked for.
+pub(super) struct Columns<'k> {
+    keys: Vec<Uuid>,
+    namespaces: Vec<&'k str>,
+    ids: Vec<&'k str>,
     tokens: Vec<Uuid>,
     retentions: Vec<i64>,
     leases: Vec<i64>,
 }
 
-impl TermColumns {
-    pub(super) fn new(receipts: &[&Receipt]) -> Self {
-        let most = |ms: i64| ms.min(MOST_MS);
+impl<'k> Columns<'k> {
+    pub(super) fn new(rows: &'k Rows<'_>) -> Self {
+        let receipts = || (0..rows.len()).map(|place| rows.receipt(place));
         Self {
-            tokens: receipts.iter().map(|receipt| receipt.token().into()).collect(),
-            retentions: receipts.iter().map(|receipt| most(receipt.retention_ms())).collect(),
-            leases: receipts.iter().map(|receipt| most(receipt.lease_ms())).collect(),
+            keys: row_keys(&rows.keys),
+            namespaces: rows.keys.iter().map(DedupKey::namespace).collect(),
+            ids: rows.keys.iter().map(DedupKey::id).collect(),
+            tokens: receipts().map(|receipt| receipt.token().into()).collect(),
+            retentions: receipts().map(|receipt| receipt.retention_ms().min(MOST_MS)).collect(),
+            leases: receipts().map(|receipt| receipt.lease_ms().min(MOST_MS)).collect(),
         }
+    }
+
+    pub(super) fn places(&self) -> Places {
+        Places::new(&self.keys)
+    }
+
+    /// All under the terms of one receipt.
+    pub(super) fn bind_within<'q>(
+        &'q self,
+        sql: &Arc<str>,
+        receipt: &Receipt,
+    ) -> Query<'q, Postgres, PgArguments> {
+        sqlx::query(AssertSqlSafe(Arc::clone(sql)))
+            .bind(&self.keys)
+            .bind(&self.namespaces)
+            .bind(&self.ids)
+            .bind(Uuid::from(receipt.token()))
+            .bind(receipt.retention_ms().min(MOST_MS))
+            .bind(receipt.lease_ms().min(MOST_MS))
     }
 }
 
@@ -123,11 +191,10 @@ const MOST_MS: i64 = 10_000 * 365 * 86_400_000;
 #[derive(Clone, Copy)]
 pub(super) enum Params<'k> {
     None,
-    Keys(&'k Columns<'k>, &'k Receipt),
-    Keeping(&'k Columns<'k>, &'k Receipt, &'k KeptColumns),
-    Each(&'k Columns<'k>, &'k TermColumns),
-    EachKeeping(&'k Columns<'k>, &'k TermColumns, &'k KeptColumns),
-    Read(&'k Columns<'k>),
+    /// And for how long to wait for a lock.
+    Keys(&'k Columns<'k>, &'static str),
+    Keeping(&'k Columns<'k>, &'static str, &'k KeptColumns),
+    Read(&'k [Uuid]),
     Locks(&'k [i64]),
     Limit(i64),
 }
@@ -137,27 +204,16 @@ impl<'k> Params<'k> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
         match self {
             Self::None => query,
-            Self::Keys(columns, receipt) => query
+            Self::Keys(columns, wait) => query
                 .bind(&columns.keys)
                 .bind(&columns.namespaces)
                 .bind(&columns.ids)
-                .bind(Uuid::from(receipt.token()))
-                .bind(receipt.retention_ms().min(MOST_MS))
-                .bind(receipt.lease_ms().min(MOST_MS)),
-            Self::Each(columns, terms) => query
-                .bind(&columns.keys)
-                .bind(&columns.namespaces)
-                .bind(&columns.ids)
-                .bind(&terms.tokens)
-                .bind(&terms.retentions)
-                .bind(&terms.leases),
-            Self::Keeping(columns, receipt, kept) => {
-                kept.bind(Self::Keys(columns, receipt).bind(sql))
-            }
-            Self::EachKeeping(columns, terms, kept) => {
-                kept.bind(Self::Each(columns, terms).bind(sql))
-            }
-            Self::Read(columns) => query.bind(&columns.keys),
+                .bind(&columns.tokens)
+                .bind(&columns.retentions)
+                .bind(&columns.leases)
+                .bind(wait),
+            Self::Keeping(columns, wait, kept) => kept.bind(Self::Keys(columns, wait).bind(sql)),
+            Self::Read(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
             Self::Limit(limit) => query.bind(limit),
         }
@@ -209,20 +265,25 @@ pub(super) fn kept(row: &PgRow) -> Result<KeptRow, sqlx::Error> {
     })
 }
 
-/// A row that a left join may have left out.
-pub(super) fn stored(row: &PgRow) -> Result<Option<Stored>, sqlx::Error> {
-    let Some(attempts) = row.try_get("attempts")? else { return Ok(None) };
-    let token: Option<Uuid> = row.try_get("token")?;
-    Ok(Some(Stored {
+/// A row as it is read, from this column on.
+pub(super) fn stored(row: &PgRow, from: usize) -> Result<Stored, sqlx::Error> {
+    let time = |column: usize| row.try_get::<Time, _>(from + column).map(i64::from);
+    let maybe = |column: usize| {
+        let time = row.try_get::<Option<Time>, _>(from + column);
+        time.map(|time| time.map(i64::from))
+    };
+    let token: Option<Uuid> = row.try_get(from + 1)?;
+    let attempts: i32 = row.try_get(from + 2)?;
+    Ok(Stored {
         token: token.map(|token| token.0),
-        attempts,
-        takeover: row.try_get("takeover")?,
-        first_seen_at: row.try_get("first_seen_at")?,
-        completed_at: row.try_get("completed_at")?,
-        expires_at: row.try_get("expires_at")?,
-        lease_until: row.try_get("lease_until")?,
-        now: row.try_get("now")?,
-    }))
+        attempts: attempts.into(),
+        takeover: row.try_get(from + 3)?,
+        first_seen_at: time(4)?,
+        completed_at: maybe(5)?,
+        expires_at: time(6)?,
+        lease_until: maybe(7)?,
+        now: time(8)?,
+    })
 }
 
 /// The place of a row's key, which `WITH ORDINALITY` counts from 1.
@@ -244,14 +305,6 @@ pub(super) fn placed<T>(
         }
     }
     Ok(found)
-}
-
-/// Each returned row with the place of its key.
-pub(super) fn matched<'r>(
-    keys: &[DedupKey],
-    rows: &'r [PgRow],
-) -> Result<Vec<(usize, &'r PgRow)>, sqlx::Error> {
-    sql::matched(keys.iter().map(row_key), rows, |row| row.try_get("key"))
 }
 
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {

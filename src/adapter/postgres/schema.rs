@@ -4,18 +4,23 @@
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, a line feed and id (a namespace
 //!    holds no control character). The names stand beside it, to be read; nothing indexes them.
-//! 2. Every statement waits for a lock for 100 ms at most: rows are locked for the length of a
-//!    statement, except by transactions, which may stay open for as long as a handler runs.
+//! 2. Every statement waits for a lock for 100 ms at most, and for less in a batch: rows are locked
+//!    for the length of a statement, except by transactions, which may stay open for as long as a
+//!    handler runs.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database was
 //!    set to, except the claim, by choice.
 //! 4. The clock is `clock_timestamp()`: it moves on while a statement waits.
 //! 5. Rows are inserted and locked in the order of `key`, so that two sets never wait for each
 //!    other.
 //! 6. `expires_at` is indexed, so it is left alone by completions: those are heap-only updates.
+//! 7. What runs with every delivery is a plain statement without a join. Those with joins are
+//!    planned anew each time, since Postgres finds the plan for any number of keys too dear, and
+//!    that takes five times as long as inserting a row.
 //!
-//! `$1` to `$3` are keys, namespaces and ids, `$4` the token, `$5` the retention and `$6` the lease
-//! in milliseconds, or arrays of those where each key is asked for under terms of its own. `$7` to `$10`, where something may be kept with the keys, are the payloads'
-//! SHA-256 and the responses' status, headers and body; null where there is nothing to keep.
+//! `$1` to `$6` are arrays with a place for each key: keys, namespaces, ids, tokens, retentions and
+//! leases, these in milliseconds. `$7` is how long to wait for a lock. `$8` to `$11`, where something
+//! may be kept with the keys, are the payloads' SHA-256 and the responses' status, headers and body;
+//! null where there is nothing to keep.
 
 use std::sync::Arc;
 
@@ -97,7 +102,8 @@ pub(super) struct Statements {
 /// The two halves of a claim or a record.
 #[derive(Debug, Clone)]
 pub(super) struct Take {
-    /// Inserts what is not there, and reads what is. Writes nothing for what is there.
+    /// Inserts what is not there, and answers which that were. Writes nothing for what is there; in
+    /// a transaction of the user's, it reads that.
     pub(super) insert: Arc<str>,
     /// Takes rows that are there and free.
     pub(super) seize: Arc<str>,
@@ -160,23 +166,9 @@ pub(super) fn migration(place: &Place) -> String {
     statements.map(|statement| statement + ";\n").collect()
 }
 
-/// Milliseconds since the Unix epoch.
-fn ms(time: &str) -> String {
-    format!("floor(extract(epoch FROM {time}) * 1000)::int8")
-}
-
 /// The columns of a row, as they are read.
-fn columns(row: &str) -> String {
-    format!(
-        "{row}.token, {row}.attempts::int8 AS attempts, {row}.takeover, {} AS first_seen_at, \
-         {} AS completed_at, {} AS expires_at, {} AS lease_until, {} AS now",
-        ms(&format!("{row}.first_seen_at")),
-        ms(&format!("{row}.completed_at")),
-        ms(&format!("{row}.expires_at")),
-        ms(&format!("{row}.lease_until")),
-        ms("clock_timestamp()"),
-    )
-}
+const COLUMNS: &str = "t.key, t.token, t.attempts, t.takeover, t.first_seen_at, t.completed_at, \
+    t.expires_at, t.lease_until, clock_timestamp() AS now";
 
 /// How durable a statement is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,67 +190,34 @@ impl Durability {
     }
 }
 
-/// Under which terms a statement asks for its keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asks {
-    /// All under the same.
-    One,
-    /// Each under its own.
-    Each,
+/// What a statement begins with: its settings, which hold until it ends.
+fn begin(durability: Durability) -> String {
+    format!(
+        "WITH terms AS MATERIALIZED (\
+         SELECT set_config('lock_timeout', $7::text, true) AS waits, {} AS durable)",
+        durability.setting()
+    )
 }
 
-impl Asks {
-    /// What a statement begins with: its settings, which hold until it ends, and what it is asked.
-    fn begin(self, durability: Durability) -> String {
-        self.begin_with(durability, "", "", "")
-    }
-
-    /// The same, with what is to be kept with each key.
-    fn begin_keeping(self, durability: Durability) -> String {
-        let columns = format!(", {}", kept("a"));
-        self.begin_with(durability, &columns, &format!(", {KEPT_PARAMS}"), &format!("{KEPT}, "))
-    }
-
-    fn begin_with(
-        self,
-        durability: Durability,
-        columns: &str,
-        params: &str,
-        names: &str,
-    ) -> String {
-        let (timeout, of_all, of, arrays, own) = match self {
-            Self::One => (
-                LOCK_TIMEOUT,
-                ", $4::uuid AS token, $5::int8 AS retention, $6::int8 AS lease",
-                "terms",
-                "",
-                "",
-            ),
-            Self::Each => (
-                BATCH_LOCK_TIMEOUT,
-                "",
-                "a",
-                ", $4::uuid[], $5::int8[], $6::int8[]",
-                "token, retention, lease, ",
-            ),
-        };
-        format!(
-            "WITH terms AS MATERIALIZED (\
-             SELECT set_config('lock_timeout', '{timeout}', true) AS waits, {} AS durable{of_all}), \
-             asked AS MATERIALIZED (\
-             SELECT a.key, a.namespace, a.id, a.place, {of}.token, \
-             {of}.retention * interval '1 millisecond' AS retention, \
-             {of}.lease * interval '1 millisecond' AS lease{columns} \
-             FROM terms, unnest($1::uuid[], $2::text[], $3::text[]{arrays}{params}) \
-             WITH ORDINALITY AS a (key, namespace, id, {own}{names}place))",
-            durability.setting()
-        )
-    }
+/// The keys that a statement is asked for, and what is to be kept with each.
+fn asked(keeps: bool) -> String {
+    let (columns, params, names) = if keeps {
+        (format!(", {}", kept("a")), format!(", {KEPT_PARAMS}"), format!(", {KEPT}"))
+    } else {
+        (String::new(), String::new(), String::new())
+    };
+    format!(
+        "(SELECT a.key, a.namespace, a.id, a.token, \
+         a.retention * interval '1 millisecond' AS retention, \
+         a.lease * interval '1 millisecond' AS lease{columns} \
+         FROM terms, unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], \
+         $6::int8[]{params}) AS a (key, namespace, id, token, retention, lease{names}))"
+    )
 }
 
 /// What is kept with a key.
 const KEPT: &str = "payload_sha256, response_status, response_headers, response_body";
-const KEPT_PARAMS: &str = "$7::bytea[], $8::int2[], $9::text[], $10::bytea[]";
+const KEPT_PARAMS: &str = "$8::bytea[], $9::int2[], $10::text[], $11::bytea[]";
 /// What was kept in a former life of a key is lost when a new one begins.
 const LOST: &str = "payload_sha256 = NULL, response_status = NULL, response_headers = NULL, \
     response_body = NULL";
@@ -272,11 +231,12 @@ fn keep(row: &str) -> String {
     set.collect::<Vec<_>>().join(", ")
 }
 
-/// The same inside a transaction, which goes on: a lock is only tried for, since its holder may be
-/// a handler, and the time to wait for rows is set back to the user's own.
+/// What is asked inside a transaction, which goes on: a lock is only tried for, since its holder may
+/// be a handler, and the time to wait for rows is set back to the user's own.
 ///
-/// `$7` are the keys' parts of the advisory locks.
-fn asked_within(place: &Place) -> String {
+/// `$1` to `$3` are keys, namespaces and ids, `$4` the token, `$5` and `$6` the retention and the
+/// lease of all of them, `$7` the keys' parts of the advisory locks.
+fn begin_within(place: &Place) -> String {
     let lock = place.lock("a.lock");
     format!(
         "WITH terms AS MATERIALIZED (\
@@ -293,7 +253,7 @@ fn asked_within(place: &Place) -> String {
     )
 }
 
-/// Sets back what [`asked_within`] has set, once `rows` are written.
+/// Sets back what [`begin_within`] has set, once `rows` are written.
 fn set_back(rows: &str) -> String {
     format!(
         "written AS MATERIALIZED (SELECT count(*) AS rows FROM {rows}), \
@@ -305,7 +265,7 @@ fn set_back(rows: &str) -> String {
 const NOW: &str = "clock_timestamp()";
 
 /// What a row answers that was taken.
-const GRANT: &str = ", t.attempts::int8 AS attempts, t.takeover";
+const GRANT: &str = ", t.attempts, t.takeover";
 
 /// A row that a claim or a record may take: nobody holds it, or the retention has ended.
 const FREE: &str = "((t.completed_at IS NULL \
@@ -313,75 +273,57 @@ const FREE: &str = "((t.completed_at IS NULL \
     OR (t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()))";
 
 impl Statements {
-    pub(super) fn new(place: &Place, claims: Durability, asks: Asks) -> Self {
+    pub(super) fn new(place: &Place, claims: Durability) -> Self {
         let table = place.name("");
-        let sync = asks.begin(Durability::Synchronous);
-        let insert_with = |values: &str, more: &str| {
+        let (sync, claims) = (begin(Durability::Synchronous), begin(claims));
+        let (plain, keeping) = (asked(false), asked(true));
+        let insert_with = |asked: &str, values: &str, more: &str| {
             format!(
                 "INSERT INTO {table} AS t (key, namespace, id, token, lease_until, attempts, \
                  takeover, first_seen_at, completed_at, expires_at{more}) \
                  SELECT key, namespace, id, token, {values}, {NOW} + retention{more} \
-                 FROM asked ORDER BY key ON CONFLICT (key) DO"
+                 FROM {asked} AS asked ORDER BY key ON CONFLICT (key) DO"
             )
         };
-        let insert = |values: &str| insert_with(values, "");
-        let insert_keeping = |values: &str| insert_with(values, &format!(", {KEPT}"));
-        let keeping = asks.begin_keeping(Durability::Synchronous);
+        let insert = |values: &str| insert_with(&plain, values, "");
+        let insert_keeping = |values: &str| insert_with(&keeping, values, &format!(", {KEPT}"));
         let in_flight = format!("{NOW} + lease, 1, false, {NOW}, NULL");
         let complete = format!("NULL, 1, false, {NOW}, {NOW}");
         let look = |more: &str| {
-            format!(
-                "SELECT a.place, {}{more} \
-                 FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
-                 JOIN {table} AS t ON t.key = a.key",
-                columns("t")
-            )
+            format!("SELECT {COLUMNS}{more} FROM {table} AS t WHERE t.key = ANY ($1::uuid[])")
         };
         let insert_within = |values: &str| {
             format!(
                 "{}, fresh AS ({} NOTHING RETURNING t.key), {} \
-                 SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.mark, {} \
+                 SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.mark, {COLUMNS} \
                  FROM asked AS a CROSS JOIN back AS b LEFT JOIN fresh AS f ON f.key = a.key \
                  LEFT JOIN {table} AS t ON t.key = a.key",
-                asked_within(place),
-                insert(values).replace("FROM asked", "FROM asked WHERE locked"),
+                begin_within(place),
+                insert_with("(SELECT * FROM asked WHERE locked)", values, ""),
                 set_back("fresh"),
-                columns("t")
-            )
-        };
-        let take_insert = |asked: &str, insert: &str| {
-            format!(
-                "{asked}, fresh AS ({insert} NOTHING RETURNING t.key) \
-                 SELECT a.place, f.key IS NOT NULL AS granted, {} \
-                 FROM asked AS a LEFT JOIN fresh AS f ON f.key = a.key \
-                 LEFT JOIN {table} AS t ON t.key = a.key",
-                columns("t")
             )
         };
         // Locked in order first, for an update locks in any.
-        let locked_with = |rows: &str, more: &str| {
+        let locked_with = |asked: &str, rows: &str, more: &str| {
             format!(
                 "locked AS MATERIALIZED (SELECT t.key, a.token, a.retention, a.lease{more} \
-                 FROM asked AS a JOIN {table} AS t ON t.key = a.key WHERE {rows} \
+                 FROM {asked} AS a JOIN {table} AS t ON t.key = a.key WHERE {rows} \
                  ORDER BY t.key FOR UPDATE OF t)"
             )
         };
-        let locked = |rows: &str| locked_with(rows, "");
+        let locked = |rows: &str| locked_with(&plain, rows, "");
         let update = |set: &str, returning: &str| {
             format!(
                 "UPDATE {table} AS t SET {set} FROM locked AS l WHERE t.key = l.key \
                  RETURNING t.key{returning}"
             )
         };
-        let seize = |asked: &str, rows: &str, set: &str| {
-            format!("{asked}, {} {}", locked(rows), update(set, GRANT))
-        };
         let seize_within = |rows: &str, set: &str| {
             format!(
                 "{}, {}, seized AS ({}), {} \
                  SELECT s.key, s.attempts, s.takeover FROM seized AS s, back",
-                asked_within(place),
-                locked(rows),
+                begin_within(place),
+                locked_with("asked", rows, ""),
                 update(set, GRANT),
                 set_back("seized")
             )
@@ -405,7 +347,6 @@ impl Statements {
                  {keeps}"
             )
         };
-        let claims = asks.begin(claims);
         Self {
             // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
             // there is nothing to create.
@@ -428,10 +369,11 @@ impl Statements {
             .into(),
             unwritten: "SELECT pg_current_xact_id_if_assigned() IS NULL".into(),
             record: Take {
-                insert: take_insert(&keeping, &insert_keeping(&complete)).into(),
+                insert: format!("{sync} {} NOTHING RETURNING t.key", insert_keeping(&complete))
+                    .into(),
                 seize: format!(
-                    "{keeping}, {} {}",
-                    locked_with(FREE, &format!(", {}", kept("a"))),
+                    "{sync}, {} {}",
+                    locked_with(&keeping, FREE, &format!(", {}", kept("a"))),
                     update(&record_set(&keep("l")), GRANT)
                 )
                 .into(),
@@ -444,8 +386,9 @@ impl Statements {
             )
             .into(),
             claim: Take {
-                insert: take_insert(&claims, &insert(&in_flight)).into(),
-                seize: seize(&claims, &claimable, &claim_set).into(),
+                insert: format!("{claims} {} NOTHING RETURNING t.key", insert(&in_flight)).into(),
+                seize: format!("{claims}, {} {}", locked(&claimable), update(&claim_set, GRANT))
+                    .into(),
                 keeps: false,
             },
             renew: format!(
@@ -456,9 +399,9 @@ impl Statements {
             .into(),
             // The holder's token stays, which is how the answer tells whether it was ours. An
             // insertion counts no attempt, which is how the answer tells that. What was complete
-            // before is not written again, but read.
+            // before is not written again: it returns no row.
             complete: format!(
-                "{keeping}, done AS ({} UPDATE SET \
+                "{sync} {} UPDATE SET \
                  completed_at = excluded.completed_at, lease_until = NULL, \
                  token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END, \
                  attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END, \
@@ -468,11 +411,7 @@ impl Statements {
                  expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
                    ELSE t.expires_at END, {} \
                  WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
-                 RETURNING t.key, t.attempts::int8 AS attempts, t.token) \
-                 SELECT a.place, d.attempts, coalesce(d.token = a.token, false) AS held, \
-                 t.completed_at IS NOT NULL AND t.token = a.token AS held_before \
-                 FROM asked AS a LEFT JOIN done AS d ON d.key = a.key \
-                 LEFT JOIN {table} AS t ON t.key = a.key",
+                 RETURNING t.key, t.attempts, t.token",
                 insert_keeping(&format!("NULL, 0, false, {NOW}, {NOW}")),
                 keep("excluded")
             )

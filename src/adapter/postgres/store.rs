@@ -19,10 +19,11 @@ use super::super::kept::{Kept, Recall};
 use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored, released};
 use super::plans::Plans;
 use super::rows::{
-    Columns, Params, advisory_lock, is_broken, is_conflict, is_read_only, kept, placed,
+    Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, placed, row_keys,
     store_error, stored,
 };
-use super::schema::{Asks, Durability, Place, Statements, VERSION, create_sql, migration};
+use super::schema::{Durability, Place, Statements, VERSION, create_sql, migration};
+use super::storm::Storm;
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -41,13 +42,12 @@ pub(super) struct Inner {
     pub(super) place: Place,
     claims: Durability,
     pub(super) statements: Statements,
-    /// The same, with terms of its own for each key.
-    pub(super) batched: Statements,
     pub(super) batching: Batching,
     pub(super) batcher: Option<Batcher<Call>>,
     /// The connections of the lanes, once one was opened.
     pub(super) lanes: OnceLock<PgPool>,
     pub(super) plans: Plans,
+    pub(super) storm: Storm,
     migrated: AtomicBool,
     /// Whether the connections are the user's.
     foreign: bool,
@@ -157,19 +157,18 @@ impl PostgresAdapter {
         foreign: bool,
         batching: Batching,
     ) -> Self {
-        let statements = Statements::new(&place, claims, Asks::One);
-        let batched = Statements::new(&place, claims, Asks::Each);
+        let statements = Statements::new(&place, claims);
         let batcher = batching.lane_count().map(|lanes| Batcher::new(lanes, batching));
         Self(Arc::new(Inner {
             pool,
             place,
             claims,
             statements,
-            batched,
             batching,
             batcher,
             lanes: OnceLock::new(),
             plans: Plans::default(),
+            storm: Storm::default(),
             migrated: AtomicBool::new(false),
             foreign,
         }))
@@ -311,9 +310,13 @@ impl Inner {
         sql: &Arc<str>,
         keys: &[DedupKey],
     ) -> Result<Vec<Option<Stored>>, sqlx::Error> {
-        let columns = Columns::new(keys);
-        let rows = self.fetch_through(pool, sql, Params::Read(&columns)).await?;
-        placed(keys, &rows, stored)
+        let keys = row_keys(keys);
+        let rows = self.fetch_through(pool, sql, Params::Read(&keys)).await?;
+        let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
+        for (place, row) in Places::new(&keys).of_rows(rows)? {
+            found[place] = Some(stored(&row, 0)?);
+        }
+        Ok(found)
     }
 
     async fn number(
@@ -382,8 +385,8 @@ impl Recall for PostgresAdapter {
     async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
         let fault = |error| store_error("recalling keys", error);
         self.0.ready().await?;
-        let columns = Columns::new(keys);
-        let rows = self.0.fetch(&self.0.statements.recall, Params::Read(&columns)).await;
+        let row_keys = row_keys(keys);
+        let rows = self.0.fetch(&self.0.statements.recall, Params::Read(&row_keys)).await;
         let kept = placed(keys, &rows.map_err(fault)?, |row| kept(row).map(Some));
         let kept = kept.map_err(fault)?.into_iter();
         kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()

@@ -26,9 +26,8 @@ use super::super::transaction::{
 };
 use super::change::grant;
 use super::rows::{
-    Columns, KeptColumns, Params, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
-    is_conflict, is_locked, is_no_savepoint, is_read_only, matched, place, row_key, store_error,
-    stored,
+    Columns, KeptColumns, Places, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
+    is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error, stored,
 };
 use super::schema::Take;
 use super::store::PostgresAdapter;
@@ -39,6 +38,8 @@ use crate::key::DedupKey;
 const REPEATS: usize = 5;
 /// How often a key is looked at again that changed hands between two statements.
 const ROUNDS: usize = 4;
+/// What comes before the stored row in what an insertion answers within a transaction.
+const WITHIN: usize = 4;
 
 impl TransactionAdapter for PostgresAdapter {
     type Database = Postgres;
@@ -302,7 +303,8 @@ impl PostgresAdapter {
                 } else if row.try_get("granted")? {
                     answers[*place] = Some(T::granted(1, false));
                     mark = Some(row.try_get("mark")?);
-                } else if let Some(stored) = stored(row)? {
+                } else if row.try_get::<Option<i32>, _>("attempts")?.is_some() {
+                    let stored = stored(row, WITHIN)?;
                     answers[*place] = T::known(&stored, receipt.token());
                     if answers[*place].is_none() {
                         free.push(*place);
@@ -313,8 +315,8 @@ impl PostgresAdapter {
             if !free.is_empty() {
                 let asked = at(keys, &free);
                 let rows = self.within(connection, &take.seize, &asked, receipt).await?;
-                for (place, row) in matched(&asked, &rows)? {
-                    answers[free[place]] = Some(grant(row)?);
+                for (place, row) in Places::new(&row_keys(&asked)).of_rows(rows)? {
+                    answers[free[place]] = Some(grant(&row)?);
                 }
             }
             if answers.iter().all(Option::is_some) {
@@ -333,14 +335,10 @@ impl PostgresAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let columns = Columns::new(keys);
         let locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
-        Params::Keys(&columns, receipt).bind(sql).bind(&locks).fetch_all(connection).await
+        let rows = Rows::one(keys, receipt);
+        Columns::new(&rows).bind_within(sql, receipt).bind(&locks).fetch_all(connection).await
     }
-}
-
-fn row_keys(keys: &[DedupKey]) -> Vec<Uuid> {
-    keys.iter().map(row_key).collect()
 }
 
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
