@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, PoisonError};
 
@@ -19,6 +20,29 @@ const WORTH_A_LANE: usize = 32;
 const LOOKS_AHEAD: usize = 4;
 /// How often a call is sent anew whose lane ended before it was sent.
 const SENDINGS: usize = 4;
+
+/// Numbers that stand for keys. They are hashes already.
+type Numbers = HashSet<u64, BuildHasherDefault<AsItIs>>;
+
+/// Takes a number for its hash.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 /// What a caller asks.
 pub(in crate::adapter) trait Ask: Send + 'static {
@@ -74,8 +98,10 @@ struct Queue<A: Ask> {
     waiting: VecDeque<Waiting<A>>,
     rows: usize,
     /// The keys of what is on the wire.
-    wire: HashSet<u64>,
+    wire: Numbers,
     lanes: usize,
+    /// Whether one of them is in a caller's own task.
+    is_led: bool,
 }
 
 struct Waiting<A: Ask> {
@@ -85,6 +111,9 @@ struct Waiting<A: Ask> {
 
 /// A batch, and who is to hear of it.
 type Taken<A> = (Vec<A>, Vec<oneshot::Sender<Reply<A>>>);
+
+/// Where the answer comes, and the lane that its caller leads.
+type Pushed<A, C> = (oneshot::Receiver<Reply<A>>, Option<Lane<A, C>>);
 
 enum Reply<A: Ask> {
     Answer(Result<A::Answer, Error>),
@@ -108,7 +137,11 @@ impl<A: Ask> Batcher<A> {
         mut ask: A,
     ) -> Result<A::Answer, Error> {
         for _ in 0..SENDINGS {
-            match self.push(carrier, ask)?.await {
+            let (answer, leads) = self.push(carrier, ask)?;
+            if let Some(lane) = leads {
+                lane.lead().await;
+            }
+            match answer.await {
                 Ok(Reply::Answer(answer)) => return answer,
                 Ok(Reply::Unsent(again)) => ask = again,
                 Err(_) => return Err(unanswered()),
@@ -125,71 +158,151 @@ impl<A: Ask> Batcher<A> {
         (!state.queues.is_empty()).then_some(state.rows)
     }
 
-    fn push<C: Carry<A>>(
-        &self,
-        carrier: &Arc<C>,
-        ask: A,
-    ) -> Result<oneshot::Receiver<Reply<A>>, Error> {
+    /// Lets it wait; or gives it back in a lane that its caller has to lead, if nothing was under
+    /// way.
+    fn push<C: Carry<A>>(&self, carrier: &Arc<C>, ask: A) -> Result<Pushed<A, C>, Error> {
         let (place, rows) = (here(), ask.keys().len());
         let (reply, answer) = oneshot::channel();
+        let lane = |wire, own: Option<Waiting<A>>| Lane {
+            shared: Arc::clone(&self.0),
+            carrier: Arc::clone(carrier),
+            place,
+            wire,
+            open: true,
+            leads: own.is_some(),
+            own,
+        };
         let opens = {
             let mut state = lock(&self.0.state);
             if !state.has_room(rows, self.0.most_waiting) {
                 return Err(Error::new(ErrorKind::Overloaded, "waiting for a batch"));
             }
-            state.rows += rows;
-            let queue = state.queues.entry(place).or_default();
+            let State { queues, rows: all } = &mut *state;
+            let queue = queues.entry(place).or_default();
+            if queue.lanes == 0 {
+                (queue.lanes, queue.is_led) = (1, true);
+                let wire = ask.keys().to_vec();
+                queue.wire.extend(&wire);
+                return Ok((answer, Some(lane(wire, Some(Waiting { ask, reply })))));
+            }
+            *all += rows;
             queue.rows += rows;
             queue.waiting.push_back(Waiting { ask, reply });
-            let opens = queue.lanes == 0
-                || (queue.lanes < self.0.lanes && queue.rows >= WORTH_A_LANE.min(self.0.most_rows));
+            // A caller may leave its future alone for a while: if there may be another lane,
+            // nobody waits for it.
+            let opens = queue.lanes < self.0.lanes
+                && (queue.lanes == usize::from(queue.is_led)
+                    || queue.rows >= WORTH_A_LANE.min(self.0.most_rows));
             queue.lanes += usize::from(opens);
             opens
         };
         if opens {
-            let lane = Lane { shared: Arc::clone(&self.0), place, wire: Vec::new(), open: true };
-            spawn(lane.run(Arc::clone(carrier)));
+            spawn(lane(Vec::new(), None).run());
         }
-        Ok(answer)
+        Ok((answer, None))
     }
 }
 
-/// A task that may be running in this runtime, and what it has on the wire. Dropped before its
-/// time, as by a runtime that ends, it leaves no caller waiting.
-struct Lane<A: Ask> {
+/// What carries one batch after the other, and what it has on the wire. Dropped before its time, as
+/// by a runtime that ends, it leaves no caller waiting.
+struct Lane<A: Ask, C: Carry<A>> {
     shared: Arc<Shared<A>>,
+    carrier: Arc<C>,
     place: Place,
     wire: Vec<u64>,
     open: bool,
+    /// Whether it is in a caller's own task.
+    leads: bool,
+    /// That caller's call, until it is sent.
+    own: Option<Waiting<A>>,
 }
 
-impl<A: Ask> Lane<A> {
-    async fn run<C: Carry<A>>(mut self, carrier: Arc<C>) {
-        while self.open {
-            // Those who were woken together come together.
-            yield_now().await;
-            let turn = carrier.turn().await;
-            let Some((asks, replies)) = self.take() else { return };
-            let answers = match turn {
-                Ok(turn) => {
-                    let carried = AssertUnwindSafe(carrier.carry(turn, asks)).catch_unwind().await;
-                    carried.unwrap_or_default()
-                }
-                Err(error) => {
-                    let error = error.shared();
-                    asks.iter().map(|_| Err(error())).collect()
-                }
-            };
-            // First, for the last caller's runtime may stop running tasks once it has its answer.
-            self.land();
-            let mut answers = answers.into_iter();
-            for reply in replies {
-                // Without an answer, as after a panic, the outcome is unknown.
-                let answer = answers.next().unwrap_or_else(|| Err(unanswered()));
-                // It may be gone.
-                let _ = reply.send(Reply::Answer(answer));
-            }
+impl<A: Ask, C: Carry<A>> Lane<A, C> {
+    /// In the task of the caller that found nothing under way: sends its call, if no other has come
+    /// by then. All others are for a task of their own, since a caller may go away.
+    async fn lead(mut self) {
+        // Those who were woken together come together.
+        yield_now().await;
+        if let Some(own) = self.alone() {
+            let turn = self.carrier.turn().await;
+            self.send(turn, vec![own.ask], vec![own.reply]).await;
         }
+        if self.open {
+            self.hand_over();
+        }
+    }
+
+    /// In a task of its own.
+    async fn run(mut self) {
+        while self.open {
+            yield_now().await;
+            let turn = self.carrier.turn().await;
+            let Some((asks, replies)) = self.take() else { return };
+            self.send(turn, asks, replies).await;
+        }
+    }
+
+    async fn send(
+        &mut self,
+        turn: Result<C::Turn, Error>,
+        asks: Vec<A>,
+        replies: Vec<oneshot::Sender<Reply<A>>>,
+    ) {
+        let answers = match turn {
+            Ok(turn) => {
+                let carried = AssertUnwindSafe(self.carrier.carry(turn, asks)).catch_unwind().await;
+                carried.unwrap_or_default()
+            }
+            Err(error) => {
+                let error = error.shared();
+                asks.iter().map(|_| Err(error())).collect()
+            }
+        };
+        // First, for the last caller's runtime may stop running tasks once it has its answer.
+        self.land();
+        let mut answers = answers.into_iter();
+        for reply in replies {
+            // Without an answer, as after a panic, the outcome is unknown.
+            let answer = answers.next().unwrap_or_else(|| Err(unanswered()));
+            // It may be gone.
+            let _ = reply.send(Reply::Answer(answer));
+        }
+    }
+
+    /// The caller's own call, if nothing else waits; else it waits too, before the others.
+    fn alone(&mut self) -> Option<Waiting<A>> {
+        let own = self.own.take()?;
+        let mut state = lock(&self.shared.state);
+        let State { queues, rows } = &mut *state;
+        match queues.get_mut(&self.place) {
+            Some(queue) if !queue.waiting.is_empty() => {
+                for key in self.wire.drain(..) {
+                    queue.wire.remove(&key);
+                }
+                *rows += own.ask.keys().len();
+                queue.rows += own.ask.keys().len();
+                queue.waiting.push_front(own);
+                None
+            }
+            _ => Some(own),
+        }
+    }
+
+    /// Leaves what waits to a task, which is dropped where there can be none.
+    fn hand_over(&mut self) {
+        if let Some(queue) = lock(&self.shared.state).queues.get_mut(&self.place) {
+            queue.is_led = false;
+        }
+        let next = Self {
+            shared: Arc::clone(&self.shared),
+            carrier: Arc::clone(&self.carrier),
+            place: self.place,
+            wire: Vec::new(),
+            own: None,
+            open: std::mem::take(&mut self.open),
+            leads: false,
+        };
+        spawn(next.run());
     }
 
     /// Takes the next batch, or closes the lane.
@@ -219,6 +332,7 @@ impl<A: Ask> Lane<A> {
         for key in self.wire.drain(..) {
             queue.wire.remove(&key);
         }
+        queue.is_led &= !self.leads;
         if queue.waiting.is_empty() {
             self.open = false;
             state.close(self.place);
@@ -226,7 +340,7 @@ impl<A: Ask> Lane<A> {
     }
 }
 
-impl<A: Ask> Drop for Lane<A> {
+impl<A: Ask, C: Carry<A>> Drop for Lane<A, C> {
     fn drop(&mut self) {
         if !self.open {
             return;
@@ -234,6 +348,10 @@ impl<A: Ask> Drop for Lane<A> {
         self.land();
         if !self.open {
             return;
+        }
+        if self.leads {
+            // The caller has gone away, and the others have not.
+            return self.hand_over();
         }
         let unsent = lock(&self.shared.state).close(self.place);
         for Waiting { ask, reply } in unsent {
@@ -244,7 +362,13 @@ impl<A: Ask> Drop for Lane<A> {
 
 impl<A: Ask> Default for Queue<A> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), rows: 0, wire: HashSet::new(), lanes: 0 }
+        Self {
+            waiting: VecDeque::new(),
+            rows: 0,
+            wire: Numbers::default(),
+            lanes: 0,
+            is_led: false,
+        }
     }
 }
 
@@ -279,7 +403,7 @@ impl<A: Ask> Queue<A> {
         let (mut batch, mut skipped): (Vec<Waiting<A>>, _) = (Vec::new(), Vec::new());
         let (mut rows, mut looked) = (0, 0);
         // Of the batch, and of what was skipped and must not be overtaken.
-        let (mut taken, mut blocked) = (HashSet::<u64>::new(), HashSet::<u64>::new());
+        let (mut taken, mut blocked) = (Numbers::default(), Numbers::default());
         while let Some(waiting) = self.waiting.pop_front() {
             let keys = waiting.ask.keys();
             if waiting.reply.is_closed() {

@@ -1,10 +1,11 @@
 //! Natural batching: calls that arrive while a statement is on the wire go out together with the
 //! next one.
 //!
-//! 1. No timer: a call that finds nothing under way is sent at once, by a lane that it starts. A
-//!    lane ends when nothing waits any more, so that nothing runs when nobody calls.
-//! 2. There are few lanes, each with one batch on the wire. The second opens when so much waits
-//!    that one statement more is worth its fixed price.
+//! 1. No timer: a call that finds nothing under way is sent at once, by its caller. All others are
+//!    for tasks, the lanes, which end when nothing waits any more: nothing runs when nobody calls.
+//! 2. There are few lanes (a caller that sends its call is one of them), each with one batch on the
+//!    wire. Another opens when so much waits that one statement more is worth its fixed price, or
+//!    to wait for no caller, which may not look after its future for a while.
 //! 3. A batch is of one kind and holds each key once, except that claims (or records) of one key
 //!    may share it: the store is asked for one of them, and its answer tells the others'.
 //! 4. Calls that name the same key are sent in the order in which they came: one whose key is on

@@ -12,6 +12,9 @@ pub(super) fn here() -> Place {
     tokio::runtime::Handle::current().id()
 }
 
+/// Drops the task where there is no runtime, as when a caller's future outlives its own.
 pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
-    drop(tokio::spawn(task));
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        drop(runtime.spawn(task));
+    }
 }

@@ -120,10 +120,34 @@ struct World {
     stops: u32,
     fails: bool,
     leaves: bool,
+    /// Whether the first caller leaves its first call alone until all others are done.
+    stalls: bool,
+}
+
+/// Asks for a key that nobody else asks for, and does not look after it before `done`.
+async fn stall(
+    batcher: Arc<Batcher<Asked>>,
+    store: Arc<Store>,
+    done: Arc<AtomicUsize>,
+    all: usize,
+) {
+    let ask = Asked { number: 0, kind: 0, keys: vec![0] };
+    let mut answer = Box::pin(batcher.submit(&store, ask));
+    for _ in 0..thread_rng().gen_range(0..6) {
+        if answer.as_mut().now_or_never().is_some() {
+            return;
+        }
+        shuttle::future::yield_now().await;
+    }
+    while done.load(Ordering::SeqCst) < all {
+        shuttle::future::yield_now().await;
+    }
+    assert_eq!(answer.await.unwrap(), 0);
 }
 
 async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, number: usize) {
-    let any = || u64::try_from(thread_rng().gen_range(0..KEYS)).unwrap();
+    let first = usize::from(world.stalls);
+    let any = || u64::try_from(thread_rng().gen_range(first..KEYS)).unwrap();
     let (one, more) = (any(), any());
     let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
     let ask = Asked { number, kind: thread_rng().gen_range(0..2), keys };
@@ -162,14 +186,20 @@ fn check(world: World) {
                 fails: world.fails,
                 ..Store::default()
             });
+            let done = Arc::new(AtomicUsize::new(0));
             let callers: Vec<_> = (0..world.callers)
                 .map(|caller| {
                     let (batcher, store) = (Arc::clone(&batcher), Arc::clone(&store));
+                    let done = Arc::clone(&done);
                     shuttle::future::spawn(async move {
+                        if world.stalls && caller == 0 {
+                            return stall(batcher, store, done, world.callers - 1).await;
+                        }
                         for round in 0..world.calls {
                             let number = caller * world.calls + round;
                             call(world, Arc::clone(&batcher), Arc::clone(&store), number).await;
                         }
+                        done.fetch_add(1, Ordering::SeqCst);
                     })
                 })
                 .collect();
@@ -188,7 +218,8 @@ fn check(world: World) {
     );
 }
 
-const CALM: World = World { callers: 4, calls: 3, lanes: 2, stops: 0, fails: false, leaves: false };
+const CALM: World =
+    World { callers: 4, calls: 3, lanes: 2, stops: 0, fails: false, leaves: false, stalls: false };
 
 #[test]
 fn every_caller_has_its_own_answer() {
@@ -206,4 +237,10 @@ fn callers_that_go_away_and_batches_that_fail_disturb_nobody() {
 fn a_lane_that_is_stopped_strands_nobody() {
     check(World { stops: 2, ..CALM });
     check(World { stops: 2, leaves: true, fails: true, ..CALM });
+}
+
+#[test]
+fn a_caller_that_looks_away_holds_up_nobody() {
+    check(World { stalls: true, ..CALM });
+    check(World { stalls: true, leaves: true, ..CALM });
 }
