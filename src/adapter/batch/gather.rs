@@ -4,13 +4,16 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, ready};
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::batching::Batching;
-use super::tasks::{Mutex, Place, here, spawn, yield_now};
+use super::tasks::{Home, Mutex, Place, here, home, spawn, spawn_at, yield_now};
 use crate::error::{Error, ErrorKind};
 
 /// So many rows wait when another lane opens, or a full batch of fewer: below, they are cheaper as
@@ -139,7 +142,7 @@ impl<A: Ask> Batcher<A> {
         for _ in 0..SENDINGS {
             let (answer, leads) = self.push(carrier, ask)?;
             if let Some(lane) = leads {
-                lane.lead().await;
+                Led { home: home(), rest: Some(Box::pin(lane.lead())) }.await;
             }
             match answer.await {
                 Ok(Reply::Answer(answer)) => return answer,
@@ -219,7 +222,7 @@ struct Lane<A: Ask, C: Carry<A>> {
 
 impl<A: Ask, C: Carry<A>> Lane<A, C> {
     /// In the task of the caller that found nothing under way: sends its call, if no other has come
-    /// by then. All others are for a task of their own, since a caller may go away.
+    /// by then. All others are for a task of their own, since a caller may be slow to look after it.
     async fn lead(mut self) {
         // Those who were woken together come together.
         yield_now().await;
@@ -275,7 +278,7 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
         let mut state = lock(&self.shared.state);
         let State { queues, rows } = &mut *state;
         match queues.get_mut(&self.place) {
-            Some(queue) if !queue.waiting.is_empty() => {
+            Some(queue) if !queue.waiting.is_empty() || own.reply.is_closed() => {
                 for key in self.wire.drain(..) {
                     queue.wire.remove(&key);
                 }
@@ -288,7 +291,7 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
         }
     }
 
-    /// Leaves what waits to a task, which is dropped where there can be none.
+    /// Leaves what waits to a task.
     fn hand_over(&mut self) {
         if let Some(queue) = lock(&self.shared.state).queues.get_mut(&self.place) {
             queue.is_led = false;
@@ -349,13 +352,35 @@ impl<A: Ask, C: Carry<A>> Drop for Lane<A, C> {
         if !self.open {
             return;
         }
-        if self.leads {
-            // The caller has gone away, and the others have not.
-            return self.hand_over();
-        }
         let unsent = lock(&self.shared.state).close(self.place);
         for Waiting { ask, reply } in unsent {
             let _ = reply.send(Reply::Unsent(ask));
+        }
+    }
+}
+
+/// A lane in its caller's task. If the caller goes away, it goes on in one of its own: what was sent
+/// has to be known to have ended before the next call with that key is.
+struct Led {
+    home: Home,
+    rest: Option<BoxFuture<'static, ()>>,
+}
+
+impl Future for Led {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Some(rest) = &mut self.rest else { return Poll::Ready(()) };
+        ready!(rest.as_mut().poll(context));
+        self.rest = None;
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Led {
+    fn drop(&mut self) {
+        if let Some(rest) = self.rest.take() {
+            spawn_at(&self.home, rest);
         }
     }
 }

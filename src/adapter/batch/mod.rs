@@ -10,7 +10,8 @@
 //!    may share it: the store is asked for one of them, and its answer tells the others'.
 //! 4. Calls that name the same key are sent in the order in which they came: one whose key is on
 //!    the wire, or named by a call that waits before it, waits too.
-//! 5. A caller that goes away disturbs nobody. What it asked is not sent if it has not been yet.
+//! 5. A caller that goes away disturbs nobody. What it asked is not sent if it has not been yet;
+//!    if it has, a task waits for the end of it.
 //! 6. What waits is bounded, in rows. Past the bound a call is refused with
 //!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded): nothing was recorded.
 //! 7. Calls of one runtime are sent by tasks of that runtime. When it ends, what was on the wire

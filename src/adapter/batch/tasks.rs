@@ -12,9 +12,18 @@ pub(super) fn here() -> Place {
     tokio::runtime::Handle::current().id()
 }
 
-/// Drops the task where there is no runtime, as when a caller's future outlives its own.
 pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        drop(runtime.spawn(task));
-    }
+    drop(tokio::spawn(task));
+}
+
+/// A caller's runtime, for when the caller is dropped outside of it.
+pub(super) type Home = tokio::runtime::Handle;
+
+pub(super) fn home() -> Home {
+    Home::current()
+}
+
+/// The task is dropped if that runtime has ended.
+pub(super) fn spawn_at(home: &Home, task: impl Future<Output = ()> + Send + 'static) {
+    drop(home.spawn(task));
 }

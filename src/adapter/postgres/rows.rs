@@ -101,6 +101,14 @@ pub(super) fn row_key(key: &DedupKey) -> Uuid {
     Uuid(first)
 }
 
+/// What stands for a key in a batch, in the order of rows.
+pub(super) fn number(key: &DedupKey) -> u64 {
+    let Uuid(bytes) = row_key(key);
+    let mut first = [0; 8];
+    first.copy_from_slice(&bytes[..8]);
+    u64::from_be_bytes(first)
+}
+
 /// A key's part of its advisory lock; the statements add the table's.
 pub(super) fn advisory_lock(key: &DedupKey) -> i64 {
     let Uuid(bytes) = row_key(key);

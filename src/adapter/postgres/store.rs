@@ -19,8 +19,8 @@ use super::super::kept::{Kept, Recall};
 use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored, released};
 use super::plans::Plans;
 use super::rows::{
-    Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, placed, row_keys,
-    store_error, stored,
+    Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, number, placed,
+    row_keys, store_error, stored,
 };
 use super::schema::{Durability, Place, Statements, VERSION, create_sql, migration};
 use super::storm::Storm;
@@ -181,7 +181,7 @@ impl PostgresAdapter {
         receipt: &Receipt,
     ) -> Result<Vec<T>, Error> {
         self.0.ready().await?;
-        let call = Call::new(kind, keys, receipt);
+        let call = Call::new(kind, keys, keys.iter().map(number).collect(), receipt);
         T::unwrap(match &self.0.batcher {
             Some(batcher) => batcher.submit(&self.0, call).await?,
             None => self.0.direct().alone(&call).await?,

@@ -7,7 +7,7 @@
 //!    row stands alone and only its caller hears of it.
 //! 3. After any other failure all callers of the batch hear the same.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
@@ -39,12 +39,18 @@ pub(in crate::adapter) struct Call {
 }
 
 impl Call {
-    pub(in crate::adapter) fn new(kind: Kind, keys: &[DedupKey], receipt: &Receipt) -> Self {
-        Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers: numbers(keys) }
+    /// `numbers` stand for the keys, and give the order in which a batch has them.
+    pub(in crate::adapter) fn new(
+        kind: Kind,
+        keys: &[DedupKey],
+        numbers: Vec<u64>,
+        receipt: &Receipt,
+    ) -> Self {
+        Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers }
     }
 }
 
-/// What stands for keys in a batcher.
+/// What stands for keys in a batcher, where nothing better is at hand.
 pub(in crate::adapter) fn numbers(keys: &[DedupKey]) -> Vec<u64> {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     keys.iter().map(|key| hasher.hash_one(key)).collect()
@@ -162,21 +168,23 @@ struct Layout<'c> {
 
 impl<'c> Layout<'c> {
     fn new(calls: &[&'c Call]) -> Self {
-        let mut places: HashMap<&DedupKey, usize> = HashMap::new();
-        let (mut keys, mut receipts) = (Vec::new(), Vec::new());
-        let of = calls.iter().map(|call| {
-            let rows = call.keys.iter().map(|key| {
-                let next = keys.len();
-                let place = *places.entry(key).or_insert(next);
-                if place == next {
-                    keys.push(key.clone());
-                    receipts.push(&call.receipt);
-                }
-                (place, place == next)
-            });
-            rows.collect()
-        });
-        let of = of.collect();
+        let mut named: Vec<(u64, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
+        for (place, call) in calls.iter().enumerate() {
+            let keys = call.numbers.iter().zip(&call.keys).enumerate();
+            named.extend(keys.map(|(at, (number, key))| (*number, key, place, at)));
+        }
+        named.sort_unstable();
+        let (mut keys, mut receipts) = (Vec::with_capacity(named.len()), Vec::new());
+        let mut of: Vec<_> = calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
+        for (_, key, call, at) in named {
+            // Of twins, the first call comes first.
+            let is_first = keys.last() != Some(key);
+            if is_first {
+                keys.push(key.clone());
+                receipts.push(&calls[call].receipt);
+            }
+            of[call][at] = (keys.len() - 1, is_first);
+        }
         Self { rows: Rows { keys, terms: Terms::Each(receipts) }, of }
     }
 }

@@ -21,8 +21,8 @@ use super::super::contract::{
 };
 use super::super::kept::{Kept, Recall};
 use super::super::sql::{
-    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, open_places,
-    released,
+    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, numbers,
+    open_places, released,
 };
 use super::change::{Batchers, Look};
 use super::rows::{BUSY, LOCKED, kept, keys_json, placed, primary_code, store_error, stored};
@@ -241,7 +241,7 @@ impl SqliteAdapter {
         receipt: &Receipt,
     ) -> Result<Vec<T>, Error> {
         self.0.ready().await?;
-        let call = Call::new(kind, keys, receipt);
+        let call = Call::new(kind, keys, numbers(keys), receipt);
         T::unwrap(match &self.0.batchers {
             Some(batchers) => batchers.calls.submit(&self.0, call).await?,
             None => self.0.turn().await?.alone(&call).await?,

@@ -55,17 +55,25 @@ struct Store {
     lanes: AtomicUsize,
     most_lanes: usize,
     fails: bool,
+    /// Whether batches may be dropped half-way, as by runtimes that end.
+    stops: bool,
 }
 
 /// Off the wire, however it ends.
-struct OnWire<'s>(&'s Store, Vec<u64>);
+struct OnWire<'s> {
+    store: &'s Store,
+    keys: Vec<u64>,
+    ended: bool,
+}
 
 impl Drop for OnWire<'_> {
     fn drop(&mut self) {
-        for key in &self.1 {
-            self.0.wire[index(*key)].fetch_sub(1, Ordering::SeqCst);
+        for key in &self.keys {
+            self.store.wire[index(*key)].fetch_sub(1, Ordering::SeqCst);
         }
-        self.0.lanes.fetch_sub(1, Ordering::SeqCst);
+        self.store.lanes.fetch_sub(1, Ordering::SeqCst);
+        let panics = std::thread::panicking();
+        assert!(self.ended || self.store.stops || panics, "dropped while it was on the wire");
     }
 }
 
@@ -95,7 +103,7 @@ impl Carry<Asked> for Store {
             let others = self.wire[index(*key)].fetch_add(1, Ordering::SeqCst);
             assert_eq!(others, 0, "a key on two wires");
         }
-        let _on_wire = OnWire(self, keys);
+        let mut on_wire = OnWire { store: self, keys, ended: false };
         for ask in &batch {
             let before = self.sent[ask.number].fetch_add(1, Ordering::SeqCst);
             assert_eq!(before, 0, "sent twice");
@@ -103,6 +111,7 @@ impl Carry<Asked> for Store {
         for _ in 0..thread_rng().gen_range(0..4) {
             shuttle::future::yield_now().await;
         }
+        on_wire.ended = true;
         match if self.fails { thread_rng().gen_range(0..4) } else { 3 } {
             0 => batch.iter().map(|_| Err(Error::new(ErrorKind::Refused, "the store"))).collect(),
             // As a panic, and too few answers.
@@ -184,6 +193,7 @@ fn check(world: World) {
                 sent: (0..world.callers * world.calls).map(|_| AtomicUsize::new(0)).collect(),
                 most_lanes: world.lanes,
                 fails: world.fails,
+                stops: world.stops > 0,
                 ..Store::default()
             });
             let done = Arc::new(AtomicUsize::new(0));

@@ -32,3 +32,11 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     });
     drop(shuttle::future::spawn(stoppable));
 }
+
+pub(super) type Home = ();
+
+pub(super) fn home() -> Home {}
+
+pub(super) fn spawn_at((): &Home, task: impl Future<Output = ()> + Send + 'static) {
+    spawn(task);
+}
