@@ -15,7 +15,7 @@ use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
-use super::super::kept::{Kept, Recall};
+use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored, released};
 use super::plans::Plans;
 use super::rows::{
@@ -379,11 +379,11 @@ impl LeaseAdapter for PostgresAdapter {
 }
 
 impl Recall for PostgresAdapter {
-    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
         let fault = |error| store_error("recalling keys", error);
         self.0.ready().await?;
         let columns = Columns::new(keys);
-        let rows = self.0.fetch(&self.0.statements.recall, Params::Read(&columns)).await;
+        let rows = self.0.fetch(self.0.statements.recall(wanted), Params::Read(&columns)).await;
         let kept = placed(keys, &rows.map_err(fault)?, |row| kept(row).map(Some));
         let kept = kept.map_err(fault)?.into_iter();
         kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use super::super::kept::Wanted;
 use super::super::sql::Identifier;
 
 /// The version of the schema that this code writes.
@@ -20,6 +21,9 @@ const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 
 /// What is kept with a key.
 const KEPT: &str = "payload_sha256, response_status, response_headers, response_body";
+/// The same without the response, which is then not read from the file.
+const KEPT_OF_PAYLOAD: &str = "payload_sha256, NULL AS response_status, \
+    NULL AS response_headers, NULL AS response_body";
 
 /// Every statement, with the table's name put in.
 #[derive(Debug, Clone)]
@@ -38,8 +42,8 @@ pub(super) struct Statements {
     pub(super) forget: Arc<str>,
     pub(super) count: Arc<str>,
     pub(super) finish: Arc<str>,
-    /// Of complete keys.
-    pub(super) recall: Arc<str>,
+    /// Of complete keys: with their responses, and without.
+    recall: [Arc<str>; 2],
     /// Within a transaction, before `finish`.
     pub(super) keep: Arc<str>,
     pub(super) give_back: [Arc<str>; 2],
@@ -88,6 +92,10 @@ pub(super) enum Asks {
 }
 
 impl Statements {
+    pub(super) fn recall(&self, wanted: Wanted) -> &Arc<str> {
+        &self.recall[usize::from(wanted == Wanted::Payload)]
+    }
+
     pub(super) fn new(name: &Identifier, asks: Asks) -> Self {
         let table = format!("\"{name}\"");
         let (token, retention, lease, kept) = match asks {
@@ -212,12 +220,15 @@ impl Statements {
                  WHERE {matching} AND token = ?2 AND completed_at IS NULL RETURNING namespace, id"
             )
             .into(),
-            recall: format!(
-                "SELECT j.key AS place, {KEPT} FROM json_each(?1) AS j CROSS JOIN {table} AS t \
-                 ON t.namespace = j.value ->> 0 AND t.id = j.value ->> 1 \
-                 WHERE t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
-            )
-            .into(),
+            recall: [KEPT, KEPT_OF_PAYLOAD].map(|kept| {
+                format!(
+                    "SELECT j.key AS place, {kept} FROM json_each(?1) AS j \
+                     CROSS JOIN {table} AS t \
+                     ON t.namespace = j.value ->> 0 AND t.id = j.value ->> 1 \
+                     WHERE t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
+                )
+                .into()
+            }),
             keep: format!(
                 "UPDATE {table} AS t SET payload_sha256 = unhex(j.value ->> 2), \
                  response_status = j.value ->> 3, response_headers = j.value ->> 4, \

@@ -19,7 +19,7 @@ use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
-use super::super::kept::{Kept, Recall};
+use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{
     Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, open_places,
     released,
@@ -400,10 +400,10 @@ impl LeaseAdapter for SqliteAdapter {
 }
 
 impl Recall for SqliteAdapter {
-    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
         let fault = |error| store_error("recalling keys", error);
         self.0.ready().await?;
-        let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.recall)))
+        let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.0.statements.recall(wanted))))
             .bind(keys_json(keys))
             .fetch_all(&self.0.readers)
             .await
