@@ -24,7 +24,7 @@ use sqlx::sqlite::SqliteConnectOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     self, DynAdapter, Entry, EntryState, Forgotten, Identifier, Kept, Maintain, PostgresAdapter,
-    Recall, SqliteAdapter,
+    Recall, SqliteAdapter, Wanted,
 };
 
 mod shared;
@@ -85,8 +85,8 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     let (found, text) = match &options.command {
         Command::Get(event) => match store.get(&event.key()?).await? {
             Some(entry) => {
-                let kept = store.recall(&[event.key()?]).await?.into_iter().flatten().next();
-                (true, described(event, &entry, &kept.unwrap_or_default()))
+                let kept = store.recall(&[event.key()?], Wanted::All).await?.into_iter().next();
+                (true, described(event, &entry, &kept.flatten().unwrap_or_default()))
             }
             None => (false, "there is no such key".to_owned()),
         },

@@ -14,6 +14,7 @@ use support::{Body, Fault, Faulty, Handler, Op, by_header, dedup_key, result, se
 use tower::Layer;
 use tower_dedup::adapter::{
     EntryState, LeaseAdapter, Maintain, MemoryAdapter, PostgresAdapter, Recall, Receipt, Token,
+    Wanted,
 };
 use tower_dedup::key::{self, DedupKey, Element, Extracted, KeyExtractor, Keys};
 use tower_dedup::{DedupLayer, OnMismatch, Replay, provider};
@@ -236,6 +237,40 @@ async fn a_store_that_does_not_recall_gives_the_new_events_back() {
     }
 }
 
+/// Responses are large, and a request may carry thousands of keys: they are asked for only where one
+/// of them is the answer.
+#[tokio::test]
+async fn responses_are_asked_for_only_where_one_is_replayed() {
+    let store = Faulty::new(MemoryAdapter::new());
+    let handler = Handler::default();
+    let lease = DedupLayer::new(by_word(), Arc::clone(&store))
+        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .layer(handler.service());
+    for (body, answer) in [("a=1", ran()), ("a=1", duplicate()), ("a=2", refused())] {
+        assert_eq!(answer!(&lease, words(body)), answer, "{body}");
+    }
+    assert_eq!(answer!(&lease, words("a=1 b=1")), ran());
+    assert_eq!(answer!(&lease, words("a=1 b=1")), duplicate());
+    assert_eq!(store.wanted(), [Wanted::Payload; 4]);
+
+    let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
+        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .layer(handler.service());
+    assert_eq!(answer!(&arrival, words("a=1")), duplicate());
+    assert_eq!(answer!(&arrival, words("a=1 c=1")), ran());
+    let wanted = store.wanted();
+    assert!(!wanted.is_empty() && wanted.iter().all(|wanted| *wanted == Wanted::Payload));
+
+    // A response that is replayed is that to one event: a batch has none.
+    let replaying = DedupLayer::new(by_word(), Arc::clone(&store))
+        .replay(Replay::new())
+        .layer(handler.service());
+    assert_eq!(answer!(&replaying, words("a=1")), duplicate());
+    assert_eq!(store.wanted(), [Wanted::All]);
+    assert_eq!(answer!(&replaying, words("a=1 b=1")), duplicate());
+    assert_eq!(store.wanted(), [Wanted::Payload]);
+}
+
 /// The caller of a worker may go away between the claim and what follows.
 #[tokio::test]
 async fn a_delivery_that_is_dropped_while_it_recalls_leaves_nothing_behind() {
@@ -331,7 +366,8 @@ async fn a_reported_mismatch_replays() {
     let body: Bytes = answer.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "handled");
     // What is stored is the digest that anybody can compute.
-    let kept = adapter.recall(&[dedup_key("a")]).await.unwrap().pop().unwrap().unwrap();
+    let kept =
+        adapter.recall(&[dedup_key("a")], Wanted::All).await.unwrap().pop().unwrap().unwrap();
     let hex: String =
         kept.payload_sha256.unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
     // `printf one | sha256sum`

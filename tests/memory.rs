@@ -7,7 +7,7 @@ use allocation_counter::AllocationInfo;
 use futures_util::FutureExt;
 use tower_dedup::adapter::{
     AtCapacity, Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, MemoryAdapter, Recall,
-    Receipt, Recorded, Token,
+    Receipt, Recorded, Token, Wanted,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
@@ -236,7 +236,7 @@ fn trap_32_the_longest_and_the_shortest_times_do_no_harm() {
             now(adapter.renew(&keys, &mine)).unwrap();
             now(adapter.get(&keys[0])).unwrap();
             now(adapter.complete(&keys, &mine)).unwrap();
-            now(adapter.recall(&keys)).unwrap();
+            now(adapter.recall(&keys, Wanted::All)).unwrap();
             now(adapter.purge(10)).unwrap();
         }
     }

@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Claimed, Completed, Entry, EntryState, Forgotten, Kept, LeaseAdapter, Maintain, MemoryAdapter,
-    Recall, Receipt, Recorded, Released, Renewed, Token,
+    Recall, Receipt, Recorded, Released, Renewed, Token, Wanted,
 };
 
 const STEP: Duration = Duration::from_secs(1_000);
@@ -424,7 +424,7 @@ async fn step<A: LeaseAdapter + Maintain + Recall>(
             (places.clone(), all(released, Answer::Released))
         }
         Call::Recall(places) => {
-            let recalled = adapter.recall(&keys(places)).await.map_err(text)?;
+            let recalled = adapter.recall(&keys(places), Wanted::All).await.map_err(text)?;
             (places.clone(), all(recalled, read_recalled))
         }
         Call::Get(place) => {

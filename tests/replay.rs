@@ -19,7 +19,7 @@ use support::{Body, Fault, Faulty, Op, by_header, dedup_key, request, result, un
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
     Claimed, Completed, DedupAdapter, EntryState, Kept, LeaseAdapter, Maintain, MemoryAdapter,
-    Recall, Receipt, Recorded, Released, Renewed, Token,
+    Recall, Receipt, Recorded, Released, Renewed, Token, Wanted,
 };
 use tower_dedup::key::{DedupKey, Element, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::{LeaseLedger, Replays};
@@ -342,7 +342,7 @@ async fn what_is_not_recorded_yet_is_replayed_all_the_same() {
     store.set(Op::Complete, Fault::Fail);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
-    assert_eq!(store.recall(&[dedup_key("a")]).await.unwrap(), [None]);
+    assert_eq!(store.recall(&[dedup_key("a")], Wanted::All).await.unwrap(), [None]);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     store.set(Op::Complete, Fault::None);
@@ -458,7 +458,7 @@ async fn the_response_to_a_head_is_not_kept() {
     let mut head = request("a");
     *head.method_mut() = Method::HEAD;
     assert_eq!(seen(service.clone().oneshot(head).await.unwrap()).await.0, 200);
-    let kept = adapter.recall(&[dedup_key("a")]).await.unwrap();
+    let kept = adapter.recall(&[dedup_key("a")], Wanted::All).await.unwrap();
     assert_eq!(kept, [Some(Kept::default())]);
 }
 
@@ -498,11 +498,11 @@ impl LeaseAdapter for Forgetful {
 }
 
 impl Recall for Forgetful {
-    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
         for key in keys {
             self.0.forget(key).await?;
         }
-        self.0.recall(keys).await
+        self.0.recall(keys, wanted).await
     }
 }
 

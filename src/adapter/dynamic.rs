@@ -6,7 +6,7 @@ use super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
-use super::kept::{Kept, Recall};
+use super::kept::{Kept, Recall, Wanted};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -55,6 +55,7 @@ pub trait DynAdapter: Send + Sync + 'static {
     fn dyn_recall<'a>(
         &'a self,
         keys: &'a [DedupKey],
+        wanted: Wanted,
     ) -> BoxFuture<'a, Result<Vec<Option<Kept>>, Error>>;
     /// [`Maintain::purge`]
     fn dyn_purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, Error>>;
@@ -120,8 +121,9 @@ impl<A: LeaseAdapter + Maintain + Recall> DynAdapter for A {
     fn dyn_recall<'a>(
         &'a self,
         keys: &'a [DedupKey],
+        wanted: Wanted,
     ) -> BoxFuture<'a, Result<Vec<Option<Kept>>, Error>> {
-        Box::pin(self.recall(keys))
+        Box::pin(self.recall(keys, wanted))
     }
 
     fn dyn_purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, Error>> {
@@ -178,8 +180,8 @@ impl LeaseAdapter for dyn DynAdapter {
 }
 
 impl Recall for dyn DynAdapter {
-    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
-        self.dyn_recall(keys).await
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+        self.dyn_recall(keys, wanted).await
     }
 }
 

@@ -21,9 +21,12 @@ use crate::key::DedupKey;
 pub trait Recall: Send + Sync + 'static {
     /// What is kept with each key, in the order of the keys; `None` where the key is not complete,
     /// or no longer remembered.
+    ///
+    /// Of what is not [`Wanted`], nothing is answered, and nothing should be read.
     fn recall(
         &self,
         keys: &[DedupKey],
+        wanted: Wanted,
     ) -> impl Future<Output = Result<Vec<Option<Kept>>, Error>> + Send;
 }
 
@@ -34,14 +37,27 @@ macro_rules! forward {
             fn recall(
                 &self,
                 keys: &[DedupKey],
+                wanted: Wanted,
             ) -> impl Future<Output = Result<Vec<Option<Kept>>, Error>> + Send {
-                (**self).recall(keys)
+                (**self).recall(keys, wanted)
             }
         }
     )+};
 }
 
 forward!(Arc, Box);
+
+/// How much is wanted of what is kept.
+///
+/// Responses are large: those of all the keys that one request may carry are hundreds of megabytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wanted {
+    /// The payload's SHA-256, and no response.
+    Payload,
+    /// All of it.
+    All,
+}
 
 /// What is kept with a complete key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

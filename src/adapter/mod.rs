@@ -60,7 +60,7 @@ pub use contract::{
     Receipt, Recorded, Released, Renewed, Seen, Token,
 };
 pub use dynamic::DynAdapter;
-pub use kept::{Kept, Recall, StoredResponse};
+pub use kept::{Kept, Recall, StoredResponse, Wanted};
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]

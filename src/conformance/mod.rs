@@ -112,6 +112,7 @@ macro_rules! recall_conformance_suite {
             a_record_keeps_what_it_carries,
             each_key_keeps_its_own,
             a_late_completion_keeps_what_it_carries,
+            responses_are_recalled_only_if_wanted,
             what_is_kept_ends_with_its_retention,
             hostile_responses_come_back_as_they_were,
         }

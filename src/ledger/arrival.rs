@@ -95,7 +95,7 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let inner = &self.0;
         let receipt = context.receipt();
         let (elements, flat) = plan(keys);
-        let before = look_ahead(context, &flat).await?;
+        let before = look_ahead(context, &elements, &flat).await?;
         // Room to undo it, before there is anything to undo: an undoing that is refused is an
         // event lost.
         let Some(room) = inner.background.reserve() else {

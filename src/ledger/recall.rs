@@ -1,7 +1,9 @@
 //! What is kept with complete keys: payloads to compare, responses to replay.
 //!
 //! 1. The store is asked for it in a second call, and only about keys that turned out to be
-//!    complete: a layer that neither compares nor replays never makes that call.
+//!    complete: a layer that neither compares nor replays never makes that call. Responses are
+//!    asked for only where one is replayed: a batch that is compared costs its digests, however
+//!    large the responses are that are kept with its keys.
 //! 2. A store that does not answer it leaves the delivery unanswered: an empty 200 in the place of
 //!    the handler's response would be a wrong answer. A key that was complete, and is not any more
 //!    when that is asked, is in flight: the next look finds out.
@@ -20,12 +22,13 @@ use futures_util::future::BoxFuture;
 use super::call::store_call;
 use super::fold::Answer;
 use super::{BeginContext, Ledger};
-use crate::adapter::{Kept, Recall, StoredResponse};
+use crate::adapter::{Kept, Recall, StoredResponse, Wanted};
 use crate::error::Error;
 use crate::key::{DedupKey, Element};
 
-type Ask =
-    dyn Fn(Vec<DedupKey>) -> BoxFuture<'static, Result<Vec<Option<Kept>>, Error>> + Send + Sync;
+type Ask = dyn Fn(Vec<DedupKey>, Wanted) -> BoxFuture<'static, Result<Vec<Option<Kept>>, Error>>
+    + Send
+    + Sync;
 
 /// A ledger whose store keeps payloads, so that they can be compared.
 #[diagnostic::on_unimplemented(
@@ -53,10 +56,23 @@ impl Recaller {
     /// Asks this store.
     #[must_use]
     pub fn new<A: Recall>(adapter: Arc<A>) -> Self {
-        Self(Arc::new(move |keys| {
+        Self(Arc::new(move |keys, wanted| {
             let adapter = Arc::clone(&adapter);
-            Box::pin(async move { adapter.recall(&keys).await })
+            Box::pin(async move { adapter.recall(&keys, wanted).await })
         }))
+    }
+
+    /// For a delivery of these elements.
+    async fn ask(
+        &self,
+        context: &BeginContext,
+        elements: &[Element],
+        keys: Vec<DedupKey>,
+    ) -> Result<Vec<Option<Kept>>, Error> {
+        let replays = context.replays && elements.len() == 1;
+        let wanted = if replays { Wanted::All } else { Wanted::Payload };
+        let count = keys.len();
+        store_call("recall", context.store_timeout, count, self.0(keys, wanted)).await
     }
 }
 
@@ -72,10 +88,11 @@ impl fmt::Debug for Recaller {
 /// event that was handled by whoever asks in between.
 pub(super) async fn look_ahead(
     context: &BeginContext,
+    elements: &[Element],
     flat: &[DedupKey],
 ) -> Result<HashMap<DedupKey, Kept>, Error> {
-    let Some(Recaller(ask)) = &context.recaller else { return Ok(HashMap::new()) };
-    let kept = store_call("recall", context.store_timeout, flat.len(), ask(flat.to_vec())).await?;
+    let Some(recaller) = &context.recaller else { return Ok(HashMap::new()) };
+    let kept = recaller.ask(context, elements, flat.to_vec()).await?;
     let known = flat.iter().zip(kept).filter_map(|(key, kept)| Some((key.clone(), kept?)));
     Ok(known.collect())
 }
@@ -101,7 +118,7 @@ pub(super) async fn recall(
     answers: &mut [Answer],
     here: impl Fn(&DedupKey) -> Option<Kept>,
 ) -> Result<Option<Arc<StoredResponse>>, Error> {
-    let Some(Recaller(ask)) = &context.recaller else { return Ok(None) };
+    let Some(recaller) = &context.recaller else { return Ok(None) };
     let complete: Vec<usize> =
         (0..flat.len()).filter(|place| matches!(answers[*place], Answer::Duplicate(_))).collect();
     let mut kept: Vec<Option<Kept>> = complete.iter().map(|place| here(&flat[*place])).collect();
@@ -109,8 +126,7 @@ pub(super) async fn recall(
     if !absent.is_empty() {
         let keys: Vec<DedupKey> =
             absent.iter().map(|place| flat[complete[*place]].clone()).collect();
-        let count = keys.len();
-        let found = store_call("recall", context.store_timeout, count, ask(keys)).await?;
+        let found = recaller.ask(context, elements, keys).await?;
         for (place, found) in absent.into_iter().zip(found) {
             kept[place] = found;
         }

@@ -100,7 +100,8 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
         let (receipt, bound) = (context.receipt(), context.store_timeout);
         // Of one key, the answer is either a transaction or what there is to recall.
         let several = flat.len() > 1 && context.recaller.is_some();
-        let before = if several { look_ahead(context, asked).await? } else { HashMap::new() };
+        let before =
+            if several { look_ahead(context, &elements, asked).await? } else { HashMap::new() };
         let open = Box::pin(inner.adapter.open(asked, &receipt));
         let opened = bounded("begin", bound.saturating_add(inner.adapter.patience()), open).await?;
         if opened.answers.len() != asked.len() {

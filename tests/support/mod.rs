@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, Kept, LeaseAdapter, Maintain, Recall,
-    Receipt, Recorded, Released, Renewed,
+    Receipt, Recorded, Released, Renewed, Wanted,
 };
 use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
 
@@ -242,6 +242,8 @@ pub(crate) struct Faulty<A> {
     inner: Arc<A>,
     faults: [Mutex<Fault>; OPS],
     calls: [AtomicU32; OPS],
+    /// What each recall has wanted.
+    wanted: Mutex<Vec<Wanted>>,
 }
 
 impl<A> Faulty<A> {
@@ -250,6 +252,7 @@ impl<A> Faulty<A> {
             inner: Arc::new(inner),
             faults: Default::default(),
             calls: Default::default(),
+            wanted: Mutex::default(),
         })
     }
 
@@ -265,6 +268,11 @@ impl<A> Faulty<A> {
 
     pub(crate) fn calls(&self, op: Op) -> u32 {
         self.calls[op as usize].load(Ordering::SeqCst)
+    }
+
+    /// What each recall has wanted since this was asked last.
+    pub(crate) fn wanted(&self) -> Vec<Wanted> {
+        std::mem::take(&mut self.wanted.lock().unwrap())
     }
 
     pub(crate) fn inner(&self) -> &A {
@@ -318,9 +326,10 @@ faulty!(LeaseAdapter: claim Claim Claimed, renew Renew Renewed, complete Complet
     release Release Released);
 
 impl<A: Recall> Recall for Faulty<A> {
-    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+        self.wanted.lock().unwrap().push(wanted);
         let (inner, keys) = (Arc::clone(&self.inner), keys.to_vec());
-        self.call(Op::Recall, async move { inner.recall(&keys).await }).await
+        self.call(Op::Recall, async move { inner.recall(&keys, wanted).await }).await
     }
 }
 

@@ -8,7 +8,7 @@ use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
-use super::super::kept::{Kept, Recall};
+use super::super::kept::{Kept, Recall, Wanted};
 use super::fingerprint::Keyed;
 use super::shard::Shard;
 use super::table::Table;
@@ -134,8 +134,8 @@ impl LeaseAdapter for MemoryAdapter {
 }
 
 impl Recall for MemoryAdapter {
-    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
-        Ok(self.table.recall(keys))
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+        Ok(self.table.recall(keys, wanted))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::super::contract::{
     Claimed, Completed, Entry, EntryState, Forgotten, Receipt, Recorded, Released, Renewed,
 };
-use super::super::kept::Kept;
+use super::super::kept::{Kept, Wanted};
 use super::clock::{Clock, ms};
 use super::fingerprint::{Caller, Fingerprint, Keyed};
 use super::lock::Lock;
@@ -213,11 +213,12 @@ impl<L: Lock> Table<L> {
         })
     }
 
-    pub(super) fn recall(&self, keys: &[DedupKey]) -> Vec<Option<Kept>> {
+    pub(super) fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Vec<Option<Kept>> {
         let recalled = keys.iter().map(|key| {
             let row = self.look(key)?;
             let complete = row.standing(self.clock.now()) == Standing::Complete;
-            complete.then(|| row.kept.as_deref().cloned().unwrap_or_default())
+            let kept = complete.then(|| row.kept.as_deref().cloned().unwrap_or_default())?;
+            Some(if wanted == Wanted::Payload { Kept { response: None, ..kept } } else { kept })
         });
         recalled.collect()
     }

@@ -300,21 +300,6 @@ pub(super) fn place(row: &PgRow) -> Result<usize, sqlx::Error> {
     usize::try_from(place - 1).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
-/// What each row says, in its key's place.
-pub(super) fn placed<T>(
-    keys: &[DedupKey],
-    rows: &[PgRow],
-    read: impl Fn(&PgRow) -> Result<Option<T>, sqlx::Error>,
-) -> Result<Vec<Option<T>>, sqlx::Error> {
-    let mut found: Vec<Option<T>> = keys.iter().map(|_| None).collect();
-    for row in rows {
-        if let Some(slot) = found.get_mut(place(row)?) {
-            *slot = read(row)?;
-        }
-    }
-    Ok(found)
-}
-
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
     sql::store_error(context, error, is_refusal)
 }

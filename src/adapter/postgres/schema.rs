@@ -24,6 +24,7 @@
 
 use std::sync::Arc;
 
+use super::super::kept::Wanted;
 use super::super::sql::Identifier;
 
 /// The version of the schema that this code writes.
@@ -93,8 +94,8 @@ pub(super) struct Statements {
     pub(super) record_in: Take,
     pub(super) give_back: Arc<str>,
     pub(super) commit: Arc<str>,
-    /// Of complete keys.
-    pub(super) recall: Arc<str>,
+    /// Of complete keys: with their responses, and without.
+    recall: [Arc<str>; 2],
     /// Within a transaction, before `commit`.
     pub(super) keep: Arc<str>,
 }
@@ -273,6 +274,10 @@ const FREE: &str = "((t.completed_at IS NULL \
     OR (t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()))";
 
 impl Statements {
+    pub(super) fn recall(&self, wanted: Wanted) -> &Arc<str> {
+        &self.recall[usize::from(wanted == Wanted::Payload)]
+    }
+
     pub(super) fn new(place: &Place, claims: Durability) -> Self {
         let table = place.name("");
         let (sync, claims) = (begin(Durability::Synchronous), begin(claims));
@@ -474,14 +479,21 @@ impl Statements {
                 Durability::Synchronous.setting()
             )
             .into(),
-            recall: format!(
-                "SELECT a.place, t.payload_sha256, t.response_status::int8 AS response_status, \
-                 t.response_headers, t.response_body, pg_is_in_recovery() AS standby \
-                 FROM unnest($1::uuid[]) WITH ORDINALITY AS a (key, place) \
-                 JOIN {table} AS t ON t.key = a.key \
-                 WHERE t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
-            )
-            .into(),
+            // A response that is not named is not fetched from where long values are kept.
+            recall: [
+                "t.response_status::int8 AS response_status, t.response_headers, t.response_body",
+                "NULL::int8 AS response_status, NULL::text AS response_headers, \
+                 NULL::bytea AS response_body",
+            ]
+            .map(|response| {
+                format!(
+                    "SELECT t.key, t.payload_sha256, {response}, \
+                     pg_is_in_recovery() AS standby \
+                     FROM {table} AS t WHERE t.key = ANY ($1::uuid[]) \
+                     AND t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
+                )
+                .into()
+            }),
             keep: format!(
                 "UPDATE {table} AS t SET {} \
                  FROM unnest($1::uuid[], $3::bytea[], $4::int2[], $5::text[], $6::bytea[]) \

@@ -15,12 +15,12 @@ use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
-use super::super::kept::{Kept, Recall};
+use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored, released};
 use super::plans::Plans;
 use super::rows::{
-    Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, number, placed,
-    row_keys, store_error, stored,
+    Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, number, row_keys,
+    store_error, stored,
 };
 use super::schema::{Durability, Place, Statements, VERSION, create_sql, migration};
 use super::storm::Storm;
@@ -382,13 +382,17 @@ impl LeaseAdapter for PostgresAdapter {
 }
 
 impl Recall for PostgresAdapter {
-    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
         let fault = |error| store_error("recalling keys", error);
         self.0.ready().await?;
         let row_keys = row_keys(keys);
-        let rows = self.0.fetch(&self.0.statements.recall, Params::Read(&row_keys)).await;
-        let kept = placed(keys, &rows.map_err(fault)?, |row| kept(row).map(Some));
-        let kept = kept.map_err(fault)?.into_iter();
+        let statement = self.0.statements.recall(wanted);
+        let rows = self.0.fetch(statement, Params::Read(&row_keys)).await.map_err(fault)?;
+        let mut found: Vec<Option<KeptRow>> = keys.iter().map(|_| None).collect();
+        for (place, row) in Places::new(&row_keys).of_rows(rows).map_err(fault)? {
+            found[place] = Some(kept(&row).map_err(fault)?);
+        }
+        let kept = found.into_iter();
         kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()
     }
 }

@@ -2,6 +2,11 @@
 //!
 //! Whether a key is known is looked up first, on the connections that only read, so that duplicates
 //! wait for no writer; only what is not known is written.
+//!
+//! What is written is the common case first: claims and records of keys of which there is no row,
+//! completions by who holds the key. That is a statement that answers how many rows it has written.
+//! If those were all, there is nothing more to ask; if not, the statement for every case is asked
+//! about all of them: what a token has got already, it gets again.
 
 use std::sync::Arc;
 
@@ -15,7 +20,7 @@ use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, Rows, Stored, Taken, Terms, completed,
     numbers, open_places,
 };
-use super::rows::{is_of_a_row, matched, rows_json, store_error};
+use super::rows::{is_of_a_row, keys_json, matched, rows_json, rows_terms, store_error};
 use super::schema::Statements;
 use super::store::Inner;
 use crate::error::{Error, ErrorKind};
@@ -129,9 +134,22 @@ impl Database for Writing<'_> {
         let statements = self.statements(rows);
         let sql = if kind == Kind::Claim { &statements.claim } else { &statements.record };
         let mut answers: Vec<Option<Taken<T>>> = rows.keys.iter().map(|_| None).collect();
+        let fault = |written: bool| move |error| failed("taking keys", error, written);
         // Once a round has written, no later failure means that nothing was recorded.
         let mut written = false;
-        let fault = |written: bool| move |error| failed("taking keys", error, written);
+        let (new, keeps) = match kind {
+            // What a claim carries is kept by its completion.
+            Kind::Claim => (&statements.claim_new, false),
+            _ => (&statements.record_new, rows.keeps()),
+        };
+        if !keeps && !self.inner.some_are_there() {
+            let inserted = self.changed(new, rows).await.map_err(fault(false))?;
+            if inserted == rows.len() {
+                let all = (0..rows.len()).map(|place| T::left_behind(rows.receipt(place)));
+                return Ok(all.map(|left| (T::granted(1, false), Some(left))).collect());
+            }
+            written = inserted > 0;
+        }
         for _ in 0..ROUNDS {
             let free = open_places(&answers);
             let asked = rows.at(&free);
@@ -164,8 +182,18 @@ impl Database for Writing<'_> {
 
     async fn complete(&self, rows: &Rows<'_>) -> Result<Vec<Completed>, Failed> {
         let fault = |written: bool| move |error| failed("completing keys", error, written);
-        let done = self.write(&self.statements(rows).complete, rows).await.map_err(fault(false))?;
-        let written = !done.is_empty();
+        let statements = self.statements(rows);
+        let mut written = false;
+        if !rows.keeps() {
+            let held = self.changed(&statements.complete_held, rows).await;
+            let held = held.map_err(fault(false))?;
+            if held == rows.len() {
+                return Ok(vec![Completed::Held; held]);
+            }
+            written = held > 0;
+        }
+        let done = self.write(&statements.complete, rows).await.map_err(fault(written))?;
+        written |= !done.is_empty();
         let mut answers: Vec<Option<Completed>> = rows.keys.iter().map(|_| None).collect();
         for (place, row) in matched(&rows.keys, &done).map_err(fault(written))? {
             let attempts: i64 = row.try_get("attempts").map_err(fault(written))?;
@@ -218,6 +246,15 @@ impl Writing<'_> {
         };
         // All rows: SQLite commits at the end of the statement, after it has returned them.
         query.fetch_all(&self.inner.writer).await
+    }
+
+    /// One changing statement that returns no rows. Answers how many it has written.
+    async fn changed(&self, sql: &Arc<str>, rows: &Rows<'_>) -> Result<usize, sqlx::Error> {
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
+        let query = query.bind(keys_json(&rows.keys)).bind(rows_terms(rows));
+        let done = query.execute(&self.inner.writer).await?;
+        // Never more than there are keys.
+        Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
     }
 
     /// Which of the keys a changing statement returned.

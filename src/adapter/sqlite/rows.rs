@@ -7,6 +7,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::super::kept::StoredResponse;
 use super::super::sql::{self, Rows, Stored, Terms};
+use super::schema::{DIGITS, TERMS};
 use crate::error::Error;
 use crate::key::{DedupKey, hex};
 
@@ -25,6 +26,19 @@ pub(super) fn rows_json(rows: &Rows<'_>) -> String {
     let all: Vec<Vec<Value>> = places.map(|place| row_json(rows, place, keeps)).collect();
     // Strings and numbers always serialize.
     serde_json::to_string(&all).unwrap_or_default()
+}
+
+/// The terms of each key, as the statements that answer no rows take them.
+pub(super) fn rows_terms(rows: &Rows<'_>) -> Vec<u8> {
+    let mut all = Vec::with_capacity(rows.len() * TERMS);
+    for place in 0..rows.len() {
+        let receipt = rows.receipt(place);
+        all.extend(receipt.token().as_bytes());
+        for number in [receipt.retention_ms(), receipt.lease_ms()] {
+            all.extend(format!("{number:0DIGITS$}").into_bytes());
+        }
+    }
+    all
 }
 
 fn row_json(rows: &Rows<'_>, place: usize, keeps: bool) -> Vec<Value> {

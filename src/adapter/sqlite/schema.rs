@@ -7,9 +7,15 @@
 //! Where each key is asked for under terms of its own, the pairs go on with those, the token in hex. Where
 //! something is kept with the keys, their pairs go on with the payload's SHA-256 in hex, and the
 //! status, the headers and the body (in hex) of the response; what is not there is null.
+//!
+//! The statements of the common case answer no rows but how many there were, and find the terms of
+//! the key at place `n` in `?2` from byte `n` × [`TERMS`] on: the token, and the retention and the lease
+//! in [`DIGITS`] digits each. To take them from JSON, and to hand rows from SQLite's thread to ours,
+//! costs as much as to write them.
 
 use std::sync::Arc;
 
+use super::super::kept::Wanted;
 use super::super::sql::Identifier;
 
 /// The version of the schema that this code writes.
@@ -20,6 +26,14 @@ const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 
 /// What is kept with a key.
 const KEPT: &str = "payload_sha256, response_status, response_headers, response_body";
+/// The same without the response, which is then not read from the file.
+const KEPT_OF_PAYLOAD: &str = "payload_sha256, NULL AS response_status, \
+    NULL AS response_headers, NULL AS response_body";
+
+/// How many bytes there are of the terms of one key.
+pub(super) const TERMS: usize = 16 + 2 * DIGITS;
+/// As many as the longest number has.
+pub(super) const DIGITS: usize = 20;
 
 /// Every statement, with the table's name put in.
 #[derive(Debug, Clone)]
@@ -29,17 +43,23 @@ pub(super) struct Statements {
     pub(super) create: Vec<Arc<str>>,
     pub(super) read: Arc<str>,
     pub(super) record: Arc<str>,
+    /// Records keys of which there is no row, with nothing to keep.
+    pub(super) record_new: Arc<str>,
     pub(super) unrecord: Arc<str>,
     pub(super) claim: Arc<str>,
+    /// Claims keys of which there is no row.
+    pub(super) claim_new: Arc<str>,
     pub(super) renew: Arc<str>,
     pub(super) complete: Arc<str>,
+    /// Completes keys that their tokens hold, with nothing to keep.
+    pub(super) complete_held: Arc<str>,
     pub(super) release: Arc<str>,
     pub(super) purge: Arc<str>,
     pub(super) forget: Arc<str>,
     pub(super) count: Arc<str>,
     pub(super) finish: Arc<str>,
-    /// Of complete keys.
-    pub(super) recall: Arc<str>,
+    /// Of complete keys: with their responses, and without.
+    recall: [Arc<str>; 2],
     /// Within a transaction, before `finish`.
     pub(super) keep: Arc<str>,
     pub(super) give_back: [Arc<str>; 2],
@@ -88,6 +108,10 @@ pub(super) enum Asks {
 }
 
 impl Statements {
+    pub(super) fn recall(&self, wanted: Wanted) -> &Arc<str> {
+        &self.recall[usize::from(wanted == Wanted::Payload)]
+    }
+
     pub(super) fn new(name: &Identifier, asks: Asks) -> Self {
         let table = format!("\"{name}\"");
         let (token, retention, lease, kept) = match asks {
@@ -106,6 +130,33 @@ impl Statements {
                 kept + 1,
                 kept + 2,
                 kept + 3
+            )
+        };
+        let number = |place: usize| {
+            let from = 17 + place * DIGITS;
+            format!("CAST(substr(?2, key * {TERMS} + {from}, {DIGITS}) AS INTEGER)")
+        };
+        let its_token = format!("substr(?2, key * {TERMS} + 1, 16)");
+        let (its_retention, its_lease) = (number(0), number(1));
+        let insert_new = |values: &str| {
+            format!(
+                "INSERT INTO {table} (namespace, id, token, lease_until, attempts, takeover, \
+                 first_seen_at, completed_at, expires_at) \
+                 SELECT value ->> 0, value ->> 1, {its_token}, {values}, {NOW} + {its_retention} \
+                 FROM json_each(?1) WHERE true ON CONFLICT (namespace, id) DO NOTHING"
+            )
+        };
+        // Rows that are there and held. Not an UPDATE: of a table that was tiny when it was looked at by
+        // ANALYZE, that reads every row, and goes on so when it is large. Here the join has its order.
+        let change_held = |token: &str, [columns, values]: [&str; 2], change: &str| {
+            format!(
+                "INSERT INTO {table} AS t \
+                 (namespace, id, attempts, takeover, first_seen_at, expires_at{columns}) \
+                 SELECT e.namespace, e.id, 0, 0, 0, 0{values} \
+                 FROM json_each(?1) CROSS JOIN {table} AS e \
+                 ON e.namespace = value ->> 0 AND e.id = value ->> 1 \
+                 WHERE e.completed_at IS NULL AND e.token = {token} \
+                 ON CONFLICT (namespace, id) DO UPDATE SET {change}"
             )
         };
         // A row that a claim or a record may take: nobody holds it, or the retention has ended.
@@ -150,6 +201,7 @@ impl Statements {
                 insert(&format!("NULL, 1, 0, {NOW}, {NOW}"))
             )
             .into(),
+            record_new: insert_new(&format!("NULL, 1, 0, {NOW}, {NOW}")).into(),
             unrecord: format!(
                 "DELETE FROM {table} WHERE {matching} AND token = ?2 AND completed_at IS NOT NULL \
                  RETURNING namespace, id"
@@ -168,6 +220,7 @@ impl Statements {
                 insert(&format!("{NOW} + {lease}, 1, 0, {NOW}, NULL"))
             )
             .into(),
+            claim_new: insert_new(&format!("{NOW} + {its_lease}, 1, 0, {NOW}, NULL")).into(),
             renew: format!(
                 "{} lease_until = excluded.lease_until WHERE {repeated} RETURNING namespace, id",
                 insert(&format!("{NOW} + {lease}, 1, 0, {NOW}, NULL"))
@@ -189,10 +242,15 @@ impl Statements {
                 insert(&format!("NULL, 0, 0, {NOW}, {NOW}"))
             )
             .into(),
+            complete_held: change_held(
+                &format!("{its_token} AND e.expires_at > {NOW}"),
+                ["", ""],
+                &format!("completed_at = {NOW}, lease_until = NULL, {loses}"),
+            )
+            .into(),
             release: format!(
-                "UPDATE {table} AS t SET token = NULL, lease_until = NULL FROM json_each(?1) \
-                 WHERE t.namespace = value ->> 0 AND t.id = value ->> 1 AND t.token = {token} \
-                 AND t.completed_at IS NULL RETURNING namespace, id"
+                "{} RETURNING namespace, id",
+                change_held(token, ["", ""], "token = NULL, lease_until = NULL")
             )
             .into(),
             purge: format!(
@@ -212,17 +270,22 @@ impl Statements {
                  WHERE {matching} AND token = ?2 AND completed_at IS NULL RETURNING namespace, id"
             )
             .into(),
-            recall: format!(
-                "SELECT j.key AS place, {KEPT} FROM json_each(?1) AS j CROSS JOIN {table} AS t \
-                 ON t.namespace = j.value ->> 0 AND t.id = j.value ->> 1 \
-                 WHERE t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
-            )
-            .into(),
-            keep: format!(
-                "UPDATE {table} AS t SET payload_sha256 = unhex(j.value ->> 2), \
-                 response_status = j.value ->> 3, response_headers = j.value ->> 4, \
-                 response_body = unhex(j.value ->> 5) FROM json_each(?1) AS j \
-                 WHERE t.namespace = j.value ->> 0 AND t.id = j.value ->> 1 AND t.token = ?2"
+            recall: [KEPT, KEPT_OF_PAYLOAD].map(|kept| {
+                format!(
+                    "SELECT j.key AS place, {kept} FROM json_each(?1) AS j \
+                     CROSS JOIN {table} AS t \
+                     ON t.namespace = j.value ->> 0 AND t.id = j.value ->> 1 \
+                     WHERE t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
+                )
+                .into()
+            }),
+            keep: change_held(
+                "?2",
+                [
+                    &format!(", {KEPT}"),
+                    ", unhex(value ->> 2), value ->> 3, value ->> 4, unhex(value ->> 5)",
+                ],
+                keeps,
             )
             .into(),
             // As a rollback would leave them: what this claim has made goes, and what it has taken
@@ -241,6 +304,66 @@ impl Statements {
                 ),
             ]
             .map(Into::into),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+    use sqlx::{AssertSqlSafe, ConnectOptions};
+
+    use super::*;
+
+    /// Whatever is asked by key is found by key, in a table that is known to be tiny as well: it
+    /// grows.
+    #[tokio::test]
+    async fn keys_are_searched_by_the_primary_key() {
+        let mut connection =
+            SqliteConnectOptions::new().filename(":memory:").connect().await.unwrap();
+        let name = Identifier::default_table();
+        for sql in create_sql(&name) {
+            sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        }
+        search(&mut connection).await;
+        let row = "INSERT INTO webhook_deliveries \
+            (namespace, id, attempts, takeover, first_seen_at, expires_at) \
+            VALUES ('a', 'b', 1, 0, 1, 1), ('a', 'c', 1, 0, 1, 1)";
+        for sql in [row, "ANALYZE"] {
+            sqlx::query(sql).execute(&mut connection).await.unwrap();
+        }
+        search(&mut connection).await;
+    }
+
+    async fn search(connection: &mut SqliteConnection) {
+        for asks in [Asks::One, Asks::Each] {
+            let all = Statements::new(&Identifier::default_table(), asks);
+            let [recall, _] = all.recall;
+            let searching = [
+                all.read,
+                all.complete_held,
+                all.release,
+                recall,
+                all.finish,
+                all.keep,
+                all.unrecord,
+                all.forget,
+            ];
+            let inserting =
+                [all.record, all.record_new, all.claim, all.claim_new, all.renew, all.complete];
+            for (sql, searches) in
+                searching.iter().map(|sql| (sql, 1)).chain(inserting.iter().map(|sql| (sql, 0)))
+            {
+                let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+                let plan: Vec<(i64, i64, i64, String)> =
+                    sqlx::query_as(explain).fetch_all(&mut *connection).await.unwrap();
+                let steps: Vec<&str> = plan.iter().map(|step| step.3.as_str()).collect();
+                let by_key = |step: &&&str| step.contains("PRIMARY KEY (namespace=? AND id=?)");
+                assert_eq!(steps.iter().filter(by_key).count(), searches, "{sql}\n{steps:?}");
+                let scans_rows =
+                    |step: &str| step.starts_with("SCAN t") || step.starts_with("SCAN e");
+                assert!(!steps.iter().any(|step| scans_rows(step)), "{sql}\n{steps:?}");
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use super::super::contract::{
     Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
     Released, Renewed,
 };
-use super::super::kept::{Kept, Recall};
+use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{
     Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, numbers,
     open_places, released,
@@ -62,6 +62,8 @@ pub(super) struct Inner {
     batching: Batching,
     batchers: Option<Batchers>,
     pub(super) gate_timeout: Duration,
+    /// Held once more by each claim or record under way of a key that has a row which may be taken.
+    again: Arc<()>,
     migrated: AtomicBool,
     /// Whether the connections are the user's, whose settings are only looked at.
     foreign: bool,
@@ -196,6 +198,7 @@ impl SqliteAdapter {
             batching,
             batchers: batching.lane_count().map(|_| Batchers::new(batching)),
             gate_timeout,
+            again: Arc::default(),
             migrated: AtomicBool::new(false),
             foreign,
         }))
@@ -221,11 +224,14 @@ impl SqliteAdapter {
             Some(batchers) => batchers.looks.submit(&self.0, Look::new(keys)).await?,
             None => self.0.read(keys).await?,
         };
+        let found = stored.iter().flatten().count();
         let stored = stored.into_iter();
         let mut answers: Vec<Option<T>> =
             stored.map(|stored| T::known(&stored?, receipt.token())).collect();
         let open = open_places(&answers);
         if !open.is_empty() {
+            let known = keys.len() - open.len();
+            let _again = (found > known).then(|| Arc::clone(&self.0.again));
             let taken = self.call(kind, &at(keys, &open), receipt).await?;
             for (place, taken) in open.into_iter().zip(taken) {
                 answers[place] = Some(taken);
@@ -352,6 +358,12 @@ impl Inner {
         Ok(())
     }
 
+    /// Whether keys are being claimed or recorded of which there are rows. A guess: it says which
+    /// statement is tried first.
+    pub(super) fn some_are_there(&self) -> bool {
+        Arc::strong_count(&self.again) > 1
+    }
+
     /// What is stored of each key.
     pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
         let fault = |error| store_error("looking up keys", error);
@@ -400,10 +412,10 @@ impl LeaseAdapter for SqliteAdapter {
 }
 
 impl Recall for SqliteAdapter {
-    async fn recall(&self, keys: &[DedupKey]) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
         let fault = |error| store_error("recalling keys", error);
         self.0.ready().await?;
-        let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.recall)))
+        let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.0.statements.recall(wanted))))
             .bind(keys_json(keys))
             .fetch_all(&self.0.readers)
             .await

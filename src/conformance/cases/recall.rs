@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use super::{LEASE, RETENTION, SLACK, key, new_receipt};
 use crate::adapter::{
     Completed, DedupAdapter, Kept, LeaseAdapter, Maintain, Recall, Receipt, StoredResponse, Token,
+    Wanted,
 };
 use crate::conformance::Store;
 use crate::key::DedupKey;
@@ -36,23 +37,23 @@ where
     S::Adapter: Recall,
 {
     let (adapter, keys) = (store.adapter(), [key("a")]);
-    assert_eq!(adapter.recall(&keys).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [None]);
     let mine = keeping(&keys, 7);
     adapter.claim(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.recall(&keys).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [None]);
     let answer = response("<Response/>");
     let done = mine.clone().with_response(Arc::clone(&answer));
     assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held]);
-    assert_eq!(adapter.recall(&keys).await.unwrap(), [kept(7, Some(&answer))]);
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [kept(7, Some(&answer))]);
     // Neither a repetition nor somebody else's completion changes it.
     adapter.complete(&keys, &mine).await.unwrap();
     let late = keeping(&keys, 8).with_response(response("other"));
     assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
-    assert_eq!(adapter.recall(&keys).await.unwrap(), [kept(7, Some(&answer))]);
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [kept(7, Some(&answer))]);
     // Nothing to keep is nothing kept, which is not the same as an unknown key.
     let plain = [key("plain")];
     adapter.complete(&plain, &new_receipt()).await.unwrap();
-    assert_eq!(adapter.recall(&plain).await.unwrap(), [Some(Kept::default())]);
+    assert_eq!(adapter.recall(&plain, Wanted::All).await.unwrap(), [Some(Kept::default())]);
 }
 
 /// Recall: a record keeps payloads, and loses them with the key.
@@ -64,15 +65,15 @@ where
     let mine = keeping(&keys, 7);
     adapter.record(&keys, &mine).await.unwrap();
     adapter.record(&keys, &keeping(&keys, 8)).await.unwrap();
-    assert_eq!(adapter.recall(&keys).await.unwrap(), [kept(7, None)]);
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [kept(7, None)]);
     adapter.unrecord(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.recall(&keys).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [None]);
     // Over a row that a failed handler has left.
     let failed = [key("failed")];
     adapter.claim(&failed, &mine).await.unwrap();
     adapter.release(&failed, &mine).await.unwrap();
     adapter.record(&failed, &keeping(&failed, 9)).await.unwrap();
-    assert_eq!(adapter.recall(&failed).await.unwrap(), [kept(9, None)]);
+    assert_eq!(adapter.recall(&failed, Wanted::All).await.unwrap(), [kept(9, None)]);
 }
 
 /// Recall: each key of a set has its own, and the answers are in the order of the keys.
@@ -92,7 +93,7 @@ where
     reversed.reverse();
     let none = Some(Kept::default());
     let expected = [None, none, kept(3, None), kept(2, None), kept(1, None), kept(0, None)];
-    assert_eq!(adapter.recall(&reversed).await.unwrap(), expected);
+    assert_eq!(adapter.recall(&reversed, Wanted::All).await.unwrap(), expected);
 }
 
 /// Recall: a late completion of a missing or lapsed key keeps what it carries too.
@@ -108,8 +109,26 @@ where
     store.advance(LEASE + SLACK).await;
     adapter.complete(&lapsed, &late(&lapsed)).await.unwrap();
     for keys in [&missing, &lapsed] {
-        assert_eq!(adapter.recall(keys).await.unwrap(), [kept(5, Some(&answer))]);
+        assert_eq!(adapter.recall(keys, Wanted::All).await.unwrap(), [kept(5, Some(&answer))]);
     }
+}
+
+/// Recall: who compares payloads is told them, and no responses, which are large.
+pub async fn responses_are_recalled_only_if_wanted<S: Store>(store: S)
+where
+    S::Adapter: Recall,
+{
+    let (adapter, keys) = (store.adapter(), [key("both"), key("plain"), key("running"), key("?")]);
+    let answer = response("<Response/>");
+    let mine = keeping(&keys[..1], 7);
+    adapter.claim(&keys[..3], &mine).await.unwrap();
+    let done = mine.with_response(Arc::clone(&answer));
+    adapter.complete(&keys[..2], &done).await.unwrap();
+    let payloads = [kept(7, None), Some(Kept::default()), None, None];
+    assert_eq!(adapter.recall(&keys, Wanted::Payload).await.unwrap(), payloads);
+    let plain = Some(Kept::new(None, Some(Arc::clone(&answer))));
+    let all = [kept(7, Some(&answer)), plain, None, None];
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), all);
 }
 
 /// Recall: with a key's retention ends all that was kept with it, in its next life as well.
@@ -121,15 +140,15 @@ where
     let mine = keeping(&keys, 7).with_response(response("old"));
     adapter.complete(&keys, &mine).await.unwrap();
     store.advance(RETENTION).await;
-    assert_eq!(adapter.recall(&keys).await.unwrap(), [None, None, None]);
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [None, None, None]);
     let anew = new_receipt();
     adapter.claim(&keys[..1], &anew).await.unwrap();
-    assert_eq!(adapter.recall(&keys[..1]).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys[..1], Wanted::All).await.unwrap(), [None]);
     adapter.complete(&keys[..2], &anew).await.unwrap();
     adapter.record(&keys[2..], &anew).await.unwrap();
-    assert_eq!(adapter.recall(&keys).await.unwrap(), vec![Some(Kept::default()); 3]);
+    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), vec![Some(Kept::default()); 3]);
     adapter.forget(&keys[0]).await.unwrap();
-    assert_eq!(adapter.recall(&keys[..1]).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys[..1], Wanted::All).await.unwrap(), [None]);
 }
 
 /// Recall: bodies and headers of any size and shape come back byte by byte.
@@ -151,7 +170,7 @@ where
         let answer = Arc::new(StoredResponse::new(StatusCode::OK, headers, body.into()));
         let mine = long.clone().with_response(Arc::clone(&answer));
         adapter.complete(&keys, &mine).await.unwrap();
-        let recalled = adapter.recall(&keys).await.unwrap();
+        let recalled = adapter.recall(&keys, Wanted::All).await.unwrap();
         assert_eq!(recalled, [Some(Kept::new(None, Some(answer)))], "{number}");
     }
 }
