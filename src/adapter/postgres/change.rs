@@ -24,7 +24,7 @@ use super::super::sql::{
 use super::rows::{
     Columns, KeptColumns, Params, Uuid, advisory_lock, is_locked, is_of_a_row, store_error,
 };
-use super::schema::{BATCH_LOCK_TIMEOUT, LOCK_TIMEOUT, Take};
+use super::statements::{BATCH_LOCK_TIMEOUT, LOCK_TIMEOUT, Take, Write};
 use super::store::Inner;
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -101,12 +101,12 @@ impl Database for Through<'_> {
 
     async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
         let statements = &self.inner.statements;
-        let (context, sql) = if kind == Kind::Renew {
-            ("renewing leases", &statements.renew)
+        let (context, touched) = if kind == Kind::Renew {
+            ("renewing leases", self.write(&statements.renew, rows).await)
         } else {
-            ("releasing keys", &statements.release)
+            ("releasing keys", self.fetch(&statements.release, rows, false).await)
         };
-        self.returned(sql, rows).await.map_err(|error| failed(context, error, false))
+        touched.map(|rows_of| among(rows, &rows_of)).map_err(|error| failed(context, error, false))
     }
 }
 
@@ -119,10 +119,7 @@ impl Through<'_> {
         keeps: bool,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let columns = Columns::new(rows);
-        let wait = match &rows.terms {
-            Terms::One(_) => LOCK_TIMEOUT,
-            Terms::Each(_) => BATCH_LOCK_TIMEOUT,
-        };
+        let wait = self.wait(rows);
         let kept = keeps.then(|| KeptColumns::new(rows));
         let params = match &kept {
             Some(kept) => Params::Keeping(&columns, wait, kept),
@@ -130,6 +127,28 @@ impl Through<'_> {
         };
         let answered = self.inner.fetch_through(self.pool, sql, params).await?;
         columns.places().of_rows(answered)
+    }
+
+    /// The same, as the plainest statement that does for so many.
+    async fn write(
+        &self,
+        write: &Write,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
+        if rows.len() != 1 {
+            return self.fetch(&write.many, rows, write.keeps).await;
+        }
+        let params = Params::One(rows, self.wait(rows), write.keeps);
+        let answered = self.inner.fetch_through(self.pool, &write.one, params).await?;
+        Ok(answered.into_iter().map(|row| (0, row)).collect())
+    }
+
+    /// How long to wait for a lock.
+    fn wait(&self, rows: &Rows<'_>) -> &'static str {
+        match &rows.terms {
+            Terms::One(_) => LOCK_TIMEOUT,
+            Terms::Each(_) => BATCH_LOCK_TIMEOUT,
+        }
     }
 
     /// Boxed, for it calls itself with a part of the rows.
@@ -218,7 +237,8 @@ impl Through<'_> {
                     }
                 }
                 if !free.is_empty() {
-                    let seized = self.fetch(&take.seize, &rows.at(&free), take.keeps).await?;
+                    let seized =
+                        self.fetch(&take.seize, &rows.at(&free), take.insert.keeps).await?;
                     for (at, row) in seized {
                         *granted = true;
                         let left = T::left_behind(rows.receipt(free[at]));
@@ -229,7 +249,7 @@ impl Through<'_> {
             }
             looks = true;
             if !absent.is_empty() {
-                let inserted = self.fetch(&take.insert, &rows.at(&absent), take.keeps).await?;
+                let inserted = self.write(&take.insert, &rows.at(&absent)).await?;
                 self.inner.plans.wrote(inserted.len());
                 for (at, _) in inserted {
                     *granted = true;
@@ -254,7 +274,7 @@ impl Through<'_> {
         written: &mut bool,
     ) -> Result<Vec<Completed>, sqlx::Error> {
         let mut answers: Vec<Option<Completed>> = rows.keys.iter().map(|_| None).collect();
-        for (place, row) in self.fetch(&self.inner.statements.complete, rows, true).await? {
+        for (place, row) in self.write(&self.inner.statements.complete, rows).await? {
             *written = true;
             let attempts: i32 = row.try_get(1)?;
             let token: Option<Uuid> = row.try_get(2)?;
@@ -282,17 +302,19 @@ impl Through<'_> {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<bool>, Error> {
-        let returned = self.returned(sql, &Rows::one(keys, receipt)).await;
-        returned.map_err(|error| store_error(context, error))
+        let rows = Rows::one(keys, receipt);
+        let touched = self.fetch(sql, &rows, false).await;
+        touched.map(|rows_of| among(&rows, &rows_of)).map_err(|error| store_error(context, error))
     }
+}
 
-    async fn returned(&self, sql: &Arc<str>, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let mut touched = vec![false; rows.len()];
-        for (place, _) in self.fetch(sql, rows, false).await? {
-            touched[place] = true;
-        }
-        Ok(touched)
+/// Which of the keys a statement has answered.
+fn among(rows: &Rows<'_>, answered: &[(usize, PgRow)]) -> Vec<bool> {
+    let mut touched = vec![false; rows.len()];
+    for (place, _) in answered {
+        touched[*place] = true;
     }
+    touched
 }
 
 /// What a row says that was taken, after its key.

@@ -36,6 +36,7 @@ mod change;
 mod plans;
 mod rows;
 mod schema;
+mod statements;
 mod store;
 mod storm;
 mod transaction;

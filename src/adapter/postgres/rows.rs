@@ -177,11 +177,7 @@ impl<'k> Columns<'k> {
     }
 
     /// All under the terms of one receipt.
-    pub(super) fn bind_within<'q>(
-        &'q self,
-        sql: &Arc<str>,
-        receipt: &Receipt,
-    ) -> Query<'q, Postgres, PgArguments> {
+    pub(super) fn bind_within<'q>(&'q self, sql: &Arc<str>, receipt: &Receipt) -> Bound<'q> {
         sqlx::query(AssertSqlSafe(Arc::clone(sql)))
             .bind(&self.keys)
             .bind(&self.namespaces)
@@ -199,7 +195,8 @@ const MOST_MS: i64 = 10_000 * 365 * 86_400_000;
 #[derive(Clone, Copy)]
 pub(super) enum Params<'k> {
     None,
-    /// And for how long to wait for a lock.
+    /// One key, for how long to wait for a lock, and whether to keep something.
+    One(&'k Rows<'k>, &'static str, bool),
     Keys(&'k Columns<'k>, &'static str),
     Keeping(&'k Columns<'k>, &'static str, &'k KeptColumns),
     Read(&'k [Uuid]),
@@ -208,10 +205,26 @@ pub(super) enum Params<'k> {
 }
 
 impl<'k> Params<'k> {
-    pub(super) fn bind(self, sql: &Arc<str>) -> Query<'k, Postgres, PgArguments> {
+    pub(super) fn bind(self, sql: &Arc<str>) -> Bound<'k> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
         match self {
             Self::None => query,
+            Self::One(rows, wait, keeps) => {
+                let (key, receipt) = (&rows.keys[0], rows.receipt(0));
+                let query = query
+                    .bind(row_key(key))
+                    .bind(key.namespace())
+                    .bind(key.id())
+                    .bind(Uuid::from(receipt.token()))
+                    .bind(receipt.retention_ms().min(MOST_MS))
+                    .bind(receipt.lease_ms().min(MOST_MS))
+                    .bind(wait);
+                if keeps {
+                    bind_kept(query, receipt.kept_for(key).unwrap_or_default())
+                } else {
+                    query
+                }
+            }
             Self::Keys(columns, wait) => query
                 .bind(&columns.keys)
                 .bind(&columns.namespaces)
@@ -226,6 +239,22 @@ impl<'k> Params<'k> {
             Self::Limit(limit) => query.bind(limit),
         }
     }
+}
+
+type Bound<'k> = Query<'k, Postgres, PgArguments>;
+
+/// What is kept with one key.
+fn bind_kept(query: Bound<'_>, kept: Kept) -> Bound<'_> {
+    let response = kept.response.as_deref();
+    query
+        .bind(kept.payload_sha256.map(|digest| digest.to_vec()))
+        .bind(response.and_then(status))
+        .bind(response.map(StoredResponse::headers_json))
+        .bind(response.map(|response| response.body.to_vec()))
+}
+
+fn status(response: &StoredResponse) -> Option<i16> {
+    i16::try_from(response.status.as_u16()).ok()
 }
 
 /// What is kept with keys, as parameters; null where nothing is.
@@ -246,7 +275,6 @@ impl KeptColumns {
         let kept: Vec<Kept> =
             keys.map(|(at, key)| rows.receipt(at).kept_for(key).unwrap_or_default()).collect();
         let responses = || kept.iter().map(|kept| kept.response.as_deref());
-        let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
         Self {
             payloads: Some(kept.iter().map(|kept| Some(kept.payload_sha256?.to_vec())).collect()),
             statuses: Some(responses().map(|response| status(response?)).collect()),
@@ -255,10 +283,7 @@ impl KeptColumns {
         }
     }
 
-    fn bind<'k>(
-        &'k self,
-        query: Query<'k, Postgres, PgArguments>,
-    ) -> Query<'k, Postgres, PgArguments> {
+    fn bind<'k>(&'k self, query: Bound<'k>) -> Bound<'k> {
         query.bind(&self.payloads).bind(&self.statuses).bind(&self.headers).bind(&self.bodies)
     }
 }

@@ -22,7 +22,8 @@ use super::rows::{
     Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, number, row_keys,
     store_error, stored,
 };
-use super::schema::{Durability, Place, Statements, VERSION, create_sql, migration};
+use super::schema::{Durability, Place, VERSION, create_sql, migration};
+use super::statements::Statements;
 use super::storm::Storm;
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;

@@ -29,7 +29,7 @@ use super::rows::{
     Columns, KeptColumns, Places, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
     is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error, stored,
 };
-use super::schema::Take;
+use super::statements::Within;
 use super::store::PostgresAdapter;
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -285,7 +285,7 @@ impl PostgresAdapter {
     async fn take_within<T: Grant>(
         &self,
         connection: &mut PgConnection,
-        take: &Take,
+        take: &Within,
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<(Vec<T>, Option<String>), sqlx::Error> {
