@@ -83,22 +83,22 @@ fn memory_in_shards_answers_as_the_contract_says() {
 
 #[test]
 fn sqlite_answers_as_the_contract_says() {
-    follows(200, File::new(batching(true)));
+    follows(400, File::new(batching(true)));
 }
 
 #[test]
 fn sqlite_unbatched_answers_as_the_contract_says() {
-    follows(100, File::new(batching(false)));
+    follows(200, File::new(batching(false)));
 }
 
 #[test]
 fn postgres_answers_as_the_contract_says() {
-    follows(200, Server::new(batching(true)));
+    follows(400, Server::new(batching(true)));
 }
 
 #[test]
 fn postgres_unbatched_answers_as_the_contract_says() {
-    follows(100, Server::new(batching(false)));
+    follows(200, Server::new(batching(false)));
 }
 
 #[test]
@@ -108,20 +108,20 @@ fn what_callers_of_memory_are_told_is_explained_by_some_order() {
 
 #[test]
 fn what_callers_of_sqlite_are_told_is_explained_by_some_order() {
-    is_explained(400, File::new(batching(true)));
+    is_explained(1_000, File::new(batching(true)));
 }
 
 #[test]
 fn what_callers_of_unbatched_sqlite_are_told_is_explained_by_some_order() {
-    is_explained(100, File::new(batching(false)));
+    is_explained(300, File::new(batching(false)));
 }
 
 #[test]
 fn what_callers_of_postgres_are_told_is_explained_by_some_order() {
-    is_explained(400, Server::new(batching(true)));
+    is_explained(1_000, Server::new(batching(true)));
 }
 
 #[test]
 fn what_callers_of_unbatched_postgres_are_told_is_explained_by_some_order() {
-    is_explained(100, Server::new(batching(false)));
+    is_explained(300, Server::new(batching(false)));
 }
