@@ -171,7 +171,7 @@ async fn call(adapter: PostgresAdapter, caller: usize) -> Vec<String> {
             open.shuffle(&mut rand::rng());
             let mut some = open[..rand::random_range(1..=open.len().min(KEYS / 2))].to_vec();
             some.sort();
-            let known = if (round + caller) % 8 == 0 {
+            let known = if (round + caller).is_multiple_of(8) {
                 record(&adapter, some, &mut said).await
             } else {
                 claim(&adapter, some, &mut said).await

@@ -32,7 +32,7 @@ fn check<W: World, S: Strategy<Value: Debug>>(
     schedules: u32,
     strategy: &S,
     world: impl Future<Output = W>,
-    holds: impl AsyncFn(&mut W, &S::Value) -> Result<(), String>,
+    holds: &impl AsyncFn(&mut W, &S::Value) -> Result<(), String>,
 ) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
@@ -60,13 +60,13 @@ fn check<W: World, S: Strategy<Value: Debug>>(
 }
 
 fn follows<W: World>(schedules: u32, world: impl Future<Output = W>) {
-    check(schedules, &call::sequence(), world, async |world, schedule| {
+    check(schedules, &call::sequence(), world, &async |world, schedule| {
         sequence::follows(world, schedule).await
     });
 }
 
 fn is_explained<W: World>(schedules: u32, world: impl Future<Output = W>) {
-    check(schedules, &history::waves(), world, async |world, schedule| {
+    check(schedules, &history::waves(), world, &async |world, schedule| {
         history::is_explained(world, schedule).await
     });
 }
