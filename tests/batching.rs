@@ -3,7 +3,7 @@
 mod support;
 
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -239,11 +239,15 @@ async fn what_waits_is_bounded_on_sqlite() {
     overload(adapter).await;
 }
 
-/// A transaction holds one row of a batch, and does not end: the other callers hear at once.
+/// A transaction holds one row of a batch, and does not end: the other callers hear without it, and
+/// few statements wait for it in vain. One of ours is told by its lock, somebody else's is looked for
+/// in parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_the_transaction_of_another_delivery() {
-    let schema = Schema::fresh();
+    let server = Server::start();
+    let schema = Schema::fresh_in(&server.url());
     let (adapter, pool) = (postgres(&schema).await, pool(&schema));
+    let in_vain = || server.log().matches("due to lock timeout").count();
     let lent = adapter.open(&[dedup_key("lent")], &receipt()).await.unwrap();
     let mut theirs = pool.begin().await.unwrap();
     let insert = "INSERT INTO webhook_deliveries \
@@ -251,9 +255,9 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
         encode(substring(sha256(convert_to(E'test\\n' || $1, 'UTF8')) from 1 for 16), 'hex')::uuid, \
         'test', $1, 1, false, now(), now() + interval '1 day'";
     sqlx::query(insert).bind("theirs").execute(&mut *theirs).await.unwrap();
-    for (held, bound) in [("lent", 400), ("theirs", 1_500)] {
+    for (held, bound) in [("lent", 3), ("theirs", 8)] {
         for round in 0..5 {
-            let start = Instant::now();
+            let before = in_vain();
             let claims = (0..500).map(|at| {
                 let id = if at == 250 { held.to_owned() } else { format!("{held}-{round}-{at}") };
                 let (adapter, is_held) = (adapter.clone(), at == 250);
@@ -262,11 +266,11 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
                     let expected =
                         if is_held { Claimed::InFlight } else { Claimed::first(1, false) };
                     assert_eq!(claimed, expected);
-                    start.elapsed()
                 }
             });
-            let slowest = at_once(claims.collect::<Vec<_>>()).await.into_iter().max().unwrap();
-            assert!(slowest < Duration::from_millis(bound), "{held}: {slowest:?}");
+            at_once(claims.collect::<Vec<_>>()).await;
+            let waits = in_vain() - before;
+            assert!(waits <= bound, "{held}: {waits} statements waited in vain");
         }
     }
     theirs.rollback().await.unwrap();
