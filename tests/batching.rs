@@ -3,7 +3,7 @@
 mod support;
 
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -14,7 +14,7 @@ use tower_dedup::adapter::{
     Batching, Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, PostgresAdapter, Receipt,
     Recorded, Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
 };
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{Error, ErrorKind};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -240,11 +240,15 @@ async fn what_waits_is_bounded_on_sqlite() {
     overload(adapter).await;
 }
 
-/// A transaction holds one row of a batch, and does not end: the other callers hear at once.
+/// A transaction holds one row of a batch, and does not end: the other callers hear without it, and
+/// few statements wait for it in vain. One of ours is told by its lock, somebody else's is looked for
+/// in parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_the_transaction_of_another_delivery() {
-    let schema = Schema::fresh();
+    let server = Server::start();
+    let schema = Schema::fresh_in(&server.url());
     let (adapter, pool) = (postgres(&schema).await, pool(&schema));
+    let in_vain = || server.log().matches("due to lock timeout").count();
     let lent = adapter.open(&[dedup_key("lent")], &receipt()).await.unwrap();
     let mut theirs = pool.begin().await.unwrap();
     let insert = "INSERT INTO webhook_deliveries \
@@ -252,9 +256,9 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
         encode(substring(sha256(convert_to(E'test\\n' || $1, 'UTF8')) from 1 for 16), 'hex')::uuid, \
         'test', $1, 1, false, now(), now() + interval '1 day'";
     sqlx::query(insert).bind("theirs").execute(&mut *theirs).await.unwrap();
-    for (held, bound) in [("lent", 400), ("theirs", 1_500)] {
+    for (held, bound) in [("lent", 3), ("theirs", 8)] {
         for round in 0..5 {
-            let start = Instant::now();
+            let before = in_vain();
             let claims = (0..500).map(|at| {
                 let id = if at == 250 { held.to_owned() } else { format!("{held}-{round}-{at}") };
                 let (adapter, is_held) = (adapter.clone(), at == 250);
@@ -263,66 +267,15 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
                     let expected =
                         if is_held { Claimed::InFlight } else { Claimed::first(1, false) };
                     assert_eq!(claimed, expected);
-                    start.elapsed()
                 }
             });
-            let slowest = at_once(claims.collect::<Vec<_>>()).await.into_iter().max().unwrap();
-            assert!(slowest < Duration::from_millis(bound), "{held}: {slowest:?}");
+            at_once(claims.collect::<Vec<_>>()).await;
+            let waits = in_vain() - before;
+            assert!(waits <= bound, "{held}: {waits} statements waited in vain");
         }
     }
     theirs.rollback().await.unwrap();
     adapter.rollback(lent.transaction.unwrap()).await.unwrap();
-}
-
-/// Four adapters with pools of their own, as in four processes: sets that overlap, in any order.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn batches_that_overlap_do_not_deadlock() {
-    let server = Server::start();
-    let mut adapters = Vec::new();
-    for _ in 0..4 {
-        adapters.push(PostgresAdapter::connect(&server.url()).await.unwrap());
-    }
-    adapters[0].migrate().await.unwrap();
-    let mut granted = vec![0; 2_000];
-    let workers = (0..128_usize).map(|worker| {
-        let adapter = adapters[worker % 4].clone();
-        async move {
-            let mut granted = Vec::new();
-            for round in 0..40 {
-                let mut ids: Vec<usize> = (0..3).map(|_| rand::random_range(0..2_000)).collect();
-                ids.sort_unstable_by_key(|id| dedup_key(&id.to_string()));
-                ids.dedup();
-                let keys: Vec<DedupKey> = ids.iter().map(|id| dedup_key(&id.to_string())).collect();
-                let mine = receipt();
-                let claimed = adapter.claim(&keys, &mine).await.unwrap();
-                let held =
-                    ids.iter().zip(claimed).filter(|(_, one)| matches!(one, Claimed::First { .. }));
-                let held: Vec<usize> = held.map(|(id, _)| *id).collect();
-                let keys: Vec<_> = held.iter().map(|id| dedup_key(&id.to_string())).collect();
-                if keys.is_empty() {
-                    continue;
-                }
-                if round % 4 == 0 {
-                    adapter.release(&keys, &mine).await.unwrap();
-                } else {
-                    adapter.renew(&keys, &mine).await.unwrap();
-                    let done = adapter.complete(&keys, &mine).await.unwrap();
-                    assert!(done.iter().all(|one| *one == Completed::Held), "{done:?}");
-                    granted.extend(held);
-                }
-            }
-            granted
-        }
-    });
-    for id in at_once(workers.collect::<Vec<_>>()).await.into_iter().flatten() {
-        granted[id] += 1;
-    }
-    assert!(granted.iter().all(|times| *times <= 1), "{granted:?}");
-    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
-    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
-    // Sessions report their counts a little later.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(sqlx::query_scalar::<_, i64>(deadlocks).fetch_one(&mut admin).await.unwrap(), 0);
 }
 
 /// Of claims and records, from 64 callers at once.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlitePool};
+use sqlx::{ConnectOptions, Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
 use tower_dedup::adapter::{
     Batching, DynAdapter, Identifier, MemoryAdapter, PostgresAdapter, SqliteAdapter,
@@ -16,6 +16,7 @@ use tower_dedup::conformance::Store;
 
 mod support;
 
+use support::aging::{age_file, age_schema};
 use support::postgres::{Schema, shared};
 
 struct Memory(Arc<MemoryAdapter>);
@@ -66,21 +67,11 @@ fn url(path: &std::path::Path) -> String {
     format!("sqlite://{}", path.display())
 }
 
-/// Time passes for a file when the times in it move back.
 async fn age(path: &std::path::Path, by: Duration) {
     let options = SqliteConnectOptions::new().filename(path).busy_timeout(Duration::from_secs(5));
-    let pool = SqlitePool::connect_with(options).await.unwrap();
-    let by = i64::try_from(by.as_millis()).unwrap();
-    sqlx::query(
-        "UPDATE webhook_deliveries SET lease_until = lease_until - ?1, \
-         first_seen_at = first_seen_at - ?1, completed_at = completed_at - ?1, \
-         expires_at = expires_at - ?1",
-    )
-    .bind(by)
-    .execute(&pool)
-    .await
-    .unwrap();
-    pool.close().await;
+    let mut connection = options.connect().await.unwrap();
+    age_file(&mut connection, by).await;
+    connection.close().await.unwrap();
 }
 
 impl Store for Sqlite {
@@ -199,15 +190,7 @@ impl Store for Postgres {
 
     async fn advance(&self, by: Duration) {
         let mut connection = PgConnection::connect(shared()).await.unwrap();
-        let sql = format!(
-            "UPDATE {}.webhook_deliveries SET lease_until = lease_until - $1 * interval '1 s', \
-             first_seen_at = first_seen_at - $1 * interval '1 s', \
-             completed_at = completed_at - $1 * interval '1 s', \
-             expires_at = expires_at - $1 * interval '1 s'",
-            self.schema.name()
-        );
-        let update = sqlx::query(AssertSqlSafe(sql)).bind(by.as_secs_f64());
-        update.execute(&mut connection).await.unwrap();
+        age_schema(&mut connection, self.schema.name(), by).await;
     }
 
     fn address(&self) -> Option<String> {

@@ -108,18 +108,22 @@ async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replays
     let (run, go) = (handler.clone(), Arc::new(tokio::sync::Semaphore::new(0)));
     let (started, until_go) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&go));
     let count = Arc::clone(&started);
-    let service = layer(&setup).await.layer(tower::service_fn(move |_: Request<Body>| {
-        let (run, go) = (run.clone(), Arc::clone(&until_go));
-        count.fetch_add(1, Ordering::SeqCst);
-        async move {
-            go.acquire().await.unwrap().forget();
-            run.answer().await
-        }
-    }));
+    let layer = layer(&setup).await;
+    let (handle, service) = (
+        layer.handle(),
+        layer.layer(tower::service_fn(move |_: Request<Body>| {
+            let (run, go) = (run.clone(), Arc::clone(&until_go));
+            count.fetch_add(1, Ordering::SeqCst);
+            async move {
+                go.acquire().await.unwrap().forget();
+                run.answer().await
+            }
+        })),
+    );
     let one = tokio::spawn(service.clone().oneshot(request("a")));
     until(|| started.load(Ordering::SeqCst) == 1).await;
     let two = tokio::spawn(service.oneshot(request("a")));
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    until(|| handle.waiting() == 1).await;
     go.add_permits(1);
     assert_eq!(seen(one.await.unwrap().unwrap()).await, first("<Response>1</Response>"));
     assert_eq!(seen(two.await.unwrap().unwrap()).await, again("<Response>1</Response>"));

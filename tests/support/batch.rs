@@ -26,6 +26,7 @@ use crate::support::postgres::Schema;
 use crate::support::{Body, dedup_key, result};
 
 /// Expands each case on a receiver of each place.
+#[allow(unused_macros, reason = "every test takes a part of it")]
 macro_rules! cases {
     ($($place:ident: $rig:ident($kind:ident) = $cases:tt;)+) => {
         $(mod $place { crate::cases!(@ $rig $kind $cases); })+
@@ -38,6 +39,7 @@ macro_rules! cases {
     };
 }
 
+#[allow(unused_imports, reason = "every test takes a part of it")]
 pub(crate) use cases;
 
 pub(crate) const LATE: Duration = Duration::from_secs(20);

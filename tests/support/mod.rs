@@ -1,6 +1,7 @@
 //! What several tests need: a service to wrap, requests to send, and a store that misbehaves.
 #![allow(dead_code, reason = "every test takes a part of it")]
 
+pub(crate) mod aging;
 pub(crate) mod effects;
 pub(crate) mod ledgers;
 pub(crate) mod postgres;

@@ -1,0 +1,123 @@
+//! What a schedule asks of a store.
+
+use std::fmt;
+
+use proptest::prelude::*;
+
+/// Of a schedule.
+pub(crate) const KEYS: usize = 4;
+/// Steps that never end.
+pub(crate) const FOR_EVER: u32 = u32::MAX;
+
+/// What a call asks for.
+#[derive(Clone)]
+pub(crate) enum Call {
+    Record(Keys, Terms),
+    Unrecord(Keys, Terms),
+    Claim(Keys, Terms),
+    Renew(Keys, Terms),
+    Complete(Keys, Terms),
+    Release(Keys, Terms),
+    Recall(Keys),
+    Get(usize),
+    Forget(usize),
+    Purge(u32),
+    Count,
+    /// So many steps of time.
+    Advance(u32),
+}
+
+/// Places of keys, ascending.
+pub(crate) type Keys = Vec<usize>;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) token: u8,
+    pub(crate) retention: u32,
+    pub(crate) lease: u32,
+    pub(crate) payload: Option<u8>,
+}
+
+/// One line, so that a schedule can be read.
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Record(keys, terms) => write!(f, "record {keys:?} {terms:?}"),
+            Self::Unrecord(keys, terms) => write!(f, "unrecord {keys:?} {terms:?}"),
+            Self::Claim(keys, terms) => write!(f, "claim {keys:?} {terms:?}"),
+            Self::Renew(keys, terms) => write!(f, "renew {keys:?} {terms:?}"),
+            Self::Complete(keys, terms) => write!(f, "complete {keys:?} {terms:?}"),
+            Self::Release(keys, terms) => write!(f, "release {keys:?} {terms:?}"),
+            Self::Recall(keys) => write!(f, "recall {keys:?}"),
+            Self::Get(key) => write!(f, "get {key}"),
+            Self::Forget(key) => write!(f, "forget {key}"),
+            Self::Purge(limit) => write!(f, "purge at most {limit}"),
+            Self::Count => write!(f, "count"),
+            Self::Advance(steps) => write!(f, "{steps} steps pass"),
+        }
+    }
+}
+
+impl fmt::Debug for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { token, retention, lease, .. } = self;
+        write!(f, "by {token}, lease {lease}, kept ")?;
+        if *retention == FOR_EVER { write!(f, "for ever") } else { write!(f, "{retention}") }?;
+        self.payload.map_or(Ok(()), |payload| write!(f, ", payload {payload}"))
+    }
+}
+
+fn some_keys(of: usize) -> impl Strategy<Value = Keys> {
+    let of_mask = move |mask: u8| (0..of).filter(|place| mask >> place & 1 == 1).collect();
+    // Mostly one.
+    prop_oneof![
+        3 => (0..of).prop_map(|place| vec![place]),
+        1 => (1_u8..1 << of).prop_map(of_mask),
+    ]
+}
+
+fn terms() -> impl Strategy<Value = Terms> {
+    let retention = prop_oneof![
+        8 => 1_u32..6,
+        1 => Just(0),
+        1 => Just(FOR_EVER),
+    ];
+    let lease = prop_oneof![
+        8 => 1_u32..4,
+        1 => Just(0),
+        1 => 6_u32..10,
+    ];
+    (1_u8..4, retention, lease, prop::option::of(0_u8..2))
+        .prop_map(|(token, retention, lease, payload)| Terms { token, retention, lease, payload })
+}
+
+/// One that can be told from its answers key by key, whatever else is under way.
+pub(crate) fn asked(of: usize) -> impl Strategy<Value = Call> {
+    let asked = move || (some_keys(of), terms());
+    prop_oneof![
+        3 => asked().prop_map(|(keys, terms)| Call::Record(keys, terms)),
+        2 => asked().prop_map(|(keys, terms)| Call::Unrecord(keys, terms)),
+        6 => asked().prop_map(|(keys, terms)| Call::Claim(keys, terms)),
+        3 => asked().prop_map(|(keys, terms)| Call::Renew(keys, terms)),
+        4 => asked().prop_map(|(keys, terms)| Call::Complete(keys, terms)),
+        3 => asked().prop_map(|(keys, terms)| Call::Release(keys, terms)),
+        1 => some_keys(of).prop_map(Call::Recall),
+        2 => (0..of).prop_map(Call::Get),
+        1 => (0..of).prop_map(Call::Forget),
+    ]
+}
+
+pub(crate) fn purge() -> impl Strategy<Value = Call> {
+    prop_oneof![1_u32..4, Just(100)].prop_map(Call::Purge)
+}
+
+/// Calls that follow each other.
+pub(crate) fn sequence() -> impl Strategy<Value = Vec<Call>> {
+    let call = prop_oneof![
+        25 => asked(KEYS),
+        2 => purge(),
+        2 => Just(Call::Count),
+        5 => (1_u32..4).prop_map(Call::Advance),
+    ];
+    prop::collection::vec(call, 1..60)
+}
