@@ -79,7 +79,7 @@ where
     run(&mut other, "BEGIN IMMEDIATE").await;
     let tasks: Vec<_> = calls.into_iter().map(tokio::spawn).collect();
     // Far less than they wait for the file.
-    tokio::time::sleep(Duration::from_millis(250)).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
     let mut other = meanwhile(other).await;
     run(&mut other, "COMMIT").await;
     join_all(tasks).await.into_iter().map(Result::unwrap).collect()
@@ -143,42 +143,60 @@ async fn records_meet_what_was_written_since_they_looked() {
     assert_eq!(adapter.count().await.unwrap(), CALLERS as u64);
 }
 
-/// In one batch: keys that are held, and one of every other sort.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn completions_are_told_whose_key_it_was() {
+/// What happens to a key between its claim and its completion, and what that is told.
+const ODD: [(&str, Completed); 7] = [
+    ("DELETE FROM webhook_deliveries", Completed::Inserted),
+    ("UPDATE webhook_deliveries SET token = randomblob(16)", Completed::LeaseLost),
+    ("UPDATE webhook_deliveries SET token = NULL", Completed::LeaseLost),
+    (
+        "UPDATE webhook_deliveries SET token = randomblob(16), completed_at = unixepoch() * 1000",
+        Completed::LeaseLost,
+    ),
+    // By this very claim, whose answer was lost.
+    ("UPDATE webhook_deliveries SET completed_at = unixepoch() * 1000", Completed::Held),
+    // Its lease outlives its retention, which then counts from the completion.
+    ("UPDATE webhook_deliveries SET expires_at = 1", Completed::Held),
+    ("UPDATE webhook_deliveries SET lease_until = 1", Completed::Held),
+];
+
+async fn completions(odd: &[(&str, Completed)]) {
     let (_dir, adapter, other) = file().await;
     let key = |at: usize| [dedup_key(&format!("k{at}"))];
     let receipts: Vec<_> = (0..CALLERS).map(|_| receipt()).collect();
-    for (at, mine) in receipts.iter().enumerate() {
-        adapter.claim(&key(at), mine).await.unwrap();
-    }
-    adapter.complete(&key(4), &receipts[4]).await.unwrap();
+    let claims = receipts.iter().enumerate().map(|(at, mine)| {
+        let (adapter, key) = (adapter.clone(), key(at));
+        async move { patiently(|| adapter.claim(&key, mine)).await }
+    });
+    join_all(claims).await;
     let calls = receipts.iter().enumerate().map(|(at, mine)| {
         let (adapter, mine, key) = (adapter.clone(), mine.clone(), key(at));
         async move { patiently(|| adapter.complete(&key, &mine)).await[0] }
     });
+    // The first goes alone.
     let completed = while_held(other, calls, async |mut other| {
-        let rows = "webhook_deliveries";
-        run(&mut other, &format!("DELETE FROM {rows} WHERE id = 'k1'")).await;
-        let token = "SET token = randomblob(16)";
-        run(&mut other, &format!("UPDATE {rows} {token} WHERE id = 'k2'")).await;
-        let done = format!("{token}, completed_at = unixepoch() * 1000");
-        run(&mut other, &format!("UPDATE {rows} {done} WHERE id = 'k3'")).await;
-        // Its lease outlives its retention, which then counts from the completion.
-        run(&mut other, &format!("UPDATE {rows} SET expires_at = 1 WHERE id = 'k5'")).await;
-        run(&mut other, &format!("UPDATE {rows} SET lease_until = 1 WHERE id = 'k6'")).await;
+        for (at, (change, _)) in (1..).zip(odd) {
+            run(&mut other, &format!("{change} WHERE id = 'k{at}'")).await;
+        }
         other
     });
     for (at, completed) in completed.await.into_iter().enumerate() {
         let expected = match at {
-            1 => Completed::Inserted,
-            2 | 3 => Completed::LeaseLost,
-            _ => Completed::Held,
+            0 => Completed::Held,
+            at => odd.get(at - 1).map_or(Completed::Held, |(_, expected)| *expected),
         };
-        assert_eq!(completed, expected, "{at}");
+        assert_eq!(completed, expected, "{at} of {odd:?}");
         let entry = adapter.get(&key(at)[0]).await.unwrap().expect("a key that is remembered");
-        assert!(matches!(entry.state, EntryState::Complete { .. }), "{at}: {entry:?}");
+        assert!(matches!(entry.state, EntryState::Complete { .. }), "{at} of {odd:?}: {entry:?}");
     }
+}
+
+/// One odd key among many that are held, and one of every sort.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn completions_are_told_whose_key_it_was() {
+    for odd in ODD.chunks(1) {
+        completions(odd).await;
+    }
+    completions(&ODD).await;
 }
 
 /// What a claim carried is not what is kept, if its completion carries nothing.

@@ -91,7 +91,8 @@ pub(super) async fn look_ahead(
     elements: &[Element],
     flat: &[DedupKey],
 ) -> Result<HashMap<DedupKey, Kept>, Error> {
-    let Some(recaller) = &context.recaller else { return Ok(HashMap::new()) };
+    let recaller = context.recaller.as_ref().filter(|_| !flat.is_empty());
+    let Some(recaller) = recaller else { return Ok(HashMap::new()) };
     let kept = recaller.ask(context, elements, flat.to_vec()).await?;
     let known = flat.iter().zip(kept).filter_map(|(key, kept)| Some((key.clone(), kept?)));
     Ok(known.collect())

@@ -21,7 +21,7 @@
 //! Savepoints of which none ever ends are one more level each, and a mark need not be undone by
 //! itself: there is one at a time, and the next takes its place.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -100,8 +100,7 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
         let (receipt, bound) = (context.receipt(), context.store_timeout);
         // Of one key, the answer is either a transaction or what there is to recall.
         let several = flat.len() > 1 && context.recaller.is_some();
-        let before =
-            if several { look_ahead(context, &elements, asked).await? } else { HashMap::new() };
+        let before = look_ahead(context, &elements, if several { asked } else { &[] }).await?;
         let open = Box::pin(inner.adapter.open(asked, &receipt));
         let opened = bounded("begin", bound.saturating_add(inner.adapter.patience()), open).await?;
         if opened.answers.len() != asked.len() {

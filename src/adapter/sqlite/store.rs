@@ -35,6 +35,9 @@ use crate::key::DedupKey;
 /// `store_timeout`, so that a held file answers with an error and frees the connection.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 const READERS: u32 = 4;
+/// After how many pages, 16 MiB of them, the log is carried over into the file. The writer stands
+/// still meanwhile: at SQLite's own 1,000 it did for a quarter of its time under load.
+const CHECKPOINT: &str = "4000";
 /// The first pause before opening the file is tried again; each is twice as long. Processes that
 /// open a new file at once all want to switch it to WAL mode, for which SQLite waits for nobody.
 const OPEN_DELAY: Duration = Duration::from_millis(50);
@@ -109,7 +112,8 @@ impl SqliteAdapter {
             .clone()
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full);
+            .synchronous(SqliteSynchronous::Full)
+            .pragma("wal_autocheckpoint", CHECKPOINT);
         let pool = || SqlitePoolOptions::new().test_before_acquire(false);
         let writer = (|| pool().max_connections(1).connect_with(writing.clone()))
             .retry(
