@@ -8,7 +8,7 @@
 //! 3. All such orders are followed, for they leave different rows behind: the next wave begins with
 //!    any of them.
 //! 4. A database's adapter makes some calls in several statements, between which somebody else may
-//!    change the key. What then is told otherwise stands in [`is_sent_again`] and [`is_known`].
+//!    change the key. What then is told otherwise stands in [`is_sent_again`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,8 +17,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
 use proptest::prelude::*;
-
-use tower_dedup::adapter::{Completed, Forgotten};
 
 use super::ask::{STEP, Told, ask};
 use super::call::{Call, asked, purge};
@@ -132,17 +130,10 @@ async fn run<W: World>(world: &W, wave: &Wave) -> Result<Vec<Event>, String> {
     Ok(told.into_iter().flatten().collect())
 }
 
-/// What may be stored in the end. Loosely: see [`is_sent_again`] and [`is_known`].
+/// What may be stored in the end. Loosely: see [`is_sent_again`].
 fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<Rows> {
     let before: Vec<u32> =
         events.iter().map(|event| mask(events, |other| other.ended < event.began)).collect();
-    // Who else is under way.
-    let beside = |event: &Event| {
-        let apart = |other: &Event| event.ended < other.began || other.ended < event.began;
-        let beside = events.iter().filter(|other| !apart(other) && other.began != event.began);
-        beside.map(|other| &other.call).collect::<Vec<_>>()
-    };
-    let mut seen = Rows::new();
     // By which of the events have been, as bits.
     let mut reached = BTreeMap::from([(0_u32, stored.clone())]);
     for _ in events {
@@ -156,18 +147,14 @@ fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<
                     rows.extend(granted.collect::<Vec<_>>());
                 }
             }
-            seen.extend(rows.iter().cloned());
             for (place, event) in events.iter().enumerate() {
                 if !may_begin(place) {
                     continue;
                 }
                 for row in &rows {
                     let (answer, left) = contract(&event.call, row.clone(), now);
-                    let next = next.entry(been | 1 << place);
                     if answer == event.answer {
-                        next.or_default().insert(left);
-                    } else if loosely && is_known(event, &beside(event), &seen, now) {
-                        next.or_default().insert(row.clone());
+                        next.entry(been | 1 << place).or_default().insert(left);
                     }
                 }
             }
@@ -188,26 +175,4 @@ fn is_sent_again(event: &Event, row: &Option<Row>, now: u32) -> Option<Option<Ro
     let (answer, left) = contract(&event.call, row.clone(), now);
     let granted = matches!(answer, Answer::Granted(..) | Answer::First);
     (keys.len() > 1 && granted).then_some(left)
-}
-
-/// What is told otherwise than in any order, where the SQL adapters look in a second statement why
-/// the first has changed nothing, and somebody else has changed the key in between. No answer of
-/// this kind lets anybody run.
-fn is_known(event: &Event, beside: &[&Call], seen: &Rows, now: u32) -> bool {
-    match (&event.call, &event.answer) {
-        // Whatever is there by then is taken for in flight.
-        (Call::Forget(_), Answer::Forgotten(Forgotten::InFlight)) => !beside.is_empty(),
-        // By then it is another row, or this caller's again.
-        (Call::Complete(..), Answer::Completed(Completed::Held | Completed::LeaseLost))
-            if beside.iter().any(|call| matches!(call, Call::Forget(_) | Call::Unrecord(..))) =>
-        {
-            true
-        }
-        // Completed by this caller, as it was before it expired and somebody took it.
-        (Call::Complete(_, terms), Answer::Completed(Completed::Held)) => {
-            let mine = |row: &Row| row.complete && row.token == Some(terms.token);
-            seen.iter().flatten().any(|row| mine(row) && row.is_expired(now))
-        }
-        _ => false,
-    }
 }

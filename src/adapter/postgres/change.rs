@@ -19,7 +19,7 @@ use super::super::batch::Carry;
 use super::super::contract::{Completed, Receipt};
 use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, PARTS, Rows, Taken, Terms, completed,
-    open_places,
+    completed_before, open_places,
 };
 use super::rows::{
     Columns, KeptColumns, Params, Uuid, advisory_lock, is_locked, is_of_a_row, store_error,
@@ -30,7 +30,7 @@ use crate::error::Error;
 use crate::key::DedupKey;
 
 /// How often a key is looked at again that changed hands between two statements.
-const ROUNDS: usize = 5;
+pub(super) const ROUNDS: usize = 5;
 /// How many advisory locks are tried at once, of the few thousand that a server has room for.
 const PROBED: usize = 256;
 
@@ -274,21 +274,28 @@ impl Through<'_> {
         written: &mut bool,
     ) -> Result<Vec<Completed>, sqlx::Error> {
         let mut answers: Vec<Option<Completed>> = rows.keys.iter().map(|_| None).collect();
-        for (place, row) in self.write(&self.inner.statements.complete, rows).await? {
-            *written = true;
-            let attempts: i32 = row.try_get(1)?;
-            let token: Option<Uuid> = row.try_get(2)?;
-            let held = token == Some(rows.receipt(place).token().into());
-            answers[place] = Some(completed(attempts.into(), held));
-        }
-        // What was complete before was not written again: was it by this token?
-        let open = open_places(&answers);
-        if !open.is_empty() {
+        for _ in 0..ROUNDS {
+            let open = open_places(&answers);
+            if open.is_empty() {
+                break;
+            }
+            let asked = rows.at(&open);
+            for (at, row) in self.write(&self.inner.statements.complete, &asked).await? {
+                *written = true;
+                let attempts: i32 = row.try_get(1)?;
+                let token: Option<Uuid> = row.try_get(2)?;
+                let held = token == Some(asked.receipt(at).token().into());
+                answers[open[at]] = Some(completed(attempts.into(), held));
+            }
+            // What was complete before was not written again: was it by this token?
+            let open = open_places(&answers);
+            if open.is_empty() {
+                break;
+            }
             let keys = sql::at(&rows.keys, &open);
             let stored = self.inner.look(self.pool, &self.inner.statements.read, &keys).await?;
             for (place, stored) in open.into_iter().zip(stored) {
-                let ours = stored.is_some_and(|stored| stored.is_by(rows.receipt(place).token()));
-                answers[place] = ours.then_some(Completed::Held);
+                answers[place] = completed_before(stored.as_ref(), rows.receipt(place).token());
             }
         }
         Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())

@@ -17,6 +17,7 @@ use super::super::contract::{
 };
 use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored, released};
+use super::change::ROUNDS;
 use super::plans::Plans;
 use super::rows::{
     Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, number, row_keys,
@@ -405,22 +406,33 @@ impl Maintain for PostgresAdapter {
     }
 
     async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+        let fault = |error| store_error("forgetting", error);
         let keys = std::slice::from_ref(key);
         let none = Receipt::new([0; 16].into(), Duration::ZERO);
         self.0.ready().await?;
         let statement = &self.0.statements.forget;
-        let gone = self.0.direct().touch("forgetting", statement, keys, &none).await?;
-        if gone == [true] {
-            return Ok(Forgotten::Removed);
+        for _ in 0..ROUNDS {
+            let gone = self.0.direct().touch("forgetting", statement, keys, &none).await?;
+            if gone == [true] {
+                return Ok(Forgotten::Removed);
+            }
+            match self.0.read(keys).await?.into_iter().flatten().next() {
+                None => {
+                    // A transaction that runs it has a lock to show, and no row yet.
+                    let locks = [advisory_lock(key)];
+                    let probed = self.0.fetch(&self.0.statements.probe, Params::Locks(&locks));
+                    let probed = probed.await.map_err(fault)?;
+                    let free = probed.first().map_or(Ok(true), |row| row.try_get("free"));
+                    let free = free.map_err(fault)?;
+                    return Ok(if free { Forgotten::Missing } else { Forgotten::InFlight });
+                }
+                Some(kept) if kept.is_leased() => return Ok(Forgotten::InFlight),
+                // It was written since.
+                Some(_) => {}
+            }
         }
-        let kept = self.0.read(keys).await?.into_iter().flatten().next();
-        // A transaction that runs it has a lock to show, and no row yet.
-        let locks = [advisory_lock(key)];
-        let probed = self.0.fetch(&self.0.statements.probe, Params::Locks(&locks)).await;
-        let probed = probed.map_err(|error| store_error("forgetting", error))?;
-        let free = probed.first().map_or(Ok(true), |row| row.try_get("free"));
-        let free = free.map_err(|error| store_error("forgetting", error))?;
-        Ok(if kept.is_some() || !free { Forgotten::InFlight } else { Forgotten::Missing })
+        // Still changing hands after all rounds: somebody else is at it.
+        Ok(Forgotten::InFlight)
     }
 
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {

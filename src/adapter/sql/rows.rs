@@ -79,6 +79,11 @@ impl Stored {
         self.token.as_ref() == Some(token.as_bytes())
     }
 
+    /// Whether somebody holds it, who is told by nothing else.
+    pub(in crate::adapter) fn is_leased(&self) -> bool {
+        matches!(self.standing(), Standing::Leased)
+    }
+
     fn seen(&self) -> Seen {
         let age = u64::try_from(self.now.saturating_sub(self.first_seen_at)).unwrap_or_default();
         Seen::new(Duration::from_millis(age))
@@ -213,6 +218,16 @@ pub(in crate::adapter) fn completed(attempts: i64, held: bool) -> Completed {
         (_, true) => Completed::Held,
         (_, false) => Completed::LeaseLost,
     }
+}
+
+/// What a completion answers that found the key complete, and so changed nothing. None if the row
+/// says otherwise by now: somebody has changed it since.
+pub(in crate::adapter) fn completed_before(
+    stored: Option<&Stored>,
+    mine: Token,
+) -> Option<Completed> {
+    let stored = stored.filter(|stored| matches!(stored.standing(), Standing::Complete))?;
+    Some(if stored.is_by(mine) { Completed::Held } else { Completed::LeaseLost })
 }
 
 /// The far end of time that this platform can name, for a time beyond it.

@@ -18,7 +18,7 @@ use super::super::batch::{Ask, Batcher, Batching, Carry};
 use super::super::contract::Completed;
 use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, Rows, Stored, Taken, Terms, completed,
-    numbers, open_places,
+    completed_before, numbers, open_places,
 };
 use super::rows::{is_of_a_row, keys_json, matched, rows_json, rows_terms, store_error};
 use super::schema::Statements;
@@ -27,7 +27,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 /// How often a key is looked at again that changed hands between a write and the read after it.
-const ROUNDS: usize = 4;
+pub(super) const ROUNDS: usize = 4;
 /// Of the four connections that read.
 const READING: usize = 2;
 
@@ -192,23 +192,30 @@ impl Database for Writing<'_> {
             }
             written = held > 0;
         }
-        let done = self.write(&statements.complete, rows).await.map_err(fault(written))?;
-        written |= !done.is_empty();
         let mut answers: Vec<Option<Completed>> = rows.keys.iter().map(|_| None).collect();
-        for (place, row) in matched(&rows.keys, &done).map_err(fault(written))? {
-            let attempts: i64 = row.try_get("attempts").map_err(fault(written))?;
-            let token: Option<Vec<u8>> = row.try_get("token").map_err(fault(written))?;
-            let held = token.as_deref() == Some(rows.receipt(place).token().as_bytes());
-            answers[place] = Some(completed(attempts, held));
-        }
-        // What was complete before was not written again: was it by this token?
-        let open = open_places(&answers);
-        if !open.is_empty() {
+        for _ in 0..ROUNDS {
+            let open = open_places(&answers);
+            if open.is_empty() {
+                break;
+            }
+            let asked = rows.at(&open);
+            let done = self.write(&statements.complete, &asked).await.map_err(fault(written))?;
+            written |= !done.is_empty();
+            for (at, row) in matched(&asked.keys, &done).map_err(fault(written))? {
+                let attempts: i64 = row.try_get("attempts").map_err(fault(written))?;
+                let token: Option<Vec<u8>> = row.try_get("token").map_err(fault(written))?;
+                let held = token.as_deref() == Some(asked.receipt(at).token().as_bytes());
+                answers[open[at]] = Some(completed(attempts, held));
+            }
+            // What was complete before was not written again: was it by this token?
+            let open = open_places(&answers);
+            if open.is_empty() {
+                break;
+            }
             let stored = self.inner.read(&rows.at(&open).keys).await;
             let stored = stored.map_err(|error| after(error, written))?;
             for (place, stored) in open.into_iter().zip(stored) {
-                let ours = stored.is_some_and(|stored| stored.is_by(rows.receipt(place).token()));
-                answers[place] = ours.then_some(Completed::Held);
+                answers[place] = completed_before(stored.as_ref(), rows.receipt(place).token());
             }
         }
         Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())

@@ -24,7 +24,7 @@ use super::super::sql::{
     Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, numbers,
     open_places, released,
 };
-use super::change::{Batchers, Look};
+use super::change::{Batchers, Look, ROUNDS};
 use super::rows::{BUSY, LOCKED, kept, keys_json, placed, primary_code, store_error, stored};
 use super::schema::{Asks, Statements, VERSION, create_sql};
 use super::turn::{Turn, turn_of};
@@ -449,12 +449,20 @@ impl Maintain for SqliteAdapter {
         let keys = std::slice::from_ref(key);
         let none = Receipt::new([0; 16].into(), Duration::ZERO);
         let (rows, statement) = (Rows::one(keys, &none), &inner.statements.forget);
-        let gone = inner.turn().await?.returned("forgetting", statement, &rows).await;
-        if gone.map_err(|failed| failed.error)? == [true] {
-            return Ok(Forgotten::Removed);
+        for _ in 0..ROUNDS {
+            let gone = inner.turn().await?.returned("forgetting", statement, &rows).await;
+            if gone.map_err(|failed| failed.error)? == [true] {
+                return Ok(Forgotten::Removed);
+            }
+            match inner.read(keys).await?.into_iter().flatten().next() {
+                None => return Ok(Forgotten::Missing),
+                Some(kept) if kept.is_leased() => return Ok(Forgotten::InFlight),
+                // It was written since.
+                Some(_) => {}
+            }
         }
-        let kept = inner.read(keys).await?.into_iter().flatten().next();
-        Ok(if kept.is_some() { Forgotten::InFlight } else { Forgotten::Missing })
+        // Still changing hands after all rounds: somebody else is at it.
+        Ok(Forgotten::InFlight)
     }
 
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
