@@ -101,10 +101,12 @@ impl Database for Through<'_> {
 
     async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
         let statements = &self.inner.statements;
-        let (context, touched) = if kind == Kind::Renew {
-            ("renewing leases", self.write(&statements.renew, rows).await)
-        } else {
-            ("releasing keys", self.fetch(&statements.release, rows, false).await)
+        let (context, touched) = match kind {
+            Kind::Renew => ("renewing leases", self.write(&statements.renew, rows).await),
+            Kind::Unrecord => {
+                ("undoing records", self.fetch(&statements.unrecord, rows, false).await)
+            }
+            _ => ("releasing keys", self.fetch(&statements.release, rows, false).await),
         };
         touched.map(|rows_of| among(rows, &rows_of)).map_err(|error| failed(context, error, false))
     }

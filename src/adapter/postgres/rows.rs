@@ -220,7 +220,7 @@ impl<'k> Params<'k> {
                     .bind(receipt.lease_ms().min(MOST_MS))
                     .bind(wait);
                 if keeps {
-                    bind_kept(query, receipt.kept_for(key).unwrap_or_default())
+                    bind_kept(query, &receipt.kept_for(key).unwrap_or_default())
                 } else {
                     query
                 }
@@ -244,7 +244,7 @@ impl<'k> Params<'k> {
 type Bound<'k> = Query<'k, Postgres, PgArguments>;
 
 /// What is kept with one key.
-fn bind_kept(query: Bound<'_>, kept: Kept) -> Bound<'_> {
+fn bind_kept<'k>(query: Bound<'k>, kept: &Kept) -> Bound<'k> {
     let response = kept.response.as_deref();
     query
         .bind(kept.payload_sha256.map(|digest| digest.to_vec()))

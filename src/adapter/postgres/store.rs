@@ -16,7 +16,7 @@ use super::super::contract::{
     Released, Renewed,
 };
 use super::super::kept::{Kept, Recall, Wanted};
-use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored, released};
+use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored};
 use super::change::ROUNDS;
 use super::plans::Plans;
 use super::rows::{
@@ -354,10 +354,7 @@ impl DedupAdapter for PostgresAdapter {
     }
 
     async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.0.ready().await?;
-        let statement = &self.0.statements.unrecord;
-        let done = self.0.direct().touch("undoing a record", statement, keys, receipt).await?;
-        Ok(released(done))
+        self.call(Kind::Unrecord, keys, receipt).await
     }
 }
 

@@ -9,7 +9,6 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use super::super::batch::Ask;
 use super::super::contract::{Claimed, Completed, Receipt, Recorded, Released, Renewed};
@@ -25,6 +24,7 @@ pub(in crate::adapter) const PARTS: usize = 8;
 pub(in crate::adapter) enum Kind {
     Claim,
     Record,
+    Unrecord,
     Renew,
     Complete,
     Release,
@@ -48,12 +48,6 @@ impl Call {
     ) -> Self {
         Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers }
     }
-}
-
-/// What stands for keys in a batcher, where nothing better is at hand.
-pub(in crate::adapter) fn numbers(keys: &[DedupKey]) -> Vec<u64> {
-    let hasher = BuildHasherDefault::<DefaultHasher>::default();
-    keys.iter().map(|key| hasher.hash_one(key)).collect()
 }
 
 /// The answers to one call, in the order of its keys.
@@ -211,7 +205,7 @@ pub(in crate::adapter) trait Database: Send + Sync {
                 Kind::Record => self.take(call.kind, &rows).await.map(first::<Recorded>),
                 Kind::Complete => self.complete(&rows).await.map(Completed::wrap),
                 Kind::Renew => self.touch(call.kind, &rows).await.map(renewed).map(Renewed::wrap),
-                Kind::Release => {
+                Kind::Release | Kind::Unrecord => {
                     self.touch(call.kind, &rows).await.map(released).map(Released::wrap)
                 }
             };
@@ -231,7 +225,7 @@ pub(in crate::adapter) trait Database: Send + Sync {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Completed>, Failed>> + Send;
 
-    /// Renews or releases: whether each token held its key.
+    /// Renews, releases or undoes records: whether each token held its key.
     fn touch(
         &self,
         kind: Kind,
@@ -307,7 +301,9 @@ async fn together<D: Database>(
         }
         Kind::Complete => Ok(layout.each(&database.complete(&layout.rows).await?)),
         Kind::Renew => Ok(layout.each(&renewed(database.touch(kind, &layout.rows).await?))),
-        Kind::Release => Ok(layout.each(&released(database.touch(kind, &layout.rows).await?))),
+        Kind::Release | Kind::Unrecord => {
+            Ok(layout.each(&released(database.touch(kind, &layout.rows).await?)))
+        }
     }
 }
 

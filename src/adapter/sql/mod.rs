@@ -9,12 +9,8 @@ mod rows;
 
 #[cfg(feature = "postgres")]
 pub(super) use calls::PARTS;
-#[cfg(feature = "sqlite")]
-pub(super) use calls::numbers;
 pub(super) use calls::{Answer, Answers, Call, Database, Failed, Kind, Rows, Taken, Terms, carry};
-pub(super) use rows::{
-    Grant, KeptRow, Stored, at, completed, completed_before, matched, open_places, released,
-};
+pub(super) use rows::{Grant, KeptRow, Stored, at, completed, completed_before, open_places};
 
 /// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, and none that SQLite keeps for
 /// itself, so that it can be quoted as it is and the names derived from it fit every database.

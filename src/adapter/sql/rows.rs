@@ -7,8 +7,6 @@
 //! - *lapsed* if `lease_until` has passed, *released* if `token` is null,
 //! - *expired* if `expires_at` has passed and it is not leased.
 
-use std::collections::HashMap;
-use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -175,22 +173,6 @@ impl Grant for Claimed {
     fn left_behind(receipt: &Receipt) -> Stored {
         written(receipt, None, Some(receipt.lease_ms()))
     }
-}
-
-/// Each returned row with the place of its key.
-pub(in crate::adapter) fn matched<'k, 'r, K: Hash + Eq + 'k, R, E>(
-    keys: impl Iterator<Item = K>,
-    rows: &'r [R],
-    key_of: impl Fn(&'r R) -> Result<K, E>,
-) -> Result<Vec<(usize, &'r R)>, E> {
-    let places: HashMap<K, usize> = keys.enumerate().map(|(place, key)| (key, place)).collect();
-    let mut found = Vec::with_capacity(rows.len());
-    for row in rows {
-        if let Some(place) = places.get(&key_of(row)?) {
-            found.push((*place, row));
-        }
-    }
-    Ok(found)
 }
 
 /// The keys at these places.

@@ -18,9 +18,9 @@ use super::super::batch::{Ask, Batcher, Batching, Carry};
 use super::super::contract::Completed;
 use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, Rows, Stored, Taken, Terms, completed,
-    completed_before, numbers, open_places,
+    completed_before, open_places,
 };
-use super::rows::{is_of_a_row, keys_json, matched, rows_json, rows_terms, store_error};
+use super::rows::{is_of_a_row, keys_json, matched, numbers, rows_json, rows_terms, store_error};
 use super::schema::Statements;
 use super::store::Inner;
 use crate::error::{Error, ErrorKind};
@@ -223,10 +223,10 @@ impl Database for Writing<'_> {
 
     async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
         let statements = self.statements(rows);
-        if kind == Kind::Renew {
-            self.returned("renewing leases", &statements.renew, rows).await
-        } else {
-            self.returned("releasing keys", &statements.release, rows).await
+        match kind {
+            Kind::Renew => self.returned("renewing leases", &statements.renew, rows).await,
+            Kind::Unrecord => self.returned("undoing records", &statements.unrecord, rows).await,
+            _ => self.returned("releasing keys", &statements.release, rows).await,
         }
     }
 }

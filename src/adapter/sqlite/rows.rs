@@ -1,5 +1,8 @@
 //! SQLite's rows and errors.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
 use serde_json::Value;
 use sqlx::Row;
 use sqlx::error::DatabaseError;
@@ -109,7 +112,20 @@ pub(super) fn matched<'r>(
     rows: &'r [SqliteRow],
 ) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
     let names = keys.iter().map(|key| (key.namespace(), key.id()));
-    sql::matched(names, rows, |row| Ok((row.try_get("namespace")?, row.try_get("id")?)))
+    let places: HashMap<(&str, &str), usize> = names.zip(0..).collect();
+    let mut found = Vec::with_capacity(rows.len());
+    for row in rows {
+        if let Some(place) = places.get(&(row.try_get("namespace")?, row.try_get("id")?)) {
+            found.push((*place, row));
+        }
+    }
+    Ok(found)
+}
+
+/// What stands for keys in a batcher.
+pub(super) fn numbers(keys: &[DedupKey]) -> Vec<u64> {
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    keys.iter().map(|key| hasher.hash_one(key)).collect()
 }
 
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {

@@ -21,11 +21,12 @@ use super::super::contract::{
 };
 use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{
-    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, numbers,
-    open_places, released,
+    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, open_places,
 };
 use super::change::{Batchers, Look, ROUNDS};
-use super::rows::{BUSY, LOCKED, kept, keys_json, placed, primary_code, store_error, stored};
+use super::rows::{
+    BUSY, LOCKED, kept, keys_json, numbers, placed, primary_code, store_error, stored,
+};
 use super::schema::{Asks, Statements, VERSION, create_sql};
 use super::turn::{Turn, turn_of};
 use crate::error::{ConfigError, Error, ErrorKind};
@@ -386,10 +387,7 @@ impl DedupAdapter for SqliteAdapter {
     }
 
     async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.0.ready().await?;
-        let (rows, statement) = (Rows::one(keys, receipt), &self.0.statements.unrecord);
-        let done = self.0.turn().await?.returned("undoing a record", statement, &rows).await;
-        Ok(released(done.map_err(|failed| failed.error)?))
+        self.call(Kind::Unrecord, keys, receipt).await
     }
 }
 
