@@ -1,9 +1,9 @@
-//! The task of one delivery: from `begin` to the answer.
+//! The run of one delivery: from `begin` to the answer.
 
 use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,11 +71,9 @@ struct Facts {
     error: Option<Error>,
 }
 
-/// Runs a delivery to its end, and answers if somebody still listens.
-pub(super) async fn run_to_the_end<S, L, B, ResBody>(
-    mut job: Box<Job<S, L>>,
-    listener: oneshot::Sender<Answer<ResBody, S::Error>>,
-) where
+/// Runs a delivery to its end.
+pub(super) async fn run_to_the_end<S, L, B, ResBody>(mut job: Job<S, L>) -> Answer<ResBody, S::Error>
+where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     L: Ledger,
     B: From<Bytes>,
@@ -92,8 +90,17 @@ pub(super) async fn run_to_the_end<S, L, B, ResBody>(
     };
     drop(running);
     report(&job, &mut facts, outcome, &answer);
-    if let Err(Answer::Panicked(panic)) = listener.send(answer) {
-        let namespace = job.shared.config.key.namespace_str();
+    answer
+}
+
+/// The task of a delivery that waits for something: answers if somebody still listens.
+pub(super) async fn answer_to<L, B, E>(
+    listener: oneshot::Sender<Answer<B, E>>,
+    delivery: Pin<Box<impl Future<Output = Answer<B, E>>>>,
+    shared: Arc<Shared<L>>,
+) {
+    if let Err(Answer::Panicked(panic)) = listener.send(delivery.await) {
+        let namespace = shared.config.key.namespace_str();
         observe::orphaned_panic(namespace, panic_message(&*panic));
     }
 }
