@@ -1,6 +1,9 @@
 //! One call to a store: bounded, measured, and checked.
 
+use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -39,8 +42,16 @@ pub(super) async fn bounded<T>(
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
     let start = Instant::now();
-    let call = AssertUnwindSafe(call).catch_unwind();
-    let answer = match tokio::time::timeout(bound, call).await {
+    let mut call = pin!(AssertUnwindSafe(call).catch_unwind());
+    // What answers at once, from memory, needs no timer, not even one that is never set.
+    let answer = match poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await {
+        Poll::Ready(answer) => Ok(answer),
+        Poll::Pending => {
+            let left = bound.saturating_sub(start.elapsed());
+            tokio::time::timeout(left, call).await
+        }
+    };
+    let answer = match answer {
         Ok(Ok(answer)) => answer,
         // The panic hook has said what it was.
         Ok(Err(_panic)) => Err(Error::new(ErrorKind::Unavailable, "surviving the store's panic")),

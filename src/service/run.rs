@@ -79,7 +79,7 @@ where
     B: From<Bytes>,
     ResBody: Body<Data = Bytes>,
 {
-    let running = observe::Running::new(job.shared.config.key.namespace_str());
+    let running = job.shared.config.meters.running();
     let mut facts = Facts::default();
     // An adapter or an extension that panics is treated as a handler that does; what its claim
     // holds is released when it is dropped.
@@ -114,7 +114,7 @@ fn report<S, L, B, E>(job: &Job<S, L>, facts: &mut Facts, outcome: Outcome, answ
     }
     Report {
         outcome,
-        namespace: config.key.namespace_str(),
+        meters: &config.meters,
         key: Some(job.keys.first()),
         keys: job.keys.elements().len(),
         plain_ids: config.log_ids == LogIds::Plain,

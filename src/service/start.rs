@@ -206,7 +206,7 @@ impl<S, L> Start<S, L> {
         let config = &self.shared.config;
         Report {
             outcome,
-            namespace: config.key.namespace_str(),
+            meters: &config.meters,
             key,
             keys,
             plain_ids: config.log_ids == LogIds::Plain,

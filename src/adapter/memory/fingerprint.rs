@@ -1,9 +1,7 @@
 //! What the table knows a key by.
 
-use std::hash::Hasher;
-
 use siphasher::sip::SipHasher13;
-use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher128};
+use siphasher::sip128::{SipHasher13 as SipHasher128};
 
 use super::super::contract::{Receipt, Token};
 use crate::key::DedupKey;
@@ -49,12 +47,7 @@ impl Keyed {
     }
 
     pub(super) fn fingerprint(&self, key: &DedupKey) -> Fingerprint {
-        let mut hasher = self.keys;
-        hasher.write(key.namespace().as_bytes());
-        // Neither a namespace nor an id holds it.
-        hasher.write_u8(0);
-        hasher.write(key.id().as_bytes());
-        let hash = hasher.finish128();
+        let hash = self.keys.hash(key.as_bytes());
         Fingerprint([hash.h1, hash.h2])
     }
 
