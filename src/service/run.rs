@@ -72,25 +72,31 @@ struct Facts {
 }
 
 /// Runs a delivery to its end.
-pub(super) async fn run_to_the_end<S, L, B, ResBody>(mut job: Job<S, L>) -> Answer<ResBody, S::Error>
+///
+/// No `async fn`: that would have room for the job twice.
+pub(super) fn run_to_the_end<S, L, B, ResBody>(
+    mut job: Job<S, L>,
+) -> impl Future<Output = Answer<ResBody, S::Error>>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     L: Ledger,
     B: From<Bytes>,
     ResBody: Body<Data = Bytes>,
 {
-    let running = job.shared.config.meters.running();
-    let mut facts = Facts::default();
-    // An adapter or an extension that panics is treated as a handler that does; what its claim
-    // holds is released when it is dropped.
-    let delivery = AssertUnwindSafe(deliver::<S, L, B, ResBody>(&mut job, &mut facts));
-    let (outcome, answer) = match delivery.catch_unwind().await {
-        Ok(ended) => ended,
-        Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
-    };
-    drop(running);
-    report(&job, &mut facts, outcome, &answer);
-    answer
+    async move {
+        let running = job.shared.config.meters.running();
+        let mut facts = Facts::default();
+        // An adapter or an extension that panics is treated as a handler that does; what its claim
+        // holds is released when it is dropped.
+        let delivery = AssertUnwindSafe(deliver::<S, L, B, ResBody>(&mut job, &mut facts));
+        let (outcome, answer) = match delivery.catch_unwind().await {
+            Ok(ended) => ended,
+            Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
+        };
+        drop(running);
+        report(&job, &mut facts, outcome, &answer);
+        answer
+    }
 }
 
 /// The task of a delivery that waits for something: answers if somebody still listens.

@@ -117,6 +117,7 @@ impl<S, L> Start<S, L> {
         let job =
             Job::new(inner, head, body, (keys, payloads), Arc::clone(&shared), started, permit);
         let mut delivery = Box::pin(run_to_the_end::<S, L, B, ResBody>(job));
+        if std::env::var_os("SZ").is_some() { eprintln!("size {}", size_of_val(&*delivery)); }
         // Nobody can drop the delivery within this very poll. One that needs no other goes without
         // a task, which would cost it more than anything else here.
         if let Poll::Ready(answer) = delivery.as_mut().poll(cx) {

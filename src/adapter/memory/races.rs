@@ -25,7 +25,7 @@ const LEASE: Duration = Duration::from_secs(10);
 
 fn table(capacity: usize) -> Arc<Explored> {
     // The same shards in every schedule, or the schedules would not be the same.
-    Arc::new(Table::new(capacity, Keyed::new([7; 16], [8; 16])))
+    Arc::new(Table::new(capacity, Keyed::new([7; 16], [8; 3])))
 }
 
 /// A table of several shards, and a key in each of two of them.
@@ -179,7 +179,7 @@ fn an_undone_record_leaves_the_key_to_one_other() {
 #[test]
 fn a_live_lease_is_neither_purged_nor_evicted_nor_forgotten() {
     fn full() -> Arc<Explored> {
-        let mut table = Table::new(2, Keyed::new([7; 16], [8; 16]));
+        let mut table = Table::new(2, Keyed::new([7; 16], [8; 3]));
         table.at_capacity = AtCapacity::EvictOldest;
         table.record(&[key("old")], &receipt(0)).unwrap();
         Arc::new(table)
