@@ -152,7 +152,8 @@ impl Meters {
         Running {
             #[cfg(feature = "metrics")]
             gauge: {
-                let gauge = metrics::with_recorder(|to| to.register_gauge(&self.running, &METADATA));
+                let gauge =
+                    metrics::with_recorder(|to| to.register_gauge(&self.running, &METADATA));
                 gauge.increment(1.0);
                 gauge
             },

@@ -242,7 +242,8 @@ pub(super) fn stored(id: &str) -> Cow<'_, str> {
 
 /// A namespace is 1 to 64 bytes without control characters.
 pub(crate) fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
-    let fits = (1..=MAX_NAMESPACE_LEN).contains(&namespace.len()) && !namespace.chars().any(char::is_control);
+    let fits = (1..=MAX_NAMESPACE_LEN).contains(&namespace.len())
+        && !namespace.chars().any(char::is_control);
     if fits { Ok(()) } else { Err(ConfigError::InvalidNamespace) }
 }
 

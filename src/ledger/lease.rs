@@ -10,6 +10,7 @@
 //!    the store, so a store that knows nothing of it is asked again for some seconds; one that does
 //!    not answer, until the lease would have lapsed.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,9 @@ use super::pending::Pending;
 use super::recall::{Recaller, Recalls, Replays, recall};
 use super::renewal::{Kept, Lease, Renewals};
 use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
-use crate::adapter::{Claimed, Completed, LeaseAdapter, Recall, Receipt, Released, Seen, StoredResponse};
+use crate::adapter::{
+    Claimed, Completed, LeaseAdapter, Recall, Receipt, Released, Seen, StoredResponse,
+};
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::key::{DedupKey, Keys, List};
@@ -128,7 +131,9 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         let response = if context.recaller.is_some() {
             let granted = Granted::new(inner, &flat, &answers, context);
             let here = |key: &DedupKey| inner.completing.kept(key);
-            let response = recall(context, &elements, &flat, &mut answers, here).await?;
+            // Boxed, for most layers do without.
+            let recalled = Box::pin(recall(context, &elements, &flat, &mut answers, here));
+            let response = recalled.await?;
             granted.keep();
             response
         } else {
@@ -372,20 +377,26 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
     fn attach(&self, _: &mut Extensions) {}
 
     /// One attempt, then the background. Never an error: what the handler did, it did.
-    async fn commit(mut self, outcome: &Outcome) -> Result<(), Error> {
-        let Some(held) = self.held.take() else { return Ok(()) };
-        let Held { lease, kept } = held;
-        lease.settle();
-        let (keys, store_timeout) = (lease.keys(), lease.store_timeout);
-        let receipt = outcome.completes(&lease.receipt);
-        match self.inner.complete(keys, &receipt, store_timeout).await {
-            Ok(answers) => tell_lost(keys, &answers, &self.delivery),
-            Err(_) => {
-                let (receipt, delivery) = (receipt.into_owned(), Some(self.delivery.clone()));
-                self.inner.complete_behind(keys, receipt, store_timeout, kept, delivery);
+    fn commit(mut self, outcome: &Outcome) -> impl Future<Output = Result<(), Error>> + Send {
+        async move {
+            let Some(Held { lease, kept }) = self.held.take() else { return Ok(()) };
+            lease.settle();
+            let (keys, store_timeout) = (lease.keys(), lease.store_timeout);
+            // Boxed, for most layers keep no response.
+            let with_response = match outcome.completes(&lease.receipt) {
+                Cow::Borrowed(_) => None,
+                Cow::Owned(receipt) => Some(Box::new(receipt)),
+            };
+            let receipt = with_response.as_deref().unwrap_or(&lease.receipt);
+            match self.inner.complete(keys, receipt, store_timeout).await {
+                Ok(answers) => tell_lost(keys, &answers, &self.delivery),
+                Err(_) => {
+                    let (receipt, delivery) = (receipt.clone(), Some(self.delivery.clone()));
+                    self.inner.complete_behind(keys, receipt, store_timeout, kept, delivery);
+                }
             }
+            Ok(())
         }
-        Ok(())
     }
 
     async fn rollback(mut self) -> Result<(), Error> {
@@ -405,8 +416,12 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
                 Ok(answers) => tell_lost(&done, &answers, delivery),
                 Err(error) => {
                     let keys = done.clone().into();
-                    let lease =
-                        Arc::new(Lease::new(keys, receipt.clone(), store_timeout, delivery.clone()));
+                    let lease = Arc::new(Lease::new(
+                        keys,
+                        receipt.clone(),
+                        store_timeout,
+                        delivery.clone(),
+                    ));
                     lease.settle();
                     let now = Instant::now();
                     // No handler follows that could block anything.

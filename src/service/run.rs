@@ -36,7 +36,8 @@ pub(super) struct Job<S, L> {
     inner: S,
     /// Whether `inner` was asked and said that it is ready.
     ready: bool,
-    head: request::Parts,
+    /// Taken when the handler is called.
+    head: Option<request::Parts>,
     body: Bytes,
     keys: Keys,
     /// What is compared, if anything is.
@@ -57,7 +58,7 @@ impl<S, L> Job<S, L> {
         started: Instant,
         permit: OwnedSemaphorePermit,
     ) -> Self {
-        let permit = Some(permit);
+        let (head, permit) = (Some(head), Some(permit));
         Self { inner, ready: true, head, body, keys, payloads, shared, started, permit }
     }
 }
@@ -73,9 +74,9 @@ struct Facts {
 
 /// Runs a delivery to its end.
 ///
-/// No `async fn`: that would have room for the job twice.
+/// No `async fn`: that would have room for its arguments twice.
 pub(super) fn run_to_the_end<S, L, B, ResBody>(
-    mut job: Job<S, L>,
+    mut job: Box<Job<S, L>>,
 ) -> impl Future<Output = Answer<ResBody, S::Error>>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
@@ -284,8 +285,11 @@ where
     let delivery = claim.delivery().clone();
     facts.attempt = Some((delivery.attempt(), delivery.takeover()));
     // Whose response has no body, where that to a GET has one.
-    let is_head = job.head.method == Method::HEAD;
-    let answer = call(job, &mut claim).await;
+    let is_head = job.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
+    let mut answer = match call(job, &mut claim).await {
+        Ok(answer) => Ok(answer.map(|response| response.map(ResponseBody::inner))),
+        Err(panic) => Err(panic),
+    };
     let mut ended = match &answer {
         Ok(Ok(response)) => {
             facts.status = Some(response.status());
@@ -299,28 +303,26 @@ where
         Err(_panic) => Outcome::Panicked,
     };
     let mut handled = Handled::new(facts.status.unwrap_or_default());
-    let answer = match (answer, &job.shared.config.replay, job.keys.elements()) {
-        (Ok(Ok(response)), Some(replay), [only]) if ended == Outcome::Completed && !is_head => {
-            let time = job.shared.config.body_timeout;
-            let kept = Box::pin(kept(response, replay, time, only.key()));
-            // A body that panics is a handler that does.
-            match AssertUnwindSafe(kept).catch_unwind().await {
-                Ok(Some((response, stored))) => {
-                    handled.response = stored;
-                    Ok(Ok(response))
-                }
-                Ok(None) => {
-                    ended = Outcome::BrokenResponse;
-                    Ok(Ok(Response::default()))
-                }
-                Err(panic) => {
-                    ended = Outcome::Panicked;
-                    Err(panic)
-                }
+    if let (Ok(Ok(response)), Some(replay), [only]) =
+        (&mut answer, &job.shared.config.replay, job.keys.elements())
+        && ended == Outcome::Completed
+        && !is_head
+    {
+        let (response, time) = (std::mem::take(response), job.shared.config.body_timeout);
+        let kept = Box::pin(kept(response, replay, time, only.key()));
+        // A body that panics is a handler that does.
+        match AssertUnwindSafe(kept).catch_unwind().await {
+            Ok(Some((response, stored))) => {
+                handled.response = stored;
+                answer = Ok(Ok(response));
+            }
+            Ok(None) => ended = Outcome::BrokenResponse,
+            Err(panic) => {
+                ended = Outcome::Panicked;
+                answer = Err(panic);
             }
         }
-        (answer, _, _) => answer.map(|answer| answer.map(|r| r.map(ResponseBody::inner))),
-    };
+    }
     let outcome = settle(ended, claim, &handled, facts).await;
     job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
     let own = |outcome, result| (outcome, Answer::Own(result));
@@ -348,12 +350,15 @@ where
 /// Reads a response to keep it: the response to give, and what of it is stored, if it can be.
 /// `None` if its body ends in an error.
 async fn kept<ResBody: Body<Data = Bytes>>(
-    response: Response<ResBody>,
+    response: Response<ResponseBody<ResBody>>,
     replay: &Replay,
     time: Duration,
     key: &DedupKey,
 ) -> Option<(Response<ResponseBody<ResBody>>, Option<Arc<StoredResponse>>)> {
     let (head, body) = response.into_parts();
+    let Some(body) = body.into_inner() else {
+        return Some((Response::from_parts(head, ResponseBody::own()), None));
+    };
     let (body, stored) = match body::keep(body, replay.limit(), time).await.ok()? {
         Kept::Whole(bytes, body) => match replay.select(&head.headers) {
             Ok(headers) => {
@@ -374,23 +379,27 @@ async fn kept<ResBody: Body<Data = Bytes>>(
 }
 
 /// Commits or rolls back what a handler that ended so has claimed.
-async fn settle<C: Claim>(
+///
+/// No `async fn` either.
+fn settle<C: Claim>(
     ended: Outcome,
     claim: C,
     handled: &Handled,
     facts: &mut Facts,
-) -> Outcome {
-    let settled = match ended {
-        Outcome::Completed => claim.commit(handled).await,
-        // Boxed, for most deliveries succeed.
-        _ => Box::pin(claim.rollback()).await,
-    };
-    match settled {
-        Ok(()) => ended,
-        Err(error) => {
-            facts.error = Some(error);
-            // Whether a release came through is for the log only.
-            if ended == Outcome::Completed { Outcome::Uncommitted } else { ended }
+) -> impl Future<Output = Outcome> {
+    async move {
+        let settled = match ended {
+            Outcome::Completed => claim.commit(handled).await,
+            // Boxed, for most deliveries succeed.
+            _ => Box::pin(claim.rollback()).await,
+        };
+        match settled {
+            Ok(()) => ended,
+            Err(error) => {
+                facts.error = Some(error);
+                // Whether a release came through is for the log only.
+                if ended == Outcome::Completed { Outcome::Uncommitted } else { ended }
+            }
         }
     }
 }
@@ -412,7 +421,8 @@ where
         }
     }
     let response = catch_unwind(AssertUnwindSafe(|| {
-        let (head, body) = (std::mem::replace(&mut job.head, empty_head()), job.body.split_off(0));
+        let head = job.head.take().unwrap_or_else(empty_head);
+        let body = std::mem::take(&mut job.body);
         let mut request = Request::from_parts(head, B::from(body));
         request.extensions_mut().insert(claim.delivery().clone());
         claim.attach(request.extensions_mut());

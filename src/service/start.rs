@@ -69,11 +69,7 @@ impl<S, L> Start<S, L> {
     }
 
     /// Reads the keys of a buffered request and sets it on its way.
-    pub(crate) fn go<B, ResBody>(
-        mut self,
-        body: Bytes,
-        cx: &mut Context<'_>,
-    ) -> Next<S, B, ResBody>
+    pub(crate) fn go<B, ResBody>(mut self, body: Bytes, cx: &mut Context<'_>) -> Next<S, B, ResBody>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
         S::Future: Send,
@@ -116,8 +112,9 @@ impl<S, L> Start<S, L> {
         let running = tasks.token();
         let job =
             Job::new(inner, head, body, (keys, payloads), Arc::clone(&shared), started, permit);
+        // In a box of its own: allocators are quick with what is below a kilobyte.
+        let job = Box::new(job);
         let mut delivery = Box::pin(run_to_the_end::<S, L, B, ResBody>(job));
-        if std::env::var_os("SZ").is_some() { eprintln!("size {}", size_of_val(&*delivery)); }
         // Nobody can drop the delivery within this very poll. One that needs no other goes without
         // a task, which would cost it more than anything else here.
         if let Poll::Ready(answer) = delivery.as_mut().poll(cx) {

@@ -1,6 +1,6 @@
 //! What the table knows a key by.
 
-use siphasher::sip128::{SipHasher13 as SipHasher128};
+use siphasher::sip128::SipHasher13 as SipHasher128;
 
 use super::super::contract::{Receipt, Token};
 use crate::key::DedupKey;
