@@ -206,7 +206,7 @@ impl<L, B> DedupLayer<L, B> {
 
     /// How many deliveries may run at once, over all routes and clones; the rest is answered 503.
     ///
-    /// Deliveries run in tasks of their own, which outer `ConcurrencyLimit` and `Timeout` layers
+    /// Deliveries that wait run in tasks of their own, which outer `ConcurrencyLimit` and `Timeout` layers
     /// do not see: this is their bound.
     pub fn max_running(mut self, deliveries: usize) -> Self {
         self.gate = Arc::new(Gate::new(deliveries, self.gate.max_waiting()));

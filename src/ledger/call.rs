@@ -35,6 +35,7 @@ pub(super) fn store_call<T>(
 }
 
 /// Runs `call` within `bound`, and measures it.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) fn bounded<T>(
     operation: &'static str,
     bound: Duration,
@@ -43,7 +44,7 @@ pub(super) fn bounded<T>(
     checked(operation, bound, call, Ok)
 }
 
-/// No `async fn`: that would have room for its arguments twice.
+#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
 fn checked<T>(
     operation: &'static str,
     bound: Duration,

@@ -377,6 +377,7 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
     fn attach(&self, _: &mut Extensions) {}
 
     /// One attempt, then the background. Never an error: what the handler did, it did.
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
     fn commit(mut self, outcome: &Outcome) -> impl Future<Output = Result<(), Error>> + Send {
         async move {
             let Some(Held { lease, kept }) = self.held.take() else { return Ok(()) };

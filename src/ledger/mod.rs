@@ -54,7 +54,7 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// Begins a delivery of these keys.
     ///
-    /// Runs in the delivery's own task, which no client can cancel.
+    /// No client can cancel it: from its first wait on, it runs in the delivery's own task.
     ///
     /// # Errors
     ///

@@ -45,6 +45,9 @@ impl State {
     }
 }
 
+/// Leases to renew, by their places.
+type Due = Vec<(usize, Arc<Lease>)>;
+
 /// A lease to keep: of a delivery, and shared with its claim.
 pub(super) struct Lease {
     keys: List<DedupKey>,
@@ -133,7 +136,7 @@ impl Renewals {
     }
 
     /// Takes what is due, and says when the next one is; `None` if nothing runs.
-    fn due(&self) -> Option<(Vec<(usize, Arc<Lease>)>, Instant)> {
+    fn due(&self) -> Option<(Due, Instant)> {
         let mut state = self.lock();
         let now = Instant::now();
         let mut due = Vec::new();

@@ -73,8 +73,7 @@ struct Facts {
 }
 
 /// Runs a delivery to its end.
-///
-/// No `async fn`: that would have room for its arguments twice.
+#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
 pub(super) fn run_to_the_end<S, L, B, ResBody>(
     mut job: Box<Job<S, L>>,
 ) -> impl Future<Output = Answer<ResBody, S::Error>>
@@ -379,8 +378,7 @@ async fn kept<ResBody: Body<Data = Bytes>>(
 }
 
 /// Commits or rolls back what a handler that ended so has claimed.
-///
-/// No `async fn` either.
+#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
 fn settle<C: Claim>(
     ended: Outcome,
     claim: C,

@@ -41,7 +41,7 @@ where
     Inner(S::Future),
     /// It has run to its end.
     Ended(Answer<ResBody, S::Error>),
-    /// It runs in a task of its own, which will answer here.
+    /// It has to wait for something: it runs in a task of its own, which will answer here.
     Task(oneshot::Receiver<Answer<ResBody, S::Error>>),
     /// It is refused.
     Own(DedupResult),

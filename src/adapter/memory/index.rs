@@ -251,7 +251,7 @@ mod tests {
     fn it_takes_as_many_as_a_shard_may_have_in_8192_places() {
         let mut index = Index::default();
         let hash = |slot: Slot| u64::from(slot).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let most = Slot::try_from(super::super::shard::MOST_SHARD_KEYS).unwrap();
+        let most = Slot::try_from(MOST_SHARD_KEYS).unwrap();
         for slot in 0..most {
             index.insert(hash(slot), slot);
         }
