@@ -108,8 +108,7 @@ impl<S, L> Start<S, L> {
             return Next::Own(self.refuse(result, outcome, Some(keys.first()), count, None));
         };
         let Self { inner, head, shared, started } = self;
-        let tasks = shared.gate.tasks.clone();
-        let running = tasks.token();
+        let running = shared.gate.tasks.token();
         let job =
             Job::new(inner, head, body, (keys, payloads), Arc::clone(&shared), started, permit);
         // In a box of its own: allocators are quick with what is below a kilobyte.
@@ -122,6 +121,7 @@ impl<S, L> Start<S, L> {
             return Next::Ended(answer);
         }
         let (sender, receiver) = oneshot::channel();
+        let tasks = shared.gate.tasks.clone();
         let task = answer_to(sender, delivery, shared);
         tasks.spawn(task.instrument(tracing::Span::current()));
         Next::Task(receiver)
