@@ -2,9 +2,10 @@
 //! route, in process, with a body of 1 KiB.
 //!
 //! `cargo bench --bench layer`, under a minute. Each call is a new event (the dear case: a
-//! duplicate never reaches the handler), made from inside a spawned task, as a server makes it, and
-//! its own task is part of the price. The two are measured in turn, in samples of 10,000 calls, so
-//! that a machine whose speed drifts slows both; the figures are medians over the samples.
+//! duplicate never reaches the handler), made from inside a spawned task, as a server makes it.
+//! Nothing in it waits, so it gets no task of its own; a delivery that waits pays for one, some
+//! 0.4 µs. The two are measured in turn, in samples of 10,000 calls, so that a machine whose speed
+//! drifts slows both; the figures are medians over the samples.
 //!
 //! Under `cargo test` it makes a hundred calls.
 

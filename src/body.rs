@@ -41,6 +41,11 @@ impl<B> ResponseBody<B> {
         Self { inner: Some(body), read: None }
     }
 
+    /// The inner service's.
+    pub(crate) fn into_inner(self) -> Option<B> {
+        self.inner
+    }
+
     pub(crate) fn own() -> Self {
         Self { inner: None, read: None }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::key::{DedupKey, Element, derive};
+use crate::key::{DedupKey, Element, List, derive};
 
 /// The delivery that a handler is running, from the request's extensions; with the feature `axum`
 /// also an extractor.
@@ -35,7 +35,7 @@ use crate::key::{DedupKey, Element, derive};
 pub struct Delivery(Arc<Inner>);
 
 struct Inner {
-    elements: Vec<Element>,
+    elements: List<Element>,
     attempt: u32,
     takeover: bool,
     terms: Terms,
@@ -60,6 +60,10 @@ impl Delivery {
     /// one.
     #[must_use]
     pub fn new(elements: Vec<Element>, attempt: u32, takeover: bool) -> Self {
+        Self::of(elements.into(), attempt, takeover)
+    }
+
+    pub(crate) fn of(elements: List<Element>, attempt: u32, takeover: bool) -> Self {
         Self::with(elements, attempt, takeover, Terms::Claimed)
     }
 
@@ -67,16 +71,16 @@ impl Delivery {
     /// ledgers.
     #[must_use]
     pub fn transactional(elements: Vec<Element>, attempt: u32, takeover: bool) -> Self {
-        Self::with(elements, attempt, takeover, Terms::Transactional)
+        Self::with(elements.into(), attempt, takeover, Terms::Transactional)
     }
 
     /// A delivery that runs although the store could not be asked; for ledgers.
     #[must_use]
     pub fn unprotected(elements: Vec<Element>) -> Self {
-        Self::with(elements, 1, false, Terms::Unprotected)
+        Self::with(elements.into(), 1, false, Terms::Unprotected)
     }
 
-    fn with(elements: Vec<Element>, attempt: u32, takeover: bool, terms: Terms) -> Self {
+    fn with(elements: List<Element>, attempt: u32, takeover: bool, terms: Terms) -> Self {
         Self(Arc::new(Inner {
             elements,
             attempt,

@@ -89,7 +89,7 @@ where
                 StateProj::Buffering { body, start } => {
                     let body = ready!(body.poll(cx));
                     match (start.take(), body) {
-                        (Some(start), Ok(body)) => start.go(body),
+                        (Some(start), Ok(body)) => start.go(body, cx),
                         (Some(start), Err(fault)) => Next::Own(start.broken(&fault)),
                         // Polled again after it was ready, against the contract of futures.
                         (None, _) => Next::Own(DedupResult::Unavailable),
@@ -99,22 +99,21 @@ where
                     let response = ready!(future.poll(cx))?;
                     return Poll::Ready(Ok(response.map(ResponseBody::inner)));
                 }
-                StateProj::Task { answer } => {
-                    let result = match ready!(Pin::new(answer).poll(cx)) {
-                        Ok(Answer::Inner(response)) => return Poll::Ready(response),
-                        Ok(Answer::Replay(response)) => {
-                            return Poll::Ready(Ok(replayed(&response, &this.shared.config)));
-                        }
-                        Ok(Answer::Own(result)) => result,
-                        Ok(Answer::Panicked(panic)) => resume_unwind(panic),
-                        // The runtime shuts down and has dropped the task.
-                        Err(_) => DedupResult::Unavailable,
-                    };
-                    return Poll::Ready(Ok(own(result, &this.shared.config)));
-                }
+                StateProj::Task { answer } => match ready!(Pin::new(answer).poll(cx)) {
+                    Ok(answer) => Next::Ended(answer),
+                    // The runtime shuts down and has dropped the task.
+                    Err(_) => Next::Own(DedupResult::Unavailable),
+                },
             };
             match next {
-                Next::Own(result) => return Poll::Ready(Ok(own(result, &this.shared.config))),
+                Next::Ended(Answer::Inner(response)) => return Poll::Ready(response),
+                Next::Ended(Answer::Replay(response)) => {
+                    return Poll::Ready(Ok(replayed(&response, &this.shared.config)));
+                }
+                Next::Ended(Answer::Panicked(panic)) => resume_unwind(panic),
+                Next::Ended(Answer::Own(result)) | Next::Own(result) => {
+                    return Poll::Ready(Ok(own(result, &this.shared.config)));
+                }
                 Next::Inner(future) => this.state.set(State::Inner { future }),
                 Next::Task(answer) => this.state.set(State::Task { answer }),
             }

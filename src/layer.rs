@@ -21,7 +21,7 @@ use crate::ledger::TransactionLedger;
 use crate::ledger::{
     ArrivalLedger, BeginContext, FailOpen, LeaseLedger, Ledger, Recaller, Recalls, Replays,
 };
-use crate::observe;
+use crate::observe::{self, Meters};
 use crate::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::service::{Dedup, Gate};
 
@@ -206,7 +206,7 @@ impl<L, B> DedupLayer<L, B> {
 
     /// How many deliveries may run at once, over all routes and clones; the rest is answered 503.
     ///
-    /// Deliveries run in tasks of their own, which outer `ConcurrencyLimit` and `Timeout` layers
+    /// Deliveries that wait run in tasks of their own, which outer `ConcurrencyLimit` and `Timeout` layers
     /// do not see: this is their bound.
     pub fn max_running(mut self, deliveries: usize) -> Self {
         self.gate = Arc::new(Gate::new(deliveries, self.gate.max_waiting()));
@@ -501,6 +501,7 @@ impl fmt::Debug for DedupHandle {
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) key: KeyExtractor,
+    pub(crate) meters: Arc<Meters>,
     pub(crate) methods: Arc<[Method]>,
     pub(crate) body_limit: usize,
     pub(crate) body_timeout: Duration,
@@ -538,6 +539,7 @@ impl Config {
         );
         let retention = key.floor().unwrap_or_default().max(30 * DAY);
         Self {
+            meters: Arc::new(Meters::new(key.namespace_str())),
             key,
             methods,
             body_limit: 2 * 1024 * 1024,

@@ -57,6 +57,8 @@
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 
 use std::sync::Arc;
+#[cfg(feature = "metrics")]
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -110,10 +112,86 @@ impl Outcome {
     }
 }
 
+/// What the deliveries of one layer are counted under.
+///
+/// A metric's key is text that is put together and hashed: making those of a delivery anew each time
+/// would cost more than counting it. The recorder is asked each time, for it may come late.
+pub(crate) struct Meters {
+    namespace: Arc<str>,
+    #[cfg(feature = "metrics")]
+    running: metrics::Key,
+    /// By outcome.
+    #[cfg(feature = "metrics")]
+    ended: [OnceLock<Ended>; Outcome::Bypass as usize + 1],
+}
+
+/// The keys of one outcome.
+#[cfg(feature = "metrics")]
+struct Ended {
+    deliveries: metrics::Key,
+    durations: metrics::Key,
+}
+
+#[cfg(feature = "metrics")]
+static METADATA: metrics::Metadata<'_> =
+    metrics::Metadata::new(module_path!(), metrics::Level::INFO, Some(module_path!()));
+
+impl Meters {
+    pub(crate) fn new(namespace: &Arc<str>) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+            #[cfg(feature = "metrics")]
+            running: key("tower_dedup_running", namespace, None),
+            #[cfg(feature = "metrics")]
+            ended: std::array::from_fn(|_| OnceLock::new()),
+        }
+    }
+
+    /// Counts a delivery as running until the answer is dropped.
+    pub(crate) fn running(&self) -> Running {
+        Running {
+            #[cfg(feature = "metrics")]
+            gauge: {
+                let gauge =
+                    metrics::with_recorder(|to| to.register_gauge(&self.running, &METADATA));
+                gauge.increment(1.0);
+                gauge
+            },
+        }
+    }
+
+    #[cfg(feature = "metrics")]
+    fn count(&self, outcome: Outcome, took: Duration) {
+        let ended = self.ended[outcome as usize].get_or_init(|| Ended {
+            deliveries: key("tower_dedup_deliveries_total", &self.namespace, Some(outcome)),
+            durations: key("tower_dedup_delivery_duration_seconds", &self.namespace, Some(outcome)),
+        });
+        metrics::with_recorder(|to| {
+            to.register_counter(&ended.deliveries, &METADATA).increment(1);
+            to.register_histogram(&ended.durations, &METADATA).record(took);
+        });
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn key(name: &'static str, namespace: &Arc<str>, outcome: Option<Outcome>) -> metrics::Key {
+    // Shared, so that a recorder keeps it without a copy.
+    let namespace = metrics::SharedString::from_shared(Arc::clone(namespace));
+    let mut labels = vec![metrics::Label::new("namespace", namespace)];
+    labels.extend(outcome.map(|outcome| metrics::Label::new("outcome", outcome.as_str())));
+    metrics::Key::from_parts(name, labels)
+}
+
+impl std::fmt::Debug for Meters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meters").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
 /// What is known of a delivery when it ends.
 pub(crate) struct Report<'a> {
     pub(crate) outcome: Outcome,
-    pub(crate) namespace: &'a Arc<str>,
+    pub(crate) meters: &'a Meters,
     pub(crate) key: Option<&'a DedupKey>,
     pub(crate) keys: usize,
     pub(crate) plain_ids: bool,
@@ -127,28 +205,14 @@ pub(crate) struct Report<'a> {
 impl Report<'_> {
     pub(crate) fn emit(&self) {
         #[cfg(feature = "metrics")]
-        {
-            let (namespace, outcome) = (shared(self.namespace), self.outcome.as_str());
-            metrics::counter!(
-                "tower_dedup_deliveries_total",
-                "namespace" => namespace.clone(),
-                "outcome" => outcome
-            )
-            .increment(1);
-            metrics::histogram!(
-                "tower_dedup_delivery_duration_seconds",
-                "namespace" => namespace,
-                "outcome" => outcome
-            )
-            .record(self.duration);
-        }
+        self.meters.count(self.outcome, self.duration);
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
                     target: "tower_dedup",
                     tracing::Level::$level,
                     outcome = self.outcome.as_str(),
-                    namespace = &**self.namespace,
+                    namespace = &*self.meters.namespace,
                     id = self.key.map(|key| shown(key, self.plain_ids)),
                     keys = self.keys,
                     attempt = self.attempt.map(|(attempt, _)| attempt),
@@ -218,20 +282,6 @@ pub(crate) struct Running {
     gauge: metrics::Gauge,
 }
 
-impl Running {
-    #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "only a label"))]
-    pub(crate) fn new(namespace: &Arc<str>) -> Self {
-        #[cfg(feature = "metrics")]
-        {
-            let gauge = metrics::gauge!("tower_dedup_running", "namespace" => shared(namespace));
-            gauge.increment(1.0);
-            Self { gauge }
-        }
-        #[cfg(not(feature = "metrics"))]
-        Self {}
-    }
-}
-
 impl Drop for Running {
     fn drop(&mut self) {
         #[cfg(feature = "metrics")]
@@ -245,12 +295,23 @@ pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<
     #[cfg(feature = "metrics")]
     {
         let result = error.map_or("ok", |error| error.kind().as_str());
-        metrics::histogram!(
-            "tower_dedup_store_duration_seconds",
-            "operation" => operation,
-            "result" => result
-        )
-        .record(took);
+        // Those that a delivery which goes well makes: their keys are made by the compiler.
+        macro_rules! duration {
+            ($($usual:literal)+) => {
+                match (operation, result) {
+                    $(($usual, "ok") => duration!($usual, "ok"),)+
+                    (operation, result) => duration!(operation, result),
+                }
+            };
+            ($operation:expr, $result:expr) => {
+                metrics::histogram!(
+                    "tower_dedup_store_duration_seconds",
+                    "operation" => $operation,
+                    "result" => $result
+                )
+            };
+        }
+        duration!("record" "claim" "complete" "release" "begin" "commit").record(took);
     }
 }
 
@@ -401,12 +462,6 @@ pub(crate) fn purged(keys: u64) {
 /// A purge failed; the next one is not far.
 pub(crate) fn purge_failed(error: &Error) {
     tracing::warn!(target: "tower_dedup", error = chain(error), "purging failed; will try again");
-}
-
-/// A label that costs no copy.
-#[cfg(feature = "metrics")]
-fn shared(namespace: &Arc<str>) -> metrics::SharedString {
-    metrics::SharedString::from_shared(Arc::clone(namespace))
 }
 
 #[cfg(feature = "metrics")]

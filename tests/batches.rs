@@ -234,7 +234,11 @@ async fn second_identities_of_a_batch(rig: Rig) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    assert_eq!(tokio::time::timeout(LATE, handled).await.expect("given back"), own(200));
+    let answer = tokio::time::timeout(LATE, handled).await.expect("given back");
+    // On arrival, the one that ran it may have been told that the other is in flight: that one had
+    // the bad luck to be looked at while something was undone.
+    let ran_before = rig.kind == Kind::Arrival && answer == layers(200, "duplicate");
+    assert!(ran_before || answer == own(200), "{answer:?}");
     assert_eq!(rig.news(), ["g"]);
     assert_eq!(rig.effects.all().await, ids("a c f g h"));
     if rig.kind == Kind::Arrival {

@@ -226,6 +226,42 @@ async fn trap_20_a_client_that_hangs_up_does_not_stop_its_handler() {
     assert_eq!(handler.runs(), 1);
 }
 
+/// A delivery that waits for nothing runs in its caller's task; one that waits goes on in another.
+#[tokio::test]
+async fn only_a_delivery_that_waits_gets_a_task() {
+    use std::sync::Mutex;
+    type Seen = Arc<Mutex<Vec<Option<tokio::task::Id>>>>;
+    let seen = Seen::default();
+    let look = {
+        let seen = Arc::clone(&seen);
+        move || seen.lock().unwrap().push(tokio::task::try_id())
+    };
+    let inner = tower::service_fn(move |request: http::Request<support::Body>| {
+        let look = look.clone();
+        async move {
+            look();
+            if request.headers()["webhook-id"] == "waits" {
+                tokio::task::yield_now().await;
+                look();
+            }
+            Ok::<_, std::convert::Infallible>(http::Response::new(support::Body::default()))
+        }
+    });
+    let service = DedupLayer::new(by_header(), memory()).layer(inner);
+    let caller = tokio::spawn(async move {
+        // The first of all starts the task that renews leases, and lets it go first.
+        for id in ["first", "quick", "waits"] {
+            assert_eq!(send(&service, request(id)).await.status(), 200);
+        }
+        tokio::task::try_id()
+    });
+    let caller = caller.await.unwrap();
+    let seen = seen.lock().unwrap().clone();
+    let [_, quick, before, after] = seen[..] else { panic!("{seen:?}") };
+    assert_eq!((quick, before), (caller, caller), "{seen:?}");
+    assert_ne!(after, caller, "{seen:?}");
+}
+
 /// The response future dropped after any number of polls: nothing leaks, and the event runs once.
 #[tokio::test]
 async fn a_response_future_dropped_at_any_poll_leaks_nothing() {

@@ -270,21 +270,16 @@ impl KeyExtractor {
             return Ok(Extracted::Bypass);
         }
         let found = match &self.rule {
-            Rule::Part(part) => {
-                part.read(request)?.map_or(Found::Missing, |id| Found::One(id.into_owned()))
-            }
+            Rule::Part(part) => match part.read(request)? {
+                Some(id) => return self.one(&id, request),
+                None => Found::Missing,
+            },
             Rule::Batch(batch) => batch.read(request)?,
             Rule::Reader(read) => read(request)?,
             Rule::Fn(extract) => return self.with_second_of_one(extract(request)?, request),
         };
         Ok(match found {
-            Found::One(id) => {
-                let element = Element::new(DedupKey::in_namespace(&self.namespace, &id)?);
-                let Some((namespace, part)) = &self.second else {
-                    return Ok(Extracted::Keys(element.into()));
-                };
-                Extracted::Keys(with_second(element, namespace, part.read(request)?)?.into())
-            }
+            Found::One(id) => return self.one(&id, request),
             Found::Each(items) => {
                 let elements = self.elements(items, request)?;
                 Keys::new(elements).map_or(Extracted::Missing, Extracted::Keys)
@@ -292,6 +287,15 @@ impl KeyExtractor {
             Found::Bypass => Extracted::Bypass,
             Found::Missing => Extracted::Missing,
         })
+    }
+
+    /// The element of a delivery of one event, with all its identities.
+    fn one(&self, id: &str, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
+        let element = Element::new(DedupKey::in_namespace(&self.namespace, id)?);
+        let Some((namespace, part)) = &self.second else {
+            return Ok(Extracted::Keys(element.into()));
+        };
+        Ok(Extracted::Keys(with_second(element, namespace, part.read(request)?)?.into()))
     }
 
     /// The elements of a batch, with all their identities.
@@ -352,7 +356,7 @@ impl KeyExtractor {
 
 fn with_second(
     element: Element,
-    namespace: &Arc<str>,
+    namespace: &str,
     id: Option<Cow<'_, str>>,
 ) -> Result<Element, KeyError> {
     let Some(id) = id else { return Ok(element) };

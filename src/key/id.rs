@@ -7,22 +7,24 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::digest::sha256_hex;
+use super::list::List;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 /// The longest id, in bytes, that is stored as it is; a longer one is replaced by its SHA-256.
 pub const MAX_ID_LEN: usize = 255;
+
+const MAX_NAMESPACE_LEN: usize = 64;
 
 /// What makes two deliveries the same event: a namespace and an id.
 ///
 /// Cloning is cheap and makes another handle to the same key. `Debug` shows the first 16 hex
 /// digits of the id's SHA-256, not the id: ids of some senders are personal data.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DedupKey(Arc<Inner>);
-
-#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Inner {
-    namespace: Arc<str>,
-    id: Box<str>,
+pub struct DedupKey {
+    /// The namespace, a NUL and the id: one piece of memory, to be hashed at one go. Neither holds a
+    /// NUL, and a namespace nothing that sorts before it.
+    text: Arc<str>,
+    id_at: usize,
 }
 
 impl DedupKey {
@@ -50,31 +52,45 @@ impl DedupKey {
     pub fn new(namespace: &str, id: &str) -> Result<Self, KeyError> {
         check_namespace(namespace)
             .map_err(|_| KeyError::new(KeyErrorKind::InvalidNamespace, "the namespace"))?;
-        Self::in_namespace(&Arc::from(namespace), id)
+        Self::in_namespace(namespace, id)
     }
 
-    /// Like [`new`](Self::new) with a namespace that is already checked and shared.
-    pub(crate) fn in_namespace(namespace: &Arc<str>, id: &str) -> Result<Self, KeyError> {
+    /// Like [`new`](Self::new) with a namespace that is already checked.
+    pub(crate) fn in_namespace(namespace: &str, id: &str) -> Result<Self, KeyError> {
         if id.is_empty() {
             return Err(KeyError::new(KeyErrorKind::Empty, "the id"));
         }
         if id.contains('\0') {
             return Err(KeyError::new(KeyErrorKind::Nul, "the id"));
         }
-        let id = stored(id).into();
-        Ok(Self(Arc::new(Inner { namespace: Arc::clone(namespace), id })))
+        let id = stored(id);
+        let id_at = namespace.len() + 1;
+        let len = id_at + id.len();
+        // Put together on the stack, for shared text is copied to where it stays.
+        let mut text = [0; MAX_NAMESPACE_LEN + 1 + MAX_ID_LEN];
+        text[..namespace.len()].copy_from_slice(namespace.as_bytes());
+        text[id_at..len].copy_from_slice(id.as_bytes());
+        let text = std::str::from_utf8(&text[..len])
+            .map_err(|_| KeyError::new(KeyErrorKind::NotUtf8, "the id"))?;
+        Ok(Self { text: text.into(), id_at })
+    }
+
+    /// Namespace and id, in bytes that no other key has.
+    #[cfg(feature = "memory")]
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        self.text.as_bytes()
     }
 
     /// The provider or endpoint that the id belongs to.
     #[must_use]
     pub fn namespace(&self) -> &str {
-        &self.0.namespace
+        &self.text[..self.id_at - 1]
     }
 
     /// The id, as it is stored.
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.0.id
+        &self.text[self.id_at..]
     }
 
     /// The first 16 hex digits of the id's SHA-256: what logs carry unless they are told to carry
@@ -164,7 +180,7 @@ impl fmt::Debug for Element {
 /// The elements of one delivery: at least one, in the order of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    elements: Vec<Element>,
+    elements: List<Element>,
     batch: bool,
 }
 
@@ -178,12 +194,12 @@ impl Keys {
     /// The keys of a batch; `None` if there is no element.
     #[must_use]
     pub fn new(elements: Vec<Element>) -> Option<Self> {
-        (!elements.is_empty()).then_some(Self { elements, batch: true })
+        (!elements.is_empty()).then(|| Self { elements: elements.into(), batch: true })
     }
 
     /// The same kind of delivery, with this element for its one.
     pub(super) fn with_only(&self, element: Element) -> Self {
-        Self { elements: vec![element], batch: self.batch }
+        Self { elements: List::one(element), batch: self.batch }
     }
 
     /// Whether the request carried a list of events, be it of one.
@@ -215,7 +231,7 @@ impl Keys {
 /// The keys of a delivery that carries this one event.
 impl From<Element> for Keys {
     fn from(element: Element) -> Self {
-        Self { elements: vec![element], batch: false }
+        Self { elements: List::one(element), batch: false }
     }
 }
 
@@ -226,7 +242,8 @@ pub(super) fn stored(id: &str) -> Cow<'_, str> {
 
 /// A namespace is 1 to 64 bytes without control characters.
 pub(crate) fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
-    let fits = (1..=64).contains(&namespace.len()) && !namespace.chars().any(char::is_control);
+    let fits = (1..=MAX_NAMESPACE_LEN).contains(&namespace.len())
+        && !namespace.chars().any(char::is_control);
     if fits { Ok(()) } else { Err(ConfigError::InvalidNamespace) }
 }
 
@@ -241,6 +258,28 @@ mod tests {
         let hashed = DedupKey::new("n", &"k".repeat(256)).unwrap();
         assert_eq!(hashed.id(), sha256_hex("k".repeat(256).as_bytes()));
         assert_ne!(hashed, DedupKey::new("n", &"k".repeat(257)).unwrap());
+    }
+
+    #[test]
+    fn keys_sort_by_namespace_and_then_by_id() {
+        let parts = ["a", "a ", "a.b", "ab", "b", "\u{e9}"];
+        let sorted: Vec<(&str, &str)> =
+            parts.iter().flat_map(|namespace| parts.map(|id| (*namespace, id))).collect();
+        let keys: Vec<DedupKey> =
+            sorted.iter().map(|(namespace, id)| DedupKey::new(namespace, id).unwrap()).collect();
+        assert!(sorted.is_sorted() && keys.is_sorted());
+        for (key, parts) in keys.iter().zip(sorted) {
+            assert_eq!((key.namespace(), key.id()), parts);
+        }
+    }
+
+    #[test]
+    fn the_longest_namespace_and_the_longest_id_make_a_key() {
+        let (namespace, id) = ("n".repeat(64), "\u{1d11e}".repeat(63));
+        let key = DedupKey::new(&namespace, &id).unwrap();
+        assert_eq!((key.namespace(), key.id()), (&*namespace, &*id));
+        let id = "i".repeat(255);
+        assert_eq!(DedupKey::new(&namespace, &id).unwrap().id(), id);
     }
 
     #[test]

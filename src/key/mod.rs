@@ -43,6 +43,7 @@ mod form;
 mod header;
 mod id;
 mod json;
+mod list;
 mod part;
 mod query;
 
@@ -55,5 +56,6 @@ pub use extractor::{Extracted, KeyExtractor, RequestRef};
 pub(crate) use extractor::{Found, Reader};
 pub use id::{DedupKey, Element, Keys, MAX_ID_LEN};
 pub use json::Pointer;
+pub(crate) use list::List;
 pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};

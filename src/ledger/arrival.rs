@@ -104,19 +104,19 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let undone = inner.undoing.removals();
         let twofold = flat.len() > elements.len();
         // To the end, where what is to be undone is pending in its turn.
-        let _recording = twofold.then(|| inner.recording.add(flat.clone().into()));
+        let _recording = twofold.then(|| inner.recording.add((*flat).into()));
         let call = Box::pin(async { inner.adapter.record(&flat, &receipt).await });
         let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
             Ok(recorded) => recorded,
             Err(error) if context.on_unavailable == OnUnavailable::Open => {
                 observe::unprotected(keys.first(), &error);
-                inner.record_behind(room, flat, receipt, context.store_timeout);
-                let delivery = Delivery::unprotected(elements);
+                inner.record_behind(room, &flat, receipt, context.store_timeout);
+                let delivery = Delivery::unprotected(elements.into());
                 return Ok(Begin::first(ArrivalClaim { delivery }, Others::default()));
             }
             Err(error) => {
                 if outcome_unknown(&error) {
-                    inner.undo_behind(room, flat, receipt, context.store_timeout);
+                    inner.undo_behind(room, &flat, receipt, context.store_timeout);
                 }
                 return Err(error);
             }
@@ -142,13 +142,13 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let mut folded = fold(elements, &flat, &answers);
         if !folded.give_back.is_empty() {
             let give_back = std::mem::take(&mut folded.give_back);
-            inner.undo_behind(room, give_back, receipt, context.store_timeout);
+            inner.undo_behind(room, &give_back, receipt, context.store_timeout);
         }
         if folded.new.is_empty() {
             return Ok(folded.without_any_new(response));
         }
         let others = folded.others();
-        let delivery = Delivery::new(folded.new, folded.attempt, folded.takeover);
+        let delivery = Delivery::of(folded.new, folded.attempt, folded.takeover);
         Ok(Begin::first(ArrivalClaim { delivery }, others))
     }
 
@@ -174,7 +174,7 @@ impl<A: DedupAdapter> Inner<A> {
     fn record_behind(
         self: &Arc<Self>,
         room: OwnedSemaphorePermit,
-        keys: Vec<DedupKey>,
+        keys: &[DedupKey],
         receipt: Receipt,
         bound: Duration,
     ) {
@@ -224,7 +224,7 @@ impl<A: DedupAdapter> Inner<A> {
     fn undo_behind(
         self: &Arc<Self>,
         room: OwnedSemaphorePermit,
-        keys: Vec<DedupKey>,
+        keys: &[DedupKey],
         receipt: Receipt,
         bound: Duration,
     ) {

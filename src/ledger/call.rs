@@ -1,10 +1,13 @@
 //! One call to a store: bounded, measured, and checked.
 
-use std::panic::AssertUnwindSafe;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio::task::coop::unconstrained;
 
 use super::background::Step;
 use crate::adapter::Released;
@@ -16,38 +19,63 @@ use crate::observe;
 /// A call that outlives its bound is dropped: its outcome is unknown from then on. One that panics
 /// is a failure like any other. Boxed, for a store's futures are large, and this one would be part
 /// of every delivery's task several times over.
-pub(super) async fn store_call<T>(
+pub(super) fn store_call<T>(
     operation: &'static str,
     bound: Duration,
     keys: usize,
     call: BoxFuture<'_, Result<Vec<T>, Error>>,
-) -> Result<Vec<T>, Error> {
-    let counted = async {
-        let answers = call.await?;
-        if answers.len() != keys {
-            return Err(Error::new(ErrorKind::Corrupt, "counting the answers of the store"));
+) -> impl Future<Output = Result<Vec<T>, Error>> {
+    let counted = move |answers: Vec<T>| {
+        if answers.len() == keys {
+            return Ok(answers);
         }
-        Ok(answers)
+        Err(Error::new(ErrorKind::Corrupt, "counting the answers of the store"))
     };
-    bounded(operation, bound, counted).await
+    checked(operation, bound, call, counted)
 }
 
 /// Runs `call` within `bound`, and measures it.
-pub(super) async fn bounded<T>(
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(super) fn bounded<T>(
     operation: &'static str,
     bound: Duration,
-    call: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    let start = Instant::now();
-    let call = AssertUnwindSafe(call).catch_unwind();
-    let answer = match tokio::time::timeout(bound, call).await {
-        Ok(Ok(answer)) => answer,
-        // The panic hook has said what it was.
-        Ok(Err(_panic)) => Err(Error::new(ErrorKind::Unavailable, "surviving the store's panic")),
-        Err(_elapsed) => Err(Error::new(ErrorKind::Timeout, operation)),
-    };
-    observe::store_call(operation, start.elapsed(), answer.as_ref().err());
-    answer
+    call: impl Future<Output = Result<T, Error>> + Unpin,
+) -> impl Future<Output = Result<T, Error>> {
+    checked(operation, bound, call, Ok)
+}
+
+#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+fn checked<T>(
+    operation: &'static str,
+    bound: Duration,
+    mut call: impl Future<Output = Result<T, Error>> + Unpin,
+    check: impl Fn(T) -> Result<T, Error>,
+) -> impl Future<Output = Result<T, Error>> {
+    async move {
+        let start = Instant::now();
+        // Set once the store keeps us waiting: what answers from memory needs none.
+        let mut deadline = None;
+        let answer = poll_fn(|cx| {
+            match catch_unwind(AssertUnwindSafe(|| call.poll_unpin(cx))) {
+                Ok(Poll::Ready(answer)) => return Poll::Ready(answer.and_then(&check)),
+                Ok(Poll::Pending) => {}
+                // The panic hook has said what it was.
+                Err(_panic) => {
+                    let error = Error::new(ErrorKind::Unavailable, "surviving the store's panic");
+                    return Poll::Ready(Err(error));
+                }
+            }
+            let deadline = deadline.get_or_insert_with(|| {
+                let left = tokio::time::sleep(bound.saturating_sub(start.elapsed()));
+                // Looked at even if the call has used up what a task may do at a time.
+                Box::pin(unconstrained(left))
+            });
+            deadline.as_mut().poll(cx).map(|()| Err(Error::new(ErrorKind::Timeout, operation)))
+        });
+        let answer = answer.await;
+        observe::store_call(operation, start.elapsed(), answer.as_ref().err());
+        answer
+    }
 }
 
 /// Whether the store may have done what it answered this error to.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::{Begin, Known, Others};
 use crate::adapter::{Claimed, Recorded, Seen, StoredResponse};
-use crate::key::{DedupKey, Element, Keys};
+use crate::key::{DedupKey, Element, Keys, List};
 use crate::observe;
 
 /// The answer of a store for one key, whatever the contract.
@@ -50,11 +50,11 @@ impl From<Recorded> for Answer {
 }
 
 /// The elements that stand for themselves, and all their identities, sorted.
-pub(super) fn plan(keys: &Keys) -> (Vec<Element>, Vec<DedupKey>) {
+pub(super) fn plan(keys: &Keys) -> (List<Element>, List<DedupKey>) {
     if let [only] = keys.elements()
         && only.second_identity().is_none()
     {
-        return (vec![only.clone()], vec![only.key().clone()]);
+        return (List::one(only.clone()), List::one(only.key().clone()));
     }
     let mut seen = HashSet::new();
     let mut elements = Vec::with_capacity(keys.elements().len());
@@ -67,7 +67,7 @@ pub(super) fn plan(keys: &Keys) -> (Vec<Element>, Vec<DedupKey>) {
     }
     let mut flat: Vec<DedupKey> = seen.into_iter().collect();
     flat.sort_unstable();
-    (elements, flat)
+    (elements.into(), flat.into())
 }
 
 /// All identities of these elements, sorted.
@@ -87,7 +87,7 @@ pub(super) fn granted(flat: &[DedupKey], answers: &[Answer]) -> Vec<DedupKey> {
 /// What a delivery's elements come to.
 #[derive(Debug, Default)]
 pub(super) struct Folded {
-    pub(super) new: Vec<Element>,
+    pub(super) new: List<Element>,
     pub(super) attempt: u32,
     pub(super) takeover: bool,
     pub(super) in_flight: bool,
@@ -117,19 +117,23 @@ impl Folded {
     }
 
     /// All identities of the elements to run, sorted.
-    pub(super) fn held(&self) -> Vec<DedupKey> {
-        identities(&self.new)
+    pub(super) fn held(&self) -> List<DedupKey> {
+        match &*self.new {
+            [only] if only.second_identity().is_none() => List::one(only.key().clone()),
+            new => identities(new).into(),
+        }
     }
 }
 
 /// Folds `answers`, one per key of `flat`, which is sorted.
-pub(super) fn fold(elements: Vec<Element>, flat: &[DedupKey], answers: &[Answer]) -> Folded {
+pub(super) fn fold(elements: List<Element>, flat: &[DedupKey], answers: &[Answer]) -> Folded {
     let mut folded = Folded::default();
     // Most deliveries carry one event of one identity.
     if let ([Answer::First { attempt, takeover }], [_]) = (answers, &*elements) {
         return Folded { new: elements, attempt: *attempt, takeover: *takeover, ..folded };
     }
-    for element in elements {
+    let mut new = Vec::new();
+    for element in Vec::from(elements) {
         let (mut granted, mut attempts, mut took_over) = (Vec::new(), 0, false);
         let (mut seen, mut in_flight) = (None, false);
         for key in element.identities() {
@@ -162,9 +166,10 @@ pub(super) fn fold(elements: Vec<Element>, flat: &[DedupKey], answers: &[Answer]
         } else {
             folded.attempt = folded.attempt.max(attempts);
             folded.takeover |= took_over;
-            folded.new.push(element);
+            new.push(element);
         }
     }
+    folded.new = new.into();
     folded
 }
 
@@ -189,10 +194,10 @@ mod tests {
     fn any_complete_identity_makes_a_duplicate_and_any_running_one_makes_it_wait() {
         let keys = Keys::new(vec![twin("a", "b"), twin("c", "d"), twin("e", "f")]).unwrap();
         let (elements, flat) = plan(&keys);
-        assert_eq!(flat, ["a", "b", "c", "d", "e", "f"].map(key));
+        assert_eq!(*flat, ["a", "b", "c", "d", "e", "f"].map(key));
         let answers = [FIRST, DUPLICATE, Answer::InFlight, FIRST, FIRST, FIRST];
         let folded = fold(elements, &flat, &answers);
-        assert_eq!(folded.new, [twin("e", "f")]);
+        assert_eq!(*folded.new, [twin("e", "f")]);
         assert!(folded.in_flight && folded.duplicate.is_some());
         assert_eq!(folded.keep, [key("a")]);
         assert_eq!(folded.give_back, [key("d")]);
@@ -214,8 +219,8 @@ mod tests {
     fn an_element_that_shares_an_identity_with_an_earlier_one_is_its_duplicate() {
         let keys = Keys::new(vec![twin("a", "x"), twin("b", "x"), Element::new(key("a"))]).unwrap();
         let (elements, flat) = plan(&keys);
-        assert_eq!(elements, [twin("a", "x")]);
-        assert_eq!(flat, ["a", "x"].map(key));
+        assert_eq!(*elements, [twin("a", "x")]);
+        assert_eq!(*flat, ["a", "x"].map(key));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //!    the store, so a store that knows nothing of it is asked again for some seconds; one that does
 //!    not answer, until the lease would have lapsed.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,10 +25,12 @@ use super::pending::Pending;
 use super::recall::{Recaller, Recalls, Replays, recall};
 use super::renewal::{Kept, Lease, Renewals};
 use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
-use crate::adapter::{Completed, LeaseAdapter, Recall, Receipt, Released, Seen, StoredResponse};
+use crate::adapter::{
+    Claimed, Completed, LeaseAdapter, Recall, Receipt, Released, Seen, StoredResponse,
+};
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::key::{DedupKey, Keys};
+use crate::key::{DedupKey, Keys, List};
 use crate::observe;
 use crate::policy::OnUnavailable;
 
@@ -105,54 +108,39 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         // What has succeeded here, and is not recorded yet, is complete for this process.
         let rest = inner.completing.rest(&flat);
         let asked = rest.as_deref().unwrap_or(&flat);
+        let asked_at = Instant::now();
         let claimed =
             if asked.is_empty() { Ok(Vec::new()) } else { inner.claim(asked, context).await };
         let claimed = match claimed {
             Ok(claimed) => claimed,
             Err(error) if context.on_unavailable == OnUnavailable::Open && rest.is_none() => {
                 observe::unprotected(keys.first(), &error);
-                let held = Held {
-                    keys: flat.into(),
-                    receipt: context.receipt(),
-                    store_timeout: context.store_timeout,
-                    delivery: Delivery::unprotected(elements),
-                    kept: None,
-                };
-                return Ok(Begin::first(LeaseClaim::new(inner, held), Others::default()));
+                let delivery = Delivery::unprotected(elements.into());
+                let lease = Lease::new(flat, context.receipt(), context.store_timeout, delivery);
+                let claim = LeaseClaim::new(inner, Arc::new(lease), None);
+                return Ok(Begin::first(claim, Others::default()));
             }
             Err(error) => {
                 if outcome_unknown(&error) {
-                    let asked = rest.unwrap_or(flat);
                     inner.release_behind(asked, context.receipt(), context.store_timeout);
                 }
                 return Err(error);
             }
         };
-        let mut claimed = asked.iter().zip(claimed);
-        let mut next = claimed.next();
-        let mut answers: Vec<Answer> = flat
-            .iter()
-            .map(|key| match next {
-                // Both lists are in the order of `flat`.
-                Some((asked, answer)) if asked == key => {
-                    next = claimed.next();
-                    answer.into()
-                }
-                _ => Answer::Duplicate(Seen::new(Duration::ZERO)),
-            })
-            .collect();
-        let granted_at = Instant::now();
+        let mut answers = answers(&flat, asked, claimed);
         let response = if context.recaller.is_some() {
             let granted = Granted::new(inner, &flat, &answers, context);
             let here = |key: &DedupKey| inner.completing.kept(key);
-            let response = recall(context, &elements, &flat, &mut answers, here).await?;
+            // Boxed, for most layers do without.
+            let recalled = Box::pin(recall(context, &elements, &flat, &mut answers, here));
+            let response = recalled.await?;
             granted.keep();
             response
         } else {
             None
         };
         let folded = fold(elements, &flat, &answers);
-        let (begin, yields) = inner.begin_with(folded, response, granted_at, context);
+        let (begin, yields) = inner.begin_with(folded, response, asked_at, context);
         if yields {
             tokio::task::yield_now().await;
         }
@@ -184,7 +172,7 @@ impl<A: LeaseAdapter> Inner<A> {
         &self,
         keys: &[DedupKey],
         context: &BeginContext,
-    ) -> Result<Vec<crate::adapter::Claimed>, Error> {
+    ) -> Result<Vec<Claimed>, Error> {
         let receipt = context.receipt();
         let call = Box::pin(async { self.adapter.claim(keys, &receipt).await });
         store_call("claim", context.store_timeout, keys.len(), call).await
@@ -195,37 +183,31 @@ impl<A: LeaseAdapter> Inner<A> {
         self: &Arc<Self>,
         mut folded: Folded,
         response: Option<Arc<StoredResponse>>,
-        granted_at: Instant,
+        asked_at: Instant,
         context: &BeginContext,
     ) -> (Begin<LeaseClaim<A>>, bool) {
-        let receipt = context.receipt();
+        let (receipt, store_timeout) = (context.receipt(), context.store_timeout);
         let (give_back, keep) =
             (std::mem::take(&mut folded.give_back), std::mem::take(&mut folded.keep));
         if !give_back.is_empty() {
-            self.release_behind(give_back, receipt.clone(), context.store_timeout);
+            self.release_behind(&give_back, receipt.clone(), store_timeout);
         }
         if !keep.is_empty() {
-            let (keep, receipt) = (keep.into(), receipt.clone());
-            self.complete_behind(keep, receipt, context.store_timeout, None, None);
+            self.complete_behind(&keep, receipt.clone(), store_timeout, None, None);
         }
         if folded.new.is_empty() {
             return (folded.without_any_new(response), false);
         }
-        let others = folded.others();
-        let keys: Arc<[DedupKey]> = folded.held().into();
-        let delivery = Delivery::new(folded.new, folded.attempt, folded.takeover);
+        let (keys, others) = (folded.held(), folded.others());
+        let delivery = Delivery::of(folded.new, folded.attempt, folded.takeover);
         if folded.takeover
             && let Some(key) = delivery.key()
         {
             observe::takeover(key, folded.attempt);
         }
-        let store_timeout = context.store_timeout;
-        let told = delivery.clone();
-        let lease =
-            Lease::new(Arc::clone(&keys), receipt.clone(), store_timeout, told).granted(granted_at);
-        let (kept, yields) = self.renewals.keep(&self.adapter, lease);
-        let held = Held { keys, receipt, store_timeout, delivery, kept: Some(kept) };
-        (Begin::first(LeaseClaim::new(self, held), others), yields)
+        let lease = Arc::new(Lease::new(keys, receipt, store_timeout, delivery));
+        let (kept, yields) = self.renewals.keep(&self.adapter, Arc::clone(&lease), asked_at);
+        (Begin::first(LeaseClaim::new(self, lease, Some(kept)), others), yields)
     }
 
     /// One attempt. Answers whether all leases were held to the end.
@@ -243,12 +225,13 @@ impl<A: LeaseAdapter> Inner<A> {
     /// complete, and `kept` keeps their lease. `delivery` is told if it was lost.
     fn complete_behind(
         self: &Arc<Self>,
-        keys: Arc<[DedupKey]>,
+        keys: &[DedupKey],
         receipt: Receipt,
         store_timeout: Duration,
         kept: Option<Kept>,
         delivery: Option<Delivery>,
     ) {
+        let keys: Arc<[DedupKey]> = keys.into();
         let completing = self.completing.add_with(Arc::clone(&keys), |key| receipt.kept_for(key));
         let until_then = (completing, kept);
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
@@ -290,7 +273,7 @@ impl<A: LeaseAdapter> Inner<A> {
     /// have lapsed anyway.
     fn release_behind(
         self: &Arc<Self>,
-        keys: Vec<DedupKey>,
+        keys: &[DedupKey],
         receipt: Receipt,
         store_timeout: Duration,
     ) {
@@ -333,7 +316,7 @@ impl<A: LeaseAdapter> Drop for Granted<'_, A> {
     fn drop(&mut self) {
         if !self.keys.is_empty() {
             let (keys, context) = (std::mem::take(&mut self.keys), self.context);
-            self.inner.release_behind(keys, context.receipt(), context.store_timeout);
+            self.inner.release_behind(&keys, context.receipt(), context.store_timeout);
         }
     }
 }
@@ -347,31 +330,42 @@ fn tell_lost(keys: &[DedupKey], answers: &[Completed], delivery: &Delivery) {
     }
 }
 
+/// What the store answers for all keys: for those that it was not asked for, "complete".
+fn answers(flat: &[DedupKey], asked: &[DedupKey], claimed: Vec<Claimed>) -> List<Answer> {
+    if let ([_], [claimed]) = (flat, &*claimed) {
+        return List::one((*claimed).into());
+    }
+    let mut claimed = asked.iter().zip(claimed);
+    let mut next = claimed.next();
+    let answers = flat.iter().map(|key| match next {
+        // Both lists are in the order of `flat`.
+        Some((asked, answer)) if asked == key => {
+            next = claimed.next();
+            answer.into()
+        }
+        _ => Answer::Duplicate(Seen::new(Duration::ZERO)),
+    });
+    answers.collect::<Vec<_>>().into()
+}
+
 /// A delivery under a lease.
 pub struct LeaseClaim<A: LeaseAdapter> {
     inner: Arc<Inner<A>>,
     delivery: Delivery,
     /// Taken by `commit` and `rollback`; what is left is released when the claim is dropped.
-    /// Boxed, for a claim is moved more often than it is looked into.
-    held: Option<Box<Held>>,
+    held: Option<Held>,
 }
 
 struct Held {
-    keys: Arc<[DedupKey]>,
-    receipt: Receipt,
-    store_timeout: Duration,
-    delivery: Delivery,
+    lease: Arc<Lease>,
     /// None if the delivery runs unprotected.
     kept: Option<Kept>,
 }
 
 impl<A: LeaseAdapter> LeaseClaim<A> {
-    fn new(inner: &Arc<Inner<A>>, held: Held) -> Self {
-        Self {
-            inner: Arc::clone(inner),
-            delivery: held.delivery.clone(),
-            held: Some(Box::new(held)),
-        }
+    fn new(inner: &Arc<Inner<A>>, lease: Arc<Lease>, kept: Option<Kept>) -> Self {
+        let (inner, delivery) = (Arc::clone(inner), lease.delivery.clone());
+        Self { inner, delivery, held: Some(Held { lease, kept }) }
     }
 }
 
@@ -383,46 +377,59 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
     fn attach(&self, _: &mut Extensions) {}
 
     /// One attempt, then the background. Never an error: what the handler did, it did.
-    async fn commit(mut self, outcome: &Outcome) -> Result<(), Error> {
-        let Some(held) = self.held.take() else { return Ok(()) };
-        let Held { keys, receipt, store_timeout, delivery, kept } = *held;
-        if let Some(kept) = &kept {
-            kept.settle();
-        }
-        let receipt = outcome.completes(receipt);
-        match self.inner.complete(&keys, &receipt, store_timeout).await {
-            Ok(answers) => tell_lost(&keys, &answers, &delivery),
-            Err(_) => {
-                let delivery = Some(delivery);
-                self.inner.complete_behind(keys, receipt, store_timeout, kept, delivery);
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+    fn commit(mut self, outcome: &Outcome) -> impl Future<Output = Result<(), Error>> + Send {
+        async move {
+            let Some(Held { lease, kept }) = self.held.take() else { return Ok(()) };
+            lease.settle();
+            let (keys, store_timeout) = (lease.keys(), lease.store_timeout);
+            // Boxed, for most layers keep no response.
+            let with_response = match outcome.completes(&lease.receipt) {
+                Cow::Borrowed(_) => None,
+                Cow::Owned(receipt) => Some(Box::new(receipt)),
+            };
+            let receipt = with_response.as_deref().unwrap_or(&lease.receipt);
+            match self.inner.complete(keys, receipt, store_timeout).await {
+                Ok(answers) => tell_lost(keys, &answers, &self.delivery),
+                Err(_) => {
+                    let (receipt, delivery) = (receipt.clone(), Some(self.delivery.clone()));
+                    self.inner.complete_behind(keys, receipt, store_timeout, kept, delivery);
+                }
             }
+            Ok(())
         }
-        Ok(())
     }
 
     async fn rollback(mut self) -> Result<(), Error> {
         let Some(held) = self.held.take() else { return Ok(()) };
-        let Held { receipt, store_timeout, delivery, kept, .. } = *held;
+        let Held { lease, kept } = held;
         // Before the release, or a renewal could cross it and look like a lost lease.
         drop(kept);
+        let Lease { receipt, store_timeout, delivery, .. } = &*lease;
+        let store_timeout = *store_timeout;
         let unprotected = delivery.is_unprotected();
         let (done, failed): (Vec<_>, Vec<_>) =
             delivery.elements().iter().partition(|element| delivery.is_done(element.key()));
         let (done, failed) = (identities(done), identities(failed));
         let mut outcome = Ok(());
         if !done.is_empty() {
-            match self.inner.complete(&done, &receipt, store_timeout).await {
-                Ok(answers) => tell_lost(&done, &answers, &delivery),
+            match self.inner.complete(&done, receipt, store_timeout).await {
+                Ok(answers) => tell_lost(&done, &answers, delivery),
                 Err(error) => {
-                    let done: Arc<[DedupKey]> = done.into();
-                    let (keys, told) = (Arc::clone(&done), delivery.clone());
-                    let lease = Lease::new(keys, receipt.clone(), store_timeout, told);
+                    let keys = done.clone().into();
+                    let lease = Arc::new(Lease::new(
+                        keys,
+                        receipt.clone(),
+                        store_timeout,
+                        delivery.clone(),
+                    ));
+                    lease.settle();
+                    let now = Instant::now();
                     // No handler follows that could block anything.
-                    let (kept, _) = self.inner.renewals.keep(&self.inner.adapter, lease);
-                    kept.settle();
-                    let (kept, delivery) = (Some(kept), Some(delivery));
+                    let (kept, _) = self.inner.renewals.keep(&self.inner.adapter, lease, now);
+                    let (kept, told) = (Some(kept), Some(delivery.clone()));
                     let receipt = receipt.clone();
-                    self.inner.complete_behind(done, receipt, store_timeout, kept, delivery);
+                    self.inner.complete_behind(&done, receipt, store_timeout, kept, told);
                     outcome = Err(error);
                 }
             }
@@ -430,11 +437,11 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
         if failed.is_empty() {
             return outcome;
         }
-        match self.inner.release(&failed, &receipt, store_timeout).await {
+        match self.inner.release(&failed, receipt, store_timeout).await {
             // The claim of an unprotected delivery may be on its way still.
             Ok(_) if !unprotected => {}
             released => {
-                self.inner.release_behind(failed, receipt, store_timeout);
+                self.inner.release_behind(&failed, receipt.clone(), store_timeout);
                 outcome = outcome.and(released.map(drop));
             }
         }
@@ -445,9 +452,10 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
 impl<A: LeaseAdapter> Drop for LeaseClaim<A> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
-            let Held { keys, receipt, store_timeout, kept, .. } = *held;
+            let Held { lease, kept } = held;
             drop(kept);
-            self.inner.release_behind(keys.to_vec(), receipt, store_timeout);
+            let receipt = lease.receipt.clone();
+            self.inner.release_behind(lease.keys(), receipt, lease.store_timeout);
         }
     }
 }

@@ -17,6 +17,7 @@
 //! [`Ledger`] and [`Claim`] are all that the service knows, so another ledger needs no change
 //! there.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +54,7 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// Begins a delivery of these keys.
     ///
-    /// Runs in the delivery's own task, which no client can cancel.
+    /// No client can cancel it: from its first wait on, it runs in the delivery's own task.
     ///
     /// # Errors
     ///
@@ -248,10 +249,10 @@ impl Outcome {
     }
 
     /// The terms of the completion that this outcome asks for.
-    fn completes(&self, receipt: Receipt) -> Receipt {
+    fn completes<'r>(&self, receipt: &'r Receipt) -> Cow<'r, Receipt> {
         match &self.response {
-            Some(response) => receipt.with_response(Arc::clone(response)),
-            None => receipt,
+            Some(response) => Cow::Owned(receipt.clone().with_response(Arc::clone(response))),
+            None => Cow::Borrowed(receipt),
         }
     }
 }

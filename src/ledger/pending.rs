@@ -105,7 +105,8 @@ impl Drop for StillPending {
                 }
             }
         }
-        self.pending.count.store(set.len(), Ordering::Release);
+        // Before the count: who finds nothing pending any more has to find that something was.
         self.pending.removals.fetch_add(1, Ordering::AcqRel);
+        self.pending.count.store(set.len(), Ordering::Release);
     }
 }

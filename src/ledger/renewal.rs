@@ -5,17 +5,18 @@
 //! 3. It starts with the first claim, and ends when it wakes to find that nothing runs: it holds on
 //!    to the adapter for up to a third of a lease after the last handler.
 
-use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::call::store_call;
 use crate::adapter::{LeaseAdapter, Receipt, Renewed};
 use crate::delivery::Delivery;
-use crate::key::DedupKey;
+use crate::key::{DedupKey, List};
 use crate::observe;
 
 #[derive(Default)]
@@ -27,10 +28,14 @@ pub(super) struct Renewals {
 
 #[derive(Default)]
 struct State {
-    running: HashMap<u64, Lease>,
-    next_id: u64,
+    running: Slab<Running>,
     sweeping: bool,
     wakes_at: Option<Instant>,
+}
+
+struct Running {
+    lease: Arc<Lease>,
+    due: Instant,
 }
 
 impl State {
@@ -40,59 +45,61 @@ impl State {
     }
 }
 
-/// A lease to keep.
-#[derive(Clone)]
+/// Leases to renew, by their places.
+type Due = Vec<(usize, Arc<Lease>)>;
+
+/// A lease to keep: of a delivery, and shared with its claim.
 pub(super) struct Lease {
-    pub(super) keys: Arc<[DedupKey]>,
+    keys: List<DedupKey>,
     pub(super) receipt: Receipt,
     pub(super) store_timeout: Duration,
     pub(super) delivery: Delivery,
-    due: Instant,
-    settling: bool,
+    settling: AtomicBool,
 }
 
 impl Lease {
     pub(super) fn new(
-        keys: Arc<[DedupKey]>,
+        keys: List<DedupKey>,
         receipt: Receipt,
         store_timeout: Duration,
         delivery: Delivery,
     ) -> Self {
-        let due = soon(receipt.lease() / 3);
-        Self { keys, receipt, store_timeout, delivery, due, settling: false }
+        Self { keys, receipt, store_timeout, delivery, settling: AtomicBool::new(false) }
     }
 
-    /// For a lease that was granted earlier than now.
-    pub(super) fn granted(mut self, at: Instant) -> Self {
-        self.due -= at.elapsed().min(self.due - Instant::now());
-        self
+    /// Sorted.
+    pub(super) fn keys(&self) -> &[DedupKey] {
+        &self.keys
+    }
+
+    /// The handler has ended: from here on the lease is still renewed, but losing it is for the
+    /// completion to tell, whose answer crosses with the renewal's.
+    pub(super) fn settle(&self) {
+        self.settling.store(true, Ordering::Release);
+    }
+
+    /// When to renew it, if it counts from `since`.
+    fn due(&self, since: Instant) -> Instant {
+        since + clamped(self.receipt.lease() / 3)
     }
 }
 
 /// Keeps a lease for as long as it lives.
 pub(super) struct Kept {
     renewals: Arc<Renewals>,
-    id: u64,
-}
-
-impl Kept {
-    /// The handler has ended: from here on the lease is still renewed, but losing it is for the
-    /// completion to tell, whose answer crosses with the renewal's.
-    pub(super) fn settle(&self) {
-        if let Some(lease) = self.renewals.lock().running.get_mut(&self.id) {
-            lease.settling = true;
-        }
-    }
+    place: usize,
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.renewals.lock().running.remove(&self.id);
+        let running = self.renewals.lock().running.try_remove(self.place);
+        // With the lock given back.
+        drop(running);
     }
 }
 
 impl Renewals {
-    /// Keeps `lease` until the answer is dropped.
+    /// Keeps `lease`, which counts from `since`, until the answer is dropped.
     ///
     /// If it answers true, the caller has to yield once before it runs a handler: the task that
     /// was just woken waits for this very thread, and no other thread takes it over from there,
@@ -100,9 +107,10 @@ impl Renewals {
     pub(super) fn keep<A: LeaseAdapter>(
         self: &Arc<Self>,
         adapter: &Arc<A>,
-        lease: Lease,
+        lease: Arc<Lease>,
+        since: Instant,
     ) -> (Kept, bool) {
-        let (kept, starts, earlier) = self.add(lease);
+        let (kept, starts, earlier) = self.add(lease, since);
         if starts {
             let sweeping = Sweeping { renewals: Arc::clone(self), ended: false };
             tokio::spawn(sweep(sweeping, Arc::clone(adapter)));
@@ -113,15 +121,13 @@ impl Renewals {
     }
 
     /// Whether the task has to be started, and whether it sleeps for too long.
-    fn add(self: &Arc<Self>, lease: Lease) -> (Kept, bool, bool) {
+    fn add(self: &Arc<Self>, lease: Arc<Lease>, since: Instant) -> (Kept, bool, bool) {
+        let due = lease.due(since);
         let mut state = self.lock();
-        let id = state.next_id;
-        state.next_id += 1;
-        let due = lease.due;
-        state.running.insert(id, lease);
+        let place = state.running.insert(Running { lease, due });
         let starts = !std::mem::replace(&mut state.sweeping, true);
         let earlier = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
-        (Kept { renewals: Arc::clone(self), id }, starts, earlier)
+        (Kept { renewals: Arc::clone(self), place }, starts, earlier)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -130,17 +136,17 @@ impl Renewals {
     }
 
     /// Takes what is due, and says when the next one is; `None` if nothing runs.
-    fn due(&self) -> Option<(Vec<(u64, Lease)>, Instant)> {
+    fn due(&self) -> Option<(Due, Instant)> {
         let mut state = self.lock();
         let now = Instant::now();
         let mut due = Vec::new();
-        for (id, lease) in &mut state.running {
-            if lease.due <= now {
-                lease.due = soon(lease.receipt.lease() / 3);
-                due.push((*id, lease.clone()));
+        for (place, running) in &mut state.running {
+            if running.due <= now {
+                running.due = running.lease.due(now);
+                due.push((place, Arc::clone(&running.lease)));
             }
         }
-        let next = state.running.values().map(|lease| lease.due).min();
+        let next = state.running.iter().map(|(_, running)| running.due).min();
         state.wakes_at = next;
         next.map(|next| (due, next))
     }
@@ -166,8 +172,8 @@ async fn sweep<A: LeaseAdapter>(mut sweeping: Sweeping, adapter: Arc<A>) {
     loop {
         match renewals.due() {
             Some((due, next)) => {
-                for (id, lease) in due {
-                    tokio::spawn(renew(Arc::clone(&renewals), Arc::clone(&adapter), id, lease));
+                for (place, lease) in due {
+                    tokio::spawn(renew(Arc::clone(&renewals), Arc::clone(&adapter), place, lease));
                 }
                 tokio::select! {
                     () = tokio::time::sleep_until(next) => {}
@@ -187,31 +193,37 @@ async fn sweep<A: LeaseAdapter>(mut sweeping: Sweeping, adapter: Arc<A>) {
     }
 }
 
-async fn renew<A: LeaseAdapter>(renewals: Arc<Renewals>, adapter: Arc<A>, id: u64, lease: Lease) {
-    let call = Box::pin(async { adapter.renew(&lease.keys, &lease.receipt).await });
-    let answer = store_call("renew", lease.store_timeout, lease.keys.len(), call).await;
+async fn renew<A: LeaseAdapter>(
+    renewals: Arc<Renewals>,
+    adapter: Arc<A>,
+    place: usize,
+    lease: Arc<Lease>,
+) {
+    let call = Box::pin(async { adapter.renew(lease.keys(), &lease.receipt).await });
+    let answer = store_call("renew", lease.store_timeout, lease.keys().len(), call).await;
     let mut state = renewals.lock();
-    // A delivery that ended meanwhile has given its lease up itself.
-    let Some(running) = state.running.get_mut(&id) else { return };
+    // A delivery that ended meanwhile has given its lease up itself, and its place may be another's.
+    let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
+    let Some(running) = running else { return };
     match answer {
         Ok(answers) if answers.iter().all(|renewed| *renewed == Renewed::Held) => {}
-        Ok(_) if running.settling => {}
+        Ok(_) if lease.settling.load(Ordering::Acquire) => {}
         Ok(answers) => {
-            let lost = lease.keys.iter().zip(&answers);
+            let lost = lease.keys().iter().zip(&answers);
             let lost = lost.filter(|(_, renewed)| **renewed == Renewed::Lost).map(|(key, _)| key);
-            if running.delivery.mark_lease_lost() {
+            if lease.delivery.mark_lease_lost() {
                 lost.for_each(observe::lease_lost);
             }
         }
         Err(_) => {
-            running.due = soon(lease.receipt.lease() / 12);
+            running.due = Instant::now() + clamped(lease.receipt.lease() / 12);
             renewals.earlier.notify_one();
         }
     }
 }
 
-/// An instant this far away; an extreme lease ends in a day's sleep at a time.
-fn soon(delay: Duration) -> Instant {
+/// Neither at once nor for ever: an extreme lease ends in a day's sleep at a time.
+fn clamped(delay: Duration) -> Duration {
     const DAY: Duration = Duration::from_secs(86_400);
-    Instant::now() + delay.clamp(Duration::from_millis(1), DAY)
+    delay.clamp(Duration::from_millis(1), DAY)
 }

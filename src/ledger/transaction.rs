@@ -138,11 +138,11 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
             ended?;
             return Ok(folded.without_any_new(response));
         }
-        let (mut held, others) = (folded.held(), folded.others());
+        let (mut held, others) = (Vec::from(folded.held()), folded.others());
         held.extend(keep);
         held.sort_unstable();
         let held: Arc<[DedupKey]> = held.into();
-        let delivery = Delivery::transactional(folded.new, folded.attempt, folded.takeover);
+        let delivery = Delivery::transactional(folded.new.into(), folded.attempt, folded.takeover);
         if folded.takeover
             && let Some(key) = delivery.key()
         {
@@ -230,7 +230,7 @@ impl<A: TransactionAdapter> Terms<A> {
                 return Err(error);
             }
         }
-        let receipt = outcome.completes(self.receipt.clone());
+        let receipt = outcome.completes(&self.receipt);
         self.adapter.commit(transaction, &self.keys, &receipt).await
     }
 

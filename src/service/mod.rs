@@ -2,10 +2,12 @@
 //!
 //! 1. The body is buffered and the keys are read in the caller's future: nothing is claimed yet,
 //!    and a client that goes away costs nothing.
-//! 2. From the claim on, the delivery runs in a task of its own, to its end, whatever the client
-//!    does: servers drop the future of a request whose client hung up, and senders do hang up. The
-//!    current tracing span goes along; task-locals do not.
-//! 3. The task takes one of `max_running` permits before it starts. One that waits for another
+//! 2. From the claim on, the delivery runs to its end, whatever the client does: servers drop the
+//!    future of a request whose client hung up, and senders do hang up. So from the first time that
+//!    it has to wait for something, it runs in a task of its own. Until then nobody can drop it, and
+//!    most deliveries over a store in memory end before. The current tracing span goes along;
+//!    task-locals do not.
+//! 3. A delivery takes one of `max_running` permits before it starts. One that waits for another
 //!    delivery of its event gives the permit, and the ready inner service, up.
 //! 4. The *ready* inner service is called, never a fresh clone of it.
 //! 5. `type Error = S::Error`: what goes wrong in this layer is a response, so that axum needs no

@@ -1,9 +1,9 @@
-//! The task of one delivery: from `begin` to the answer.
+//! The run of one delivery: from `begin` to the answer.
 
 use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,8 @@ pub(super) struct Job<S, L> {
     inner: S,
     /// Whether `inner` was asked and said that it is ready.
     ready: bool,
-    head: request::Parts,
+    /// Taken when the handler is called.
+    head: Option<request::Parts>,
     body: Bytes,
     keys: Keys,
     /// What is compared, if anything is.
@@ -57,7 +58,7 @@ impl<S, L> Job<S, L> {
         started: Instant,
         permit: OwnedSemaphorePermit,
     ) -> Self {
-        let permit = Some(permit);
+        let (head, permit) = (Some(head), Some(permit));
         Self { inner, ready: true, head, body, keys, payloads, shared, started, permit }
     }
 }
@@ -71,29 +72,41 @@ struct Facts {
     error: Option<Error>,
 }
 
-/// Runs a delivery to its end, and answers if somebody still listens.
-pub(super) async fn run_to_the_end<S, L, B, ResBody>(
+/// Runs a delivery to its end.
+#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+pub(super) fn run_to_the_end<S, L, B, ResBody>(
     mut job: Box<Job<S, L>>,
-    listener: oneshot::Sender<Answer<ResBody, S::Error>>,
-) where
+) -> impl Future<Output = Answer<ResBody, S::Error>>
+where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     L: Ledger,
     B: From<Bytes>,
     ResBody: Body<Data = Bytes>,
 {
-    let running = observe::Running::new(job.shared.config.key.namespace_str());
-    let mut facts = Facts::default();
-    // An adapter or an extension that panics is treated as a handler that does; what its claim
-    // holds is released when it is dropped.
-    let delivery = AssertUnwindSafe(deliver::<S, L, B, ResBody>(&mut job, &mut facts));
-    let (outcome, answer) = match delivery.catch_unwind().await {
-        Ok(ended) => ended,
-        Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
-    };
-    drop(running);
-    report(&job, &mut facts, outcome, &answer);
-    if let Err(Answer::Panicked(panic)) = listener.send(answer) {
-        let namespace = job.shared.config.key.namespace_str();
+    async move {
+        let running = job.shared.config.meters.running();
+        let mut facts = Facts::default();
+        // An adapter or an extension that panics is treated as a handler that does; what its claim
+        // holds is released when it is dropped.
+        let delivery = AssertUnwindSafe(deliver::<S, L, B, ResBody>(&mut job, &mut facts));
+        let (outcome, answer) = match delivery.catch_unwind().await {
+            Ok(ended) => ended,
+            Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
+        };
+        drop(running);
+        report(&job, &mut facts, outcome, &answer);
+        answer
+    }
+}
+
+/// The task of a delivery that waits for something: answers if somebody still listens.
+pub(super) async fn answer_to<L, B, E>(
+    listener: oneshot::Sender<Answer<B, E>>,
+    delivery: Pin<Box<impl Future<Output = Answer<B, E>>>>,
+    shared: Arc<Shared<L>>,
+) {
+    if let Err(Answer::Panicked(panic)) = listener.send(delivery.await) {
+        let namespace = shared.config.key.namespace_str();
         observe::orphaned_panic(namespace, panic_message(&*panic));
     }
 }
@@ -107,7 +120,7 @@ fn report<S, L, B, E>(job: &Job<S, L>, facts: &mut Facts, outcome: Outcome, answ
     }
     Report {
         outcome,
-        namespace: config.key.namespace_str(),
+        meters: &config.meters,
         key: Some(job.keys.first()),
         keys: job.keys.elements().len(),
         plain_ids: config.log_ids == LogIds::Plain,
@@ -271,8 +284,11 @@ where
     let delivery = claim.delivery().clone();
     facts.attempt = Some((delivery.attempt(), delivery.takeover()));
     // Whose response has no body, where that to a GET has one.
-    let is_head = job.head.method == Method::HEAD;
-    let answer = call(job, &mut claim).await;
+    let is_head = job.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
+    let mut answer = match call(job, &mut claim).await {
+        Ok(answer) => Ok(answer.map(|response| response.map(ResponseBody::inner))),
+        Err(panic) => Err(panic),
+    };
     let mut ended = match &answer {
         Ok(Ok(response)) => {
             facts.status = Some(response.status());
@@ -286,28 +302,26 @@ where
         Err(_panic) => Outcome::Panicked,
     };
     let mut handled = Handled::new(facts.status.unwrap_or_default());
-    let answer = match (answer, &job.shared.config.replay, job.keys.elements()) {
-        (Ok(Ok(response)), Some(replay), [only]) if ended == Outcome::Completed && !is_head => {
-            let time = job.shared.config.body_timeout;
-            let kept = Box::pin(kept(response, replay, time, only.key()));
-            // A body that panics is a handler that does.
-            match AssertUnwindSafe(kept).catch_unwind().await {
-                Ok(Some((response, stored))) => {
-                    handled.response = stored;
-                    Ok(Ok(response))
-                }
-                Ok(None) => {
-                    ended = Outcome::BrokenResponse;
-                    Ok(Ok(Response::default()))
-                }
-                Err(panic) => {
-                    ended = Outcome::Panicked;
-                    Err(panic)
-                }
+    if let (Ok(Ok(response)), Some(replay), [only]) =
+        (&mut answer, &job.shared.config.replay, job.keys.elements())
+        && ended == Outcome::Completed
+        && !is_head
+    {
+        let (response, time) = (std::mem::take(response), job.shared.config.body_timeout);
+        let kept = Box::pin(kept(response, replay, time, only.key()));
+        // A body that panics is a handler that does.
+        match AssertUnwindSafe(kept).catch_unwind().await {
+            Ok(Some((response, stored))) => {
+                handled.response = stored;
+                answer = Ok(Ok(response));
+            }
+            Ok(None) => ended = Outcome::BrokenResponse,
+            Err(panic) => {
+                ended = Outcome::Panicked;
+                answer = Err(panic);
             }
         }
-        (answer, _, _) => answer.map(|answer| answer.map(|r| r.map(ResponseBody::inner))),
-    };
+    }
     let outcome = settle(ended, claim, &handled, facts).await;
     job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
     let own = |outcome, result| (outcome, Answer::Own(result));
@@ -335,12 +349,15 @@ where
 /// Reads a response to keep it: the response to give, and what of it is stored, if it can be.
 /// `None` if its body ends in an error.
 async fn kept<ResBody: Body<Data = Bytes>>(
-    response: Response<ResBody>,
+    response: Response<ResponseBody<ResBody>>,
     replay: &Replay,
     time: Duration,
     key: &DedupKey,
 ) -> Option<(Response<ResponseBody<ResBody>>, Option<Arc<StoredResponse>>)> {
     let (head, body) = response.into_parts();
+    let Some(body) = body.into_inner() else {
+        return Some((Response::from_parts(head, ResponseBody::own()), None));
+    };
     let (body, stored) = match body::keep(body, replay.limit(), time).await.ok()? {
         Kept::Whole(bytes, body) => match replay.select(&head.headers) {
             Ok(headers) => {
@@ -361,23 +378,26 @@ async fn kept<ResBody: Body<Data = Bytes>>(
 }
 
 /// Commits or rolls back what a handler that ended so has claimed.
-async fn settle<C: Claim>(
+#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+fn settle<C: Claim>(
     ended: Outcome,
     claim: C,
     handled: &Handled,
     facts: &mut Facts,
-) -> Outcome {
-    let settled = match ended {
-        Outcome::Completed => claim.commit(handled).await,
-        // Boxed, for most deliveries succeed.
-        _ => Box::pin(claim.rollback()).await,
-    };
-    match settled {
-        Ok(()) => ended,
-        Err(error) => {
-            facts.error = Some(error);
-            // Whether a release came through is for the log only.
-            if ended == Outcome::Completed { Outcome::Uncommitted } else { ended }
+) -> impl Future<Output = Outcome> {
+    async move {
+        let settled = match ended {
+            Outcome::Completed => claim.commit(handled).await,
+            // Boxed, for most deliveries succeed.
+            _ => Box::pin(claim.rollback()).await,
+        };
+        match settled {
+            Ok(()) => ended,
+            Err(error) => {
+                facts.error = Some(error);
+                // Whether a release came through is for the log only.
+                if ended == Outcome::Completed { Outcome::Uncommitted } else { ended }
+            }
         }
     }
 }
@@ -399,7 +419,8 @@ where
         }
     }
     let response = catch_unwind(AssertUnwindSafe(|| {
-        let (head, body) = (std::mem::replace(&mut job.head, empty_head()), job.body.split_off(0));
+        let head = job.head.take().unwrap_or_else(empty_head);
+        let body = std::mem::take(&mut job.body);
         let mut request = Request::from_parts(head, B::from(body));
         request.extensions_mut().insert(claim.delivery().clone());
         claim.attach(request.extensions_mut());

@@ -1,6 +1,8 @@
 //! From a buffered request to a running delivery, all at once: nothing here waits.
 
+use std::future::Future;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -12,7 +14,7 @@ use tracing::Instrument;
 
 use super::Shared;
 use super::answer::{Answer, status};
-use super::run::{Job, run_to_the_end};
+use super::run::{Job, answer_to, run_to_the_end};
 use crate::adapter::Payloads;
 use crate::body::BodyFault;
 use crate::error::{KeyError, KeyErrorKind};
@@ -37,9 +39,11 @@ where
 {
     /// It reaches the inner service as if there were no layer.
     Inner(S::Future),
-    /// It runs in a task of its own, which will answer here.
+    /// It has run to its end.
+    Ended(Answer<ResBody, S::Error>),
+    /// It has to wait for something: it runs in a task of its own, which will answer here.
     Task(oneshot::Receiver<Answer<ResBody, S::Error>>),
-    /// It is answered already.
+    /// It is refused.
     Own(DedupResult),
 }
 
@@ -65,7 +69,7 @@ impl<S, L> Start<S, L> {
     }
 
     /// Reads the keys of a buffered request and sets it on its way.
-    pub(crate) fn go<B, ResBody>(mut self, body: Bytes) -> Next<S, B, ResBody>
+    pub(crate) fn go<B, ResBody>(mut self, body: Bytes, cx: &mut Context<'_>) -> Next<S, B, ResBody>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
         S::Future: Send,
@@ -103,13 +107,22 @@ impl<S, L> Start<S, L> {
             let count = keys.elements().len();
             return Next::Own(self.refuse(result, outcome, Some(keys.first()), count, None));
         };
-        let (sender, receiver) = oneshot::channel();
         let Self { inner, head, shared, started } = self;
+        let running = shared.gate.tasks.token();
+        let job =
+            Job::new(inner, head, body, (keys, payloads), Arc::clone(&shared), started, permit);
+        // In a box of its own: allocators are quick with what is below a kilobyte.
+        let job = Box::new(job);
+        let mut delivery = Box::pin(run_to_the_end::<S, L, B, ResBody>(job));
+        // Nobody can drop the delivery within this very poll. One that needs no other goes without
+        // a task, which would cost it more than anything else here.
+        if let Poll::Ready(answer) = delivery.as_mut().poll(cx) {
+            drop((delivery, running));
+            return Next::Ended(answer);
+        }
+        let (sender, receiver) = oneshot::channel();
         let tasks = shared.gate.tasks.clone();
-        // Boxed, for a task is moved as it is spawned.
-        let job = Box::new(Job::new(inner, head, body, (keys, payloads), shared, started, permit));
-        let task = run_to_the_end::<S, L, B, ResBody>(job, sender);
-
+        let task = answer_to(sender, delivery, shared);
         tasks.spawn(task.instrument(tracing::Span::current()));
         Next::Task(receiver)
     }
@@ -191,7 +204,7 @@ impl<S, L> Start<S, L> {
         let config = &self.shared.config;
         Report {
             outcome,
-            namespace: config.key.namespace_str(),
+            meters: &config.meters,
             key,
             keys,
             plain_ids: config.log_ids == LogIds::Plain,

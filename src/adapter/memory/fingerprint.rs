@@ -1,9 +1,6 @@
 //! What the table knows a key by.
 
-use std::hash::Hasher;
-
-use siphasher::sip::SipHasher13;
-use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher128};
+use siphasher::sip128::SipHasher13 as SipHasher128;
 
 use super::super::contract::{Receipt, Token};
 use crate::key::DedupKey;
@@ -36,7 +33,7 @@ impl Fingerprint {
 ///    duplicate of the earlier.
 pub(super) struct Keyed {
     keys: SipHasher128,
-    tags: SipHasher13,
+    tags: [u128; 3],
 }
 
 impl Keyed {
@@ -44,23 +41,29 @@ impl Keyed {
         Self::new(rand::random(), rand::random())
     }
 
-    pub(super) fn new(keys: [u8; 16], tags: [u8; 16]) -> Self {
-        Self { keys: SipHasher128::new_with_key(&keys), tags: SipHasher13::new_with_key(&tags) }
+    pub(super) fn new(keys: [u8; 16], tags: [u128; 3]) -> Self {
+        Self { keys: SipHasher128::new_with_key(&keys), tags }
     }
 
     pub(super) fn fingerprint(&self, key: &DedupKey) -> Fingerprint {
-        let mut hasher = self.keys;
-        hasher.write(key.namespace().as_bytes());
-        // Neither a namespace nor an id holds it.
-        hasher.write_u8(0);
-        hasher.write(key.id().as_bytes());
-        let hash = hasher.finish128();
+        let hash = self.keys.hash(key.as_bytes());
         Fingerprint([hash.h1, hash.h2])
     }
 
+    /// The tag is a sum of products with random numbers, of which the upper half is kept: a
+    /// "multilinear" hash (Lemire and Kaser, "Strongly universal string hashing is fast", 2014).
+    /// Two tokens, whoever chose them, have the same with a probability of 1 in 2⁶⁴ over those
+    /// numbers. Unlike a fingerprint, a tag is never looked up, and shown to nobody: it need not
+    /// withstand who can try.
     pub(super) fn caller(&self, receipt: &Receipt) -> Caller {
         let token = receipt.token();
-        Caller { token, tag: self.tags.hash(token.as_bytes()) }
+        let bits = u128::from_le_bytes(*token.as_bytes());
+        let (low, high) = (bits & u128::from(u64::MAX), bits >> 64);
+        let [base, by_low, by_high] = self.tags;
+        let sum =
+            base.wrapping_add(by_low.wrapping_mul(low)).wrapping_add(by_high.wrapping_mul(high));
+        // The upper half is below 2⁶⁴.
+        Caller { token, tag: u64::try_from(sum >> 64).unwrap_or_default() }
     }
 }
 
@@ -77,7 +80,7 @@ pub(super) struct Holder {
     /// `None` for a complete key in a packed slot, which has room for the tag only.
     ///
     /// That is enough to tell a repetition of the call that completed the key from the call of
-    /// somebody else: the tag is a keyed hash, so tokens of any make differ in it, but for one in
+    /// somebody else: the tag is a hash under random numbers, so tokens of any make differ in it, but for one in
     /// 2⁶⁴. No lease hangs on it.
     pub(super) token: Option<Token>,
     pub(super) tag: u64,

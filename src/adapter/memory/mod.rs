@@ -18,9 +18,11 @@
 //!    step and never across an `.await`. A call locks its shards in ascending order.
 //! 4. The keys of a shard are linked in the order of their expiry. Every new key clears away up to
 //!    two expired ones; nothing ever goes through the whole table.
-//! 5. Slots come in chunks that do not move, and the index of a shard grows by itself: no insertion
+//! 5. A new key waits for one cache line of the index; the rest of an insertion is in lines that
+//!    the one before has just used.
+//! 6. Slots come in chunks that do not move, and the index of a shard grows by itself: no insertion
 //!    waits for more than a shard's index to be copied, 32 KiB.
-//! 6. A shard uses the slots of removed keys again, and gives its memory back when it is empty.
+//! 7. A shard uses the slots of removed keys again, and gives its memory back when it is empty.
 //!
 //! # Why not a cache crate?
 //!

@@ -23,9 +23,13 @@ type Explored = Table<Mutex<Shard>>;
 
 const LEASE: Duration = Duration::from_secs(10);
 
+/// The same shards in every schedule, or the schedules would not be the same.
+fn keyed() -> Keyed {
+    Keyed::new([7; 16], [3, 5, 7].map(|part| u128::MAX / part))
+}
+
 fn table(capacity: usize) -> Arc<Explored> {
-    // The same shards in every schedule, or the schedules would not be the same.
-    Arc::new(Table::new(capacity, Keyed::new([7; 16], [8; 16])))
+    Arc::new(Table::new(capacity, keyed()))
 }
 
 /// A table of several shards, and a key in each of two of them.
@@ -179,7 +183,7 @@ fn an_undone_record_leaves_the_key_to_one_other() {
 #[test]
 fn a_live_lease_is_neither_purged_nor_evicted_nor_forgotten() {
     fn full() -> Arc<Explored> {
-        let mut table = Table::new(2, Keyed::new([7; 16], [8; 16]));
+        let mut table = Table::new(2, keyed());
         table.at_capacity = AtCapacity::EvictOldest;
         table.record(&[key("old")], &receipt(0)).unwrap();
         Arc::new(table)

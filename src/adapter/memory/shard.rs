@@ -5,6 +5,7 @@ use super::index::Index;
 use super::order::{Linked, Order, Slot};
 use super::row::{Row, Standing};
 use super::slots::Slots;
+use crate::key::List;
 
 /// A shard is worth its own lock from this many keys on.
 pub(super) const SHARD_KEYS: usize = 1_024;
@@ -75,12 +76,18 @@ impl Shard {
 
     /// The keys nearest to their expiry that no handler is running, but for some sorted ones:
     /// `count` of them, or fewer if there are no more.
-    pub(super) fn oldest(&self, count: usize, now: u64, spared: &[Slot]) -> Vec<Slot> {
+    pub(super) fn oldest(&self, count: usize, now: u64, spared: &[Slot]) -> List<Slot> {
         let evictable = |slot: &Slot| {
             spared.binary_search(slot).is_err()
                 && self.slots.row(*slot).standing(now) != Standing::Leased
         };
-        self.order.iter(&self.slots).filter(evictable).take(count).collect()
+        // Of one, it is mostly the first.
+        if count == 1
+            && let Some(first) = self.order.next(u64::MAX).filter(evictable)
+        {
+            return List::one(first);
+        }
+        self.order.iter(&self.slots).filter(evictable).take(count).collect::<Vec<_>>().into()
     }
 
     #[cfg(test)]

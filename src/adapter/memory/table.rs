@@ -15,7 +15,7 @@ use super::row::{Row, Standing, expiry};
 use super::shard::{MOST_SHARD_KEYS, SHARD_KEYS, Shard};
 use super::store::AtCapacity;
 use crate::error::{Error, ErrorKind};
-use crate::key::DedupKey;
+use crate::key::{DedupKey, List};
 
 /// As many locks as a small store has, once it has keys enough.
 const LOCKS: usize = 16;
@@ -292,7 +292,7 @@ impl<L: Lock> Table<L> {
             if slot.is_none() && absent == Absent::Added {
                 shard.purge(CLEARED_PER_INSERT, now);
                 let evicted = self.evicted(&shard, 1, &[], now)?;
-                evicted.into_iter().for_each(|slot| shard.remove(slot));
+                evicted.iter().for_each(|slot| shard.remove(*slot));
             }
             let shard = &mut shard;
             return Ok(vec![step(&mut Step { shard, key, fingerprint, slot, caller, now })]);
@@ -320,7 +320,7 @@ impl<L: Lock> Table<L> {
                 evicted.push(self.room(shard, &wanted, now)?);
             }
             for (shard, evicted) in locked.iter_mut().zip(evicted) {
-                evicted.into_iter().for_each(|slot| shard.remove(slot));
+                evicted.iter().for_each(|slot| shard.remove(*slot));
             }
         }
         let steps = keys.iter().zip(of_key).map(|(key, (shard, fingerprint))| {
@@ -333,11 +333,11 @@ impl<L: Lock> Table<L> {
     }
 
     /// What has to be evicted for those of these keys to have room that are not there yet.
-    fn room(&self, shard: &mut Shard, keys: &[Fingerprint], now: u64) -> Result<Vec<Slot>, Error> {
+    fn room(&self, shard: &mut Shard, keys: &[Fingerprint], now: u64) -> Result<List<Slot>, Error> {
         let is_absent = |shard: &Shard, key: &Fingerprint| shard.find(*key).is_none();
         let absent = keys.iter().filter(|key| is_absent(shard, key)).count();
         if absent == 0 {
-            return Ok(Vec::new());
+            return Ok(List::default());
         }
         let absent = u32::try_from(absent).unwrap_or(u32::MAX);
         shard.purge(absent.saturating_mul(CLEARED_PER_INSERT), now);
@@ -354,10 +354,10 @@ impl<L: Lock> Table<L> {
         added: usize,
         spared: &[Slot],
         now: u64,
-    ) -> Result<Vec<Slot>, Error> {
+    ) -> Result<List<Slot>, Error> {
         let over = (shard.len() + added).saturating_sub(self.shard_capacity);
         if over == 0 {
-            return Ok(Vec::new());
+            return Ok(List::default());
         }
         if self.at_capacity == AtCapacity::EvictOldest {
             let evicted = shard.oldest(over, now, spared);
