@@ -49,16 +49,16 @@ impl Hasher for AsItIs {
 
 /// What a caller asks.
 pub(in crate::adapter) trait Ask: Send + 'static {
-    type Kind: Copy + Eq + Send;
     type Answer: Send + 'static;
 
-    fn kind(&self) -> Self::Kind;
+    /// Whether one statement does for both.
+    fn goes_with(&self, other: &Self) -> bool;
 
     /// Numbers that stand for its keys, the same for the same key. Two keys of one number wait for
     /// each other in vain, and no worse.
     fn keys(&self) -> &[u64];
 
-    /// Whether those of this kind may name a key together in one batch.
+    /// Whether it may name a key together with others that may, in one batch.
     fn shares_keys(&self) -> bool;
 }
 
@@ -429,6 +429,8 @@ impl<A: Ask> Queue<A> {
         let (mut rows, mut looked) = (0, 0);
         // Of the batch, and of what was skipped and must not be overtaken.
         let (mut taken, mut blocked) = (Numbers::default(), Numbers::default());
+        // By those that do not share.
+        let mut alone = Numbers::default();
         while let Some(waiting) = self.waiting.pop_front() {
             let keys = waiting.ask.keys();
             if waiting.reply.is_closed() {
@@ -439,15 +441,18 @@ impl<A: Ask> Queue<A> {
                 self.waiting.push_front(waiting);
                 break;
             }
-            let of_this_kind =
-                batch.first().is_none_or(|first| first.ask.kind() == waiting.ask.kind());
+            let goes = batch.first().is_none_or(|first| waiting.ask.goes_with(&first.ask));
             let shares = waiting.ask.shares_keys();
             let free = |key: &u64| {
                 !self.wire.contains(key)
                     && !blocked.contains(key)
+                    && !alone.contains(key)
                     && (shares || !taken.contains(key))
             };
-            if of_this_kind && keys.iter().all(free) {
+            if goes && keys.iter().all(free) {
+                if !shares {
+                    alone.extend(keys);
+                }
                 rows += keys.len();
                 taken.extend(keys);
                 batch.push(waiting);

@@ -6,8 +6,10 @@
 //! 2. There are few lanes (a caller that sends its call is one of them), each with one batch on the
 //!    wire. Another opens when so much waits that one statement more is worth its fixed price, or
 //!    to wait for no caller, which may not look after its future for a while.
-//! 3. A batch is of one kind and holds each key once, except that claims (or records) of one key
-//!    may share it: the store is asked for one of them, and its answer tells the others'.
+//! 3. A batch holds what one statement does: calls of one kind, or claims and completions where one
+//!    insertion in the order of keys does for both, as on Postgres. It holds each key once, except
+//!    that claims (or records) of one key may share it: the store is asked for one of them, and its
+//!    answer tells the others'.
 //! 4. Calls that name the same key are sent in the order in which they came: one whose key is on
 //!    the wire, or named by a call that waits before it, waits too.
 //! 5. A caller that goes away disturbs nobody. What it asked is not sent if it has not been yet;
@@ -16,10 +18,6 @@
 //!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded): nothing was recorded.
 //! 7. Calls of one runtime are sent by tasks of that runtime. When it ends, what was on the wire
 //!    has an unknown outcome, and what was not sent is sent by those who still wait for it.
-//!
-//! Why not claims and completions in one statement? Each of the two would lock rows in the order of
-//! keys, but not both together: two processes could wait for each other. Two lanes send them side
-//! by side.
 
 mod batching;
 mod gather;

@@ -16,9 +16,9 @@ use sqlx::Row;
 use sqlx::postgres::{PgPool, PgRow};
 
 use super::super::batch::Carry;
-use super::super::contract::{Completed, Receipt};
+use super::super::contract::{Claimed, Completed, Receipt};
 use super::super::sql::{
-    self, Answers, Call, Database, Failed, Grant, Kind, PARTS, Rows, Taken, Terms, completed,
+    self, Answers, Call, Database, Failed, Grant, Kind, PARTS, Rows, Taken, Terms, Told, completed,
     completed_before, open_places,
 };
 use super::rows::{
@@ -89,8 +89,24 @@ impl Database for Through<'_> {
         let statements = &self.inner.statements;
         let take = if kind == Kind::Claim { &statements.claim } else { &statements.record };
         let mut granted = false;
-        let taken = self.take_some(take, rows, &mut granted).await;
+        let asking = Asking { take, of: rows.len(), looks: self.inner.storm.is_on() };
+        let taken = self.take_some(asking, rows, &mut granted).await;
         taken.map_err(|error| failed("taking keys", error, granted))
+    }
+
+    /// One statement, and more for what it has found to be there.
+    async fn mixed(&self, rows: &Rows<'_>, completes: &[bool]) -> Result<Vec<Told>, Failed> {
+        if self.inner.storm.is_on() {
+            return sql::one_by_one(self, rows, completes).await;
+        }
+        let mut written = false;
+        match self.mix(rows, completes, &mut written).await {
+            // Each knows by itself what to do about a row that somebody's transaction holds.
+            Err(error) if is_locked(&error) && !written => {
+                sql::one_by_one(self, rows, completes).await
+            }
+            told => told.map_err(|error| failed("claiming and completing keys", error, written)),
+        }
     }
 
     async fn complete(&self, rows: &Rows<'_>) -> Result<Vec<Completed>, Failed> {
@@ -112,7 +128,63 @@ impl Database for Through<'_> {
     }
 }
 
+/// What keys are taken with.
+#[derive(Clone, Copy)]
+struct Asking<'a> {
+    take: &'a Take,
+    /// How many rows were asked for together.
+    of: usize,
+    /// Whether to look first.
+    looks: bool,
+}
+
 impl Through<'_> {
+    async fn mix(
+        &self,
+        rows: &Rows<'_>,
+        completes: &[bool],
+        written: &mut bool,
+    ) -> Result<Vec<Told>, sqlx::Error> {
+        let statements = &self.inner.statements;
+        let columns = Columns::new(rows);
+        let kept = KeptColumns::of_those(rows, |place| completes[place]);
+        let params = Params::Mixed(&columns, self.wait(rows), &kept, completes);
+        let answered = self.inner.fetch_through(self.pool, &statements.mixed, params).await?;
+        let mut answers: Vec<Option<Told>> = rows.keys.iter().map(|_| None).collect();
+        let mut fresh = 0;
+        for (place, row) in columns.places().of_rows(answered)? {
+            *written = true;
+            let receipt = rows.receipt(place);
+            answers[place] = Some(if completes[place] {
+                Told::Completed(completion(&row, receipt)?)
+            } else {
+                fresh += 1;
+                let left = Claimed::left_behind(receipt);
+                Told::Claimed((Claimed::granted(1, false), Some(left)))
+            });
+        }
+        self.inner.plans.wrote(fresh);
+        let (completions, claims): (Vec<_>, Vec<_>) =
+            open_places(&answers).into_iter().partition(|place| completes[*place]);
+        let of = completes.iter().filter(|completes| !**completes).count();
+        if claims.is_empty() {
+            self.inner.storm.saw(0, of);
+        } else {
+            let asking = Asking { take: &statements.claim, of, looks: true };
+            let taken = self.take_some(asking, &rows.at(&claims), written).await?;
+            for (place, taken) in claims.into_iter().zip(taken) {
+                answers[place] = Some(Told::Claimed(taken));
+            }
+        }
+        if !completions.is_empty() {
+            let completed = self.complete_all(&rows.at(&completions), written).await?;
+            for (place, completed) in completions.into_iter().zip(completed) {
+                answers[place] = Some(Told::Completed(completed));
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
     /// The rows that a statement answers, each with the place of its key.
     async fn fetch(
         &self,
@@ -156,17 +228,17 @@ impl Through<'_> {
     /// Boxed, for it calls itself with a part of the rows.
     fn take_some<'a, T: Grant + Send>(
         &'a self,
-        take: &'a Take,
+        asking: Asking<'a>,
         rows: &'a Rows<'_>,
         granted: &'a mut bool,
     ) -> BoxFuture<'a, Result<Vec<Taken<T>>, sqlx::Error>> {
         Box::pin(async move {
-            match self.take_all(take, rows, granted).await {
+            match self.take_all(asking, rows, granted).await {
                 // An open transaction holds one of them, and that is a handler's.
                 Err(error) if is_locked(&error) && rows.len() == 1 => {
                     Ok(vec![(T::in_flight(), None)])
                 }
-                Err(error) if is_locked(&error) => self.take_around(take, rows, granted).await,
+                Err(error) if is_locked(&error) => self.take_around(asking, rows, granted).await,
                 taken => taken,
             }
         })
@@ -175,7 +247,7 @@ impl Through<'_> {
     /// Takes what no open transaction holds, after the whole set has met one that does.
     async fn take_around<T: Grant + Send>(
         &self,
-        take: &Take,
+        asking: Asking<'_>,
         rows: &Rows<'_>,
         granted: &mut bool,
     ) -> Result<Vec<Taken<T>>, sqlx::Error> {
@@ -195,7 +267,7 @@ impl Through<'_> {
         // All are free, and yet: one of them is held by somebody else's transaction. Which?
         let parts = if places.len() == rows.len() { PARTS } else { 1 };
         for places in places.chunks(places.len().div_ceil(parts).max(1)) {
-            let taken = self.take_some(take, &rows.at(places), granted).await?;
+            let taken = self.take_some(asking, &rows.at(places), granted).await?;
             for (place, answer) in places.iter().zip(taken) {
                 answers[*place] = answer;
             }
@@ -210,13 +282,13 @@ impl Through<'_> {
     /// have begun before the row was committed.
     async fn take_all<T: Grant + Send>(
         &self,
-        take: &Take,
+        asking: Asking<'_>,
         rows: &Rows<'_>,
         granted: &mut bool,
     ) -> Result<Vec<Taken<T>>, sqlx::Error> {
         let mut answers: Vec<Option<Taken<T>>> = rows.keys.iter().map(|_| None).collect();
         let mut open: Vec<usize> = (0..rows.len()).collect();
-        let mut looks = self.inner.storm.is_on();
+        let Asking { take, of, mut looks } = asking;
         let mut known = 0;
         for _ in 0..ROUNDS {
             let mut absent = open;
@@ -264,7 +336,7 @@ impl Through<'_> {
                 break;
             }
         }
-        self.inner.storm.saw(known, rows.len());
+        self.inner.storm.saw(known, of);
         // Still changing hands after all rounds: somebody else is at it.
         let answers = answers.into_iter();
         Ok(answers.map(|answer| answer.unwrap_or_else(|| (T::in_flight(), None))).collect())
@@ -284,10 +356,7 @@ impl Through<'_> {
             let asked = rows.at(&open);
             for (at, row) in self.write(&self.inner.statements.complete, &asked).await? {
                 *written = true;
-                let attempts: i32 = row.try_get(1)?;
-                let token: Option<Uuid> = row.try_get(2)?;
-                let held = token == Some(asked.receipt(at).token().into());
-                answers[open[at]] = Some(completed(attempts.into(), held));
+                answers[open[at]] = Some(completion(&row, asked.receipt(at))?);
             }
             // What was complete before was not written again: was it by this token?
             let open = open_places(&answers);
@@ -324,6 +393,13 @@ fn among(rows: &Rows<'_>, answered: &[(usize, PgRow)]) -> Vec<bool> {
         touched[*place] = true;
     }
     touched
+}
+
+/// What a row says that was completed, after its key.
+fn completion(row: &PgRow, receipt: &Receipt) -> Result<Completed, sqlx::Error> {
+    let attempts: i32 = row.try_get(1)?;
+    let token: Option<Uuid> = row.try_get(2)?;
+    Ok(completed(attempts.into(), token == Some(receipt.token().into())))
 }
 
 /// What a row says that was taken, after its key.

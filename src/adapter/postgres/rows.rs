@@ -199,6 +199,8 @@ pub(super) enum Params<'k> {
     One(&'k Rows<'k>, &'static str, bool),
     Keys(&'k Columns<'k>, &'static str),
     Keeping(&'k Columns<'k>, &'static str, &'k KeptColumns),
+    /// And which to complete.
+    Mixed(&'k Columns<'k>, &'static str, &'k KeptColumns, &'k [bool]),
     Read(&'k [Uuid]),
     Locks(&'k [i64]),
     Limit(i64),
@@ -234,6 +236,9 @@ impl<'k> Params<'k> {
                 .bind(&columns.leases)
                 .bind(wait),
             Self::Keeping(columns, wait, kept) => kept.bind(Self::Keys(columns, wait).bind(sql)),
+            Self::Mixed(columns, wait, kept, completes) => {
+                Self::Keeping(columns, wait, kept).bind(sql).bind(completes)
+            }
             Self::Read(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
             Self::Limit(limit) => query.bind(limit),
@@ -268,12 +273,20 @@ pub(super) struct KeptColumns {
 
 impl KeptColumns {
     pub(super) fn new(rows: &Rows<'_>) -> Self {
+        Self::of_those(rows, |_| true)
+    }
+
+    /// Of the rows at these places.
+    pub(super) fn of_those(rows: &Rows<'_>, those: impl Fn(usize) -> bool) -> Self {
         if !rows.keeps() {
             return Self::default();
         }
         let keys = rows.keys.iter().enumerate();
-        let kept: Vec<Kept> =
-            keys.map(|(at, key)| rows.receipt(at).kept_for(key).unwrap_or_default()).collect();
+        let kept = keys.map(|(at, key)| match those(at) {
+            true => rows.receipt(at).kept_for(key).unwrap_or_default(),
+            false => Kept::default(),
+        });
+        let kept: Vec<Kept> = kept.collect();
         let responses = || kept.iter().map(|kept| kept.response.as_deref());
         Self {
             payloads: Some(kept.iter().map(|kept| Some(kept.payload_sha256?.to_vec())).collect()),

@@ -23,7 +23,8 @@
 //! `$1` to `$6` are arrays with a place for each key: keys, namespaces, ids, tokens, retentions and
 //! leases, these in milliseconds. `$7` is how long to wait for a lock. `$8` to `$11`, where something
 //! may be kept with the keys, are the payloads' SHA-256 and the responses' status, headers and body;
-//! null where there is nothing to keep.
+//! null where there is nothing to keep. `$12`, where claims and completions go together, says which
+//! keys are to be completed.
 
 use std::sync::Arc;
 
@@ -54,6 +55,8 @@ pub(super) struct Statements {
     pub(super) claim: Take,
     pub(super) renew: Write,
     pub(super) complete: Write,
+    /// Claims and completions.
+    pub(super) mixed: Arc<str>,
     pub(super) release: Arc<str>,
     pub(super) purge: Arc<str>,
     pub(super) forget: Arc<str>,
@@ -109,11 +112,15 @@ fn begin(durability: Durability) -> String {
 
 /// The keys that a statement is asked for, and what is to be kept with each.
 fn asked(keeps: bool) -> String {
-    let (columns, params, names) = if keeps {
-        (format!(", {}", kept("a")), format!(", {KEPT_PARAMS}"), format!(", {KEPT}"))
+    if keeps {
+        asked_with(&format!(", {}", kept("a")), KEPT_PARAMS, &format!(", {KEPT}"))
     } else {
-        (String::new(), String::new(), String::new())
-    };
+        asked_with("", "", "")
+    }
+}
+
+/// The same, with more columns, their parameters and their names.
+fn asked_with(columns: &str, params: &str, names: &str) -> String {
     format!(
         "(SELECT a.key, a.namespace, a.id, a.token, \
          a.retention * interval '1 millisecond' AS retention, \
@@ -143,7 +150,7 @@ fn asked_one(durability: Durability, keeps: bool) -> String {
 
 /// What is kept with a key.
 const KEPT: &str = "payload_sha256, response_status, response_headers, response_body";
-const KEPT_PARAMS: &str = "$8::bytea[], $9::int2[], $10::text[], $11::bytea[]";
+const KEPT_PARAMS: &str = ", $8::bytea[], $9::int2[], $10::text[], $11::bytea[]";
 /// What was kept in a former life of a key is lost when a new one begins.
 const LOST: &str = "payload_sha256 = NULL, response_status = NULL, response_headers = NULL, \
     response_body = NULL";
@@ -192,6 +199,9 @@ const NOW: &str = "clock_timestamp()";
 
 /// What an insertion does about a row that is there.
 const NEW: &str = "NOTHING RETURNING t.key";
+
+/// What a completion answers.
+const COMPLETED: &str = "RETURNING t.key, t.attempts, t.token";
 
 /// What a row answers that was taken.
 const GRANT: &str = ", t.attempts, t.takeover";
@@ -289,6 +299,21 @@ impl Statements {
                  {keeps}"
             )
         };
+        // The holder's token stays, which is how the answer tells whether it was ours. An insertion
+        // counts no attempt, which is how the answer tells that. What was complete before is not
+        // written again: it returns no row.
+        let complete_set = format!(
+            "completed_at = excluded.completed_at, lease_until = NULL, \
+             token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END, \
+             attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END, \
+             takeover = t.completed_at IS NULL AND t.takeover, \
+             first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at \
+               ELSE excluded.first_seen_at END, \
+             expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
+               ELSE t.expires_at END, {}",
+            keep("excluded")
+        );
+        let completable = format!("t.completed_at IS NULL OR t.expires_at <= {NOW}");
         Self {
             // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
             // there is nothing to create.
@@ -342,28 +367,35 @@ impl Statements {
                 "UPDATE SET lease_until = excluded.lease_until \
                  WHERE t.completed_at IS NULL AND t.token = excluded.token RETURNING t.key",
             ),
-            // The holder's token stays, which is how the answer tells whether it was ours. An
-            // insertion counts no attempt, which is how the answer tells that. What was complete
-            // before is not written again: it returns no row.
             complete: write(
                 Durability::Synchronous,
                 true,
                 &format!("NULL, 0, false, {NOW}, {NOW}"),
-                &format!(
-                    "UPDATE SET completed_at = excluded.completed_at, lease_until = NULL, \
-                     token = CASE WHEN t.completed_at IS NULL THEN t.token \
-                       ELSE excluded.token END, \
-                     attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END, \
-                     takeover = t.completed_at IS NULL AND t.takeover, \
-                     first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at \
-                       ELSE excluded.first_seen_at END, \
-                     expires_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.expires_at \
-                       ELSE t.expires_at END, {} \
-                     WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
-                     RETURNING t.key, t.attempts, t.token",
-                    keep("excluded")
-                ),
+                &format!("UPDATE SET {complete_set} WHERE {completable} {COMPLETED}"),
             ),
+            // One insertion in the order of keys, as each of the two would be: no two of them wait
+            // for each other. A claim leaves a row that is there as it is, though it locks it.
+            mixed: format!(
+                "{sync} {} UPDATE SET {complete_set} \
+                 WHERE excluded.completed_at IS NOT NULL AND ({completable}) {COMPLETED}",
+                insert(
+                    &format!(
+                        "{} AS asked ORDER BY key",
+                        asked_with(
+                            &format!(", {}, a.completes", kept("a")),
+                            &format!("{KEPT_PARAMS}, $12::bool[]"),
+                            &format!(", {KEPT}, completes"),
+                        )
+                    ),
+                    &format!(
+                        "CASE WHEN NOT completes THEN {NOW} + lease END, \
+                         CASE WHEN completes THEN 0 ELSE 1 END, false, {NOW}, \
+                         CASE WHEN completes THEN {NOW} END"
+                    ),
+                    &format!(", {KEPT}"),
+                )
+            )
+            .into(),
             release: format!(
                 "{sync}, {} {}",
                 locked("t.token = a.token AND t.completed_at IS NULL"),

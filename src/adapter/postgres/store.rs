@@ -184,6 +184,8 @@ impl PostgresAdapter {
     ) -> Result<Vec<T>, Error> {
         self.0.ready().await?;
         let call = Call::new(kind, keys, keys.iter().map(number).collect(), receipt);
+        // A statement is as durable as the most durable of its calls.
+        let call = call.mixing(self.0.claims == Durability::Synchronous);
         T::unwrap(match &self.0.batcher {
             Some(batcher) => batcher.submit(&self.0, call).await?,
             None => self.0.direct().alone(&call).await?,

@@ -36,6 +36,7 @@ pub(in crate::adapter) struct Call {
     pub(in crate::adapter) keys: Vec<DedupKey>,
     pub(in crate::adapter) receipt: Receipt,
     numbers: Vec<u64>,
+    mixes: bool,
 }
 
 impl Call {
@@ -46,7 +47,12 @@ impl Call {
         numbers: Vec<u64>,
         receipt: &Receipt,
     ) -> Self {
-        Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers }
+        Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers, mixes: false }
+    }
+
+    /// The same, which if it is a claim or a completion goes with both.
+    pub(in crate::adapter) fn mixing(self, mixes: bool) -> Self {
+        Self { mixes, ..self }
     }
 }
 
@@ -85,11 +91,11 @@ macro_rules! answer {
 answer!(Claimed, Recorded, Renewed, Completed, Released);
 
 impl Ask for Call {
-    type Kind = Kind;
     type Answer = Answers;
 
-    fn kind(&self) -> Kind {
-        self.kind
+    fn goes_with(&self, other: &Self) -> bool {
+        let mixed = |call: &Self| call.mixes && matches!(call.kind, Kind::Claim | Kind::Complete);
+        self.kind == other.kind || (mixed(self) && mixed(other))
     }
 
     fn keys(&self) -> &[u64] {
@@ -156,9 +162,13 @@ impl<'c> Rows<'c> {
 /// The rows of a batch, and which of them each call is about.
 struct Layout<'c> {
     rows: Rows<'c>,
-    /// For each call, for each of its keys: the row, and whether the row is asked for on its behalf.
+    kinds: Vec<Kind>,
+    /// For each call.
     of: Vec<Vec<(usize, bool)>>,
 }
+
+/// For each key of a call: its row, and whether the row is asked for on the call's behalf.
+type Named = [(usize, bool)];
 
 impl<'c> Layout<'c> {
     fn new(calls: &[&'c Call]) -> Self {
@@ -168,7 +178,8 @@ impl<'c> Layout<'c> {
             named.extend(keys.map(|(at, (number, key))| (*number, key, place, at)));
         }
         named.sort_unstable();
-        let (mut keys, mut receipts) = (Vec::with_capacity(named.len()), Vec::new());
+        let mut keys = Vec::with_capacity(named.len());
+        let (mut receipts, mut kinds) = (Vec::new(), Vec::new());
         let mut of: Vec<_> = calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
         for (_, key, call, at) in named {
             // Of twins, the first call comes first.
@@ -176,10 +187,11 @@ impl<'c> Layout<'c> {
             if is_first {
                 keys.push(key.clone());
                 receipts.push(&calls[call].receipt);
+                kinds.push(calls[call].kind);
             }
             of[call][at] = (keys.len() - 1, is_first);
         }
-        Self { rows: Rows { keys, terms: Terms::Each(receipts) }, of }
+        Self { rows: Rows { keys, terms: Terms::Each(receipts) }, kinds, of }
     }
 }
 
@@ -187,11 +199,24 @@ impl<'c> Layout<'c> {
 /// changed hands all the time, or if an open transaction holds it.
 pub(in crate::adapter) type Taken<T> = (T, Option<Stored>);
 
+/// What a row of claims and completions is told.
+pub(in crate::adapter) enum Told {
+    Claimed(Taken<Claimed>),
+    Completed(Completed),
+}
+
 /// Why a statement came to nothing.
 pub(in crate::adapter) struct Failed {
     pub(in crate::adapter) error: Error,
     /// Whether it may be one row's doing: the others can go without it.
     pub(in crate::adapter) of_a_row: bool,
+}
+
+impl Failed {
+    /// After another statement has changed something.
+    fn after(self) -> Self {
+        Self { error: self.error.unknown(), of_a_row: self.of_a_row }
+    }
 }
 
 /// A database, as batches see it: each method is one statement for all rows, or two.
@@ -225,12 +250,47 @@ pub(in crate::adapter) trait Database: Send + Sync {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Completed>, Failed>> + Send;
 
+    /// Completes where `completes` says so, and claims elsewhere: what each row is told. Two
+    /// statements, where one would not do.
+    fn mixed(
+        &self,
+        rows: &Rows<'_>,
+        completes: &[bool],
+    ) -> impl Future<Output = Result<Vec<Told>, Failed>> + Send {
+        async move { one_by_one(self, rows, completes).await }
+    }
+
     /// Renews, releases or undoes records: whether each token held its key.
     fn touch(
         &self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<bool>, Failed>> + Send;
+}
+
+/// Claims, then completes.
+pub(in crate::adapter) async fn one_by_one<D: Database + ?Sized>(
+    database: &D,
+    rows: &Rows<'_>,
+    completes: &[bool],
+) -> Result<Vec<Told>, Failed> {
+    let places = |of: bool| {
+        let places = (0..rows.len()).filter(move |place| completes[*place] == of);
+        places.collect::<Vec<_>>()
+    };
+    let (claims, completions) = (places(false), places(true));
+    let claimed = database.take::<Claimed>(Kind::Claim, &rows.at(&claims)).await?;
+    // Once claims were granted, no later failure means that they were not.
+    let completed = database.complete(&rows.at(&completions)).await.map_err(Failed::after)?;
+    let (mut claimed, mut completed) = (claimed.into_iter(), completed.into_iter());
+    let told = completes.iter().map(|completes| {
+        if *completes {
+            completed.next().map(Told::Completed)
+        } else {
+            claimed.next().map(Told::Claimed)
+        }
+    });
+    Ok(told.flatten().collect())
 }
 
 /// What the caller of a call of its own is told.
@@ -290,6 +350,23 @@ async fn together<D: Database>(
 ) -> Result<Vec<Option<Answers>>, Failed> {
     let layout = Layout::new(calls);
     let Some(kind) = calls.first().map(|call| call.kind) else { return Ok(Vec::new()) };
+    // Even if it is of no key, a call wants an answer of its kind.
+    if calls.iter().any(|call| call.kind != kind) {
+        let completes: Vec<bool> =
+            layout.kinds.iter().map(|kind| *kind == Kind::Complete).collect();
+        let told = database.mixed(&layout.rows, &completes).await?;
+        let answer = |rows: &Named, call: &Call| match call.kind {
+            Kind::Complete => each(rows, |row| match told.get(row)? {
+                Told::Completed(completed) => Some(*completed),
+                Told::Claimed(_) => None,
+            }),
+            _ => twins_too(rows, call, |row| match told.get(row)? {
+                Told::Claimed(taken) => Some(taken),
+                Told::Completed(_) => None,
+            }),
+        };
+        return Ok(layout.of.iter().zip(calls).map(|(rows, call)| answer(rows, call)).collect());
+    }
     match kind {
         Kind::Claim => {
             let taken = database.take::<Claimed>(kind, &layout.rows).await?;
@@ -308,12 +385,8 @@ async fn together<D: Database>(
 }
 
 impl Layout<'_> {
-    /// Where no row is asked for twice.
     fn each<T: Answer + Copy>(&self, answers: &[T]) -> Vec<Option<Answers>> {
-        let told = |rows: &Vec<(usize, bool)>| {
-            rows.iter().map(|(row, _)| answers.get(*row).copied()).collect::<Option<Vec<T>>>()
-        };
-        self.of.iter().map(|rows| told(rows).map(T::wrap)).collect()
+        self.of.iter().map(|rows| each(rows, |row| answers.get(row).copied())).collect()
     }
 
     fn twins_too<T: Grant + Answer + Copy>(
@@ -321,14 +394,25 @@ impl Layout<'_> {
         calls: &[&Call],
         taken: &[Taken<T>],
     ) -> Vec<Option<Answers>> {
-        let told = |rows: &Vec<(usize, bool)>, call: &Call| {
-            let answers = rows.iter().map(|(row, own)| match taken.get(*row)? {
-                (answer, _) if *own => Some(*answer),
-                (_, Some(stored)) => T::known(stored, call.receipt.token()),
-                (_, None) => Some(T::in_flight()),
-            });
-            answers.collect::<Option<Vec<T>>>()
-        };
-        self.of.iter().zip(calls).map(|(rows, call)| told(rows, call).map(T::wrap)).collect()
+        let of = self.of.iter().zip(calls);
+        of.map(|(rows, call)| twins_too(rows, call, |row| taken.get(row))).collect()
     }
+}
+
+/// Where no row is asked for twice.
+fn each<T: Answer>(rows: &Named, answer: impl Fn(usize) -> Option<T>) -> Option<Answers> {
+    rows.iter().map(|(row, _)| answer(*row)).collect::<Option<Vec<T>>>().map(T::wrap)
+}
+
+fn twins_too<'t, T: Grant + Answer + Copy + 't>(
+    rows: &Named,
+    call: &Call,
+    taken: impl Fn(usize) -> Option<&'t Taken<T>>,
+) -> Option<Answers> {
+    let answers = rows.iter().map(|(row, own)| match taken(*row)? {
+        (answer, _) if *own => Some(*answer),
+        (_, Some(stored)) => T::known(stored, call.receipt.token()),
+        (_, None) => Some(T::in_flight()),
+    });
+    answers.collect::<Option<Vec<T>>>().map(T::wrap)
 }

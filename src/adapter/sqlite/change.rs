@@ -56,10 +56,11 @@ impl Look {
 }
 
 impl Ask for Look {
-    type Kind = ();
     type Answer = Vec<Option<Stored>>;
 
-    fn kind(&self) {}
+    fn goes_with(&self, _: &Self) -> bool {
+        true
+    }
 
     fn keys(&self) -> &[u64] {
         &self.numbers

@@ -203,8 +203,10 @@ impl Statements {
             .into(),
             record_new: insert_new(&format!("NULL, 1, 0, {NOW}, {NOW}")).into(),
             unrecord: format!(
-                "DELETE FROM {table} WHERE {matching} AND token = ?2 AND completed_at IS NOT NULL \
-                 RETURNING namespace, id"
+                "DELETE FROM {table} WHERE (namespace, id) IN (SELECT e.namespace, e.id \
+                 FROM json_each(?1) CROSS JOIN {table} AS e \
+                 ON e.namespace = value ->> 0 AND e.id = value ->> 1 \
+                 WHERE e.token = {token} AND e.completed_at IS NOT NULL) RETURNING namespace, id"
             )
             .into(),
             claim: format!(
@@ -346,14 +348,14 @@ mod tests {
                 recall,
                 all.finish,
                 all.keep,
-                all.unrecord,
                 all.forget,
             ];
             let inserting =
                 [all.record, all.record_new, all.claim, all.claim_new, all.renew, all.complete];
-            for (sql, searches) in
-                searching.iter().map(|sql| (sql, 1)).chain(inserting.iter().map(|sql| (sql, 0)))
-            {
+            let searching = searching.iter().map(|sql| (sql, 1));
+            let inserting = inserting.iter().map(|sql| (sql, 0));
+            // What it finds, it looks up to delete it.
+            for (sql, searches) in searching.chain(inserting).chain([(&all.unrecord, 2)]) {
                 let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
                 let plan: Vec<(i64, i64, i64, String)> =
                     sqlx::query_as(explain).fetch_all(&mut *connection).await.unwrap();

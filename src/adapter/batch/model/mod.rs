@@ -21,7 +21,7 @@ const KEYS: usize = 4;
 const MOST_ROWS: usize = 4;
 const MOST_WAITING: usize = 12;
 
-/// Of kind 0, which shares its keys, or 1, which does not.
+/// Of kind 0, which shares its keys, or 1, which does not and goes with it, or 2, which does neither.
 struct Asked {
     number: usize,
     kind: u8,
@@ -29,11 +29,10 @@ struct Asked {
 }
 
 impl Ask for Asked {
-    type Kind = u8;
     type Answer = usize;
 
-    fn kind(&self) -> u8 {
-        self.kind
+    fn goes_with(&self, other: &Self) -> bool {
+        (self.kind == 2) == (other.kind == 2)
     }
 
     fn keys(&self) -> &[u64] {
@@ -92,12 +91,17 @@ impl Carry<Asked> for Store {
     async fn carry(&self, (): (), batch: Vec<Asked>) -> Vec<Result<usize, Error>> {
         let rows: usize = batch.iter().map(|ask| ask.keys.len()).sum();
         assert!(batch.len() == 1 || rows <= MOST_ROWS, "{rows} rows in one batch");
-        assert!(batch.iter().all(|ask| ask.kind == batch[0].kind), "two kinds in one batch");
+        assert!(batch.iter().all(|ask| ask.goes_with(&batch[0])), "what does not go together");
         let mut keys: Vec<u64> = batch.iter().flat_map(|ask| ask.keys.clone()).collect();
         keys.sort_unstable();
-        let named = keys.len();
         keys.dedup();
-        assert!(batch[0].kind == 0 || keys.len() == named, "a key twice in one batch");
+        let named_by = |key: &u64, alone: bool| {
+            let asks = batch.iter().filter(|ask| ask.keys.contains(key));
+            asks.filter(|ask| (ask.kind != 0) == alone).count()
+        };
+        let once =
+            |key: &u64| named_by(key, true) == 0 || named_by(key, true) + named_by(key, false) == 1;
+        assert!(keys.iter().all(once), "a key twice in one batch");
         assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < self.most_lanes, "too many lanes");
         for key in &keys {
             let others = self.wire[index(*key)].fetch_add(1, Ordering::SeqCst);
@@ -159,7 +163,7 @@ async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, num
     let any = || u64::try_from(thread_rng().gen_range(first..KEYS)).unwrap();
     let (one, more) = (any(), any());
     let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
-    let ask = Asked { number, kind: thread_rng().gen_range(0..2), keys };
+    let ask = Asked { number, kind: thread_rng().gen_range(0..3), keys };
     let mut answer = Box::pin(batcher.submit(&store, ask));
     if world.leaves && thread_rng().gen_bool(0.4) {
         for _ in 0..thread_rng().gen_range(0..6) {
