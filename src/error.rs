@@ -87,6 +87,14 @@ impl Error {
         self
     }
 
+    /// Whether the store may have done what it answered this error to.
+    pub(crate) fn is_unknown(&self) -> bool {
+        !matches!(
+            self.kind,
+            ErrorKind::Refused | ErrorKind::Full | ErrorKind::Overloaded | ErrorKind::Config
+        )
+    }
+
     /// The same failure, of something that may have been done in part.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn unknown(mut self) -> Self {

@@ -17,7 +17,7 @@ use http::Extensions;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::background::{Background, Step, Work};
-use super::call::{outcome_unknown, store_call, undone};
+use super::call::{store_call, undone};
 use super::fold::{Answer, fold, plan};
 use super::pending::Pending;
 use super::recall::{Recaller, Recalls, doubt, look_ahead, recall};
@@ -115,7 +115,7 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
                 return Ok(Begin::first(ArrivalClaim { delivery }, Others::default()));
             }
             Err(error) => {
-                if outcome_unknown(&error) {
+                if error.is_unknown() {
                     inner.undo_behind(room, &flat, receipt, context.store_timeout);
                 }
                 return Err(error);

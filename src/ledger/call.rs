@@ -78,14 +78,6 @@ fn checked<T>(
     }
 }
 
-/// Whether the store may have done what it answered this error to.
-pub(super) fn outcome_unknown(error: &Error) -> bool {
-    !matches!(
-        error.kind(),
-        ErrorKind::Refused | ErrorKind::Full | ErrorKind::Overloaded | ErrorKind::Config
-    )
-}
-
 /// What the answers to a repeated release or undoing come to.
 pub(super) fn undone(answer: Result<Vec<Released>, Error>) -> Step {
     match answer {

@@ -19,7 +19,7 @@ use http::Extensions;
 use tokio::time::Instant;
 
 use super::background::{Background, Step, Work};
-use super::call::{outcome_unknown, store_call, undone};
+use super::call::{store_call, undone};
 use super::fold::{Answer, Folded, fold, granted, identities, plan};
 use super::pending::Pending;
 use super::recall::{Recaller, Recalls, Replays, recall};
@@ -121,7 +121,7 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
                 return Ok(Begin::first(claim, Others::default()));
             }
             Err(error) => {
-                if outcome_unknown(&error) {
+                if error.is_unknown() {
                     inner.release_behind(asked, context.receipt(), context.store_timeout);
                 }
                 return Err(error);

@@ -1,19 +1,18 @@
 //! [`Batcher`]: what waits, and the lanes that carry it. It knows nothing of stores.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, LazyLock, PoisonError};
+use std::task::Poll;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::batching::Batching;
-use super::tasks::{Home, Mutex, Place, here, home, spawn, spawn_at, yield_now};
+use super::led::{Led, Slot};
+use super::tasks::{Mutex, Place, here, spawn, yield_now};
 use crate::error::{Error, ErrorKind};
 
 /// So many rows wait when another lane opens, or a full batch of fewer: below, they are cheaper as
@@ -27,7 +26,7 @@ const SENDINGS: usize = 4;
 /// Numbers that stand for keys. They are hashes already.
 type Numbers = HashSet<u64, BuildHasherDefault<AsItIs>>;
 
-/// Takes a number for its hash.
+/// Takes a number for its hash, but for a factor.
 #[derive(Default)]
 struct AsItIs(u64);
 
@@ -39,7 +38,9 @@ impl Hasher for AsItIs {
     }
 
     fn write_u64(&mut self, number: u64) {
-        self.0 = number;
+        // Nobody can choose ids whose numbers meet in one place.
+        static FACTOR: LazyLock<u64> = LazyLock::new(|| rand::random::<u64>() | 1);
+        self.0 = number.wrapping_mul(*FACTOR).rotate_left(32);
     }
 
     fn finish(&self) -> u64 {
@@ -103,8 +104,8 @@ struct Queue<A: Ask> {
     /// The keys of what is on the wire.
     wire: Numbers,
     lanes: usize,
-    /// Whether one of them is in a caller's own task.
-    is_led: bool,
+    /// The one that may be in a caller's own task.
+    led: Option<Arc<Slot>>,
 }
 
 struct Waiting<A: Ask> {
@@ -115,8 +116,8 @@ struct Waiting<A: Ask> {
 /// A batch, and who is to hear of it.
 type Taken<A> = (Vec<A>, Vec<oneshot::Sender<Reply<A>>>);
 
-/// Where the answer comes, and the lane that its caller leads.
-type Pushed<A, C> = (oneshot::Receiver<Reply<A>>, Option<Lane<A, C>>);
+/// Where the answer comes, and the sending that is the caller's own.
+type Pushed<A> = (oneshot::Receiver<Reply<A>>, Option<Led>);
 
 enum Reply<A: Ask> {
     Answer(Result<A::Answer, Error>),
@@ -140,11 +141,24 @@ impl<A: Ask> Batcher<A> {
         mut ask: A,
     ) -> Result<A::Answer, Error> {
         for _ in 0..SENDINGS {
-            let (answer, leads) = self.push(carrier, ask)?;
-            if let Some(lane) = leads {
-                Led { home: home(), rest: Some(Box::pin(lane.lead())) }.await;
-            }
-            match answer.await {
+            let (mut answer, led) = self.push(carrier, ask)?;
+            let answer = match led {
+                None => answer.await,
+                Some(mut led) => {
+                    let mut has_left_others = false;
+                    let answer = poll_fn(|context| {
+                        has_left_others |= matches!(led.poll_unpin(context), Poll::Ready(true));
+                        answer.poll_unpin(context)
+                    });
+                    let answer = answer.await;
+                    if has_left_others {
+                        // Their task may wait for this thread, where a handler may come next.
+                        yield_now().await;
+                    }
+                    answer
+                }
+            };
+            match answer {
                 Ok(Reply::Answer(answer)) => return answer,
                 Ok(Reply::Unsent(again)) => ask = again,
                 Err(_) => return Err(unanswered()),
@@ -161,9 +175,8 @@ impl<A: Ask> Batcher<A> {
         (!state.queues.is_empty()).then_some(state.rows)
     }
 
-    /// Lets it wait; or gives it back in a lane that its caller has to lead, if nothing was under
-    /// way.
-    fn push<C: Carry<A>>(&self, carrier: &Arc<C>, ask: A) -> Result<Pushed<A, C>, Error> {
+    /// Lets it wait; or lets its caller send it, if nothing was under way.
+    fn push<C: Carry<A>>(&self, carrier: &Arc<C>, ask: A) -> Result<Pushed<A>, Error> {
         let (place, rows) = (here(), ask.keys().len());
         let (reply, answer) = oneshot::channel();
         let lane = |wire, own: Option<Waiting<A>>| Lane {
@@ -172,10 +185,9 @@ impl<A: Ask> Batcher<A> {
             place,
             wire,
             open: true,
-            leads: own.is_some(),
             own,
         };
-        let opens = {
+        let (opens, led) = {
             let mut state = lock(&self.0.state);
             if !state.has_room(rows, self.0.most_waiting) {
                 return Err(Error::new(ErrorKind::Overloaded, "waiting for a batch"));
@@ -183,22 +195,24 @@ impl<A: Ask> Batcher<A> {
             let State { queues, rows: all } = &mut *state;
             let queue = queues.entry(place).or_default();
             if queue.lanes == 0 {
-                (queue.lanes, queue.is_led) = (1, true);
-                let wire = ask.keys().to_vec();
+                let (slot, wire) = (Slot::new(), ask.keys().to_vec());
+                queue.lanes = 1;
+                queue.led = Some(Arc::clone(&slot));
                 queue.wire.extend(&wire);
-                return Ok((answer, Some(lane(wire, Some(Waiting { ask, reply })))));
+                let sending = Box::pin(lane(wire, Some(Waiting { ask, reply })).lead());
+                return Ok((answer, Some(Led::new(slot, sending))));
             }
             *all += rows;
             queue.rows += rows;
             queue.waiting.push_back(Waiting { ask, reply });
-            // A caller may leave its future alone for a while: if there may be another lane,
-            // nobody waits for it.
-            let opens = queue.lanes < self.0.lanes
-                && (queue.lanes == usize::from(queue.is_led)
-                    || queue.rows >= WORTH_A_LANE.min(self.0.most_rows));
+            let opens =
+                queue.lanes < self.0.lanes && queue.rows >= WORTH_A_LANE.min(self.0.most_rows);
             queue.lanes += usize::from(opens);
-            opens
+            (opens, queue.led.take())
         };
+        if let Some(led) = led {
+            led.want();
+        }
         if opens {
             spawn(lane(Vec::new(), None).run());
         }
@@ -214,25 +228,25 @@ struct Lane<A: Ask, C: Carry<A>> {
     place: Place,
     wire: Vec<u64>,
     open: bool,
-    /// Whether it is in a caller's own task.
-    leads: bool,
-    /// That caller's call, until it is sent.
+    /// The call of the caller that leads it, until it is sent.
     own: Option<Waiting<A>>,
 }
 
 impl<A: Ask, C: Carry<A>> Lane<A, C> {
-    /// In the task of the caller that found nothing under way: sends its call, if no other has come
-    /// by then. All others are for a task of their own, since a caller may be slow to look after it.
-    async fn lead(mut self) {
+    /// For the caller that found nothing under way: sends its call, if no other has come by then. All
+    /// others are for a task, since a caller may not look after its future. Whether there are any.
+    async fn lead(mut self) -> bool {
         // Those who were woken together come together.
         yield_now().await;
+        let turn = self.carrier.turn().await;
         if let Some(own) = self.alone() {
-            let turn = self.carrier.turn().await;
             self.send(turn, vec![own.ask], vec![own.reply]).await;
         }
         if self.open {
             self.hand_over();
+            return true;
         }
+        false
     }
 
     /// In a task of its own.
@@ -293,9 +307,6 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
 
     /// Leaves what waits to a task.
     fn hand_over(&mut self) {
-        if let Some(queue) = lock(&self.shared.state).queues.get_mut(&self.place) {
-            queue.is_led = false;
-        }
         let next = Self {
             shared: Arc::clone(&self.shared),
             carrier: Arc::clone(&self.carrier),
@@ -303,7 +314,6 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
             wire: Vec::new(),
             own: None,
             open: std::mem::take(&mut self.open),
-            leads: false,
         };
         spawn(next.run());
     }
@@ -335,7 +345,6 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
         for key in self.wire.drain(..) {
             queue.wire.remove(&key);
         }
-        queue.is_led &= !self.leads;
         if queue.waiting.is_empty() {
             self.open = false;
             state.close(self.place);
@@ -359,41 +368,9 @@ impl<A: Ask, C: Carry<A>> Drop for Lane<A, C> {
     }
 }
 
-/// A lane in its caller's task. If the caller goes away, it goes on in one of its own: what was sent
-/// has to be known to have ended before the next call with that key is.
-struct Led {
-    home: Home,
-    rest: Option<BoxFuture<'static, ()>>,
-}
-
-impl Future for Led {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Some(rest) = &mut self.rest else { return Poll::Ready(()) };
-        ready!(rest.as_mut().poll(context));
-        self.rest = None;
-        Poll::Ready(())
-    }
-}
-
-impl Drop for Led {
-    fn drop(&mut self) {
-        if let Some(rest) = self.rest.take() {
-            spawn_at(&self.home, rest);
-        }
-    }
-}
-
 impl<A: Ask> Default for Queue<A> {
     fn default() -> Self {
-        Self {
-            waiting: VecDeque::new(),
-            rows: 0,
-            wire: Numbers::default(),
-            lanes: 0,
-            is_led: false,
-        }
+        Self { waiting: VecDeque::new(), rows: 0, wire: Numbers::default(), lanes: 0, led: None }
     }
 }
 

@@ -10,6 +10,7 @@
 //! batches would use it up, for all users of the database.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::BoxFuture;
 use sqlx::Row;
@@ -38,12 +39,14 @@ const PROBED: usize = 256;
 pub(super) struct Through<'i> {
     inner: &'i Inner,
     pool: &'i PgPool,
+    /// Whether a statement may have written what nobody has heard of.
+    unheard: AtomicBool,
 }
 
 impl Inner {
     /// Without batching.
     pub(super) fn direct(&self) -> Through<'_> {
-        Through { inner: self, pool: &self.pool }
+        Through { inner: self, pool: &self.pool, unheard: AtomicBool::default() }
     }
 
     /// On the lanes' own connections.
@@ -56,7 +59,7 @@ impl Inner {
             let options = options.test_before_acquire(false);
             options.connect_lazy_with((*self.pool.connect_options()).clone())
         });
-        Through { inner: self, pool }
+        Through { inner: self, pool, unheard: AtomicBool::default() }
     }
 }
 
@@ -72,13 +75,6 @@ impl Carry<Call> for Inner {
     }
 }
 
-/// What a statement for several callers came to nothing for.
-fn failed(context: &'static str, error: sqlx::Error, granted: bool) -> Failed {
-    let of_a_row = is_of_a_row(&error);
-    let error = store_error(context, error);
-    Failed { error: if granted { error.unknown() } else { error }, of_a_row }
-}
-
 impl Database for Through<'_> {
     /// Once something was granted, no later failure means that nothing was.
     async fn take<T: Grant + Send>(
@@ -91,7 +87,7 @@ impl Database for Through<'_> {
         let mut granted = false;
         let asking = Asking { take, of: rows.len(), looks: self.inner.storm.is_on() };
         let taken = self.take_some(asking, rows, &mut granted).await;
-        taken.map_err(|error| failed("taking keys", error, granted))
+        taken.map_err(|error| self.failed("taking keys", error, granted))
     }
 
     /// One statement, and more for what it has found to be there.
@@ -105,14 +101,16 @@ impl Database for Through<'_> {
             Err(error) if is_locked(&error) && !written => {
                 sql::one_by_one(self, rows, completes).await
             }
-            told => told.map_err(|error| failed("claiming and completing keys", error, written)),
+            told => {
+                told.map_err(|error| self.failed("claiming and completing keys", error, written))
+            }
         }
     }
 
     async fn complete(&self, rows: &Rows<'_>) -> Result<Vec<Completed>, Failed> {
         let mut written = false;
         let completed = self.complete_all(rows, &mut written).await;
-        completed.map_err(|error| failed("completing keys", error, written))
+        completed.map_err(|error| self.failed("completing keys", error, written))
     }
 
     async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
@@ -124,7 +122,9 @@ impl Database for Through<'_> {
             }
             _ => ("releasing keys", self.fetch(&statements.release, rows, false).await),
         };
-        touched.map(|rows_of| among(rows, &rows_of)).map_err(|error| failed(context, error, false))
+        touched
+            .map(|rows_of| among(rows, &rows_of))
+            .map_err(|error| self.failed(context, error, false))
     }
 }
 
@@ -149,7 +149,7 @@ impl Through<'_> {
         let columns = Columns::new(rows);
         let kept = KeptColumns::of_those(rows, |place| completes[place]);
         let params = Params::Mixed(&columns, self.wait(rows), &kept, completes);
-        let answered = self.inner.fetch_through(self.pool, &statements.mixed, params).await?;
+        let answered = self.send(&statements.mixed, params).await?;
         let mut answers: Vec<Option<Told>> = rows.keys.iter().map(|_| None).collect();
         let mut fresh = 0;
         for (place, row) in columns.places().of_rows(answered)? {
@@ -185,6 +185,18 @@ impl Through<'_> {
         Ok(answers.into_iter().flatten().collect())
     }
 
+    async fn send(&self, sql: &Arc<str>, params: Params<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+        self.inner.fetch_through(self.pool, sql, params, &self.unheard).await
+    }
+
+    /// What a call came to nothing for, if `written` says whether it has changed something.
+    fn failed(&self, context: &'static str, error: sqlx::Error, written: bool) -> Failed {
+        let of_a_row = is_of_a_row(&error);
+        let error = store_error(context, error);
+        let written = written || self.unheard.load(Ordering::Relaxed);
+        Failed { error: if written { error.unknown() } else { error }, of_a_row }
+    }
+
     /// The rows that a statement answers, each with the place of its key.
     async fn fetch(
         &self,
@@ -199,7 +211,7 @@ impl Through<'_> {
             Some(kept) => Params::Keeping(&columns, wait, kept),
             None => Params::Keys(&columns, wait),
         };
-        let answered = self.inner.fetch_through(self.pool, sql, params).await?;
+        let answered = self.send(sql, params).await?;
         columns.places().of_rows(answered)
     }
 
@@ -213,7 +225,7 @@ impl Through<'_> {
             return self.fetch(&write.many, rows, write.keeps).await;
         }
         let params = Params::One(rows, self.wait(rows), write.keeps);
-        let answered = self.inner.fetch_through(self.pool, &write.one, params).await?;
+        let answered = self.send(&write.one, params).await?;
         Ok(answered.into_iter().map(|row| (0, row)).collect())
     }
 
@@ -233,46 +245,55 @@ impl Through<'_> {
         granted: &'a mut bool,
     ) -> BoxFuture<'a, Result<Vec<Taken<T>>, sqlx::Error>> {
         Box::pin(async move {
-            match self.take_all(asking, rows, granted).await {
+            let mut answers: Vec<Option<Taken<T>>> = rows.keys.iter().map(|_| None).collect();
+            let taken = self.take_all(asking, rows, &mut answers, granted).await;
+            let open = open_places(&answers);
+            match taken {
                 // An open transaction holds one of them, and that is a handler's.
-                Err(error) if is_locked(&error) && rows.len() == 1 => {
-                    Ok(vec![(T::in_flight(), None)])
+                Err(error) if is_locked(&error) && open.len() > 1 => {
+                    self.take_around(asking, rows, open, &mut answers, granted).await?;
                 }
-                Err(error) if is_locked(&error) => self.take_around(asking, rows, granted).await,
-                taken => taken,
+                Err(error) if !is_locked(&error) => return Err(error),
+                _ => {}
             }
+            // Still changing hands after all rounds: somebody else is at it.
+            let answers = answers.into_iter();
+            Ok(answers.map(|answer| answer.unwrap_or_else(|| (T::in_flight(), None))).collect())
         })
     }
 
-    /// Takes what no open transaction holds, after the whole set has met one that does.
+    /// Takes what no open transaction holds of the rows at these places, after the whole set has met
+    /// one that does.
     async fn take_around<T: Grant + Send>(
         &self,
         asking: Asking<'_>,
         rows: &Rows<'_>,
+        open: Vec<usize>,
+        answers: &mut [Option<Taken<T>>],
         granted: &mut bool,
-    ) -> Result<Vec<Taken<T>>, sqlx::Error> {
+    ) -> Result<(), sqlx::Error> {
         // Transactions of ours say so with an advisory lock.
-        let locks: Vec<i64> = rows.keys.iter().map(advisory_lock).collect();
+        let locks: Vec<i64> = open.iter().map(|place| advisory_lock(&rows.keys[*place])).collect();
         let mut free: Vec<bool> = Vec::with_capacity(locks.len());
         for locks in locks.chunks(PROBED) {
             let probe = &self.inner.statements.probe;
-            let probed = self.inner.fetch_through(self.pool, probe, Params::Locks(locks)).await?;
+            let probed = self.send(probe, Params::Locks(locks)).await?;
             for row in &probed {
                 free.push(row.try_get("free")?);
             }
         }
+        let all = open.len();
         let places: Vec<usize> =
-            (0..rows.len()).filter(|place| free.get(*place) == Some(&true)).collect();
-        let mut answers: Vec<Taken<T>> = rows.keys.iter().map(|_| (T::in_flight(), None)).collect();
+            open.into_iter().zip(free).filter(|(_, free)| *free).map(|(place, _)| place).collect();
         // All are free, and yet: one of them is held by somebody else's transaction. Which?
-        let parts = if places.len() == rows.len() { PARTS } else { 1 };
+        let parts = if places.len() == all { PARTS } else { 1 };
         for places in places.chunks(places.len().div_ceil(parts).max(1)) {
             let taken = self.take_some(asking, &rows.at(places), granted).await?;
             for (place, answer) in places.iter().zip(taken) {
-                answers[*place] = answer;
+                answers[*place] = Some(answer);
             }
         }
-        Ok(answers)
+        Ok(())
     }
 
     /// Inserts what is not there, looks at what is, and takes that if it is free; looks again at
@@ -284,9 +305,9 @@ impl Through<'_> {
         &self,
         asking: Asking<'_>,
         rows: &Rows<'_>,
+        answers: &mut [Option<Taken<T>>],
         granted: &mut bool,
-    ) -> Result<Vec<Taken<T>>, sqlx::Error> {
-        let mut answers: Vec<Option<Taken<T>>> = rows.keys.iter().map(|_| None).collect();
+    ) -> Result<(), sqlx::Error> {
         let mut open: Vec<usize> = (0..rows.len()).collect();
         let Asking { take, of, mut looks } = asking;
         let mut known = 0;
@@ -331,15 +352,13 @@ impl Through<'_> {
                     answers[absent[at]] = Some((T::granted(1, false), Some(left)));
                 }
             }
-            open = open_places(&answers);
+            open = open_places(answers);
             if open.is_empty() {
                 break;
             }
         }
         self.inner.storm.saw(known, of);
-        // Still changing hands after all rounds: somebody else is at it.
-        let answers = answers.into_iter();
-        Ok(answers.map(|answer| answer.unwrap_or_else(|| (T::in_flight(), None))).collect())
+        Ok(())
     }
 
     async fn complete_all(

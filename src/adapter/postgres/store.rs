@@ -249,7 +249,7 @@ impl Inner {
     /// Runs one statement, which is its own transaction, and answers its rows.
     ///
     /// It is repeated if it was in the way of another, or if its connection turns out to be gone:
-    /// every statement answers the same when it is repeated with its token. A repetition may be
+    /// every call comes to the same when its statements are repeated with its token. A repetition may be
     /// refused because the server is at work on the one before, which nobody hears of any more: the
     /// outcome is unknown then.
     pub(super) async fn fetch(
@@ -257,14 +257,18 @@ impl Inner {
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        self.fetch_through(&self.pool, sql, params).await
+        self.fetch_through(&self.pool, sql, params, &AtomicBool::default()).await
     }
+
+    /// The same on a connection of this pool. `unheard` is set if it answers only after one before
+    /// it was not heard of: what that has written, this one has found.
 
     pub(super) async fn fetch_through(
         &self,
         pool: &PgPool,
         sql: &Arc<str>,
         params: Params<'_>,
+        unheard: &AtomicBool,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let sql = &self.plans.text(sql);
         let mut pauses = ExponentialBuilder::new()
@@ -273,17 +277,20 @@ impl Inner {
             .with_max_times(REPEATS)
             .with_jitter()
             .build();
-        let mut unheard = None;
+        let mut lost = None;
         loop {
             let mut connection = match pool.acquire().await {
                 Ok(connection) => connection,
-                Err(error) => return Err(unheard.unwrap_or(error)),
+                Err(error) => return Err(lost.unwrap_or(error)),
             };
             let error = match params.bind(sql).fetch_all(&mut *connection).await {
                 Ok(rows) if rows.first().is_some_and(is_from_a_standby) => {
                     sqlx::Error::Protocol("a standby cannot be asked".to_owned())
                 }
-                Ok(rows) => return Ok(rows),
+                Ok(rows) => {
+                    unheard.fetch_or(lost.is_some(), Ordering::Relaxed);
+                    return Ok(rows);
+                }
                 Err(error) => error,
             };
             let gone = is_broken(&error) || is_read_only(&error);
@@ -293,10 +300,10 @@ impl Inner {
             }
             match pauses.next() {
                 Some(pause) if gone || is_conflict(&error) => tokio::time::sleep(pause).await,
-                _ => return Err(unheard.unwrap_or(error)),
+                _ => return Err(lost.unwrap_or(error)),
             }
             if is_broken(&error) {
-                unheard = Some(error);
+                lost = Some(error);
             }
         }
     }
@@ -315,7 +322,8 @@ impl Inner {
         keys: &[DedupKey],
     ) -> Result<Vec<Option<Stored>>, sqlx::Error> {
         let keys = row_keys(keys);
-        let rows = self.fetch_through(pool, sql, Params::Read(&keys)).await?;
+        let params = Params::Read(&keys);
+        let rows = self.fetch_through(pool, sql, params, &AtomicBool::default()).await?;
         let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
         for (place, row) in Places::new(&keys).of_rows(rows)? {
             found[place] = Some(stored(&row, 0)?);

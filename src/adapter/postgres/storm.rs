@@ -18,6 +18,9 @@ impl Storm {
 
     /// So many of the rows of a statement were known.
     pub(super) fn saw(&self, known: usize, rows: usize) {
+        if rows == 0 {
+            return;
+        }
         let on = known * 2 >= rows;
         // Read by every statement, and hardly ever another.
         if on != self.is_on() {
@@ -34,7 +37,9 @@ mod tests {
     fn it_is_on_while_half_of_the_rows_are_known() {
         let storm = Storm::default();
         assert!(!storm.is_on());
-        for (known, rows, on) in [(1, 3, false), (1, 2, true), (0, 1, false), (1, 1, true)] {
+        for (known, rows, on) in
+            [(1, 3, false), (1, 2, true), (0, 1, false), (0, 0, false), (1, 1, true)]
+        {
             storm.saw(known, rows);
             assert_eq!(storm.is_on(), on, "{known} of {rows}");
         }

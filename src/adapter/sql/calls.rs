@@ -304,10 +304,14 @@ pub(in crate::adapter) async fn carry<D: Database>(
     calls: &[Call],
 ) -> Vec<Result<Answers, Error>> {
     let mut answers: Vec<Option<Result<Answers, Error>>> = calls.iter().map(|_| None).collect();
+    // Once a statement may have granted something to a call, no later failure means that none did.
+    let mut may_be_granted = vec![false; calls.len()];
     let mut parts = VecDeque::from([(0..calls.len()).collect::<Vec<usize>>()]);
     while let Some(part) = parts.pop_front() {
         if let [one] = part[..] {
-            answers[one] = Some(database.alone(&calls[one]).await);
+            let answer = database.alone(&calls[one]).await;
+            let unknown = |error: Error| if may_be_granted[one] { error.unknown() } else { error };
+            answers[one] = Some(answer.map_err(unknown));
             continue;
         }
         let asked: Vec<&Call> = part.iter().map(|call| &calls[*call]).collect();
@@ -317,20 +321,28 @@ pub(in crate::adapter) async fn carry<D: Database>(
                 for (call, told) in part.into_iter().zip(told) {
                     match told {
                         Some(told) => answers[call] = Some(Ok(told)),
-                        None => untold.push(call),
+                        None => {
+                            may_be_granted[call] = true;
+                            untold.push(call);
+                        }
                     }
                 }
                 if !untold.is_empty() {
                     parts.push_front(untold);
                 }
             }
-            Err(Failed { of_a_row: true, .. }) => {
+            Err(Failed { error, of_a_row: true }) => {
+                for call in &part {
+                    may_be_granted[*call] |= error.is_unknown();
+                }
                 parts.extend(part.chunks(part.len().div_ceil(PARTS)).map(<[usize]>::to_vec));
             }
             Err(Failed { error, .. }) => {
                 let error = error.shared();
                 for call in part {
-                    answers[call] = Some(Err(error()));
+                    let error = error();
+                    let error = if may_be_granted[call] { error.unknown() } else { error };
+                    answers[call] = Some(Err(error));
                 }
             }
         }

@@ -12,6 +12,8 @@ use crate::error::{Error, ErrorKind};
 
 #[path = "../gather.rs"]
 mod gather;
+#[path = "../led.rs"]
+mod led;
 mod tasks;
 
 use batching::Batching;
@@ -137,7 +139,7 @@ struct World {
     stalls: bool,
 }
 
-/// Asks for a key that nobody else asks for, and does not look after it before `done`.
+/// Asks for a key, and does not look after it before `done`.
 async fn stall(
     batcher: Arc<Batcher<Asked>>,
     store: Arc<Store>,
@@ -159,8 +161,7 @@ async fn stall(
 }
 
 async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, number: usize) {
-    let first = usize::from(world.stalls);
-    let any = || u64::try_from(thread_rng().gen_range(first..KEYS)).unwrap();
+    let any = || u64::try_from(thread_rng().gen_range(0..KEYS)).unwrap();
     let (one, more) = (any(), any());
     let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
     let ask = Asked { number, kind: thread_rng().gen_range(0..3), keys };
@@ -184,7 +185,8 @@ async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, num
             assert_eq!(sent(), 1, "{error:?}");
         }
     }
-    assert!(batcher.waiting().unwrap_or_default() <= MOST_WAITING, "too much waits");
+    // And one call that came back from its caller.
+    assert!(batcher.waiting().unwrap_or_default() <= MOST_WAITING + 2, "too much waits");
 }
 
 fn check(world: World) {
@@ -257,4 +259,5 @@ fn a_lane_that_is_stopped_strands_nobody() {
 fn a_caller_that_looks_away_holds_up_nobody() {
     check(World { stalls: true, ..CALM });
     check(World { stalls: true, leaves: true, ..CALM });
+    check(World { stalls: true, leaves: true, lanes: 1, ..CALM });
 }
