@@ -358,11 +358,11 @@ impl<A: Ask, C: Carry<A>> Drop for Lane<A, C> {
             return;
         }
         self.land();
-        if !self.open {
-            return;
+        let mut unsent = VecDeque::new();
+        if self.open {
+            unsent = lock(&self.shared.state).close(self.place);
         }
-        let unsent = lock(&self.shared.state).close(self.place);
-        for Waiting { ask, reply } in unsent {
+        for Waiting { ask, reply } in self.own.take().into_iter().chain(unsent) {
             let _ = reply.send(Reply::Unsent(ask));
         }
     }

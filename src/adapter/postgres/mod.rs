@@ -1,9 +1,9 @@
 //! [`PostgresAdapter`]: keys in a Postgres table, shared by all processes of a service.
 //!
-//! 1. Every call is one statement, its own transaction, or a part of one: calls that arrive while a
-//!    statement is on the wire go out [together](PostgresAdapter::batching). A key that is taken
-//!    over takes a second statement. A first claim inserts, and a duplicate is told by the same
-//!    statement, which then writes nothing: no WAL, no wait for a disk.
+//! 1. Every call is a statement, its own transaction, or a part of one: calls that arrive while a
+//!    statement is on the wire go out [together](PostgresAdapter::batching). A first claim inserts.
+//!    A duplicate is told by a second statement, which reads; while most keys are known, they are
+//!    read first. Neither writes: no WAL, no wait for a disk. A key that is taken over takes a third.
 //! 2. A key that somebody's open transaction holds is in flight after 100 ms (`lock_timeout`, set
 //!    for the statement only; 25 ms in a batch, which then goes on without it): nobody waits with a
 //!    connection in hand for a handler to end.

@@ -13,10 +13,9 @@
 //! 5. Rows are inserted and locked in the order of `key`, so that two sets never wait for each
 //!    other.
 //! 6. `expires_at` is indexed, so it is left alone by completions: those are heap-only updates.
-//! 7. What runs with every delivery is a plain statement without a join. Those with joins are
-//!    planned anew each time, since Postgres finds the plan for any number of keys too dear, and
+//! 7. What runs with every delivery is a plain statement that does not join the table. Those that do
+//!    are planned anew each time, since Postgres finds the plan for any number of keys too dear, and
 //!    that takes five times as long as inserting a row.
-//!
 //! 8. The statements that run with every delivery come in two forms, for one key and for several:
 //!    the first takes plain values, and is no dearer than an `INSERT` that somebody writes by hand.
 //!

@@ -262,7 +262,6 @@ impl Inner {
 
     /// The same on a connection of this pool. `unheard` is set if it answers only after one before
     /// it was not heard of: what that has written, this one has found.
-
     pub(super) async fn fetch_through(
         &self,
         pool: &PgPool,

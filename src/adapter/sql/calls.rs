@@ -219,7 +219,8 @@ impl Failed {
     }
 }
 
-/// A database, as batches see it: each method is one statement for all rows, or two.
+/// A database, as batches see it: each method is one statement for all rows, and more for rows that
+/// somebody else is at.
 pub(in crate::adapter) trait Database: Send + Sync {
     /// The call as it would be made without batching.
     fn alone(&self, call: &Call) -> impl Future<Output = Result<Answers, Error>> + Send {
