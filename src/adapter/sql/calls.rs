@@ -51,6 +51,7 @@ impl Call {
     }
 
     /// The same, which if it is a claim or a completion goes with both.
+    #[cfg(feature = "postgres")]
     pub(in crate::adapter) fn mixing(self, mixes: bool) -> Self {
         Self { mixes, ..self }
     }
