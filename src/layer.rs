@@ -152,8 +152,8 @@ impl<L: Ledger> DedupLayer<L> {
 }
 
 impl<L, B> DedupLayer<L, B> {
-    /// The methods that are deduplicated; GET stands for HEAD too. Requests by any other reach the inner service as they
-    /// are, but for having been buffered.
+    /// The methods that are deduplicated; GET stands for HEAD too. Requests by any other reach the
+    /// inner service as they are, but for having been buffered.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.config.methods = methods.into_iter().collect();
         self

@@ -80,8 +80,8 @@ pub(super) struct Holder {
     /// `None` for a complete key in a packed slot, which has room for the tag only.
     ///
     /// That is enough to tell a repetition of the call that completed the key from the call of
-    /// somebody else: the tag is a hash under random numbers, so tokens of any make differ in it, but for one in
-    /// 2⁶⁴. No lease hangs on it.
+    /// somebody else: the tag is a hash under random numbers, so tokens of any make differ in it, but
+    /// for one in 2⁶⁴. No lease hangs on it.
     pub(super) token: Option<Token>,
     pub(super) tag: u64,
 }

@@ -4,14 +4,14 @@
 //! [`sql::rows`](super::super::sql).
 //!
 //! `?1` is the keys as a JSON array of pairs, `?2` the token, `?3` the retention, `?4` the lease.
-//! Where each key is asked for under terms of its own, the pairs go on with those, the token in hex. Where
-//! something is kept with the keys, their pairs go on with the payload's SHA-256 in hex, and the
-//! status, the headers and the body (in hex) of the response; what is not there is null.
+//! Where each key is asked for under terms of its own, the pairs go on with those, the token in hex.
+//! Where something is kept with the keys, their pairs go on with the payload's SHA-256 in hex, and
+//! the status, the headers and the body (in hex) of the response; what is not there is null.
 //!
 //! The statements of the common case answer no rows but how many there were, and find the terms of
-//! the key at place `n` in `?2` from byte `n` × [`TERMS`] on: the token, and the retention and the lease
-//! in [`DIGITS`] digits each. To take them from JSON, and to hand rows from SQLite's thread to ours,
-//! costs as much as to write them.
+//! the key at place `n` in `?2` from byte `n` × [`TERMS`] on: the token, and the retention and the
+//! lease in [`DIGITS`] digits each. To take them from JSON, and to hand rows from SQLite's thread to
+//! ours, costs as much as to write them.
 
 use std::sync::Arc;
 
@@ -146,8 +146,9 @@ impl Statements {
                  FROM json_each(?1) WHERE true ON CONFLICT (namespace, id) DO NOTHING"
             )
         };
-        // Rows that are there and held. Not an UPDATE: of a table that was tiny when it was looked at by
-        // ANALYZE, that reads every row, and goes on so when it is large. Here the join has its order.
+        // Rows that are there and held. Not an UPDATE: of a table that was tiny when it was looked at
+        // by ANALYZE, that reads every row, and goes on so when it is large. Here the join has its
+        // order.
         let change_held = |token: &str, [columns, values]: [&str; 2], change: &str| {
             format!(
                 "INSERT INTO {table} AS t \
