@@ -6,7 +6,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Database, Pool, Transaction};
+use sqlx::SqlSafeStr;
+use sqlx::pool::PoolConnection;
+use sqlx::{AssertSqlSafe, Database, Pool};
+// `sqlx` names the type of a database's transaction manager, but not the trait.
+use sqlx_core::transaction::TransactionManager;
 
 use super::contract::{Claimed, Maintain, Receipt};
 use crate::error::{Error, ErrorKind};
@@ -161,39 +165,68 @@ pub struct Opened<DB: Database> {
     pub transaction: Option<OpenTransaction<DB>>,
 }
 
-/// A transaction that holds claims.
+/// A transaction that holds claims, and the connection that it is on.
 ///
-/// # Why sqlx's `Transaction`?
+/// # Why not sqlx's `Transaction`?
 ///
-/// Its drop rolls back before the connection is used again, and its savepoints work for the
-/// handler as they always do. What it lacks is taken care of here: a `begin` that is dropped
-/// half-way leaves its connection in a transaction up to sqlx 0.9.0
-/// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)), so it is never dropped.
+/// Every way to end one gives the connection back to its pool by a ping that has no bound. On a
+/// connection that has fallen silent the ping never returns, and the pool has one connection less
+/// until the process ends. So this type owns the connection: a transaction that ends in time gives
+/// the connection back within [`RETURN_BOUND`], and one that does not
+/// closes it. `BEGIN`, `COMMIT` and savepoints are sqlx's own, so that the
+/// handler's `begin` works as it always does.
 pub struct OpenTransaction<DB: Database> {
-    transaction: Transaction<'static, DB>,
-    /// Dropped after the transaction.
+    /// `None` once the transaction has ended.
+    connection: Option<PoolConnection<DB>>,
+    closes: bool,
+    /// Dropped after the connection was given back or closed.
     attachment: Option<Box<dyn Any + Send + Sync>>,
 }
 
+/// For how long a connection may take to return to its pool; past it, the connection is closed.
+const RETURN_BOUND: Duration = Duration::from_secs(5);
+
 impl<DB: Database> OpenTransaction<DB> {
-    /// A transaction of this pool, begun in a task of its own: whoever waits for it may go away.
+    /// A transaction of this pool, begun in a task of its own: the caller may be dropped, but a
+    /// dropped `BEGIN` would leave its connection in a transaction up to sqlx 0.9.0
+    /// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)).
+    ///
+    /// Dropped before its end, it is rolled back, and the connection returns to the pool: for a
+    /// database that is a file.
     ///
     /// # Errors
     ///
-    /// What sqlx answers.
+    /// What sqlx returns.
     pub async fn begin(
         pool: &Pool<DB>,
         statement: Option<&'static str>,
     ) -> Result<Self, sqlx::Error> {
         let pool = pool.clone();
         let begun = tokio::spawn(async move {
-            match statement {
-                Some(statement) => pool.begin_with(statement).await,
-                None => pool.begin().await,
-            }
+            let connection = pool.acquire().await?;
+            let mut transaction =
+                Self { connection: Some(connection), closes: false, attachment: None };
+            transaction.start(statement).await?;
+            Ok(transaction)
         });
-        let transaction = begun.await.map_err(|_| sqlx::Error::WorkerCrashed)??;
-        Ok(Self { transaction, attachment: None })
+        begun.await.map_err(|_| sqlx::Error::WorkerCrashed)?
+    }
+
+    /// A transaction on this connection. Dropped before its end, or while a statement is under way,
+    /// it closes the connection: for a database that is reached over a network.
+    ///
+    /// # Errors
+    ///
+    /// What sqlx returns.
+    pub async fn begin_on(connection: PoolConnection<DB>) -> Result<Self, sqlx::Error> {
+        let mut transaction = Self { connection: Some(connection), closes: true, attachment: None };
+        transaction.start(None).await?;
+        Ok(transaction)
+    }
+
+    async fn start(&mut self, statement: Option<&'static str>) -> Result<(), sqlx::Error> {
+        DB::TransactionManager::begin(self.connection(), statement.map(SqlSafeStr::into_sql_str))
+            .await
     }
 
     /// Attaches something of the adapter's, which is kept until the transaction has ended.
@@ -209,38 +242,75 @@ impl<DB: Database> OpenTransaction<DB> {
         self.attachment.as_deref().and_then(|attachment| (attachment as &dyn Any).downcast_ref())
     }
 
+    /// The same, to change.
+    pub fn attachment_mut<T: Any>(&mut self) -> Option<&mut T> {
+        let attachment = self.attachment.as_deref_mut();
+        attachment.and_then(|attachment| (attachment as &mut dyn Any).downcast_mut())
+    }
+
     /// The connection, to look at.
+    #[expect(clippy::missing_panics_doc, reason = "only what consumes the transaction takes it")]
     pub fn get(&self) -> &DB::Connection {
-        &self.transaction
+        self.connection.as_ref().expect(HELD)
     }
 
     /// The connection, inside the transaction.
+    #[expect(clippy::missing_panics_doc, reason = "only what consumes the transaction takes it")]
     pub fn connection(&mut self) -> &mut DB::Connection {
-        &mut self.transaction
+        self.connection.as_mut().expect(HELD)
     }
 
     /// Commits, as far as sqlx can tell: read the rules above.
     ///
     /// # Errors
     ///
-    /// What sqlx answers.
-    pub async fn commit(self) -> Result<(), sqlx::Error> {
-        let Self { transaction, attachment } = self;
-        let ended = transaction.commit().await;
-        drop(attachment);
-        ended
+    /// What sqlx returns.
+    pub async fn commit(mut self) -> Result<(), sqlx::Error> {
+        DB::TransactionManager::commit(self.connection()).await?;
+        self.end();
+        Ok(())
     }
 
     /// Rolls back.
     ///
     /// # Errors
     ///
-    /// What sqlx answers.
-    pub async fn rollback(self) -> Result<(), sqlx::Error> {
-        let Self { transaction, attachment } = self;
-        let ended = transaction.rollback().await;
-        drop(attachment);
-        ended
+    /// What sqlx returns.
+    pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
+        DB::TransactionManager::rollback(self.connection()).await?;
+        self.end();
+        Ok(())
+    }
+
+    /// Closes the connection: the server rolls back.
+    pub fn close(mut self) {
+        self.closes = true;
+    }
+
+    fn end(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            give_back(connection);
+        }
+    }
+}
+
+const HELD: &str = "a transaction holds its connection to its end";
+
+/// Gives a connection back to its pool, or closes it if it does not answer.
+pub(super) fn give_back<DB: Database>(mut connection: PoolConnection<DB>) {
+    // sqlx does the same without a bound when a connection is dropped.
+    tokio::spawn(tokio::time::timeout(RETURN_BOUND, connection.return_to_pool()));
+}
+
+impl<DB: Database> Drop for OpenTransaction<DB> {
+    fn drop(&mut self) {
+        let Some(mut connection) = self.connection.take() else { return };
+        if self.closes {
+            // No goodbye to the server: that would be one more message that may never leave.
+            drop(connection.detach());
+        } else {
+            DB::TransactionManager::start_rollback(&mut connection);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::{Arc, LazyLock, PoisonError};
 use std::task::Poll;
 
@@ -12,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::batching::Batching;
 use super::led::{Led, Slot};
-use super::tasks::{Mutex, Place, here, spawn, yield_now};
+use super::tasks::{Mutex, Place, here, late, spawn, yield_now};
 use crate::error::{Error, ErrorKind};
 
 /// So many rows wait when another lane opens, or a full batch of fewer: below, they are cheaper as
@@ -104,6 +105,8 @@ struct Queue<A: Ask> {
     /// The keys of what is on the wire.
     wire: Numbers,
     lanes: usize,
+    /// How many of the lanes wait for a batch that is late.
+    late: usize,
     /// The one that may be in a caller's own task.
     led: Option<Arc<Slot>>,
 }
@@ -185,6 +188,7 @@ impl<A: Ask> Batcher<A> {
             place,
             wire,
             open: true,
+            late: false,
             own,
         };
         let (opens, led) = {
@@ -205,9 +209,8 @@ impl<A: Ask> Batcher<A> {
             *all += rows;
             queue.rows += rows;
             queue.waiting.push_back(Waiting { ask, reply });
-            let opens =
-                queue.lanes < self.0.lanes && queue.rows >= WORTH_A_LANE.min(self.0.most_rows);
-            queue.lanes += usize::from(opens);
+            let enough = WORTH_A_LANE.min(self.0.most_rows);
+            let opens = queue.opens(self.0.lanes, if queue.late == 0 { enough } else { 1 });
             (opens, queue.led.take())
         };
         if let Some(led) = led {
@@ -228,6 +231,8 @@ struct Lane<A: Ask, C: Carry<A>> {
     place: Place,
     wire: Vec<u64>,
     open: bool,
+    /// Whether its batch is late.
+    late: bool,
     /// The call of the caller that leads it, until it is sent.
     own: Option<Waiting<A>>,
 }
@@ -267,8 +272,9 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
     ) {
         let answers = match turn {
             Ok(turn) => {
-                let carried = AssertUnwindSafe(self.carrier.carry(turn, asks)).catch_unwind().await;
-                carried.unwrap_or_default()
+                let carrier = Arc::clone(&self.carrier);
+                let carried = AssertUnwindSafe(carrier.carry(turn, asks)).catch_unwind();
+                self.unless_late(carried).await.unwrap_or_default()
             }
             Err(error) => {
                 let error = error.shared();
@@ -283,6 +289,48 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
             let answer = answers.next().unwrap_or_else(|| Err(unanswered()));
             // It may be gone.
             let _ = reply.send(Reply::Answer(answer));
+        }
+    }
+
+    /// Waits for the batch; if it is late, other lanes take what waits meanwhile. The batch may be on
+    /// a connection that has fallen silent, and what waits need not wait for that to be found out.
+    async fn unless_late<T>(&mut self, batch: impl Future<Output = T>) -> T {
+        let (mut batch, mut is_late) = (pin!(batch), pin!(late()));
+        poll_fn(|context| {
+            if let Poll::Ready(batch) = batch.as_mut().poll(context) {
+                return Poll::Ready(batch);
+            }
+            if !self.late && is_late.as_mut().poll(context).is_ready() {
+                self.is_late();
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn is_late(&mut self) {
+        self.late = true;
+        let opens = {
+            let mut state = lock(&self.shared.state);
+            let Some(queue) = state.queues.get_mut(&self.place) else { return };
+            queue.late += 1;
+            queue.opens(self.shared.lanes, 1)
+        };
+        if opens {
+            spawn(self.another().run());
+        }
+    }
+
+    /// A lane beside this one, which is counted already.
+    fn another(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            carrier: Arc::clone(&self.carrier),
+            place: self.place,
+            wire: Vec::new(),
+            own: None,
+            open: true,
+            late: false,
         }
     }
 
@@ -307,15 +355,8 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
 
     /// Leaves what waits to a task.
     fn hand_over(&mut self) {
-        let next = Self {
-            shared: Arc::clone(&self.shared),
-            carrier: Arc::clone(&self.carrier),
-            place: self.place,
-            wire: Vec::new(),
-            own: None,
-            open: std::mem::take(&mut self.open),
-        };
-        spawn(next.run());
+        self.open = false;
+        spawn(self.another().run());
     }
 
     /// Takes the next batch, or closes the lane.
@@ -345,6 +386,7 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
         for key in self.wire.drain(..) {
             queue.wire.remove(&key);
         }
+        queue.late -= usize::from(std::mem::take(&mut self.late));
         if queue.waiting.is_empty() {
             self.open = false;
             state.close(self.place);
@@ -370,7 +412,14 @@ impl<A: Ask, C: Carry<A>> Drop for Lane<A, C> {
 
 impl<A: Ask> Default for Queue<A> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), rows: 0, wire: Numbers::default(), lanes: 0, led: None }
+        Self {
+            waiting: VecDeque::new(),
+            rows: 0,
+            wire: Numbers::default(),
+            lanes: 0,
+            late: 0,
+            led: None,
+        }
     }
 }
 
@@ -400,6 +449,14 @@ impl<A: Ask> State<A> {
 }
 
 impl<A: Ask> Queue<A> {
+    /// Counts another lane, if so many rows wait. One that waits for a late batch does not count,
+    /// up to as many again as there may be.
+    fn opens(&mut self, most: usize, rows: usize) -> bool {
+        let opens = self.lanes < most + self.late.min(most) && self.rows >= rows;
+        self.lanes += usize::from(opens);
+        opens
+    }
+
     /// What may go together, from the front.
     fn take(&mut self, most: usize) -> Vec<Waiting<A>> {
         let (mut batch, mut skipped): (Vec<Waiting<A>>, _) = (Vec::new(), Vec::new());

@@ -1,11 +1,13 @@
 //! Natural batching: calls that arrive while a statement is on the wire go out together with the
 //! next one.
 //!
-//! 1. No timer: a call that finds nothing under way is sent at once, by its caller, until somebody
+//! 1. No timer delays a call: a call that finds nothing under way is sent at once, by its caller, until somebody
 //!    else waits for it. All else is for tasks, the lanes, which end when nothing waits any more:
 //!    nothing runs when nobody calls.
 //! 2. There are few lanes (a caller that sends its call is one of them), each with one batch on the
-//!    wire. Another opens when so much waits that one statement more is worth its fixed price.
+//!    wire. Another opens when so much waits that one statement more is worth its fixed price, or
+//!    when a batch is late (500 ms): its connection may have fallen silent. A lane whose batch is
+//!    late does not count, up to as many again as there may be lanes.
 //! 3. A batch holds what one statement does: calls of one kind, or claims and completions where one
 //!    insertion in the order of keys does for both, as on Postgres. It holds each key once, except
 //!    that claims (or records) of one key may share it: the store is asked for one of them, and its

@@ -1,6 +1,7 @@
 //! What the batcher needs of a runtime. The model in `tests` stands in for it.
 
 use std::future::Future;
+use std::time::Duration;
 
 pub(super) use std::sync::Mutex;
 pub(super) use tokio::task::yield_now;
@@ -14,6 +15,14 @@ pub(super) fn here() -> Place {
 
 pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(task));
+}
+
+/// How long a batch may take before it is late.
+const LATE: Duration = Duration::from_millis(500);
+
+/// Returns once a batch that begins now is late.
+pub(super) async fn late() {
+    tokio::time::sleep(LATE).await;
 }
 
 /// A caller's runtime, for when the caller is dropped outside of it.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::BoxFuture;
 use sqlx::Row;
-use sqlx::postgres::{PgPool, PgRow};
+use sqlx::postgres::PgRow;
 
 use super::super::batch::Carry;
 use super::super::contract::{Claimed, Completed, Receipt};
@@ -22,6 +22,7 @@ use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, PARTS, Rows, Taken, Terms, Told, completed,
     completed_before, open_places,
 };
+use super::connections::Source;
 use super::rows::{
     Columns, KeptColumns, Params, Uuid, advisory_lock, is_locked, is_of_a_row, store_error,
 };
@@ -35,31 +36,18 @@ pub(super) const ROUNDS: usize = 5;
 /// How many advisory locks are tried at once, of the few thousand that a server has room for.
 const PROBED: usize = 256;
 
-/// Statements on the connections of this pool.
+/// Statements on the connections of one source.
 pub(super) struct Through<'i> {
     inner: &'i Inner,
-    pool: &'i PgPool,
+    source: Source,
     /// Whether a statement may have written what nobody has heard of.
     unheard: AtomicBool,
 }
 
 impl Inner {
-    /// Without batching.
-    pub(super) fn direct(&self) -> Through<'_> {
-        Through { inner: self, pool: &self.pool, unheard: AtomicBool::default() }
-    }
-
-    /// On the lanes' own connections.
-    fn lane(&self) -> Through<'_> {
-        let pool = self.lanes.get_or_init(|| {
-            let lanes = self.batching.lane_count().unwrap_or(1);
-            let most = u32::try_from(lanes).unwrap_or(u32::MAX);
-            let options = self.pool.options().clone().min_connections(0).max_connections(most);
-            // A connection that is gone is found by its statement, which is then repeated.
-            let options = options.test_before_acquire(false);
-            options.connect_lazy_with((*self.pool.connect_options()).clone())
-        });
-        Through { inner: self, pool, unheard: AtomicBool::default() }
+    /// Statements on the connections of this source.
+    pub(super) fn through(&self, source: Source) -> Through<'_> {
+        Through { inner: self, source, unheard: AtomicBool::default() }
     }
 }
 
@@ -71,7 +59,7 @@ impl Carry<Call> for Inner {
     }
 
     async fn carry(&self, (): (), batch: Vec<Call>) -> Vec<Result<Answers, Error>> {
-        sql::carry(&self.lane(), &batch).await
+        sql::carry(&self.through(Source::Lane), &batch).await
     }
 }
 
@@ -186,7 +174,7 @@ impl Through<'_> {
     }
 
     async fn send(&self, sql: &Arc<str>, params: Params<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
-        self.inner.fetch_through(self.pool, sql, params, &self.unheard).await
+        self.inner.fetch_through(self.source, sql, params, &self.unheard).await
     }
 
     /// What a call came to nothing for, if `written` says whether it has changed something.
@@ -317,7 +305,7 @@ impl Through<'_> {
                 let (mut free, mut gone) = (Vec::new(), Vec::new());
                 let keys = sql::at(&rows.keys, &absent);
                 let read = &self.inner.statements.read;
-                let stored = self.inner.look(self.pool, read, &keys).await?;
+                let stored = self.inner.look(self.source, read, &keys).await?;
                 for (place, stored) in absent.into_iter().zip(stored) {
                     let Some(stored) = stored else {
                         gone.push(place);
@@ -383,7 +371,7 @@ impl Through<'_> {
                 break;
             }
             let keys = sql::at(&rows.keys, &open);
-            let stored = self.inner.look(self.pool, &self.inner.statements.read, &keys).await?;
+            let stored = self.inner.look(self.source, &self.inner.statements.read, &keys).await?;
             for (place, stored) in open.into_iter().zip(stored) {
                 answers[place] = completed_before(stored.as_ref(), rows.receipt(place).token());
             }

@@ -33,6 +33,7 @@
 //! ```
 
 mod change;
+mod connections;
 mod plans;
 mod rows;
 mod schema;

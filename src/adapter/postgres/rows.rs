@@ -117,6 +117,13 @@ pub(super) fn advisory_lock(key: &DedupKey) -> i64 {
     i64::from_be_bytes(last)
 }
 
+/// The advisory lock by which the session of an open transaction is found.
+pub(super) fn session_lock(token: Token) -> i64 {
+    let mut first = [0; 8];
+    first.copy_from_slice(&token.as_bytes()[..8]);
+    i64::from_be_bytes(first)
+}
+
 /// Where each key stands in a list.
 pub(super) struct Places(Vec<(Uuid, usize)>);
 

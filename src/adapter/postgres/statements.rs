@@ -167,14 +167,15 @@ fn keep(row: &str) -> String {
 /// be a handler, and the time to wait for rows is set back to the user's own.
 ///
 /// `$1` to `$3` are keys, namespaces and ids, `$4` the token, `$5` and `$6` the retention and the
-/// lease of all of them, `$7` the keys' parts of the advisory locks.
+/// lease of all of them, `$7` the keys' parts of the advisory locks, `$8` a lock that the token names:
+/// by it the session is found from another connection.
 fn begin_within(place: &Place) -> String {
     let lock = place.lock("a.lock");
     format!(
         "WITH terms AS MATERIALIZED (\
          SELECT current_setting('lock_timeout') AS was, \
          set_config('lock_timeout', '{LOCK_TIMEOUT}', true) AS waits, {} AS durable, \
-         $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
+         pg_try_advisory_xact_lock($8::int8) AS named, $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
          $6::int8 * interval '1 millisecond' AS lease), \
          asked AS MATERIALIZED (\
          SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease, \

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -18,6 +18,7 @@ use super::super::contract::{
 use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored};
 use super::change::ROUNDS;
+use super::connections::{Connections, Source, is_timed_out};
 use super::plans::Plans;
 use super::rows::{
     Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, number, row_keys,
@@ -30,6 +31,9 @@ use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::DedupKey;
 
 const CONNECTIONS: u32 = 10;
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For how long a statement may run that reads or changes the whole table.
+const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 /// How often a statement is repeated that was in another's way, or whose connection was gone.
 const REPEATS: usize = 6;
 
@@ -40,19 +44,35 @@ const REPEATS: usize = 6;
 pub struct PostgresAdapter(Arc<Inner>);
 
 pub(super) struct Inner {
-    pub(super) pool: PgPool,
-    pub(super) place: Place,
-    claims: Durability,
+    options: Options,
+    pub(super) connections: Connections,
     pub(super) statements: Statements,
-    pub(super) batching: Batching,
     pub(super) batcher: Option<Batcher<Call>>,
-    /// The connections of the lanes, once one was opened.
-    pub(super) lanes: OnceLock<PgPool>,
     pub(super) plans: Plans,
     pub(super) storm: Storm,
     migrated: AtomicBool,
-    /// Whether the connections are the user's.
+}
+
+#[derive(Clone)]
+struct Options {
+    place: Place,
+    claims: Durability,
+    batching: Batching,
+    statement_timeout: Duration,
+    /// Whether the pool is the user's.
     foreign: bool,
+}
+
+impl Options {
+    const fn new(place: Place, foreign: bool) -> Self {
+        Self {
+            place,
+            claims: Durability::Synchronous,
+            batching: Batching::new(),
+            statement_timeout: STATEMENT_TIMEOUT,
+            foreign,
+        }
+    }
 }
 
 impl PostgresAdapter {
@@ -79,7 +99,7 @@ impl PostgresAdapter {
             .acquire_timeout(Duration::from_secs(5))
             .connect_lazy_with(options);
         drop(first.close().await);
-        Ok(Self::over(pool, Place::default(), Durability::Synchronous, false, Batching::new()))
+        Ok(Self::over(pool, Options::new(Place::default(), false)))
     }
 
     /// An adapter over a pool of yours, on the database that your service uses anyway.
@@ -88,7 +108,7 @@ impl PostgresAdapter {
     /// [operations guide](crate::guide::operations).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self::over(pool, Place::default(), Durability::Synchronous, true, Batching::new())
+        Self::over(pool, Options::new(Place::default(), true))
     }
 
     /// The adapter with another table than `webhook_deliveries`.
@@ -96,15 +116,13 @@ impl PostgresAdapter {
     /// A handle that was cloned before keeps its table.
     #[must_use]
     pub fn table(self, table: Identifier) -> Self {
-        let place = Place { table, ..self.0.place.clone() };
-        self.with(place, self.0.claims)
+        self.with(|options| options.place.table = table)
     }
 
     /// The adapter with its table in this schema, instead of the first of the `search_path`.
     #[must_use]
     pub fn schema(self, schema: Identifier) -> Self {
-        let place = Place { schema: Some(schema), ..self.0.place.clone() };
-        self.with(place, self.0.claims)
+        self.with(|options| options.place.schema = Some(schema))
     }
 
     /// Lets claims commit without waiting for the disk (`synchronous_commit = off` for the claim's
@@ -115,7 +133,7 @@ impl PostgresAdapter {
     #[must_use]
     pub fn asynchronous_claims(self, asynchronous: bool) -> Self {
         let claims = if asynchronous { Durability::Asynchronous } else { Durability::Synchronous };
-        self.with(self.0.place.clone(), claims)
+        self.with(|options| options.claims = claims)
     }
 
     /// Makes the schema if it is not there. Safe to call from many processes at once.
@@ -131,7 +149,7 @@ impl PostgresAdapter {
     /// The statements that [`migrate`](Self::migrate) runs, for those who run their own.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {
-        create_sql(&self.0.place)
+        create_sql(&self.0.options.place)
     }
 
     /// How concurrent calls go out together; [`Batching::off`] for each on its own.
@@ -140,39 +158,42 @@ impl PostgresAdapter {
     /// beside those of the pool and with its options. They are opened when they are needed.
     #[must_use]
     pub fn batching(self, batching: Batching) -> Self {
-        let Inner { pool, place, claims, foreign, .. } = &*self.0;
-        Self::over(pool.clone(), place.clone(), *claims, *foreign, batching)
+        self.with(|options| options.batching = batching)
+    }
+
+    /// How long one statement may take, 5 s unless told otherwise; at least 1 ms. Past it, its
+    /// connection is closed and its outcome is unknown, so that a connection which has fallen
+    /// silent, without a reset, costs this time once and no more.
+    ///
+    /// Choose more than the layer's `store_timeout`, which ends the wait of a caller. Counting,
+    /// purging and migrating have ten minutes.
+    #[must_use]
+    pub fn statement_timeout(self, timeout: Duration) -> Self {
+        self.with(|options| options.statement_timeout = timeout.max(Duration::from_millis(1)))
     }
 
     pub(super) fn inner(&self) -> &Inner {
         &self.0
     }
 
-    fn with(&self, place: Place, claims: Durability) -> Self {
-        Self::over(self.0.pool.clone(), place, claims, self.0.foreign, self.0.batching)
+    fn with(&self, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = self.0.options.clone();
+        change(&mut options);
+        Self::over(self.0.connections.pool.clone(), options)
     }
 
-    fn over(
-        pool: PgPool,
-        place: Place,
-        claims: Durability,
-        foreign: bool,
-        batching: Batching,
-    ) -> Self {
-        let statements = Statements::new(&place, claims);
-        let batcher = batching.lane_count().map(|lanes| Batcher::new(lanes, batching));
+    fn over(pool: PgPool, options: Options) -> Self {
+        let statements = Statements::new(&options.place, options.claims);
+        let lanes = options.batching.lane_count();
+        let batcher = lanes.map(|lanes| Batcher::new(lanes, options.batching));
         Self(Arc::new(Inner {
-            pool,
-            place,
-            claims,
+            connections: Connections::new(pool, lanes.unwrap_or(1)),
+            options,
             statements,
-            batching,
             batcher,
-            lanes: OnceLock::new(),
             plans: Plans::default(),
             storm: Storm::default(),
             migrated: AtomicBool::new(false),
-            foreign,
         }))
     }
 
@@ -185,17 +206,19 @@ impl PostgresAdapter {
         self.0.ready().await?;
         let call = Call::new(kind, keys, keys.iter().map(number).collect(), receipt);
         // A statement is as durable as the most durable of its calls.
-        let call = call.mixing(self.0.claims == Durability::Synchronous);
+        let call = call.mixing(self.0.options.claims == Durability::Synchronous);
         T::unwrap(match &self.0.batcher {
             Some(batcher) => batcher.submit(&self.0, call).await?,
-            None => self.0.direct().alone(&call).await?,
+            None => self.0.through(Source::Pool).alone(&call).await?,
         })
     }
 }
 
 impl fmt::Debug for PostgresAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresAdapter").field("place", &self.0.place).finish_non_exhaustive()
+        f.debug_struct("PostgresAdapter")
+            .field("place", &self.0.options.place)
+            .finish_non_exhaustive()
     }
 }
 
@@ -227,10 +250,11 @@ impl Inner {
     async fn migrate(&self) -> Result<(), Error> {
         let fault = |error| store_error("preparing the Postgres schema", error);
         if !self.has_schema().await.map_err(fault)? {
-            let mut connection = self.pool.acquire().await.map_err(fault)?;
+            let mut session = self.connections.get(Source::Pool).await.map_err(fault)?;
             // One message: dropped half-way, the server still commits all of it or nothing.
-            let sql = AssertSqlSafe(migration(&self.place));
-            sqlx::raw_sql(sql).execute(&mut *connection).await.map_err(fault)?;
+            let sql = AssertSqlSafe(migration(&self.options.place));
+            let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
+            session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await.map_err(fault)?;
         }
         self.migrated.store(true, Ordering::Release);
         Ok(())
@@ -246,25 +270,39 @@ impl Inner {
         Ok(version >= VERSION)
     }
 
-    /// Runs one statement, which is its own transaction, and answers its rows.
-    ///
-    /// It is repeated if it was in the way of another, or if its connection turns out to be gone:
-    /// every call comes to the same when its statements are repeated with its token. A repetition may be
-    /// refused because the server is at work on the one before, which nobody hears of any more: the
-    /// outcome is unknown then.
+    /// Runs one statement, which is its own transaction, on the pool, and returns its rows.
     pub(super) async fn fetch(
         &self,
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        self.fetch_through(&self.pool, sql, params, &AtomicBool::default()).await
+        let bound = self.options.statement_timeout;
+        self.fetch_within(bound, Source::Pool, sql, params, &AtomicBool::default()).await
     }
 
-    /// The same on a connection of this pool. `unheard` is set if it answers only after one before
-    /// it was not heard of: what that has written, this one has found.
+    /// The same on a connection of this source. `unheard` is set if a reply came only after another
+    /// was lost: what the lost statement has written, this one has found.
     pub(super) async fn fetch_through(
         &self,
-        pool: &PgPool,
+        source: Source,
+        sql: &Arc<str>,
+        params: Params<'_>,
+        unheard: &AtomicBool,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        self.fetch_within(self.options.statement_timeout, source, sql, params, unheard).await
+    }
+
+    /// The same within `bound` for one statement.
+    ///
+    /// It is repeated if it was in the way of another, or if its connection turns out to be gone:
+    /// every call comes to the same when its statements are repeated with its token. A repetition
+    /// may be refused because the server is at work on the one before, whose reply is lost: the
+    /// outcome is unknown then. A statement that has used up its bound is not repeated, because its
+    /// caller has given up.
+    async fn fetch_within(
+        &self,
+        bound: Duration,
+        source: Source,
         sql: &Arc<str>,
         params: Params<'_>,
         unheard: &AtomicBool,
@@ -278,27 +316,38 @@ impl Inner {
             .build();
         let mut lost = None;
         loop {
-            let mut connection = match pool.acquire().await {
-                Ok(connection) => connection,
+            let mut session = match self.connections.get(source).await {
+                Ok(session) => session,
                 Err(error) => return Err(lost.unwrap_or(error)),
             };
-            let error = match params.bind(sql).fetch_all(&mut *connection).await {
-                Ok(rows) if rows.first().is_some_and(is_from_a_standby) => {
-                    sqlx::Error::Protocol("a standby cannot be asked".to_owned())
+            let fetch = |connection| async {
+                let rows = params.bind(sql).fetch_all(connection).await?;
+                if rows.first().is_some_and(is_from_a_standby) {
+                    return Err(sqlx::Error::Protocol("a standby cannot be asked".to_owned()));
                 }
+                Ok(rows)
+            };
+            let gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
+            let error = match session.run(bound, gone, fetch).await {
                 Ok(rows) => {
                     unheard.fetch_or(lost.is_some(), Ordering::Relaxed);
                     return Ok(rows);
                 }
                 Err(error) => error,
             };
-            let gone = is_broken(&error) || is_read_only(&error);
-            if gone {
-                // Not to be had from the pool again.
-                drop(connection.detach());
+            drop(session);
+            if gone(&error) {
+                // What has happened to one connection may have happened to all.
+                self.connections.suspect();
+            }
+            if is_timed_out(&error) {
+                self.connections.cancel_waiting(bound);
+                return Err(lost.unwrap_or(error));
             }
             match pauses.next() {
-                Some(pause) if gone || is_conflict(&error) => tokio::time::sleep(pause).await,
+                Some(pause) if gone(&error) || is_conflict(&error) => {
+                    tokio::time::sleep(pause).await;
+                }
                 _ => return Err(lost.unwrap_or(error)),
             }
             if is_broken(&error) {
@@ -309,20 +358,20 @@ impl Inner {
 
     /// What a primary has stored of each key.
     pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
-        self.look(&self.pool, &self.statements.read, keys)
+        self.look(Source::Pool, &self.statements.read, keys)
             .await
             .map_err(|error| store_error("looking up keys", error))
     }
 
     pub(super) async fn look(
         &self,
-        pool: &PgPool,
+        source: Source,
         sql: &Arc<str>,
         keys: &[DedupKey],
     ) -> Result<Vec<Option<Stored>>, sqlx::Error> {
         let keys = row_keys(keys);
         let params = Params::Read(&keys);
-        let rows = self.fetch_through(pool, sql, params, &AtomicBool::default()).await?;
+        let rows = self.fetch_through(source, sql, params, &AtomicBool::default()).await?;
         let mut found: Vec<Option<Stored>> = keys.iter().map(|_| None).collect();
         for (place, row) in Places::new(&keys).of_rows(rows)? {
             found[place] = Some(stored(&row, 0)?);
@@ -338,7 +387,9 @@ impl Inner {
     ) -> Result<u64, Error> {
         let fault = |error| store_error(context, error);
         self.ready().await?;
-        let rows = self.fetch(sql, params).await.map_err(fault)?;
+        let unheard = AtomicBool::default();
+        let rows = self.fetch_within(MAINTENANCE_TIMEOUT, Source::Pool, sql, params, &unheard);
+        let rows = rows.await.map_err(fault)?;
         let number: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
         u64::try_from(number)
             .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))
@@ -418,7 +469,8 @@ impl Maintain for PostgresAdapter {
         self.0.ready().await?;
         let statement = &self.0.statements.forget;
         for _ in 0..ROUNDS {
-            let gone = self.0.direct().touch("forgetting", statement, keys, &none).await?;
+            let gone =
+                self.0.through(Source::Pool).touch("forgetting", statement, keys, &none).await?;
             if gone == [true] {
                 return Ok(Forgotten::Removed);
             }
@@ -444,7 +496,7 @@ impl Maintain for PostgresAdapter {
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         self.0.ready().await?;
         let keys = std::slice::from_ref(key);
-        let stored = self.0.look(&self.0.pool, &self.0.statements.look, keys).await;
+        let stored = self.0.look(Source::Pool, &self.0.statements.look, keys).await;
         let stored = stored.map_err(|error| store_error("looking up keys", error))?;
         let stored = stored.into_iter().flatten().next();
         Ok(stored.and_then(|stored| stored.entry()))
@@ -454,13 +506,12 @@ impl Maintain for PostgresAdapter {
         self.0.number("counting keys", &self.0.statements.count, Params::None).await
     }
 
-    /// A pool of the user's stays open: it is theirs to close. The lanes' connections are closed.
+    /// A pool of the user's stays open: it is theirs to close. The lanes' connections are closed,
+    /// and calls that need one fail.
     async fn close(&self) {
-        if let Some(lanes) = self.0.lanes.get() {
-            lanes.close().await;
-        }
-        if !self.0.foreign {
-            self.0.pool.close().await;
+        self.0.connections.close().await;
+        if !self.0.options.foreign {
+            self.0.connections.pool.close().await;
         }
     }
 }

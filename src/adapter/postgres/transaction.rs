@@ -27,7 +27,8 @@ use super::super::transaction::{
 use super::change::grant;
 use super::rows::{
     Columns, KeptColumns, Places, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
-    is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error, stored,
+    is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, session_lock,
+    store_error, stored,
 };
 use super::statements::Within;
 use super::store::PostgresAdapter;
@@ -129,6 +130,8 @@ impl TransactionAdapter for PostgresAdapter {
             let error = store_error(CONTEXT, error);
             if ended { error.of_the_transaction() } else { error }
         };
+        // Until the transaction has ended, whatever happens to this call.
+        let backend = transaction.attachment_mut::<Option<Backend>>().and_then(Option::take);
         if receipt.keeps() {
             let kept = KeptColumns::new(&Rows::one(keys, receipt));
             let keep = sqlx::query(AssertSqlSafe(self.inner().statements.keep.clone()))
@@ -141,12 +144,12 @@ impl TransactionAdapter for PostgresAdapter {
                 .execute(transaction.connection())
                 .await;
             if let Err(error) = keep {
-                let _ = end(transaction).await;
+                end_badly(transaction, backend).await;
                 return Err(fault(error));
             }
         }
         // The number of the transaction that claimed.
-        let mark = transaction.attachment::<String>().cloned();
+        let mark = backend.as_ref().and_then(|backend| backend.mark.clone());
         let completed = sqlx::query(AssertSqlSafe(self.inner().statements.commit.clone()))
             .bind(row_keys(keys))
             .bind(Uuid::from(receipt.token()))
@@ -156,26 +159,35 @@ impl TransactionAdapter for PostgresAdapter {
         let completed = match completed {
             Ok(completed) => completed,
             Err(error) => {
-                let _ = end(transaction).await;
+                end_badly(transaction, backend).await;
                 return Err(fault(error));
             }
         };
         if completed.len() != keys.len() {
-            let _ = end(transaction).await;
+            end_badly(transaction, backend).await;
             return Err(not_ours("completing keys: the handler has ended its transaction"));
         }
         let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
         if !at_the_top && has_leaked(transaction.connection()).await.map_err(fault)? {
-            dismiss(transaction).await;
+            transaction.close();
             return Err(not_ours("committing: the handler has leaked a savepoint"));
         }
-        transaction.commit().await.map_err(fault)
+        transaction.commit().await.map_err(fault)?;
+        if let Some(backend) = backend {
+            backend.ended();
+        }
+        Ok(())
     }
 
-    async fn rollback(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
+    async fn rollback(&self, mut transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
+        let backend = transaction.attachment_mut::<Option<Backend>>().and_then(Option::take);
         end(transaction)
             .await
-            .map_err(|error| store_error("rolling the handler's transaction back", error))
+            .map_err(|error| store_error("rolling the handler's transaction back", error))?;
+        if let Some(backend) = backend {
+            backend.ended();
+        }
+        Ok(())
     }
 
     fn patience(&self) -> Duration {
@@ -248,24 +260,29 @@ impl PostgresAdapter {
             .with_jitter()
             .build();
         loop {
-            let mut transaction = OpenTransaction::begin(&inner.pool, None).await?;
+            let connection = inner.connections.pooled().await?;
+            let mut transaction = OpenTransaction::begin_on(connection).await?;
+            let mut backend = Backend::of(self, receipt.token());
             let take = &inner.statements.open;
             let error = match self.take_within(transaction.connection(), take, keys, receipt).await
             {
                 Ok((answers, Some(mark))) => {
-                    return Ok((answers, Some(transaction.with(mark))));
+                    backend.mark = Some(mark);
+                    return Ok((answers, Some(transaction.with(Some(backend)))));
                 }
                 Ok((answers, None)) => {
                     transaction.rollback().await?;
+                    backend.ended();
                     return Ok((answers, None));
                 }
                 Err(error) => error,
             };
             let read_only = is_read_only(&error);
             if read_only {
-                dismiss(transaction).await;
+                transaction.close();
+                inner.connections.suspect();
             } else {
-                end_badly(transaction).await;
+                end_badly(transaction, Some(backend)).await;
             }
             // Somebody's own transaction holds one of the rows; to know which is not worth a
             // second transaction.
@@ -337,13 +354,77 @@ impl PostgresAdapter {
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
         let rows = Rows::one(keys, receipt);
-        Columns::new(&rows).bind_within(sql, receipt).bind(&locks).fetch_all(connection).await
+        Columns::new(&rows)
+            .bind_within(sql, receipt)
+            .bind(&locks)
+            .bind(session_lock(receipt.token()))
+            .fetch_all(connection)
+            .await
+    }
+}
+
+/// The server's side of an open transaction, which may outlive the connection: a server that is not
+/// told goodbye keeps the transaction, its locks and the key, until its own keepalive finds out.
+///
+/// A transaction takes an advisory lock that its token names. If the transaction is dropped before
+/// its end, the session that holds this lock is terminated over another connection. A session that
+/// commits is left alone: it ends by itself, and to terminate one that waits for a synchronous
+/// standby would show a commit that the standby does not have.
+struct Backend {
+    adapter: PostgresAdapter,
+    token: Token,
+    /// The number of the transaction.
+    mark: Option<String>,
+    ended: bool,
+}
+
+/// For how long a session is looked for while the server cannot be reached.
+const LOOK_FOR: Duration = Duration::from_secs(60);
+
+impl Backend {
+    fn of(adapter: &PostgresAdapter, token: Token) -> Self {
+        Self { adapter: adapter.clone(), token, mark: None, ended: false }
+    }
+
+    /// The server has said that the transaction has ended.
+    fn ended(mut self) {
+        self.ended = true;
+    }
+
+    async fn terminate(adapter: PostgresAdapter, token: Token) {
+        let mut pauses = ExponentialBuilder::new()
+            .with_min_delay(Duration::from_millis(50))
+            .with_max_delay(Duration::from_secs(2))
+            .with_jitter()
+            .without_max_times()
+            .build();
+        let start = tokio::time::Instant::now();
+        while let Err(error) = adapter.inner().connections.terminate(session_lock(token)).await {
+            if start.elapsed() > LOOK_FOR || adapter.inner().connections.is_closed() {
+                tracing::warn!(%error, "the session of a lost transaction was not looked for");
+                return;
+            }
+            tokio::time::sleep(pauses.next().unwrap_or(LOOK_FOR)).await;
+        }
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        // Without a runtime, the process is about to end, or the runtime is: the server finds out.
+        if let (false, Ok(runtime)) = (self.ended, tokio::runtime::Handle::try_current()) {
+            runtime.spawn(Self::terminate(self.adapter.clone(), self.token));
+        }
     }
 }
 
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
-async fn end_badly(transaction: OpenTransaction<Postgres>) {
-    let _ = transaction.rollback().await;
+async fn end_badly(transaction: OpenTransaction<Postgres>, backend: Option<Backend>) {
+    if end(transaction).await.is_ok() {
+        if let Some(backend) = backend {
+            backend.ended();
+        }
+    }
 }
 
 /// Rolls back all of a handler's transaction. Where it has leaked the guard of a savepoint, sqlx
@@ -370,15 +451,4 @@ async fn has_leaked(connection: &mut PgConnection) -> Result<bool, sqlx::Error> 
         Err(sqlx::Error::Database(_)) => Ok(true),
         Err(error) => Err(error),
     }
-}
-
-/// Ends the session of a connection that must not go back to its pool.
-async fn dismiss(mut transaction: OpenTransaction<Postgres>) {
-    let end = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
-    if end.is_ok() {
-        let _ = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())")
-            .execute(transaction.connection())
-            .await;
-    }
-    drop(transaction);
 }

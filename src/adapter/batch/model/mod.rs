@@ -58,6 +58,10 @@ struct Store {
     fails: bool,
     /// Whether batches may be dropped half-way, as by runtimes that end.
     stops: bool,
+    /// The first call hangs, as on a connection that has fallen silent, until so many callers are
+    /// done.
+    hangs: Option<usize>,
+    done: AtomicUsize,
 }
 
 /// Off the wire, however it ends.
@@ -117,6 +121,10 @@ impl Carry<Asked> for Store {
         for _ in 0..thread_rng().gen_range(0..4) {
             shuttle::future::yield_now().await;
         }
+        let hangs = self.hangs.filter(|_| batch.iter().any(|ask| ask.number == 0));
+        while hangs.is_some_and(|callers| self.done.load(Ordering::SeqCst) < callers) {
+            shuttle::future::yield_now().await;
+        }
         on_wire.ended = true;
         match if self.fails { thread_rng().gen_range(0..4) } else { 3 } {
             0 => batch.iter().map(|_| Err(Error::new(ErrorKind::Refused, "the store"))).collect(),
@@ -137,15 +145,14 @@ struct World {
     leaves: bool,
     /// Whether the first caller leaves its first call alone until all others are done.
     stalls: bool,
+    /// Whether batches may be late.
+    late: bool,
+    /// Whether the first caller's call hangs until all others are done.
+    hangs: bool,
 }
 
 /// Asks for a key, and does not look after it before `done`.
-async fn stall(
-    batcher: Arc<Batcher<Asked>>,
-    store: Arc<Store>,
-    done: Arc<AtomicUsize>,
-    all: usize,
-) {
+async fn stall(batcher: Arc<Batcher<Asked>>, store: Arc<Store>, all: usize) {
     let ask = Asked { number: 0, kind: 0, keys: vec![0] };
     let mut answer = Box::pin(batcher.submit(&store, ask));
     for _ in 0..thread_rng().gen_range(0..6) {
@@ -154,17 +161,20 @@ async fn stall(
         }
         shuttle::future::yield_now().await;
     }
-    while done.load(Ordering::SeqCst) < all {
+    while store.done.load(Ordering::SeqCst) < all {
         shuttle::future::yield_now().await;
     }
     assert_eq!(answer.await.unwrap(), 0);
 }
 
 async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, number: usize) {
-    let any = || u64::try_from(thread_rng().gen_range(0..KEYS)).unwrap();
+    // A call that hangs has its key, and its kind, to itself.
+    let hangs = usize::from(world.hangs);
+    let any = || u64::try_from(thread_rng().gen_range(hangs..KEYS)).unwrap();
     let (one, more) = (any(), any());
     let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
-    let ask = Asked { number, kind: thread_rng().gen_range(0..3), keys };
+    let kind = thread_rng().gen_range(0..if world.hangs { 2 } else { 3 });
+    let ask = Asked { number, kind, keys };
     let mut answer = Box::pin(batcher.submit(&store, ask));
     if world.leaves && thread_rng().gen_bool(0.4) {
         for _ in 0..thread_rng().gen_range(0..6) {
@@ -193,29 +203,34 @@ fn check(world: World) {
     shuttle::check_random(
         move || {
             tasks::STOPS.set(world.stops);
+            tasks::LATE.set(world.late);
             let batching = Batching::new().rows(MOST_ROWS).queue(MOST_WAITING);
             let batcher = Arc::new(Batcher::new(world.lanes, batching));
             let store = Arc::new(Store {
                 sent: (0..world.callers * world.calls).map(|_| AtomicUsize::new(0)).collect(),
-                most_lanes: world.lanes,
+                most_lanes: world.lanes * if world.late { 2 } else { 1 },
                 fails: world.fails,
                 stops: world.stops > 0,
+                hangs: world.hangs.then_some(world.callers - 1),
                 ..Store::default()
             });
-            let done = Arc::new(AtomicUsize::new(0));
             let callers: Vec<_> = (0..world.callers)
                 .map(|caller| {
                     let (batcher, store) = (Arc::clone(&batcher), Arc::clone(&store));
-                    let done = Arc::clone(&done);
                     shuttle::future::spawn(async move {
                         if world.stalls && caller == 0 {
-                            return stall(batcher, store, done, world.callers - 1).await;
+                            return stall(batcher, store, world.callers - 1).await;
+                        }
+                        if world.hangs && caller == 0 {
+                            let ask = Asked { number: 0, kind: 2, keys: vec![0] };
+                            assert_eq!(batcher.submit(&store, ask).await.unwrap(), 0);
+                            return;
                         }
                         for round in 0..world.calls {
                             let number = caller * world.calls + round;
                             call(world, Arc::clone(&batcher), Arc::clone(&store), number).await;
                         }
-                        done.fetch_add(1, Ordering::SeqCst);
+                        store.done.fetch_add(1, Ordering::SeqCst);
                     })
                 })
                 .collect();
@@ -234,8 +249,17 @@ fn check(world: World) {
     );
 }
 
-const CALM: World =
-    World { callers: 4, calls: 3, lanes: 2, stops: 0, fails: false, leaves: false, stalls: false };
+const CALM: World = World {
+    callers: 4,
+    calls: 3,
+    lanes: 2,
+    stops: 0,
+    fails: false,
+    leaves: false,
+    stalls: false,
+    late: false,
+    hangs: false,
+};
 
 #[test]
 fn every_caller_has_its_own_answer() {
@@ -260,4 +284,16 @@ fn a_caller_that_looks_away_holds_up_nobody() {
     check(World { stalls: true, ..CALM });
     check(World { stalls: true, leaves: true, ..CALM });
     check(World { stalls: true, leaves: true, lanes: 1, ..CALM });
+}
+
+#[test]
+fn late_batches_open_lanes_and_every_caller_has_its_own_reply() {
+    check(World { late: true, ..CALM });
+    check(World { late: true, stops: 2, leaves: true, fails: true, ..CALM });
+}
+
+#[test]
+fn a_batch_that_hangs_holds_up_no_other_key() {
+    check(World { late: true, hangs: true, ..CALM });
+    check(World { late: true, hangs: true, lanes: 1, ..CALM });
 }

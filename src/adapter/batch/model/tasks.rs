@@ -14,6 +14,8 @@ pub(super) type Place = u8;
 thread_local! {
     /// How many lanes are yet to be stopped in mid-air, as by runtimes that end.
     pub(super) static STOPS: Cell<u32> = const { Cell::new(0) };
+    /// Whether batches may be late.
+    pub(super) static LATE: Cell<bool> = const { Cell::new(false) };
 }
 
 pub(super) fn here() -> Place {
@@ -31,6 +33,16 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
         task.as_mut().poll(cx)
     });
     drop(shuttle::future::spawn(stoppable));
+}
+
+/// Any batch may be late, at any moment.
+pub(super) async fn late() {
+    while !LATE.get() {
+        std::future::pending::<()>().await;
+    }
+    while thread_rng().gen_bool(0.8) {
+        yield_now().await;
+    }
 }
 
 pub(super) type Home = ();

@@ -1,0 +1,396 @@
+//! Connections, and who ends a wait on one that has fallen silent.
+//!
+//! A connection may stop carrying bytes without a reset: the server's machine is gone, or a
+//! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no bound, so
+//! the adapter sets the bounds.
+//!
+//! 1. A statement is given up after [`statement_timeout`](super::PostgresAdapter::statement_timeout).
+//!    Its connection is closed and not pooled, and its outcome is unknown. The same holds for a
+//!    statement whose caller is dropped.
+//! 2. After one connection has failed, the idle ones are suspect: those of the lanes are closed,
+//!    and those of the pool are tested at once, each within [`TEST`].
+//! 3. A lane's connection that was idle for longer than [`TEST_AFTER`] is tested before it is used.
+//! 4. To open a connection takes [`CONNECT`] at most.
+//! 5. A lane's connection is used by the runtime that opened it: a runtime that is not driven
+//!    delays nobody else.
+//! 6. New connections follow the pool's connect options of that moment, so that rotated credentials
+//!    and a new host take effect.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
+use sqlx::{Connection, Row};
+use tokio::runtime::{Handle, Id};
+use tokio::time::timeout;
+
+use super::super::transaction::give_back;
+
+/// How long a test of an idle connection may take.
+const TEST: Duration = Duration::from_millis(500);
+/// How long a lane's connection may be idle and not be tested.
+const TEST_AFTER: Duration = Duration::from_secs(10);
+/// How long opening a connection may take, over all tries.
+const CONNECT: Duration = Duration::from_secs(2);
+/// How long closing one may take.
+const CLOSE: Duration = Duration::from_secs(1);
+
+/// Where a statement is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A connection of the pool.
+    Pool,
+    /// A connection of the lanes, beside the pool.
+    Lane,
+}
+
+/// The pool, and the connections that are beside it.
+pub(super) struct Connections {
+    pub(super) pool: PgPool,
+    /// How many connections a runtime keeps for its lanes.
+    lanes: usize,
+    beside: Mutex<Beside>,
+    /// Whether statements that have waited too long are being cancelled.
+    cancels: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct Beside {
+    opener: Option<Opener>,
+    idle: HashMap<Id, Vec<Idle>>,
+    closed: bool,
+}
+
+/// Opens connections as the pool does, with its `after_connect`, and keeps none.
+#[derive(Clone)]
+struct Opener {
+    options: Arc<PgConnectOptions>,
+    pool: PgPool,
+}
+
+struct Idle {
+    connection: PgConnection,
+    opened: Instant,
+    since: Instant,
+}
+
+impl Connections {
+    pub(super) fn new(pool: PgPool, lanes: usize) -> Self {
+        Self { pool, lanes, beside: Mutex::default(), cancels: Arc::default() }
+    }
+
+    pub(super) async fn get(&self, source: Source) -> Result<Session<'_>, sqlx::Error> {
+        match source {
+            Source::Pool => self.pooled().await.map(|connection| Session::of(self, connection)),
+            Source::Lane => self.lane().await,
+        }
+    }
+
+    /// A connection of the pool. The pool tests an idle one, without a bound but that of the whole
+    /// call, so a test that takes too long is dropped, which closes the connection.
+    pub(super) async fn pooled(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+        if self.lock().closed {
+            return Err(sqlx::Error::PoolClosed);
+        }
+        if self.pool.num_idle() > 0 {
+            match timeout(TEST, self.pool.acquire()).await {
+                Ok(acquired) => return acquired,
+                Err(_) => self.suspect(),
+            }
+        }
+        self.pool.acquire().await
+    }
+
+    async fn lane(&self) -> Result<Session<'_>, sqlx::Error> {
+        if let Some(mut idle) = self.idle()? {
+            let sound = idle.since.elapsed() < TEST_AFTER
+                || matches!(timeout(TEST, idle.connection.ping()).await, Ok(Ok(())));
+            if sound {
+                return Ok(Session::new(self, Live::Lane(idle.connection, idle.opened)));
+            }
+            drop(idle);
+            self.suspect();
+        }
+        let connection = self.open().await?;
+        Ok(Session::new(self, Live::Lane(connection, Instant::now())))
+    }
+
+    /// A connection of this runtime that nobody uses.
+    fn idle(&self) -> Result<Option<Idle>, sqlx::Error> {
+        let options = self.pool.connect_options();
+        let (found, outdated) = {
+            let mut beside = self.lock();
+            if beside.closed {
+                return Err(sqlx::Error::PoolClosed);
+            }
+            let current = beside.opener.as_ref().is_some_and(|opener| opener.is_of(&options));
+            let outdated = if current { HashMap::new() } else { std::mem::take(&mut beside.idle) };
+            (beside.idle.get_mut(&here()).and_then(Vec::pop), outdated)
+        };
+        drop(outdated);
+        Ok(found)
+    }
+
+    /// A new connection, which belongs to nobody.
+    pub(super) async fn open(&self) -> Result<PgConnection, sqlx::Error> {
+        let pool = self.opener()?.pool;
+        let acquired = timeout(CONNECT, pool.acquire()).await;
+        acquired.map_err(|_| sqlx::Error::PoolTimedOut)?.map(PoolConnection::detach)
+    }
+
+    fn opener(&self) -> Result<Opener, sqlx::Error> {
+        let options = self.pool.connect_options();
+        let mut beside = self.lock();
+        if beside.closed {
+            return Err(sqlx::Error::PoolClosed);
+        }
+        if let Some(opener) = beside.opener.as_ref().filter(|opener| opener.is_of(&options)) {
+            return Ok(opener.clone());
+        }
+        let most = self.pool.options().get_max_connections();
+        let pool_options = self.pool.options().clone();
+        let pool = pool_options
+            .min_connections(0)
+            // No more than the pool has: sqlx refuses a child of a smaller parent.
+            .max_connections(u32::try_from(self.lanes * 2 + 1).unwrap_or(u32::MAX).min(most))
+            .acquire_timeout(CONNECT)
+            // With neither there is no task that looks after idle connections: there are none.
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .connect_lazy_with((*options).clone());
+        let opener = Opener { options, pool };
+        beside.opener = Some(opener.clone());
+        Ok(opener)
+    }
+
+    /// One connection has failed: no other is trusted without a test.
+    pub(super) fn suspect(&self) {
+        let idle = std::mem::take(&mut self.lock().idle);
+        drop(idle);
+        while let Some(connection) = self.pool.try_acquire() {
+            tokio::spawn(test(connection));
+        }
+    }
+
+    /// Cancels statements of this crate that have waited for a lock for longer than `bound`: whoever
+    /// sent them has given them up. Without this, each would occupy a connection of the server for
+    /// as long as somebody locks the table, and new ones would join them.
+    pub(super) fn cancel_waiting(&self, bound: Duration) {
+        const CANCEL: &str = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity \
+             WHERE datname = current_database() AND usename = session_user AND state = 'active' \
+             AND wait_event_type = 'Lock' AND query LIKE '/* tower-dedup */ %' \
+             AND query_start < clock_timestamp() - $1 * interval '1 millisecond' \
+             AND pid <> pg_backend_pid()";
+        if self.cancels.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (opener, cancels) = (self.opener(), Arc::clone(&self.cancels));
+        tokio::spawn(async move {
+            let cancelled = timeout(CONNECT + CONNECT, async {
+                let mut connection = opener?.pool.acquire().await?.detach();
+                let bound = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
+                sqlx::query(CANCEL).bind(bound).execute(&mut connection).await?;
+                connection.close().await
+            });
+            if let Ok(Err(error)) = cancelled.await {
+                tracing::debug!(%error, "cancelling statements that have waited too long");
+            }
+            cancels.store(false, Ordering::Release);
+        });
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().closed || self.pool.is_closed()
+    }
+
+    /// Terminates the session whose open transaction holds this advisory lock, unless it commits.
+    pub(super) async fn terminate(&self, lock: i64) -> Result<(), sqlx::Error> {
+        // A lock of one 64-bit number is shown in two halves, and `objsubid` is 1.
+        const TERMINATE: &str = "SELECT count(pg_terminate_backend(a.pid)) \
+             FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid \
+             WHERE l.locktype = 'advisory' AND l.objsubid = 1 \
+             AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+             AND (l.classid::int8 << 32 | l.objid::int8) = $1 AND a.pid <> pg_backend_pid() \
+             AND NOT (a.state = 'active' AND (a.query = 'COMMIT' OR a.wait_event = 'SyncRep'))";
+        let terminated = timeout(CONNECT + CONNECT, async {
+            let mut connection = self.open().await?;
+            sqlx::query(TERMINATE).bind(lock).execute(&mut connection).await?;
+            connection.close().await
+        });
+        terminated.await.unwrap_or_else(|_| Err(timed_out()))
+    }
+
+    /// Keeps a lane's connection for the next statement, unless there are enough, or it is too old.
+    fn keep(&self, connection: PgConnection, opened: Instant) {
+        let options = self.pool.options();
+        let is_old = |opened: Instant| {
+            options.get_max_lifetime().is_some_and(|longest| opened.elapsed() > longest)
+        };
+        let is_idle = |since: Instant| {
+            options.get_idle_timeout().is_some_and(|longest| since.elapsed() > longest)
+        };
+        let mut dropped = Vec::new();
+        {
+            let mut beside = self.lock();
+            // Of runtimes that have ended too.
+            beside.idle.retain(|_, idle| {
+                let (kept, old) = std::mem::take(idle)
+                    .into_iter()
+                    .partition(|idle: &Idle| !is_old(idle.opened) && !is_idle(idle.since));
+                *idle = kept;
+                dropped.extend::<Vec<Idle>>(old);
+                !idle.is_empty()
+            });
+            let mine = beside.idle.entry(here()).or_default();
+            let idle = Idle { connection, opened, since: Instant::now() };
+            mine.push(idle);
+            if beside.closed || is_old(opened) || beside.idle[&here()].len() > self.lanes {
+                dropped.extend(beside.idle.get_mut(&here()).and_then(Vec::pop));
+            }
+        }
+    }
+
+    /// Closes what is beside the pool; later calls fail.
+    pub(super) async fn close(&self) {
+        let (idle, opener) = {
+            let mut beside = self.lock();
+            beside.closed = true;
+            (std::mem::take(&mut beside.idle), beside.opener.take())
+        };
+        for Idle { connection, .. } in idle.into_values().flatten() {
+            let _ = timeout(CLOSE, connection.close()).await;
+        }
+        if let Some(opener) = opener {
+            opener.pool.close().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Beside> {
+        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Opener {
+    fn is_of(&self, options: &Arc<PgConnectOptions>) -> bool {
+        Arc::ptr_eq(&self.options, options)
+    }
+}
+
+fn here() -> Id {
+    Handle::current().id()
+}
+
+/// Gives an idle connection of the pool back if it leads to a primary that replies in time.
+async fn test(connection: PoolConnection<Postgres>) {
+    let mut connection = Guard(Some(connection));
+    let asked = async {
+        let Some(connection) = connection.0.as_mut() else { return Ok(false) };
+        let row = sqlx::raw_sql("SELECT NOT pg_is_in_recovery()").fetch_one(&mut **connection);
+        row.await?.try_get::<bool, _>(0)
+    };
+    if matches!(timeout(TEST, asked).await, Ok(Ok(true))) {
+        if let Some(connection) = connection.0.take() {
+            give_back(connection);
+        }
+    }
+}
+
+/// A connection of the pool, which is closed if it is dropped.
+struct Guard(Option<PoolConnection<Postgres>>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.0.take().map(PoolConnection::detach));
+    }
+}
+
+/// A connection for one statement. Dropped while a statement is under way, or after one that was
+/// not answered, it is closed; else it returns to where it came from.
+pub(super) struct Session<'c> {
+    connections: &'c Connections,
+    live: Option<Live>,
+    sound: bool,
+}
+
+enum Live {
+    Pooled(PoolConnection<Postgres>),
+    /// And when it was opened.
+    Lane(PgConnection, Instant),
+}
+
+impl<'c> Session<'c> {
+    fn new(connections: &'c Connections, live: Live) -> Self {
+        Self { connections, live: Some(live), sound: true }
+    }
+
+    fn of(connections: &'c Connections, connection: PoolConnection<Postgres>) -> Self {
+        Self::new(connections, Live::Pooled(connection))
+    }
+
+    /// Runs one statement within `bound`. Past it, the connection is closed, and so it is after
+    /// an error for which `breaks` returns true.
+    pub(super) async fn run<'s, T, F>(
+        &'s mut self,
+        bound: Duration,
+        breaks: impl Fn(&sqlx::Error) -> bool,
+        statement: impl FnOnce(&'s mut PgConnection) -> F,
+    ) -> Result<T, sqlx::Error>
+    where
+        F: Future<Output = Result<T, sqlx::Error>>,
+    {
+        self.sound = false;
+        let Some(live) = self.live.as_mut() else { return Err(sqlx::Error::PoolClosed) };
+        let run = timeout(bound, statement(live)).await;
+        let run = run.unwrap_or_else(|_| Err(timed_out()));
+        self.sound = !matches!(&run, Err(error) if breaks(error) || is_timed_out(error));
+        run
+    }
+}
+
+/// A statement that was given up.
+fn timed_out() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
+}
+
+/// Whether a statement was given up, or the kernel has given its connection up.
+pub(super) fn is_timed_out(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut)
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        match self.live.take() {
+            Some(Live::Pooled(connection)) if self.sound => give_back(connection),
+            Some(Live::Lane(connection, opened)) if self.sound => {
+                self.connections.keep(connection, opened);
+            }
+            Some(Live::Pooled(connection)) => drop(connection.detach()),
+            Some(Live::Lane(..)) | None => {}
+        }
+    }
+}
+
+impl Deref for Live {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        match self {
+            Self::Pooled(connection) => connection,
+            Self::Lane(connection, _) => connection,
+        }
+    }
+}
+
+impl DerefMut for Live {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        match self {
+            Self::Pooled(connection) => connection,
+            Self::Lane(connection, _) => connection,
+        }
+    }
+}
