@@ -218,9 +218,12 @@ impl<DB: Database> OpenTransaction<DB> {
     /// # Errors
     ///
     /// What sqlx returns.
-    pub async fn begin_on(connection: PoolConnection<DB>) -> Result<Self, sqlx::Error> {
+    pub async fn begin_on(
+        connection: PoolConnection<DB>,
+        statement: Option<&'static str>,
+    ) -> Result<Self, sqlx::Error> {
         let mut transaction = Self { connection: Some(connection), closes: true, attachment: None };
-        transaction.start(None).await?;
+        transaction.start(statement).await?;
         Ok(transaction)
     }
 

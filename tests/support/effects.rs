@@ -101,6 +101,11 @@ impl Database {
         Self { effects: Effects::create(&schema.url()).await, schema }
     }
 
+    /// Of the schema, and of the pools' sessions.
+    pub(crate) fn name(&self) -> &str {
+        self.schema.name()
+    }
+
     pub(crate) fn options(&self) -> PgConnectOptions {
         let options: PgConnectOptions = self.schema.url().parse().unwrap();
         options.application_name(self.schema.name())

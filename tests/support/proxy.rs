@@ -1,10 +1,12 @@
-//! A wire between a pool and its server that can be cut, to the message.
+//! A wire between a pool and its server that can be cut, or fall silent, to the message.
 
+use std::future::pending;
 use std::sync::{Arc, Mutex};
 
 use sqlx::postgres::PgConnectOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 /// Which connection breaks, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,11 @@ pub(crate) enum Cut {
     Unanswered,
     /// The client is cut off at once, while the server is at work: which it does not notice.
     Abandoned,
+    /// The message does not reach the server, and from then on the connection carries no byte in
+    /// either direction; neither side is told, not even if the other one closes.
+    Silent,
+    /// The same, but the server has the message.
+    SilentUnanswered,
 }
 
 #[derive(Default)]
@@ -29,21 +36,29 @@ struct Trap {
 pub(crate) struct Proxy {
     port: u16,
     trap: Arc<Mutex<Trap>>,
+    /// How often all connections were silenced.
+    silenced: watch::Sender<u32>,
 }
 
 impl Proxy {
     /// To the server of these options.
     pub(crate) async fn start(options: &PgConnectOptions) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let proxy = Self { port: listener.local_addr().unwrap().port(), trap: Arc::default() };
+        let port = listener.local_addr().unwrap().port();
+        let proxy = Self { port, trap: Arc::default(), silenced: watch::Sender::new(0) };
         let (trap, server) = (Arc::clone(&proxy.trap), server(options));
+        let silenced = proxy.silenced.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&server).await.unwrap();
-                let trap = Arc::clone(&trap);
+                let (trap, mut silenced) = (Arc::clone(&trap), silenced.subscribe());
                 // Either side is gone: the drop tells the other.
                 tokio::spawn(async move {
-                    let _ = pass(client, server, &trap).await;
+                    let (mut client, mut server) = (client, server);
+                    tokio::select! {
+                        _ = pass(&mut client, &mut server, &trap) => {}
+                        Ok(()) = silenced.changed() => pending().await,
+                    }
                 });
             }
         });
@@ -61,10 +76,20 @@ impl Proxy {
         *self.trap.lock().unwrap() = Trap { set: Some((spared, cut)), messages: Vec::new() };
     }
 
+    /// All connections that are open now carry no byte any more; new ones do.
+    pub(crate) fn silence(&self) {
+        self.silenced.send_modify(|times| *times += 1);
+    }
+
     /// How many messages there were since the trap was set, but for those that only ask whether the
     /// connection is alive (a Sync).
     pub(crate) fn messages(&self) -> usize {
         self.trap.lock().unwrap().messages.iter().filter(|message| message[0] != b'S').count()
+    }
+
+    /// The same with those.
+    pub(crate) fn all_messages(&self) -> usize {
+        self.trap.lock().unwrap().messages.len()
     }
 
     /// Takes the trap away, and answers the message that was cut, if one was.
@@ -83,8 +108,8 @@ fn server(options: &PgConnectOptions) -> (String, u16) {
 
 /// A small message is one read, and no two are: the client waits for each answer.
 async fn pass(
-    mut client: TcpStream,
-    mut server: TcpStream,
+    client: &mut TcpStream,
+    server: &mut TcpStream,
     trap: &Mutex<Trap>,
 ) -> std::io::Result<()> {
     let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
@@ -104,6 +129,11 @@ async fn pass(
                         return server.read(&mut down).await.map(drop);
                     }
                     Some(Cut::Abandoned) => return server.write_all(message).await,
+                    Some(Cut::Silent) => pending().await,
+                    Some(Cut::SilentUnanswered) => {
+                        server.write_all(message).await?;
+                        pending().await
+                    }
                 }
             }
             read = server.read(&mut down) => {

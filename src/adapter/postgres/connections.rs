@@ -98,9 +98,11 @@ impl Connections {
             return Err(sqlx::Error::PoolClosed);
         }
         if self.pool.num_idle() > 0 {
-            match timeout(TEST, self.pool.acquire()).await {
-                Ok(acquired) => return acquired,
-                Err(_) => self.suspect(),
+            // The caller may give up first, and has then found out as much.
+            let suspected = Suspected { connections: self, sound: false };
+            if let Ok(acquired) = timeout(TEST, self.pool.acquire()).await {
+                suspected.sound();
+                return acquired;
             }
         }
         self.pool.acquire().await
@@ -172,6 +174,9 @@ impl Connections {
     pub(super) fn suspect(&self) {
         let idle = std::mem::take(&mut self.lock().idle);
         drop(idle);
+        if Handle::try_current().is_err() {
+            return;
+        }
         while let Some(connection) = self.pool.try_acquire() {
             tokio::spawn(test(connection));
         }
@@ -209,18 +214,27 @@ impl Connections {
     }
 
     /// Terminates the session whose open transaction holds this advisory lock, unless it commits.
-    pub(super) async fn terminate(&self, lock: i64) -> Result<(), sqlx::Error> {
+    /// Returns `true` if there was one.
+    ///
+    /// A transaction that has no lock yet has written nothing. Those of this crate that have done
+    /// nothing for `bound` are terminated too: a claim takes less.
+    pub(super) async fn terminate(&self, lock: i64, bound: Duration) -> Result<bool, sqlx::Error> {
         // A lock of one 64-bit number is shown in two halves, and `objsubid` is 1.
-        const TERMINATE: &str = "SELECT count(pg_terminate_backend(a.pid)) \
-             FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid \
-             WHERE l.locktype = 'advisory' AND l.objsubid = 1 \
-             AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-             AND (l.classid::int8 << 32 | l.objid::int8) = $1 AND a.pid <> pg_backend_pid() \
-             AND NOT (a.state = 'active' AND (a.query = 'COMMIT' OR a.wait_event = 'SyncRep'))";
+        const TERMINATE: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+             WHERE datname = current_database() AND pid <> pg_backend_pid() AND (\
+             (pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \
+             AND (classid::int8 << 32 | objid::int8) = $1) \
+             AND NOT (state = 'active' AND (query = 'COMMIT' OR wait_event = 'SyncRep'))) \
+             OR (usename = session_user AND state = 'idle in transaction' \
+             AND query LIKE '/* tower-dedup */ %' AND backend_xid IS NULL \
+             AND state_change < clock_timestamp() - $2 * interval '1 millisecond'))";
         let terminated = timeout(CONNECT + CONNECT, async {
             let mut connection = self.open().await?;
-            sqlx::query(TERMINATE).bind(lock).execute(&mut connection).await?;
-            connection.close().await
+            let bound = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
+            let ended = sqlx::query_scalar::<_, i64>(TERMINATE).bind(lock).bind(bound);
+            let ended = ended.fetch_one(&mut connection).await?;
+            connection.close().await?;
+            Ok(ended > 0)
         });
         terminated.await.unwrap_or_else(|_| Err(timed_out()))
     }
@@ -296,6 +310,26 @@ async fn test(connection: PoolConnection<Postgres>) {
     if matches!(timeout(TEST, asked).await, Ok(Ok(true))) {
         if let Some(connection) = connection.0.take() {
             give_back(connection);
+        }
+    }
+}
+
+/// A test of a connection by the pool, during which nothing may be heard of it.
+struct Suspected<'c> {
+    connections: &'c Connections,
+    sound: bool,
+}
+
+impl Suspected<'_> {
+    fn sound(mut self) {
+        self.sound = true;
+    }
+}
+
+impl Drop for Suspected<'_> {
+    fn drop(&mut self) {
+        if !self.sound {
+            self.connections.suspect();
         }
     }
 }

@@ -165,8 +165,8 @@ impl PostgresAdapter {
     /// connection is closed and its outcome is unknown, so that a connection which has fallen
     /// silent, without a reset, costs this time once and no more.
     ///
-    /// Choose more than the layer's `store_timeout`, which ends the wait of a caller. Counting,
-    /// purging and migrating have ten minutes.
+    /// Choose more than the layer's `store_timeout`, which ends the wait of a caller. Purging has
+    /// six times as long for one portion; counting and migrating have ten minutes.
     #[must_use]
     pub fn statement_timeout(self, timeout: Duration) -> Self {
         self.with(|options| options.statement_timeout = timeout.max(Duration::from_millis(1)))
@@ -223,6 +223,10 @@ impl fmt::Debug for PostgresAdapter {
 }
 
 impl Inner {
+    pub(super) fn statement_timeout(&self) -> Duration {
+        self.options.statement_timeout
+    }
+
     pub(super) async fn ready(&self) -> Result<(), Error> {
         if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
     }
@@ -382,13 +386,14 @@ impl Inner {
     async fn number(
         &self,
         context: &'static str,
+        bound: Duration,
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<u64, Error> {
         let fault = |error| store_error(context, error);
         self.ready().await?;
         let unheard = AtomicBool::default();
-        let rows = self.fetch_within(MAINTENANCE_TIMEOUT, Source::Pool, sql, params, &unheard);
+        let rows = self.fetch_within(bound, Source::Pool, sql, params, &unheard);
         let rows = rows.await.map_err(fault)?;
         let number: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
         u64::try_from(number)
@@ -459,7 +464,8 @@ impl Recall for PostgresAdapter {
 impl Maintain for PostgresAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
         let limit = Params::Limit(i64::from(limit));
-        self.0.number("purging", &self.0.statements.purge, limit).await
+        let bound = self.0.options.statement_timeout.saturating_mul(6);
+        self.0.number("purging", bound, &self.0.statements.purge, limit).await
     }
 
     async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
@@ -503,7 +509,8 @@ impl Maintain for PostgresAdapter {
     }
 
     async fn count(&self) -> Result<u64, Error> {
-        self.0.number("counting keys", &self.0.statements.count, Params::None).await
+        let count = &self.0.statements.count;
+        self.0.number("counting keys", MAINTENANCE_TIMEOUT, count, Params::None).await
     }
 
     /// A pool of the user's stays open: it is theirs to close. The lanes' connections are closed,

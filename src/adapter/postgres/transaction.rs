@@ -261,8 +261,8 @@ impl PostgresAdapter {
             .build();
         loop {
             let connection = inner.connections.pooled().await?;
-            let mut transaction = OpenTransaction::begin_on(connection).await?;
             let mut backend = Backend::of(self, receipt.token());
+            let mut transaction = OpenTransaction::begin_on(connection, Some(BEGIN)).await?;
             let take = &inner.statements.open;
             let error = match self.take_within(transaction.connection(), take, keys, receipt).await
             {
@@ -378,6 +378,9 @@ struct Backend {
     ended: bool,
 }
 
+/// Tells the session's statements from others.
+const BEGIN: &str = "/* tower-dedup */ BEGIN";
+
 /// For how long a session is looked for while the server cannot be reached.
 const LOOK_FOR: Duration = Duration::from_secs(60);
 
@@ -392,19 +395,30 @@ impl Backend {
     }
 
     async fn terminate(adapter: PostgresAdapter, token: Token) {
+        let inner = adapter.inner();
         let mut pauses = ExponentialBuilder::new()
             .with_min_delay(Duration::from_millis(50))
             .with_max_delay(Duration::from_secs(2))
             .with_jitter()
             .without_max_times()
             .build();
-        let start = tokio::time::Instant::now();
-        while let Err(error) = adapter.inner().connections.terminate(session_lock(token)).await {
-            if start.elapsed() > LOOK_FOR || adapter.inner().connections.is_closed() {
-                tracing::warn!(%error, "the session of a lost transaction was not looked for");
-                return;
-            }
-            tokio::time::sleep(pauses.next().unwrap_or(LOOK_FOR)).await;
+        let bound = inner.statement_timeout();
+        let (start, mut looked) = (tokio::time::Instant::now(), false);
+        loop {
+            let pause = match inner.connections.terminate(session_lock(token), bound).await {
+                // One that has no lock yet is known by its age only.
+                Ok(false) if !looked => {
+                    looked = true;
+                    bound
+                }
+                Ok(_) => return,
+                Err(error) if start.elapsed() > LOOK_FOR || inner.connections.is_closed() => {
+                    tracing::warn!(%error, "a lost transaction's session was not looked for");
+                    return;
+                }
+                Err(_) => pauses.next().unwrap_or(LOOK_FOR),
+            };
+            tokio::time::sleep(pause).await;
         }
     }
 }
