@@ -493,9 +493,14 @@ impl Demoted {
 
     /// All its connections are open and idle. New ones lead to the primary.
     async fn pool(&self) -> PgPool {
+        self.pool_with(PgPoolOptions::new()).await
+    }
+
+    async fn pool_with(&self, options: PgPoolOptions) -> PgPool {
         let Self(cluster) = self;
         cluster.address.lead_to(&cluster.standby);
-        let pool = pool_of(&cluster.address.url(), Self::CONNECTIONS, "on");
+        let pool = options.max_connections(Self::CONNECTIONS);
+        let pool = pool.connect_lazy(&cluster.address.url()).unwrap();
         let open = join_all((0..Self::CONNECTIONS).map(|_| pool.acquire())).await;
         assert!(open.iter().all(Result::is_ok));
         drop(open);
@@ -527,4 +532,21 @@ async fn a_pool_full_of_connections_to_a_demoted_server_opens_a_transaction() {
     let opened = adapter.open(&keys, &mine).await.unwrap();
     assert_eq!(opened.answers, [Claimed::first(1, false)]);
     adapter.commit(opened.transaction.unwrap(), &keys, &mine).await.unwrap();
+}
+
+/// The guide's pool looks whether a connection may write before it lends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn before_acquire_of_the_guide_closes_connections_to_a_demoted_server() {
+    let demoted = Demoted::start().await;
+    let looks = PgPoolOptions::new().test_before_acquire(false).before_acquire(|connection, _| {
+        Box::pin(async move {
+            let read_only = sqlx::query_scalar("SHOW transaction_read_only");
+            let read_only: String = read_only.fetch_one(connection).await?;
+            Ok(read_only == "off")
+        })
+    });
+    let pool = demoted.pool_with(looks).await;
+    let recovers: bool =
+        sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&pool).await.unwrap();
+    assert!(!recovers);
 }
