@@ -28,7 +28,7 @@ use tower_dedup::adapter::{
     Batching, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Receipt, Recorded,
     Released, Token, TransactionAdapter,
 };
-use tower_dedup::{DedupLayer, ResponseBody};
+use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// Far more than it takes: only a test that hangs reaches it.
@@ -472,6 +472,37 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
         let again = promoted.claim(std::slice::from_ref(&key), &receipt()).await.unwrap();
         assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{key:?}: {again:?}");
     }
+}
+
+/// Whoever ends the session of such a commit makes it visible without the standby, and a duplicate of
+/// it would be acknowledged.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_waits_for_the_standby_is_not_acknowledged_before_it() {
+    let cluster = Cluster::synchronous().await;
+    let url = cluster.address.url();
+    let effects = Effects::create(&url).await;
+    let adapter = PostgresAdapter::new(pool_of(&url, 4, "on"));
+    adapter.migrate().await.unwrap();
+    let layer = DedupLayer::transactional(by_header(), adapter).on_in_flight(OnInFlight::Reject);
+    let service = layer.store_timeout(Duration::from_millis(300)).layer(within());
+    let standby = Arc::clone(&cluster.standby);
+    blocking(move || standby.stop_immediately()).await;
+    let mut admin = PgConnection::connect(&cluster.primary.url()).await.unwrap();
+    let commits =
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query = 'COMMIT'";
+    for _ in 0..10 {
+        let response = send(&service, request("event")).await;
+        assert_eq!(response.status(), 503, "{:?}", result(&response));
+        pause(100).await;
+        assert_eq!(scalar::<i64>(&mut admin, commits).await, 1);
+        assert_eq!(effects.of("event").await, 0, "visible without the standby");
+    }
+    let standby = Arc::clone(&cluster.standby);
+    blocking(move || standby.start_again()).await;
+    support::effects::until_acknowledged(&service, "event").await;
+    assert_eq!(effects.of("event").await, 1);
+    let response = send(&service, request("event")).await;
+    assert_eq!(result(&response), Some("duplicate"));
 }
 
 /// After a failover behind an address whose old connections stay open, a pool may hold nothing but
