@@ -459,7 +459,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
             let standby = Arc::clone(&cluster.standby);
             blocking(move || standby.start_again()).await;
         };
-        let both = async { tokio::join!(writes, nothing_ends) };
+        let both = Box::pin(async { tokio::join!(writes, nothing_ends) });
         tokio::time::timeout(FOR_EVER, both).await.expect("an end");
         cluster.until_followed().await;
         complete.extend([batched, one, open, user, recorded].into_iter().flatten());
