@@ -279,6 +279,12 @@ pub enum ConfigError {
     InvalidReplayHeader,
     /// The store URL cannot be read. (The URL is not repeated here: it may hold a password.)
     InvalidUrl,
+    /// The Postgres URL names several hosts, or `PGHOST` does. `sqlx` connects to one host only:
+    /// give one address that leads to the primary.
+    SeveralHosts,
+    /// The Postgres URL has a parameter that chooses between servers, which `sqlx` ignores: give
+    /// one address that leads to the primary.
+    UnsupportedUrlParameter(&'static str),
     /// No adapter answers to this URL scheme.
     UnknownScheme(String),
     /// The adapter for this URL scheme is behind a cargo feature that is off.
@@ -304,6 +310,14 @@ impl fmt::Display for ConfigError {
             Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
             Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
             Self::InvalidUrl => f.write_str("the store URL cannot be read"),
+            Self::SeveralHosts => f.write_str(
+                "the store URL names several hosts: give one address that leads to the primary",
+            ),
+            Self::UnsupportedUrlParameter(name) => write!(
+                f,
+                "the URL parameter `{name}` is not supported: give one address that leads to the \
+                 primary"
+            ),
             Self::UnknownScheme(scheme) => write!(f, "no adapter for the scheme `{scheme}:`"),
             Self::FeatureDisabled { scheme, feature } => {
                 write!(f, "`{scheme}:` needs the cargo feature `{feature}` of tower-dedup")

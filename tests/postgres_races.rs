@@ -287,11 +287,18 @@ async fn every_isolation_level_is_exactly_once() {
     }
 }
 
-/// What is acknowledged waits for the disk, although the role's commits do not; COMMIT itself looks
-/// at the setting. A stronger one stays, and a weaker one of claims is obeyed.
+/// What is acknowledged waits for the disk, and for that of a synchronous standby, although the role's
+/// commits do not; COMMIT itself looks at the setting. A stronger one stays, and a weaker one of claims
+/// is obeyed.
 #[tokio::test]
 async fn what_is_complete_is_committed_to_disk() {
-    for (setting, found) in [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")] {
+    for (setting, found) in [
+        ("off", "on"),
+        ("local", "on"),
+        ("remote_write", "on"),
+        ("on", "on"),
+        ("remote_apply", "remote_apply"),
+    ] {
         let database = Database::fresh().await;
         let pool = set(&database, 3, &[("synchronous_commit", setting)]);
         let adapter = PostgresAdapter::new(pool.clone());

@@ -83,7 +83,8 @@ pub use transaction::{OpenTransaction, Opened, TransactionAdapter};
 /// # Errors
 ///
 /// [`ErrorKind::Config`](crate::ErrorKind::Config) with a [`ConfigError`] as its source for a URL
-/// that no adapter of this build answers to, and whatever the adapter's own `connect` answers.
+/// that no adapter of this build answers to, and the errors of the adapter's own `connect`: a
+/// Postgres URL names one host.
 pub async fn connect(url: &str) -> Result<Arc<dyn DynAdapter>, Error> {
     let Some((scheme, _)) = url.split_once(':') else { return Err(ConfigError::InvalidUrl.into()) };
     match scheme {

@@ -36,6 +36,11 @@ impl Effects {
         Self(pool)
     }
 
+    /// Over a table that is there.
+    pub(crate) fn over(pool: PgPool) -> Self {
+        Self(pool)
+    }
+
     /// For what else a test wants to know of the database.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.0

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test takes a part of it")]
 
 pub(crate) mod aging;
+pub(crate) mod cluster;
 pub(crate) mod effects;
 pub(crate) mod ledgers;
 pub(crate) mod postgres;

@@ -139,6 +139,11 @@ impl Server {
         self.must(&format!("start {}", self.port));
     }
 
+    /// Runs a statement, on a connection of its own.
+    pub(crate) fn run(&self, sql: &str) {
+        execute(&self.url(), sql.to_owned()).expect("a statement that runs");
+    }
+
     fn must(&self, command: &str) {
         assert!(self.tell(command), "PostgreSQL does not {command}:\n{}", self.log());
     }

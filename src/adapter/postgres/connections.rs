@@ -224,7 +224,8 @@ impl Connections {
              WHERE datname = current_database() AND pid <> pg_backend_pid() AND (\
              (pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \
              AND (classid::int8 << 32 | objid::int8) = $1) \
-             AND NOT (state = 'active' AND (query = 'COMMIT' OR wait_event = 'SyncRep'))) \
+             AND wait_event IS DISTINCT FROM 'SyncRep' \
+             AND NOT (state = 'active' AND query = 'COMMIT')) \
              OR (usename = session_user AND state = 'idle in transaction' \
              AND query LIKE '/* tower-dedup */ %' AND backend_xid IS NULL \
              AND state_change < clock_timestamp() - $2 * interval '1 millisecond'))";

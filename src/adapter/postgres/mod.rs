@@ -8,7 +8,8 @@
 //!    for the statement only; 25 ms in a batch, which then goes on without it): nobody waits with a
 //!    connection in hand for a handler to end.
 //! 3. The clock is Postgres's.
-//! 4. What is complete or recorded is on disk, whatever `synchronous_commit` a role was given.
+//! 4. What is complete or recorded is on disk, and on the disk of a synchronous standby where there is
+//!    one, whatever `synchronous_commit` a role was given.
 //! 5. Nothing is recognised by the text of an error; a unique violation never happens.
 //! 6. The schema is made on first use, or by [`migrate`](PostgresAdapter::migrate), safely from many
 //!    processes at once; a failed migration is tried again by the next call. Where the table is
@@ -41,5 +42,6 @@ mod statements;
 mod store;
 mod storm;
 mod transaction;
+mod url;
 
 pub use store::PostgresAdapter;

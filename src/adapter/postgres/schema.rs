@@ -102,9 +102,11 @@ pub(super) enum Durability {
 impl Durability {
     pub(super) fn setting(self) -> &'static str {
         match self {
-            // A stronger setting stays.
+            // `remote_apply` is stronger and stays. `local` and `remote_write` do not wait until a
+            // synchronous standby has the commit on its disk.
             Self::Synchronous => {
-                "CASE WHEN current_setting('synchronous_commit') = 'off' \
+                "CASE WHEN current_setting('synchronous_commit') IN \
+                 ('off', 'local', 'remote_write') \
                  THEN set_config('synchronous_commit', 'on', true) END"
             }
             Self::Asynchronous => "set_config('synchronous_commit', 'off', true)",

@@ -1,13 +1,12 @@
 //! The adapter: how a statement is run, and what its rows answer.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, Postgres};
+use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
 use super::super::batch::{Batcher, Batching};
@@ -27,7 +26,8 @@ use super::rows::{
 use super::schema::{Durability, Place, VERSION, create_sql, migration};
 use super::statements::Statements;
 use super::storm::Storm;
-use crate::error::{ConfigError, Error, ErrorKind};
+use super::url;
+use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 const CONNECTIONS: u32 = 10;
@@ -81,16 +81,19 @@ impl PostgresAdapter {
     /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). TLS is
     /// what the URL's `sslmode` says, if your build of `sqlx` has a TLS feature.
     ///
+    /// The URL names one host. Where a standby may take over, that is an address which leads to the
+    /// primary: see the [operations guide](crate::guide::operations#failover).
+    ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for a URL that is none, [`ErrorKind::Unavailable`] if the database
+    /// [`ErrorKind::Config`], with a [`ConfigError`] as its source, for a URL that cannot be read,
+    /// and for one that names several hosts or has `target_session_attrs` or `load_balance_hosts`,
+    /// because `sqlx` would not choose between servers. [`ErrorKind::Unavailable`] if the database
     /// cannot be reached.
+    ///
+    /// [`ConfigError`]: crate::ConfigError
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        let invalid = || Error::from(ConfigError::InvalidUrl);
-        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-            return Err(invalid());
-        }
-        let options = PgConnectOptions::from_str(url).map_err(|_| invalid())?;
+        let options = url::options(url)?;
         // The pool would try until its time is up, and not say what was wrong.
         let first = options.connect().await;
         let first = first.map_err(|error| store_error("connecting to Postgres", error))?;

@@ -202,9 +202,9 @@ impl PostgresAdapter {
     /// remembered. Nothing waits for another transaction: a key that one holds is
     /// [`InFlight`](Recorded::InFlight). On `Duplicate` and `InFlight`, nothing was written.
     ///
-    /// It sets `synchronous_commit` to `on` for this transaction if it is `off`: what is
-    /// acknowledged has to be on disk. Where the table is not there yet, it is made on another
-    /// connection of the pool.
+    /// It sets `synchronous_commit` to `on` for this transaction if it is weaker (`off`, `local`,
+    /// `remote_write`), because what is acknowledged has to be on disk, and on that of a synchronous
+    /// standby. Where the table is not there yet, it is made on another connection of the pool.
     ///
     /// # Errors
     ///
