@@ -438,7 +438,9 @@ where
         let head = job.head.take().unwrap_or_else(empty_head);
         let body = std::mem::take(&mut job.body);
         let mut request = Request::from_parts(head, B::from(body));
-        request.extensions_mut().insert(claim.delivery().clone());
+        let delivery = claim.delivery().clone();
+        delivery.belongs_to(&job.keys);
+        request.extensions_mut().insert(delivery);
         claim.attach(request.extensions_mut());
         job.inner.call(request)
     }))?;

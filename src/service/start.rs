@@ -159,7 +159,8 @@ impl<S, L> Start<S, L> {
             Some(fingerprint) => Some(self.payloads(&fingerprint.part, &keys, body)?),
             None => None,
         };
-        Ok(Some((keys, payloads)))
+        // What is held for a pending completion must not hold the body as well.
+        Ok(Some((keys.without_payloads(), payloads)))
     }
 
     /// The SHA-256 of each element's payload. That of a batch's element is its own bytes; where an
