@@ -13,7 +13,7 @@ use crate::error::{ConfigError, KeyError, KeyErrorKind};
 /// The longest id, in bytes, that is stored as it is; a longer one is replaced by its SHA-256.
 pub const MAX_ID_LEN: usize = 255;
 
-const MAX_NAMESPACE_LEN: usize = 64;
+pub(super) const MAX_NAMESPACE_LEN: usize = 64;
 
 /// What makes two deliveries the same event: a namespace and an id.
 ///

@@ -149,7 +149,7 @@ impl<S, L> Start<S, L> {
                     return Err(KeyError::new(KeyErrorKind::Missing, "the key"));
                 }
                 OnMissingKey::PassThrough => return Ok(None),
-                OnMissingKey::BodyDigest => config.key.body_digest(body)?,
+                OnMissingKey::BodyDigest => config.key.body_digest(&request)?,
             },
         };
         if keys.identity_count() > config.max_keys {
