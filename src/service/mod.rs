@@ -13,7 +13,9 @@
 //! 4. The *ready* inner service is called, never a fresh clone of it.
 //! 5. `type Error = S::Error`: what goes wrong in this layer is a response, so that axum needs no
 //!    `HandleErrorLayer`, and never a 2xx: that would mean "stop retrying".
-//! 6. A panic of the handler is resumed in the caller, so that a catching layer works as if there
+//! 6. A request that already carries this very delivery, because the same layer is around the route
+//!    twice, passes through: the inner layer would find its event in flight, or complete.
+//! 7. A panic of the handler is resumed in the caller, so that a catching layer works as if there
 //!    were no task.
 
 use std::fmt;
@@ -35,6 +37,7 @@ use crate::ledger::Ledger;
 
 mod answer;
 mod gate;
+mod paths;
 mod run;
 mod start;
 

@@ -17,6 +17,7 @@ use tower_service::Service;
 
 use super::Shared;
 use super::answer::{Answer, panic_message, status};
+use super::paths::{HANDLED, Path};
 use crate::adapter::{Payloads, StoredResponse};
 use crate::body::{self, Kept, ResponseBody};
 use crate::error::{Error, ErrorKind};
@@ -41,6 +42,7 @@ pub(super) struct Job<S, L> {
     keys: Keys,
     /// What is compared, if anything is.
     payloads: Option<Payloads>,
+    path: Path,
     shared: Arc<Shared<L>>,
     started: Instant,
     /// Given up while it waits for another delivery.
@@ -57,8 +59,9 @@ impl<S, L> Job<S, L> {
         started: Instant,
         permit: OwnedSemaphorePermit,
     ) -> Self {
+        let path = HANDLED.path(head.uri.path());
         let (head, permit) = (Some(head), Some(permit));
-        Self { inner, head, body, keys, payloads, shared, started, permit }
+        Self { inner, head, body, keys, payloads, path, shared, started, permit }
     }
 }
 
@@ -153,6 +156,12 @@ where
             Waited::NoPermit => return own(Outcome::Overloaded, DedupResult::Unavailable),
             Waited::Failed(error) => return (Outcome::Failed, Answer::Inner(Err(error))),
         };
+    }
+    if let Ok(Begin::Duplicate(_) | Begin::Mismatch(_)) = &begun {
+        let first = job.keys.first();
+        if HANDLED.is_elsewhere(first, job.path) {
+            job.shared.config.meters.handled_on_another_path(first);
+        }
     }
     match begun {
         Ok(Begin::First { claim, others }) => handle(job, claim, others, facts).await,
@@ -345,6 +354,9 @@ where
         }
     }
     let outcome = settle(ended, claim, &handled, facts).await;
+    if outcome == Outcome::Completed {
+        delivery.keys().for_each(|key| HANDLED.insert(key, job.path));
+    }
     job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
     let own = |outcome, result| (outcome, Answer::Own(result));
     match (outcome, answer) {

@@ -17,6 +17,7 @@ use super::answer::{Answer, status};
 use super::run::{Job, answer_to, run_to_the_end};
 use crate::adapter::Payloads;
 use crate::body::BodyFault;
+use crate::delivery::Delivery;
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::Ledger;
@@ -102,6 +103,11 @@ impl<S, L> Start<S, L> {
                 return Next::Own(self.refuse(result, outcome, None, 0, Some(&error)));
             }
         };
+        if self.is_nested(&keys) {
+            self.shared.config.meters.nested();
+            self.report(Outcome::Bypass, None, Some(keys.first()), keys.elements().len(), None);
+            return Next::Inner(self.pass(body));
+        }
         let Some(permit) = self.shared.gate.permit_to_run() else {
             let (result, outcome) = (DedupResult::Unavailable, Outcome::Overloaded);
             let count = keys.elements().len();
@@ -125,6 +131,12 @@ impl<S, L> Start<S, L> {
         let task = answer_to(sender, delivery, shared);
         tasks.spawn(task.instrument(tracing::Span::current()));
         Next::Task(receiver)
+    }
+
+    /// Returns `true` if an outer layer runs this very delivery.
+    fn is_nested(&self, keys: &Keys) -> bool {
+        let outer = self.head.extensions.get::<Delivery>();
+        outer.is_some_and(|outer| keys.elements().iter().any(|event| outer.runs(event.key())))
     }
 
     fn pass<B>(&mut self, body: Bytes) -> S::Future
