@@ -37,7 +37,8 @@
 //! Beside them, naming events by their hash: `lease lost` (warn), `takeover` (warn), `running
 //! unprotected` (warn), `handled on another path` (error, once a minute at most), `nested layers`
 //! (warn, once), `payload mismatch` (warn), `response not kept` (warn), `completed in the
-//! background` (info), `gave up in the background` (error), `purged` (debug).
+//! background` (info), `gave up in the background` (error), `purged` (debug). `rejected` (error) names
+//! an argument of a handler, a `Delivery` or a `DedupTx`, that is not in its request.
 //!
 //! # Metrics
 //!
@@ -427,6 +428,17 @@ pub(crate) fn not_kept(key: Option<&DedupKey>, error: &Error) {
         id = key.map(DedupKey::fingerprint),
         error = chain(error),
         "what the handler has marked as done is not committed, as far as is known: the retry finds out"
+    );
+}
+
+/// A handler's argument could not be taken from its request: the route is wired wrongly.
+#[cfg(feature = "axum")]
+pub(crate) fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static)) {
+    tracing::error!(
+        target: "tower_dedup",
+        argument,
+        error = chain(error),
+        "rejected: an argument of the handler is not in its request"
     );
 }
 

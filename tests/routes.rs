@@ -10,13 +10,12 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
-use axum::response::Response;
 use axum::routing::{MethodRouter, post};
 use support::result;
 use tower::ServiceExt;
 use tower_dedup::adapter::{Maintain, MemoryAdapter};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupLayer, Delivery, key, provider};
+use tower_dedup::{DedupLayer, DedupTx, Delivery, key, provider};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -255,7 +254,35 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     }
 }
 
-/// What the client reads of a rejection, beside its status.
-async fn text(response: Response) -> String {
-    String::from_utf8(to_bytes(response.into_body(), 1 << 20).await.unwrap().to_vec()).unwrap()
+/// The client learns nothing of the wiring, and the log says what is wrong.
+#[test]
+fn rejected_arguments_are_an_empty_500_and_a_logged_cause() {
+    let log = Log::of(async || {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
+        let dedup = DedupLayer::transactional(provider::STRIPE, store);
+        let app = Router::new()
+            .route("/lent", post(async |_one: Tx, _two: Tx| ()))
+            .layer(dedup)
+            .route("/absent", post(async |_: Tx| ()))
+            .route("/undeduplicated", post(async |_: Delivery| ()));
+        for path in ["/lent", "/absent", "/undeduplicated"] {
+            let event = Request::post(path).body(Body::from(r#"{"id": "rejected"}"#)).unwrap();
+            let response = app.clone().oneshot(event).await.unwrap();
+            assert_eq!(response.status(), 500, "{path}");
+            let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+            assert!(body.is_empty(), "{path}: {body:?}");
+        }
+    });
+    assert_eq!(log.levels("rejected"), ["ERROR"; 3]);
+    let events = log.0.lock().unwrap();
+    let causes: Vec<_> = events.iter().filter_map(|event| event.get("error")).collect();
+    let said = ["is lent already", "no transaction over this database", "was not deduplicated"];
+    for (cause, said) in causes.iter().zip(said) {
+        assert!(cause.contains(said), "{cause}");
+    }
+    assert_eq!(causes.len(), 3);
 }
+
+type Tx = DedupTx<sqlx::Sqlite>;
