@@ -35,6 +35,8 @@ mod background;
 mod call;
 mod fold;
 mod lease;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod lend;
 mod pending;
 mod recall;
 mod renewal;
@@ -45,7 +47,9 @@ pub use arrival::{ArrivalClaim, ArrivalLedger};
 pub use lease::{LeaseClaim, LeaseLedger};
 pub use recall::{Recaller, Recalls, Replays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use transaction::{TransactionClaim, TransactionLedger, TxHandle, TxUnavailable};
+pub use lend::TxUnavailable;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use transaction::{TransactionClaim, TransactionLedger, TxHandle};
 
 /// Decides whether a delivery is the first, and makes its key permanent.
 pub trait Ledger: Send + Sync + 'static {
