@@ -12,7 +12,9 @@ use support::{Fault, Faulty, Handler, until};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::key::{self, Batch, Element, Extracted, KeyExtractor, Keys, RequestRef};
-use tower_dedup::{ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey, OnUnavailable};
+use tower_dedup::{
+    ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey, OnUnavailable,
+};
 
 fn read(extractor: &KeyExtractor, body: &str) -> Result<Extracted, KeyError> {
     let request = Request::post("/hook").header("x-shop", "a|b");

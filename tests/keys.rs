@@ -657,8 +657,7 @@ fn namespace_by_adds_a_value_to_the_namespaces_of_all_identities() {
 #[test]
 fn namespace_by_without_a_value_is_malformed() {
     for value in [None, Some(String::new())] {
-        let extractor =
-            key::header("a").namespace("acme").namespace_by(move |_| value.clone());
+        let extractor = key::header("a").namespace("acme").namespace_by(move |_| value.clone());
         let (head, body) = letters(&[("a", "1")]).into_parts();
         let body = Bytes::from(body);
         let error = extractor.extract(&RequestRef::new(&head, &body)).unwrap_err();
@@ -668,9 +667,8 @@ fn namespace_by_without_a_value_is_malformed() {
 
 #[test]
 fn namespace_by_leaves_room_for_its_value() {
-    let scoped = |len: usize| {
-        panics(|| key::header("a").namespace(&"n".repeat(len)).namespace_by(|_| None))
-    };
+    let scoped =
+        |len: usize| panics(|| key::header("a").namespace(&"n".repeat(len)).namespace_by(|_| None));
     assert!(!scoped(47) && scoped(48));
     let by = || key::header("a").namespace("n").namespace_by(|_| None);
     assert!(panics(|| by().namespace(&"n".repeat(48))));

@@ -17,9 +17,7 @@ use support::{Body, Handler, by_header, dedup_key, request, result, send, until}
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
-use tower_dedup::adapter::{
-    PostgresAdapter, Receipt, SqliteAdapter, Token, TransactionAdapter,
-};
+use tower_dedup::adapter::{PostgresAdapter, Receipt, SqliteAdapter, Token, TransactionAdapter};
 use tower_dedup::key::Keys;
 use tower_dedup::ledger::{Begin, BeginContext, Claim, Ledger, Others, Outcome, TransactionLedger};
 use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};

@@ -207,9 +207,8 @@ fn transactional_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
 fn layers_of_other_namespaces_do_not_pass_each_other_through() {
     let log = Log::of(async || {
         let (runs, store) = (Runs::default(), store());
-        let dedup = |namespace| {
-            DedupLayer::new(key::json("/id").namespace(namespace), Arc::clone(&store))
-        };
+        let dedup =
+            |namespace| DedupLayer::new(key::json("/id").namespace(namespace), Arc::clone(&store));
         let app = Router::new().route("/apart", runs.route()).layer(dedup("inner"));
         let app = app.layer(dedup("outer"));
         assert_eq!(deliver(&app, "/apart", "apart").await, handled());
@@ -242,9 +241,8 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     for (floor, default) in [(60 * DAY, 60 * DAY), (DAY, 30 * DAY)] {
         let (runs, store) = (Runs::default(), store());
         let keys = key::json("/id").namespace("floor").retention_floor(floor);
-        let app = Router::new()
-            .route("/", runs.route())
-            .layer(DedupLayer::new(keys, Arc::clone(&store)));
+        let app =
+            Router::new().route("/", runs.route()).layer(DedupLayer::new(keys, Arc::clone(&store)));
         assert_eq!(deliver(&app, "/", "evt_1").await, handled());
         let key = tower_dedup::DedupKey::new("floor", "evt_1").unwrap();
         let entry = store.get(&key).await.unwrap().unwrap();

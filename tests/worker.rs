@@ -13,7 +13,9 @@ use tower_dedup::adapter::{
     Claimed, EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Token,
 };
 use tower_dedup::key::{Element, Keys};
-use tower_dedup::ledger::{ArrivalLedger, Begin, BeginContext, Claim, LeaseLedger, Ledger, Outcome};
+use tower_dedup::ledger::{
+    ArrivalLedger, Begin, BeginContext, Claim, LeaseLedger, Ledger, Outcome,
+};
 use tower_dedup::{DedupWorker, Delivery, Ran, Work};
 
 type Store = Arc<Faulty<MemoryAdapter>>;

@@ -45,9 +45,9 @@ pub(crate) mod transaction;
 
 pub use arrival::{ArrivalClaim, ArrivalLedger};
 pub use lease::{LeaseClaim, LeaseLedger};
-pub use recall::{Recaller, Recalls, Replays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use lend::TxUnavailable;
+pub use recall::{Recaller, Recalls, Replays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{TransactionClaim, TransactionLedger, TxHandle};
 

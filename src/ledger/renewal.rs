@@ -124,11 +124,8 @@ impl Renewals {
             earlier.notify_one();
         }
         if starts {
-            let sweeping = Sweeping {
-                renewals: Arc::clone(self),
-                runtime: runtime.id(),
-                ended: false,
-            };
+            let sweeping =
+                Sweeping { renewals: Arc::clone(self), runtime: runtime.id(), ended: false };
             runtime.spawn(sweep(sweeping, Arc::clone(adapter)));
         }
         (Some(kept), starts || earlier.is_some())
