@@ -232,7 +232,7 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
     let options =
         SqliteConnectOptions::new().filename(dir.path().join("app.db")).create_if_missing(true);
     let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::new(pool).gate_timeout(Duration::from_secs(1));
+    let adapter = SqliteAdapter::new(pool).gate_timeout(Duration::from_secs(3));
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
     nobody_starves(layer, async || {

@@ -871,7 +871,7 @@ async fn a_transaction_may_be_optional() {
         let app = app.clone();
         async move {
             let body = app.oneshot(request).await.unwrap().into_body();
-            axum::body::to_bytes(body, 100).await.unwrap()
+            to_bytes(body, 100).await.unwrap()
         }
     };
     let get = Request::get("/hook").body(Body::empty()).unwrap();

@@ -14,7 +14,7 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::key::{Element, Keys};
 use tower_dedup::ledger::{
-    ArrivalLedger, Begin, BeginContext, Claim, LeaseLedger, Ledger, Outcome,
+    ArrivalLedger, Begin, BeginContext, Claim, LeaseLedger, Ledger, Outcome, Recalls,
 };
 use tower_dedup::{DedupWorker, Delivery, Ran, Work};
 
@@ -154,6 +154,26 @@ async fn claim_of_several_events_dropped_completes_those_that_are_done() {
         assert_eq!(matches!(state, Some(EntryState::Complete { .. })), is_complete, "{id}");
         assert!(!matches!(state, Some(EntryState::InFlight { .. })), "{id} is held");
     }
+}
+
+#[tokio::test]
+async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
+    let store = store();
+    let ledger = LeaseLedger::new(Arc::clone(&store));
+    let mut context = BeginContext::new(HOUR, HOUR, HOUR);
+    context.recaller = Some(ledger.recaller());
+    let known = ledger.begin(&Keys::one(dedup_key("a")), &context).await.unwrap();
+    let Begin::First { claim, .. } = known else { panic!("{known:?}") };
+    claim.commit(&Outcome::new(StatusCode::OK)).await.unwrap();
+    store.set(Op::Recall, Fault::Hang);
+    let events = ["a", "b"].map(|id| Element::new(dedup_key(id))).to_vec();
+    let keys = Keys::new(events).unwrap();
+    context.token = Token::random();
+    assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
+    assert_eq!(store.calls(Op::Recall), 1);
+    ledger.drain().await;
+    let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
+    assert_eq!(entry.state, EntryState::Released);
 }
 
 #[tokio::test]

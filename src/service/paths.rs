@@ -58,7 +58,6 @@ impl Handled {
     fn slot(&self, key: &DedupKey) -> (&AtomicU64, u64) {
         let hash = self.hasher.hash_one(key);
         let slot = (hash & PATH_BITS) % SLOTS as u64;
-        #[expect(clippy::cast_possible_truncation, reason = "less than the number of slots")]
         let slot = &self.slots[slot as usize];
         (slot, hash & !PATH_BITS)
     }
