@@ -28,7 +28,7 @@
 //! | `mismatch` | warn | the id is known, with another payload, where the layer [compares](crate::DedupLayer::fingerprint) them |
 //! | `broken_response` | error | the handler's response, which was to be kept, ended in an error; the key is free for the retry |
 //! | `unavailable` | warn | the store did not answer |
-//! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way |
+//! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way, or the inner service was not ready to the end of a wait |
 //! | `invalid_key` | warn | the key is missing, malformed, or one of too many |
 //! | `too_large`, `broken_body`, `slow_body` | warn | the body was not read to its end |
 //! | `unverified` | error | no `Verified` marker: the layers are in the wrong order |

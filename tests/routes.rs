@@ -11,8 +11,8 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
 use axum::routing::{MethodRouter, post};
-use support::result;
-use tower::ServiceExt;
+use support::{Handler, by_header, request, result, send};
+use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{Maintain, MemoryAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, DedupTx, Delivery, key, provider};
@@ -122,6 +122,31 @@ fn layers_of_one_namespace_on_two_routes_say_so_too() {
         let app = app.route("/two-layers/tax", route());
         assert_eq!(deliver(&app, "/two-layers/billing", "two_layers").await, handled());
         assert_eq!(deliver(&app, "/two-layers/tax", "two_layers").await, duplicate());
+    });
+    assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
+}
+
+/// The sender delivers to both endpoints at once.
+#[test]
+fn on_arrival_layer_says_so_while_the_first_route_still_runs() {
+    let log = Log::of(async || {
+        let handler = Handler::default();
+        handler.hold();
+        let service = DedupLayer::on_arrival(by_header(), store()).layer(handler.service());
+        let event = |path: &str| {
+            let mut event = request("at once");
+            *event.uri_mut() = path.parse().unwrap();
+            event
+        };
+        let first = tokio::spawn({
+            let (service, event) = (service.clone(), event("/at-once/billing"));
+            async move { send(&service, event).await.status() }
+        });
+        handler.running(1).await;
+        let second = send(&service, event("/at-once/tax")).await;
+        assert_eq!(result(&second), Some("duplicate"));
+        handler.release();
+        assert_eq!(first.await.unwrap(), 200);
     });
     assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
 }

@@ -9,7 +9,6 @@
 //!    flight where the store says complete. Another process that asks in that time is told that it
 //!    is complete: where that window matters, use the lease ledger.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::background::{Background, Step, Work};
 use super::call::{store_call, undone};
-use super::fold::{Answer, fold, granted, plan};
+use super::fold::{Answer, fold, plan};
 use super::pending::Pending;
 use super::recall::{Recaller, Recalls, doubt, look_ahead, recall};
 use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
@@ -106,7 +105,7 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let twofold = flat.len() > elements.len();
         // To the end, where what is to be undone is pending in its turn.
         let _recording = twofold.then(|| inner.recording.add((*flat).into()));
-        let mut unrun = Unrun { inner, keys: Cow::Borrowed(&flat), room: Some(room), context };
+        let unrun = Unrun { inner, keys: &flat, room: Some(room), context };
         let call = Box::pin(async { inner.adapter.record(&flat, &receipt).await });
         let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
             Ok(recorded) => recorded,
@@ -125,6 +124,8 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
                 return Err(error);
             }
         };
+        // Nothing waits from here on: what there is to recall was looked up before.
+        let room = unrun.disarm();
         let mut answers: Vec<Answer> = flat
             .iter()
             .zip(recorded)
@@ -139,12 +140,10 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
             inner.doubt_halves(&elements, &flat, &mut answers);
         }
         if context.recaller.is_some() {
-            unrun.keys = Cow::Owned(granted(&flat, &answers));
             doubt(&flat, &mut answers, &before);
         }
         let here = |key: &DedupKey| before.get(key).cloned();
         let response = recall(context, &elements, &flat, &mut answers, here).await?;
-        let room = unrun.disarm();
         let mut folded = fold(elements, &flat, &answers);
         let give_back = std::mem::take(&mut folded.give_back);
         if let (Some(room), false) = (room, give_back.is_empty()) {
@@ -251,11 +250,11 @@ impl<A: DedupAdapter> Inner<A> {
     }
 }
 
-/// What the store has recorded, or may have recorded, for a delivery that does not run yet: undone
-/// if the delivery ends before it does, or its event is lost without having run.
+/// What the store may have recorded for a delivery that was dropped before the store answered, or
+/// whose answer was lost: undone, or its event is lost without having run.
 struct Unrun<'b, A: DedupAdapter> {
     inner: &'b Arc<Inner<A>>,
-    keys: Cow<'b, [DedupKey]>,
+    keys: &'b [DedupKey],
     /// Taken when it is disarmed.
     room: Option<OwnedSemaphorePermit>,
     context: &'b BeginContext,
@@ -270,9 +269,9 @@ impl<A: DedupAdapter> Unrun<'_, A> {
 
 impl<A: DedupAdapter> Drop for Unrun<'_, A> {
     fn drop(&mut self) {
-        if let (Some(room), false) = (self.room.take(), self.keys.is_empty()) {
+        if let Some(room) = self.room.take() {
             let (receipt, bound) = (self.context.receipt(), self.context.store_timeout);
-            self.inner.undo_behind(room, &self.keys, receipt, bound);
+            self.inner.undo_behind(room, self.keys, receipt, bound);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Handled`]: on which path this process has handled an event lately.
+//! [`Handled`]: on which path this process has run an event lately.
 //!
 //! Some senders send one event, under one id, to every endpoint that is subscribed to it. Where two
 //! routes share a namespace, the second route's delivery is a duplicate of the first one's, and its
@@ -17,7 +17,7 @@ use crate::key::DedupKey;
 
 const SLOTS: usize = 4_096;
 
-/// What this process has handled.
+/// What this process has run.
 pub(super) static HANDLED: LazyLock<Handled> = LazyLock::new(Handled::new);
 
 pub(super) struct Handled {
@@ -41,13 +41,13 @@ impl Handled {
         Path(self.hasher.hash_one(path) & PATH_BITS)
     }
 
-    /// The event of this key was handled on this path.
+    /// The event of this key runs on this path.
     pub(super) fn insert(&self, key: &DedupKey, path: Path) {
         let (slot, key) = self.slot(key);
         slot.store(key | path.0, Ordering::Relaxed);
     }
 
-    /// Returns `true` if the event was handled on another path, as far as is known.
+    /// Returns `true` if the event ran last on another path, as far as is known.
     pub(super) fn is_elsewhere(&self, key: &DedupKey, path: Path) -> bool {
         let (slot, key) = self.slot(key);
         let found = slot.load(Ordering::Relaxed);

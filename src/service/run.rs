@@ -157,11 +157,13 @@ where
             Waited::Failed(error) => return (Outcome::Failed, Answer::Inner(Err(error))),
         };
     }
-    if let Ok(Begin::Duplicate(_) | Begin::Mismatch(_)) = &begun {
-        let first = job.keys.first();
-        if HANDLED.is_elsewhere(first, job.path) {
-            job.shared.config.meters.handled_on_another_path(first);
-        }
+    let is_acknowledged = match &begun {
+        Ok(Begin::Duplicate(_) | Begin::Mismatch(_)) => true,
+        Ok(Begin::InFlight) => policy == OnInFlight::Acknowledge,
+        Ok(Begin::First { .. }) | Err(_) => false,
+    };
+    if is_acknowledged && HANDLED.is_elsewhere(job.keys.first(), job.path) {
+        job.shared.config.meters.handled_on_another_path(job.keys.first());
     }
     match begun {
         Ok(Begin::First { claim, others }) => handle(job, claim, others, facts).await,
@@ -313,6 +315,8 @@ where
     ResBody: Body<Data = Bytes>,
 {
     let delivery = claim.delivery().clone();
+    // Before it runs: on arrival, a twin on another path is a duplicate from here on.
+    delivery.keys().for_each(|key| HANDLED.insert(key, job.path));
     facts.attempt = Some((delivery.attempt(), delivery.takeover()));
     // Whose response has no body, where that to a GET has one.
     let is_head = job.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
@@ -354,9 +358,6 @@ where
         }
     }
     let outcome = settle(ended, claim, &handled, facts).await;
-    if outcome == Outcome::Completed {
-        delivery.keys().for_each(|key| HANDLED.insert(key, job.path));
-    }
     job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
     let own = |outcome, result| (outcome, Answer::Own(result));
     match (outcome, answer) {
