@@ -1,11 +1,11 @@
 //! [`Delivery`]: what a handler can know about the delivery it is running.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::key::{DedupKey, Element, List, derive};
+use crate::key::{DedupKey, Element, Keys, List, derive};
 
 /// The delivery that a handler is running, from the request's extensions; with the feature `axum`
 /// also an extractor.
@@ -41,8 +41,10 @@ struct Inner {
     terms: Terms,
     lost: AtomicBool,
     done: Mutex<HashSet<DedupKey>>,
-    /// The keys of a large batch, to be found at once.
-    index: OnceLock<HashSet<DedupKey>>,
+    /// The places of a large batch's keys, to be found at once.
+    index: OnceLock<HashMap<DedupKey, usize>>,
+    /// What the events of the whole request are named by in idempotency keys, if there are several.
+    request: OnceLock<BTreeSet<DedupKey>>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -89,7 +91,16 @@ impl Delivery {
             lost: AtomicBool::new(false),
             done: Mutex::default(),
             index: OnceLock::new(),
+            request: OnceLock::new(),
         }))
+    }
+
+    /// Tells which request this is a delivery of: idempotency keys are derived from all its events,
+    /// those that do not run included.
+    pub(crate) fn belongs_to(&self, request: &Keys) {
+        if let events @ [_, _, ..] = request.elements() {
+            self.0.request.get_or_init(|| events.iter().map(shared_name).cloned().collect());
+        }
     }
 
     /// The key of the event: of the first one to run, in a batch.
@@ -113,11 +124,17 @@ impl Delivery {
 
     /// Whether this event is one of [`keys`](Self::keys).
     pub(crate) fn runs(&self, key: &DedupKey) -> bool {
+        self.element(key).is_some()
+    }
+
+    fn element(&self, key: &DedupKey) -> Option<&Element> {
         const FEW: usize = 16;
-        if self.0.elements.len() <= FEW {
-            return self.keys().any(|new| new == key);
+        let elements = &self.0.elements;
+        if elements.len() <= FEW {
+            return elements.iter().find(|element| element.key() == key);
         }
-        self.0.index.get_or_init(|| self.keys().cloned().collect()).contains(key)
+        let places = || self.keys().enumerate().map(|(place, key)| (key.clone(), place)).collect();
+        self.0.index.get_or_init(places).get(key).map(|place| &elements[*place])
     }
 
     /// The events to run with all their identities; for ledgers.
@@ -160,17 +177,28 @@ impl Delivery {
     /// key.
     ///
     /// 32 lower-case hex digits: the first 16 bytes of the SHA-256 over namespace, id and step,
-    /// each preceded by its length. In a batch, of the first event to run: there,
-    /// [`idempotency_key_of`](Self::idempotency_key_of) says which.
+    /// each preceded by its length. An event with a second identity takes namespace and id from
+    /// that, because two deliveries of one event may share nothing else.
+    ///
+    /// In a batch, the SHA-256 is over the namespaces and ids of *all* events of the request, sorted
+    /// and each once, those that do not run this time included: a retry that runs the rest makes
+    /// the same call. Where a sender groups events differently on a retry, or where each event makes
+    /// a call of its own, use [`idempotency_key_of`](Self::idempotency_key_of).
     #[must_use]
     pub fn idempotency_key(&self, step: &str) -> String {
-        self.key().map(|key| self.idempotency_key_of(key, step)).unwrap_or_default()
+        let several = match (self.0.request.get(), &*self.0.elements) {
+            (Some(request), _) => request,
+            (None, [only]) => return derived([shared_name(only)], step),
+            (None, elements) => &elements.iter().map(shared_name).cloned().collect(),
+        };
+        derived(several, step)
     }
 
-    /// [`idempotency_key`](Self::idempotency_key) for one event of a batch.
+    /// [`idempotency_key`](Self::idempotency_key) for one event of a batch: from the event's second
+    /// identity where it has one, else from `key`.
     #[must_use]
     pub fn idempotency_key_of(&self, key: &DedupKey, step: &str) -> String {
-        derive(&[key.namespace(), key.id(), step])
+        derived([self.element(key).map_or(key, shared_name)], step)
     }
 
     /// Marks one event of a batch as finished: it is completed even if the handler fails over a
@@ -206,6 +234,16 @@ impl Delivery {
     }
 }
 
+/// What all deliveries of an event share: its second identity, or its key where it has no other.
+fn shared_name(event: &Element) -> &DedupKey {
+    event.second_identity().unwrap_or_else(|| event.key())
+}
+
+fn derived<'k>(names: impl IntoIterator<Item = &'k DedupKey>, step: &str) -> String {
+    let names = names.into_iter().flat_map(|name| [name.namespace(), name.id()]);
+    derive(names.chain([step]))
+}
+
 impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
@@ -239,6 +277,50 @@ mod tests {
             delivery("evt_2").idempotency_key("charge"),
             delivery("evt_1").idempotency_key("charge")
         );
+    }
+
+    fn element(id: &str) -> Element {
+        Element::new(DedupKey::new("acme", id).unwrap())
+    }
+
+    fn twin(id: &str) -> Element {
+        element(id).with_second_identity(DedupKey::new("acme.change", "order_1").unwrap())
+    }
+
+    #[test]
+    fn idempotency_key_of_twins_is_that_of_their_second_identity() {
+        let derived = |id| Delivery::new(vec![twin(id)], 1, false).idempotency_key("charge");
+        // Pinned.
+        assert_eq!(derived("evt_1"), "8ab43d00187197292714a534ea6e053a");
+        assert_eq!(derived("evt_1"), derived("evt_2"));
+        let batch = Delivery::new(vec![twin("evt_3"), element("evt_4")], 1, false);
+        let of = |id| batch.idempotency_key_of(element(id).key(), "charge");
+        assert_eq!(of("evt_3"), derived("evt_1"));
+        assert_eq!(of("evt_4"), delivery("evt_4").idempotency_key("charge"));
+    }
+
+    #[test]
+    fn idempotency_key_of_a_request_is_the_same_whatever_runs_of_it() {
+        let request = Keys::new(vec![element("b"), element("a"), element("b")]).unwrap();
+        let derived = |run: &[&str]| {
+            let run = run.iter().map(|id| element(id)).collect();
+            let delivery = Delivery::new(run, 1, false);
+            delivery.belongs_to(&request);
+            delivery.idempotency_key("charge")
+        };
+        // Pinned.
+        assert_eq!(derived(&["b", "a"]), "16b296843a26b192c1024feffbf3d66a");
+        assert_eq!(derived(&["b", "a"]), derived(&["a"]));
+        assert_eq!(derived(&["a"]), derived(&["b"]));
+        assert_ne!(derived(&["a"]), delivery("a").idempotency_key("charge"));
+        let told_nothing = Delivery::new(vec![element("a"), element("b")], 1, false);
+        assert_eq!(told_nothing.idempotency_key("charge"), derived(&["a"]));
+        // A list of one, and one event that occurs twice.
+        let twice = Keys::new(vec![element("a"), element("a")]).unwrap();
+        let delivery = delivery("a");
+        let alone = delivery.idempotency_key("charge");
+        delivery.belongs_to(&twice);
+        assert_eq!(delivery.idempotency_key("charge"), alone);
     }
 
     #[test]

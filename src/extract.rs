@@ -13,6 +13,7 @@ use crate::delivery::Delivery;
 use crate::ledger::transaction::DedupTx;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::{TxHandle, TxUnavailable};
+use crate::observe;
 
 /// The delivery that the handler is running.
 ///
@@ -58,29 +59,21 @@ impl MissingDelivery {
     pub fn status(&self) -> StatusCode {
         StatusCode::INTERNAL_SERVER_ERROR
     }
-
-    /// The text of the response.
-    #[must_use]
-    pub fn body_text(&self) -> String {
-        "this request was not deduplicated".to_owned()
-    }
 }
 
 impl fmt::Display for MissingDelivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.body_text())
+        f.write_str("this request was not deduplicated")
     }
 }
 
 impl std::error::Error for MissingDelivery {}
 
+/// The body is empty: the cause is logged, and nothing internal is said to the client.
 impl IntoResponse for MissingDelivery {
     fn into_response(self) -> Response {
-        tracing::error!(
-            target: "tower_dedup",
-            "a handler takes a `Delivery`, but its request was not deduplicated"
-        );
-        (self.status(), self.body_text()).into_response()
+        observe::rejected("Delivery", &self);
+        self.status().into_response()
     }
 }
 
@@ -141,18 +134,12 @@ impl TxRejection {
     pub fn status(&self) -> StatusCode {
         StatusCode::INTERNAL_SERVER_ERROR
     }
-
-    /// The text of the response.
-    #[must_use]
-    pub fn body_text(&self) -> String {
-        self.0.to_string()
-    }
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl fmt::Display for TxRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.body_text())
+        f.write_str("the transaction is unavailable")
     }
 }
 
@@ -163,9 +150,11 @@ impl std::error::Error for TxRejection {
     }
 }
 
+/// The body is empty: the cause is logged, and nothing internal is said to the client.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl IntoResponse for TxRejection {
     fn into_response(self) -> Response {
-        (self.status(), self.body_text()).into_response()
+        observe::rejected("DedupTx", &self);
+        self.status().into_response()
     }
 }

@@ -53,6 +53,17 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
+/// # Where it goes
+///
+/// On the route: `post(handler).layer(dedup)`. The routes under one layer share its keys, and so do
+/// layers of one namespace over one store. An event that a sender delivers to two such routes runs
+/// in one of them; the other answers 200 as to a duplicate. Give each route that has to see it a
+/// [namespace](crate::guide::keys#several-endpoints-of-one-sender).
+///
+/// Around a route twice, by `Router::nest` for instance, the inner layer of one namespace lets
+/// requests through that the outer one runs already, and warns. Two layers over different stores,
+/// of which each is to look, need different namespaces.
+///
 /// # Type parameters
 ///
 /// `L` is the [ledger](crate::ledger). `B` is the body that the inner service takes: everything
@@ -77,7 +88,7 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// let dedup = DedupLayer::new(key::header("webhook-id").namespace("acme"), MemoryAdapter::new())
 ///     .retention(Duration::from_secs(14 * 86_400))
 ///     .body_limit(256 * 1024);
-/// let app: Router = Router::new().route("/hook", post(async || "done")).layer(dedup);
+/// let app: Router = Router::new().route("/hook", post(async || "done").layer(dedup));
 /// # let _ = app;
 /// # }
 /// ```
@@ -129,7 +140,7 @@ impl<A: TransactionAdapter> DedupLayer<TransactionLedger<A>> {
     ///
     /// # fn app(pool: PgPool) -> Router {
     /// let dedup = DedupLayer::transactional(provider::STRIPE, PostgresAdapter::new(pool));
-    /// Router::new().route("/webhooks/stripe", post(on_event)).layer(dedup)
+    /// Router::new().route("/webhooks/stripe", post(on_event).layer(dedup))
     /// # }
     /// # let _ = app;
     /// # }
@@ -479,8 +490,9 @@ impl DedupHandle {
     /// Waits until no delivery runs or waits and nothing is left to be recorded in the background.
     ///
     /// It does not keep new deliveries out: stop accepting connections first. Without a bound it
-    /// may wait for as long as the slowest handler, and for a store that does not come back as
-    /// long as ten minutes.
+    /// may wait for as long as the slowest handler. For a store that does not come back, it waits
+    /// until the last attempt is given up: after ten minutes, or after one [lease](DedupLayer::lease)
+    /// where that is longer.
     pub async fn drain(&self) {
         self.gate.drain().await;
         (self.drain_ledger)().await;

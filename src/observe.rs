@@ -28,15 +28,17 @@
 //! | `mismatch` | warn | the id is known, with another payload, where the layer [compares](crate::DedupLayer::fingerprint) them |
 //! | `broken_response` | error | the handler's response, which was to be kept, ended in an error; the key is free for the retry |
 //! | `unavailable` | warn | the store did not answer |
-//! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way |
+//! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way, or the inner service was not ready to the end of a wait |
 //! | `invalid_key` | warn | the key is missing, malformed, or one of too many |
 //! | `too_large`, `broken_body`, `slow_body` | warn | the body was not read to its end |
 //! | `unverified` | error | no `Verified` marker: the layers are in the wrong order |
-//! | `bypass` | debug | a handshake, or a missing key that was let through |
+//! | `bypass` | debug | a handshake, a missing key that was let through, or a delivery that an outer layer runs already |
 //!
 //! Beside them, naming events by their hash: `lease lost` (warn), `takeover` (warn), `running
-//! unprotected` (warn), `payload mismatch` (warn), `response not kept` (warn), `completed in the
-//! background` (info), `gave up in the background` (error), `purged` (debug).
+//! unprotected` (warn), `handled on another path` (error, once a minute at most), `nested layers`
+//! (warn, once), `payload mismatch` (warn), `response not kept` (warn), `completed in the
+//! background` (info), `gave up in the background` (error), `purged` (debug). `rejected` (error) names
+//! an argument of a handler, a `Delivery` or a `DedupTx`, that is not in its request.
 //!
 //! # Metrics
 //!
@@ -51,6 +53,7 @@
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | first runs after somebody else's lease lapsed |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that ended after somebody took their event over |
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers run although the store did not answer |
+//! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than the one on which this process has handled their event |
 //! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
 //! | `tower_dedup_responses_not_kept_total` | counter | `namespace` | responses that were to be kept and cannot be |
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | completions, releases and undone records that ended in the background; `result` is `ok`, `gave_up` or `refused` |
@@ -59,7 +62,9 @@
 use std::sync::Arc;
 #[cfg(feature = "metrics")]
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 
@@ -118,6 +123,10 @@ impl Outcome {
 /// would cost more than counting it. The recorder is asked each time, for it may come late.
 pub(crate) struct Meters {
     namespace: Arc<str>,
+    /// Whether it was said that the layer is around a route twice.
+    told_nested: AtomicBool,
+    /// When it was said last that an event was handled on another path.
+    told_other_path: Mutex<Option<Instant>>,
     #[cfg(feature = "metrics")]
     running: metrics::Key,
     /// By outcome.
@@ -140,11 +149,43 @@ impl Meters {
     pub(crate) fn new(namespace: &Arc<str>) -> Self {
         Self {
             namespace: Arc::clone(namespace),
+            told_nested: AtomicBool::new(false),
+            told_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
             running: key("tower_dedup_running", namespace, None),
             #[cfg(feature = "metrics")]
             ended: std::array::from_fn(|_| OnceLock::new()),
         }
+    }
+
+    /// A request came that an outer layer runs already. Logged once: it is so for every request.
+    pub(crate) fn nested(&self) {
+        if !self.told_nested.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: "tower_dedup",
+                namespace = &*self.namespace,
+                "nested layers: an outer layer deduplicates these requests by the same keys; the inner one lets them through"
+            );
+        }
+    }
+
+    /// A duplicate came on another path than the one on which its event was handled.
+    pub(crate) fn handled_on_another_path(&self, key: &DedupKey) {
+        const PAUSE: Duration = Duration::from_secs(60);
+        #[cfg(feature = "metrics")]
+        count("tower_dedup_other_path_total", key);
+        let mut told = self.told_other_path.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_some_and(|told| told.elapsed() < PAUSE) {
+            return;
+        }
+        *told = Some(Instant::now());
+        drop(told);
+        tracing::error!(
+            target: "tower_dedup",
+            namespace = key.namespace(),
+            id = key.fingerprint(),
+            "handled on another path: this event is a duplicate here, and this path's handler has not run; give each route that has to see it a namespace of its own"
+        );
     }
 
     /// Counts a delivery as running until the answer is dropped.
@@ -387,6 +428,17 @@ pub(crate) fn not_kept(key: Option<&DedupKey>, error: &Error) {
         id = key.map(DedupKey::fingerprint),
         error = chain(error),
         "what the handler has marked as done is not committed, as far as is known: the retry finds out"
+    );
+}
+
+/// A handler's argument could not be taken from its request: the route is wired wrongly.
+#[cfg(feature = "axum")]
+pub(crate) fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static)) {
+    tracing::error!(
+        target: "tower_dedup",
+        argument,
+        error = chain(error),
+        "rejected: an argument of the handler is not in its request"
     );
 }
 

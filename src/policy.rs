@@ -17,7 +17,8 @@ pub enum OnMissingKey {
     Reject,
     /// Run the handler, unprotected from duplicates.
     PassThrough,
-    /// Know the delivery by the SHA-256 of its raw body.
+    /// Know the delivery by the SHA-256 of its raw body. An empty body is answered 400: all empty
+    /// bodies have one digest, and the second such delivery would be lost.
     ///
     /// Many senders put an attempt counter or a time into the body of a retry, and some send two
     /// real events with the same bytes.

@@ -16,15 +16,25 @@ use crate::ledger::{Begin, BeginContext, Claim, Ledger, Outcome};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::{TxHandle, TxUnavailable};
 
-/// Runs work at most once for every key, under a ledger.
+/// Runs the work of each key until it has succeeded once, under a [ledger](crate::ledger).
+///
+/// How often the work of one key runs, and succeeds, is the ledger's promise: under a lease at least
+/// once, and once while no process and no store dies; on arrival at most once; in a transaction,
+/// what it writes there exactly once.
 ///
 /// It shares its store, and so its keys, with every layer and worker that uses the same one. Unlike
 /// a layer it starts no task: the work runs in the caller's.
 ///
 /// # Cancel safety
 ///
-/// If the future is dropped, so is the work, wherever it is; its key is given up then, as after a
-/// failure. So is its transaction, but for what it has marked as done.
+/// If the future is dropped, so is the work, wherever it is. What is left to do then goes on in the
+/// runtime's background; [`Ledger::drain`] waits for it:
+///
+/// - dropped while the key is claimed, or while the work runs: the key is free again, as after a
+///   failure. On arrival, work that has begun is lost. What the work has marked as done stays done.
+/// - dropped while a success is completed: the key is complete. In a transaction, the COMMIT
+///   decides, and the next call finds out.
+/// - dropped while a failure is released: the key is free.
 ///
 /// # Example
 ///

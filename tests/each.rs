@@ -3,14 +3,18 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::Full;
-use support::Handler;
+use support::{Fault, Faulty, Handler, until};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::key::{self, Batch, Element, Extracted, KeyExtractor, Keys, RequestRef};
-use tower_dedup::{ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey};
+use tower_dedup::{
+    ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey, OnUnavailable,
+};
 
 fn read(extractor: &KeyExtractor, body: &str) -> Result<Extracted, KeyError> {
     let request = Request::post("/hook").header("x-shop", "a|b");
@@ -242,5 +246,36 @@ async fn a_batch_without_keys_is_for_the_policy_and_too_many_keys_are_refused() 
         let request = Request::post("/").body(Full::<Bytes>::from(body)).unwrap();
         let response = dedup.layer(handler.service()).oneshot(request).await.unwrap();
         assert_eq!((response.status(), handler.runs()), (status, runs));
+    }
+}
+
+/// A completion that waits for its store may wait for minutes, and thousands may.
+#[tokio::test]
+async fn body_of_a_batch_is_dropped_while_its_completion_is_pending() {
+    struct Owner(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            br#"{"events":[{"id":1},{"id":2}]}"#
+        }
+    }
+    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    store.set_all(Fault::Fail);
+    for fingerprint in [false, true] {
+        let dedup = DedupLayer::new(events(), Arc::clone(&store));
+        let dedup = dedup.on_unavailable(OnUnavailable::Open);
+        let dedup = if fingerprint {
+            dedup.fingerprint(key::body_digest(), tower_dedup::OnMismatch::Refuse)
+        } else {
+            dedup
+        };
+        let handle = dedup.handle();
+        let owners = Arc::new(());
+        let body = Bytes::from_owner(Owner(Arc::clone(&owners)));
+        let request = Request::post("/").body(Full::new(body)).unwrap();
+        let response = dedup.layer(handler.service()).oneshot(request).await.unwrap();
+        assert_eq!((response.status(), handle.background()), (StatusCode::OK, 1));
+        drop(response);
+        until(|| Arc::strong_count(&owners) == 1).await;
+        assert_eq!(handle.background(), 1);
     }
 }

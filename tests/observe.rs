@@ -278,6 +278,21 @@ fn mismatches_and_responses_that_are_not_kept_are_told() {
 }
 
 #[test]
+fn every_duplicate_on_another_path_is_counted() {
+    observed(async |_, snapshotter| {
+        let handler = Handler::default();
+        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
+        for path in ["/counted", "/elsewhere", "/counted", "/elsewhere"] {
+            let mut event = request("other path");
+            *event.uri_mut() = path.parse().unwrap();
+            assert_eq!(send(&service, event).await.status(), 200);
+        }
+        let count = ("tower_dedup_other_path_total".to_owned(), vec!["test".to_owned()]);
+        assert_eq!((measured(&snapshotter)[&count], handler.runs()), (2.0, 1));
+    });
+}
+
+#[test]
 fn the_gauge_counts_what_runs() {
     observed(async |_, snapshotter| {
         let handler = Handler::default();

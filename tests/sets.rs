@@ -65,6 +65,45 @@ async fn trap_35_a_batch_runs_what_is_new_in_it() {
     assert_eq!(send(&service, batch("  ")).await.status(), 400);
 }
 
+/// The first run charges, then fails; its twin runs the same event as the second attempt.
+#[tokio::test]
+async fn idempotency_key_of_a_twin_after_a_failure_is_the_same() {
+    let handler = Handler::default().then(500);
+    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+    assert_eq!(send(&service, batch("evt_1=order")).await.status(), 500);
+    let first = handler.last();
+    assert_eq!(send(&service, batch("evt_2=order")).await.status(), 200);
+    let second = handler.last();
+    assert_eq!((first.attempt(), second.attempt()), (1, 2));
+    assert_eq!(first.idempotency_key("charge"), second.idempotency_key("charge"));
+    assert_eq!(
+        first.idempotency_key_of(&dedup_key("evt_1"), "charge"),
+        second.idempotency_key_of(&dedup_key("evt_2"), "charge")
+    );
+}
+
+#[tokio::test]
+async fn idempotency_key_of_a_batch_is_the_same_when_only_a_part_runs_again() {
+    let handler = Handler::default().then(500);
+    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+    let first = {
+        handler.hold();
+        let deliver = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, batch("a b")).await.status() }
+        });
+        handler.running(1).await;
+        assert!(handler.last().done(&dedup_key("a")));
+        handler.release();
+        assert_eq!(deliver.await.unwrap(), 500);
+        handler.last()
+    };
+    assert_eq!(send(&service, batch("a b")).await.status(), 200);
+    assert_eq!(ids(&handler.last()), ["b"]);
+    assert_eq!(first.idempotency_key("mail"), handler.last().idempotency_key("mail"));
+    assert_ne!(first.idempotency_key("mail"), first.idempotency_key_of(&dedup_key("b"), "mail"));
+}
+
 /// One poison event does not repeat the others.
 #[tokio::test]
 async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::future::{BoxFuture, join_all};
 use sqlx::postgres::{PgPoolOptions, Postgres};
@@ -310,6 +311,7 @@ on_both!(
     the_transaction_is_lent_to_one_at_a_time,
     a_commit_that_fails_is_no_2xx,
     a_worker_commits_with_its_key,
+    retry_layer_inside_has_no_transaction_for_its_second_attempt,
 );
 
 async fn the_key_and_the_effect_commit_together<D: Db>() {
@@ -649,6 +651,39 @@ async fn the_transaction_is_lent_to_one_at_a_time<D: Db>() {
 
 async fn handle_bare<D: Db>(_: DedupTx<D::Database>) {}
 
+/// Runs the rest of the stack once for each line of the body, until it succeeds.
+async fn retry_by_line(request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    let script = to_bytes(body, 1 << 20).await.unwrap();
+    let mut response = StatusCode::IM_A_TEAPOT.into_response();
+    for line in std::str::from_utf8(&script).unwrap().lines() {
+        let again = Request::from_parts(head.clone(), Body::from(line.to_owned()));
+        response = next.clone().run(again).await;
+        if response.status().is_success() {
+            break;
+        }
+    }
+    response
+}
+
+/// Both attempts would write in the one transaction.
+async fn retry_layer_inside_has_no_transaction_for_its_second_attempt<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = DedupLayer::transactional(by_header(), db.adapter());
+    let layer = layer.store_timeout(Duration::from_secs(20));
+    let app = Router::new()
+        .route("/hook", post(handle::<D>).layer(from_fn(retry_by_line)))
+        .layer(layer)
+        .with_state(world.clone());
+    let refused = send(&app, "a", "more 500\ninsert").await;
+    assert_eq!((refused.status().as_u16(), result(&refused)), (500, None));
+    assert_eq!((db.effects().await, world.runs()), (vec![], 1));
+    // Its retries go on at the sender's pace.
+    assert_eq!(send(&app, "a", "insert\ninsert").await.status(), 200);
+    assert_eq!(db.effects().await, ["a"]);
+    assert_eq!(result(&send(&app, "a", "insert").await), Some("duplicate"));
+}
+
 /// The constraint speaks up at COMMIT on Postgres, at once on SQLite.
 async fn a_commit_that_fails_is_no_2xx<D: Db>() {
     let (db, world) = (D::create().await, World::default());
@@ -836,7 +871,7 @@ async fn a_transaction_may_be_optional() {
         let app = app.clone();
         async move {
             let body = app.oneshot(request).await.unwrap().into_body();
-            axum::body::to_bytes(body, 100).await.unwrap()
+            to_bytes(body, 100).await.unwrap()
         }
     };
     let get = Request::get("/hook").body(Body::empty()).unwrap();

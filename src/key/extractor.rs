@@ -9,12 +9,13 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, request};
 
 use super::batch::{Batch, Item, check_id_bytes};
-use super::digest::body_id;
-use super::id::{DedupKey, Element, Keys, check_namespace};
+use super::digest::{body_id, sha256_hex};
+use super::id::{DedupKey, Element, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::part::KeyPart;
-use crate::error::{ConfigError, KeyError};
+use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 type ExtractFn = dyn Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send + Sync;
+type NamespaceFn = dyn Fn(&RequestRef<'_>) -> Option<String> + Send + Sync;
 type BypassFn = dyn Fn(&RequestRef<'_>) -> bool + Send + Sync;
 
 /// What an extractor reads: the head of a request and its whole body.
@@ -114,6 +115,7 @@ pub(crate) type Reader = Arc<dyn Fn(&RequestRef<'_>) -> Result<Found, KeyError> 
 #[derive(Clone)]
 pub struct KeyExtractor {
     namespace: Arc<str>,
+    namespace_by: Option<Arc<NamespaceFn>>,
     rule: Rule,
     second: Option<(Arc<str>, KeyPart)>,
     bypass: Option<Arc<BypassFn>>,
@@ -143,7 +145,15 @@ impl KeyExtractor {
     }
 
     fn from_rule(namespace: Arc<str>, rule: Rule) -> Self {
-        Self { namespace, rule, second: None, bypass: None, methods: None, retention_floor: None }
+        Self {
+            namespace,
+            namespace_by: None,
+            rule,
+            second: None,
+            bypass: None,
+            methods: None,
+            retention_floor: None,
+        }
     }
 
     /// An extractor that a closure implements: whatever neither parts nor [`each`](super::each) can
@@ -182,8 +192,10 @@ impl KeyExtractor {
         Ok(Self::from_rule(namespace.into(), Rule::Fn(Arc::new(extract))))
     }
 
-    /// Moves the keys to another namespace: one per endpoint, tenant or account, wherever ids are
-    /// unique only there.
+    /// Moves the keys to another namespace: one for each handler that has to see the event, and
+    /// for each account whose ids are unique only there. Several senders, Stripe among them, send
+    /// one event under one id to every endpoint that is subscribed to it: in one namespace, the
+    /// second endpoint's delivery is a duplicate of the first one's, and its handler never runs.
     ///
     /// The keys of an extractor made by [`from_fn`](Self::from_fn) keep the namespace that its
     /// closure gave them.
@@ -191,7 +203,7 @@ impl KeyExtractor {
     /// # Panics
     ///
     /// If the namespace, or that of a second identity below it, is not 1 to 64 bytes without
-    /// control characters.
+    /// control characters; under [`namespace_by`](Self::namespace_by), 1 to 47 bytes.
     #[must_use]
     #[track_caller]
     pub fn namespace(mut self, namespace: &str) -> Self {
@@ -206,7 +218,73 @@ impl KeyExtractor {
             *second = moved.into();
         }
         self.namespace = namespace.into();
+        self.check_room();
         self
+    }
+
+    /// Adds what a closure reads from the request to the namespace, `{namespace}:{value}`: the
+    /// route, where one layer goes around several routes and each route's handler has to see an
+    /// event that comes to all of them.
+    ///
+    /// A value with which the namespace would be longer than 64 bytes, or that holds a control
+    /// character, is replaced by the first 16 hex digits of its SHA-256. Without a value, or with
+    /// an empty one, the layer answers 400: a key in the wrong namespace would lose the event. A
+    /// value is part of the key: a route that is renamed has no keys. The keys of an extractor made
+    /// by [`from_fn`](Self::from_fn) keep the namespace that its closure gave them.
+    ///
+    /// # Panics
+    ///
+    /// If the namespace, or that of a second identity, is longer than 47 bytes.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use axum::{Router, body::Body, extract::MatchedPath, http::Request, routing::post};
+    /// use tower::ServiceExt;
+    /// use tower_dedup::adapter::MemoryAdapter;
+    /// use tower_dedup::{DedupLayer, provider};
+    ///
+    /// let by_route = provider::STRIPE.extractor().namespace_by(|request| {
+    ///     Some(request.extensions().get::<MatchedPath>()?.as_str().to_owned())
+    /// });
+    /// let app: Router = Router::new()
+    ///     .route("/stripe/billing", post(async || "billed"))
+    ///     .route("/stripe/tax", post(async || "taxed"))
+    ///     .layer(DedupLayer::new(by_route, MemoryAdapter::new()));
+    /// for (path, result) in [
+    ///     ("/stripe/billing", None),
+    ///     ("/stripe/tax", None), // the same event, for another handler
+    ///     ("/stripe/billing", Some("duplicate")),
+    /// ] {
+    ///     let event = Request::post(path).body(Body::from(r#"{"id": "evt_1"}"#)).unwrap();
+    ///     let response = app.clone().oneshot(event).await?;
+    ///     let found = response.headers().get("x-dedup-result");
+    ///     assert_eq!(found.map(|found| found.as_bytes()), result.map(str::as_bytes));
+    /// }
+    /// # Ok::<(), std::convert::Infallible>(())
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn namespace_by<F>(mut self, read: F) -> Self
+    where
+        F: Fn(&RequestRef<'_>) -> Option<String> + Send + Sync + 'static,
+    {
+        self.namespace_by = Some(Arc::new(read));
+        self.check_room();
+        self
+    }
+
+    /// Panics if a value of [`namespace_by`](Self::namespace_by) may not fit.
+    #[track_caller]
+    fn check_room(&self) {
+        let second = self.second.as_ref().map(|(namespace, _)| namespace);
+        for namespace in std::iter::once(&self.namespace).chain(second) {
+            let fits = self.namespace_by.is_none() || namespace.len() <= MAX_SCOPED_LEN;
+            assert!(fits, "{namespace:?}: longer than {MAX_SCOPED_LEN} bytes");
+        }
     }
 
     /// Gives every element a second identity: it is a duplicate if *either* is complete.
@@ -221,7 +299,7 @@ impl KeyExtractor {
     /// # Panics
     ///
     /// If `label` is empty, holds a `.` or a control character, or makes the namespace longer than
-    /// 64 bytes.
+    /// 64 bytes, or 47 under [`namespace_by`](Self::namespace_by).
     #[must_use]
     #[track_caller]
     pub fn second_identity(mut self, label: &str, part: KeyPart) -> Self {
@@ -229,6 +307,7 @@ impl KeyExtractor {
         let fits = !label.is_empty() && !label.contains('.');
         assert!(fits && check_namespace(&namespace).is_ok(), "{label:?}: not a label");
         self.second = Some((namespace.into(), part));
+        self.check_room();
         self
     }
 
@@ -289,13 +368,27 @@ impl KeyExtractor {
         })
     }
 
+    /// The namespaces of a request's keys, and of their second identities.
+    fn namespaces(&self, request: &RequestRef<'_>) -> Result<Namespaces<'_>, KeyError> {
+        let second = self.second.as_ref().map_or("", |(namespace, _)| namespace);
+        let Some(read) = &self.namespace_by else {
+            return Ok(Namespaces { key: Cow::Borrowed(&self.namespace), second: second.into() });
+        };
+        let value = read(request).filter(|value| !value.is_empty());
+        let value =
+            value.ok_or_else(|| KeyError::new(KeyErrorKind::Missing, "the namespace's value"))?;
+        Ok(Namespaces { key: scoped(&self.namespace, &value), second: scoped(second, &value) })
+    }
+
     /// The element of a delivery of one event, with all its identities.
     fn one(&self, id: &str, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
-        let element = Element::new(DedupKey::in_namespace(&self.namespace, id)?);
-        let Some((namespace, part)) = &self.second else {
+        let namespaces = self.namespaces(request)?;
+        let element = Element::new(DedupKey::in_namespace(&namespaces.key, id)?);
+        let Some((_, part)) = &self.second else {
             return Ok(Extracted::Keys(element.into()));
         };
-        Ok(Extracted::Keys(with_second(element, namespace, part.read(request)?)?.into()))
+        let second = part.read(request)?;
+        Ok(Extracted::Keys(with_second(element, &namespaces.second, second)?.into()))
     }
 
     /// The elements of a batch, with all their identities.
@@ -304,15 +397,16 @@ impl KeyExtractor {
         items: Vec<Item>,
         request: &RequestRef<'_>,
     ) -> Result<Vec<Element>, KeyError> {
-        let second = self.second.as_ref().map(|(name, part)| (name, part.with_head_of(request)));
+        let namespaces = self.namespaces(request)?;
+        let second = self.second.as_ref().map(|(_, part)| part.with_head_of(request));
         let mut id_bytes = 0;
         let element = |item: Item| {
-            let mut element = Element::new(DedupKey::in_namespace(&self.namespace, &item.id)?);
-            if let Some((namespace, part)) = &second {
+            let mut element = Element::new(DedupKey::in_namespace(&namespaces.key, &item.id)?);
+            if let Some(part) = &second {
                 let id = part.read(&request.with_body(&item.body))?;
                 id_bytes += id.as_ref().map_or(0, |id| id.len());
                 check_id_bytes(id_bytes)?;
-                element = with_second(element, namespace, id)?;
+                element = with_second(element, &namespaces.second, id)?;
             }
             Ok(if item.payload { element.with_payload(item.body) } else { element })
         };
@@ -326,19 +420,28 @@ impl KeyExtractor {
         request: &RequestRef<'_>,
     ) -> Result<Extracted, KeyError> {
         let Extracted::Keys(keys) = &extracted else { return Ok(extracted) };
-        let (Some((namespace, part)), [element]) = (&self.second, keys.elements()) else {
+        let (Some((_, part)), [element]) = (&self.second, keys.elements()) else {
             return Ok(extracted);
         };
         if element.second_identity().is_some() {
             return Ok(extracted);
         }
-        let element = with_second(element.clone(), namespace, part.read(request)?)?;
+        let namespace = self.namespaces(request)?.second;
+        let element = with_second(element.clone(), &namespace, part.read(request)?)?;
         Ok(Extracted::Keys(keys.with_only(element)))
     }
 
     /// The key of a delivery that is known by its raw body only.
-    pub(crate) fn body_digest(&self, body: &[u8]) -> Result<Keys, KeyError> {
-        Ok(Keys::one(DedupKey::in_namespace(&self.namespace, &body_id(body))?))
+    ///
+    /// # Errors
+    ///
+    /// The body is empty: all empty bodies have one digest.
+    pub(crate) fn body_digest(&self, request: &RequestRef<'_>) -> Result<Keys, KeyError> {
+        if request.body().is_empty() {
+            return Err(KeyError::new(KeyErrorKind::Missing, "the body"));
+        }
+        let namespace = self.namespaces(request)?.key;
+        Ok(Keys::one(DedupKey::in_namespace(&namespace, &body_id(request.body()))?))
     }
 
     pub(crate) fn allowed_methods(&self) -> Option<&Arc<[Method]>> {
@@ -351,6 +454,25 @@ impl KeyExtractor {
 
     pub(crate) fn namespace_str(&self) -> &Arc<str> {
         &self.namespace
+    }
+}
+
+/// The namespaces of one request.
+struct Namespaces<'e> {
+    key: Cow<'e, str>,
+    /// Of second identities; empty if there are none.
+    second: Cow<'e, str>,
+}
+
+/// The longest namespace to which a value can be added.
+const MAX_SCOPED_LEN: usize = MAX_NAMESPACE_LEN - 1 - VALUE_DIGITS;
+const VALUE_DIGITS: usize = 16;
+
+fn scoped(namespace: &str, value: &str) -> Cow<'static, str> {
+    let scoped = format!("{namespace}:{value}");
+    match check_namespace(&scoped) {
+        Ok(()) => scoped.into(),
+        Err(_) => format!("{namespace}:{}", &sha256_hex(value.as_bytes())[..VALUE_DIGITS]).into(),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::error::{ConfigError, KeyError, KeyErrorKind};
 /// The longest id, in bytes, that is stored as it is; a longer one is replaced by its SHA-256.
 pub const MAX_ID_LEN: usize = 255;
 
-const MAX_NAMESPACE_LEN: usize = 64;
+pub(super) const MAX_NAMESPACE_LEN: usize = 64;
 
 /// What makes two deliveries the same event: a namespace and an id.
 ///
@@ -135,7 +135,8 @@ impl Element {
     }
 
     /// Adds the element's own bytes of a batch's body, to be told from another element of the same
-    /// key where the layer compares payloads.
+    /// key where the layer compares payloads. The layer hashes them and lets them go: a handler's
+    /// elements carry none.
     #[must_use]
     pub fn with_payload(mut self, payload: Bytes) -> Self {
         self.payload = Some(payload);
@@ -200,6 +201,14 @@ impl Keys {
     /// The same kind of delivery, with this element for its one.
     pub(super) fn with_only(&self, element: Element) -> Self {
         Self { elements: List::one(element), batch: self.batch }
+    }
+
+    /// The same keys without the elements' bytes, each of which keeps the whole body alive.
+    pub(crate) fn without_payloads(mut self) -> Self {
+        for element in &mut *self.elements {
+            element.payload = None;
+        }
+        self
     }
 
     /// Whether the request carried a list of events, be it of one.

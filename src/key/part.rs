@@ -76,7 +76,8 @@ pub fn query(parameter: &str) -> KeyPart {
     KeyPart(Node::Query(parameter.into()))
 }
 
-/// `body_` and the SHA-256 of the raw body in hex.
+/// `body_` and the SHA-256 of the raw body in hex. Missing if the body is empty: all empty bodies
+/// have one digest, and would be one event.
 ///
 /// A last resort: many senders put an attempt counter or a time into the body of a retry, and some
 /// send two real events with the same bytes.
@@ -205,7 +206,10 @@ impl KeyPart {
             Node::Json(pointer) => Ok(json_value::read(request.body(), pointer)?.map(Cow::Owned)),
             Node::Form(field) => form_field::read(request.headers(), request.body(), field),
             Node::Query(parameter) => query_parameter::read(request.uri(), parameter),
-            Node::BodyDigest => Ok(Some(Cow::Owned(digest::body_id(request.body())))),
+            Node::BodyDigest => {
+                let body = request.body();
+                Ok((!body.is_empty()).then(|| digest::body_id(body).into()))
+            }
             Node::Fn(read) => match read(request)? {
                 Some(value) if value.is_empty() => {
                     Err(KeyError::new(KeyErrorKind::Empty, "the extracted value"))

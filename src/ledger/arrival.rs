@@ -105,22 +105,27 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let twofold = flat.len() > elements.len();
         // To the end, where what is to be undone is pending in its turn.
         let _recording = twofold.then(|| inner.recording.add((*flat).into()));
+        let unrun = Unrun { inner, keys: &flat, room: Some(room), context };
         let call = Box::pin(async { inner.adapter.record(&flat, &receipt).await });
         let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
             Ok(recorded) => recorded,
             Err(error) if context.on_unavailable == OnUnavailable::Open => {
                 observe::unprotected(keys.first(), &error);
-                inner.record_behind(room, &flat, receipt, context.store_timeout);
+                if let Some(room) = unrun.disarm() {
+                    inner.record_behind(room, &flat, receipt, context.store_timeout);
+                }
                 let delivery = Delivery::unprotected(elements.into());
                 return Ok(Begin::first(ArrivalClaim { delivery }, Others::default()));
             }
             Err(error) => {
-                if error.is_unknown() {
-                    inner.undo_behind(room, &flat, receipt, context.store_timeout);
+                if !error.is_unknown() {
+                    unrun.disarm();
                 }
                 return Err(error);
             }
         };
+        // Nothing waits from here on: what there is to recall was looked up before.
+        let room = unrun.disarm();
         let mut answers: Vec<Answer> = flat
             .iter()
             .zip(recorded)
@@ -140,8 +145,8 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         let here = |key: &DedupKey| before.get(key).cloned();
         let response = recall(context, &elements, &flat, &mut answers, here).await?;
         let mut folded = fold(elements, &flat, &answers);
-        if !folded.give_back.is_empty() {
-            let give_back = std::mem::take(&mut folded.give_back);
+        let give_back = std::mem::take(&mut folded.give_back);
+        if let (Some(room), false) = (room, give_back.is_empty()) {
             inner.undo_behind(room, &give_back, receipt, context.store_timeout);
         }
         if folded.new.is_empty() {
@@ -242,6 +247,32 @@ impl<A: DedupAdapter> Inner<A> {
         let patience = UNDO_PATIENCE.max(bound.saturating_mul(10));
         let work = Work { operation: "unrecord", key: first, bound: UNDO_BOUND, patience };
         self.background.repeat_with(room, work, attempt, until_then);
+    }
+}
+
+/// What the store may have recorded for a delivery that was dropped before the store answered, or
+/// whose answer was lost: undone, or its event is lost without having run.
+struct Unrun<'b, A: DedupAdapter> {
+    inner: &'b Arc<Inner<A>>,
+    keys: &'b [DedupKey],
+    /// Taken when it is disarmed.
+    room: Option<OwnedSemaphorePermit>,
+    context: &'b BeginContext,
+}
+
+impl<A: DedupAdapter> Unrun<'_, A> {
+    /// Returns the room.
+    fn disarm(mut self) -> Option<OwnedSemaphorePermit> {
+        self.room.take()
+    }
+}
+
+impl<A: DedupAdapter> Drop for Unrun<'_, A> {
+    fn drop(&mut self) {
+        if let Some(room) = self.room.take() {
+            let (receipt, bound) = (self.context.receipt(), self.context.store_timeout);
+            self.inner.undo_behind(room, self.keys, receipt, bound);
+        }
     }
 }
 

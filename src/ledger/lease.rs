@@ -109,11 +109,13 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         let rest = inner.completing.rest(&flat);
         let asked = rest.as_deref().unwrap_or(&flat);
         let asked_at = Instant::now();
+        let mut unheld = Unheld { inner, keys: Cow::Borrowed(asked), context };
         let claimed =
             if asked.is_empty() { Ok(Vec::new()) } else { inner.claim(asked, context).await };
         let claimed = match claimed {
             Ok(claimed) => claimed,
             Err(error) if context.on_unavailable == OnUnavailable::Open && rest.is_none() => {
+                unheld.disarm();
                 observe::unprotected(keys.first(), &error);
                 let delivery = Delivery::unprotected(elements.into());
                 let lease = Lease::new(flat, context.receipt(), context.store_timeout, delivery);
@@ -121,24 +123,23 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
                 return Ok(Begin::first(claim, Others::default()));
             }
             Err(error) => {
-                if error.is_unknown() {
-                    inner.release_behind(asked, context.receipt(), context.store_timeout);
+                if !error.is_unknown() {
+                    unheld.disarm();
                 }
                 return Err(error);
             }
         };
         let mut answers = answers(&flat, asked, claimed);
         let response = if context.recaller.is_some() {
-            let granted = Granted::new(inner, &flat, &answers, context);
+            unheld.keys = Cow::Owned(granted(&flat, &answers));
             let here = |key: &DedupKey| inner.completing.kept(key);
             // Boxed, for most layers do without.
             let recalled = Box::pin(recall(context, &elements, &flat, &mut answers, here));
-            let response = recalled.await?;
-            granted.keep();
-            response
+            recalled.await?
         } else {
             None
         };
+        unheld.disarm();
         let folded = fold(elements, &flat, &answers);
         let (begin, yields) = inner.begin_with(folded, response, asked_at, context);
         if yields {
@@ -207,7 +208,7 @@ impl<A: LeaseAdapter> Inner<A> {
         }
         let lease = Arc::new(Lease::new(keys, receipt, store_timeout, delivery));
         let (kept, yields) = self.renewals.keep(&self.adapter, Arc::clone(&lease), asked_at);
-        (Begin::first(LeaseClaim::new(self, lease, Some(kept)), others), yields)
+        (Begin::first(LeaseClaim::new(self, lease, kept), others), yields)
     }
 
     /// One attempt. Answers whether all leases were held to the end.
@@ -259,6 +260,21 @@ impl<A: LeaseAdapter> Inner<A> {
         self.completions.repeat(work, attempt, until_then);
     }
 
+    /// Completes, in the background, what a handler that failed has marked as done, and keeps its
+    /// lease meanwhile.
+    fn complete_done_behind(self: &Arc<Self>, done: &[DedupKey], of: &Lease) {
+        if done.is_empty() {
+            return;
+        }
+        let (receipt, delivery) = (of.receipt.clone(), of.delivery.clone());
+        let keys = done.to_vec().into();
+        let lease = Lease::new(keys, receipt.clone(), of.store_timeout, delivery.clone());
+        lease.settle();
+        // No handler follows that could block anything.
+        let (kept, _) = self.renewals.keep(&self.adapter, Arc::new(lease), Instant::now());
+        self.complete_behind(done, receipt, of.store_timeout, kept, Some(delivery));
+    }
+
     async fn release(
         &self,
         keys: &[DedupKey],
@@ -290,33 +306,26 @@ impl<A: LeaseAdapter> Inner<A> {
     }
 }
 
-/// What was granted to a delivery that does not hold it yet: released if it ends before it does.
-struct Granted<'b, A: LeaseAdapter> {
+/// What the store has granted, or may have granted, to a delivery that does not hold it yet:
+/// released if the delivery ends before it does.
+struct Unheld<'b, A: LeaseAdapter> {
     inner: &'b Arc<Inner<A>>,
-    keys: Vec<DedupKey>,
+    keys: Cow<'b, [DedupKey]>,
     context: &'b BeginContext,
 }
 
-impl<'b, A: LeaseAdapter> Granted<'b, A> {
-    fn new(
-        inner: &'b Arc<Inner<A>>,
-        flat: &[DedupKey],
-        answers: &[Answer],
-        context: &'b BeginContext,
-    ) -> Self {
-        Self { inner, keys: granted(flat, answers), context }
-    }
-
-    fn keep(mut self) {
-        self.keys.clear();
+impl<A: LeaseAdapter> Unheld<'_, A> {
+    /// The store has granted nothing, or somebody else holds it now.
+    fn disarm(mut self) {
+        self.keys = Cow::default();
     }
 }
 
-impl<A: LeaseAdapter> Drop for Granted<'_, A> {
+impl<A: LeaseAdapter> Drop for Unheld<'_, A> {
     fn drop(&mut self) {
         if !self.keys.is_empty() {
-            let (keys, context) = (std::mem::take(&mut self.keys), self.context);
-            self.inner.release_behind(&keys, context.receipt(), context.store_timeout);
+            let context = self.context;
+            self.inner.release_behind(&self.keys, context.receipt(), context.store_timeout);
         }
     }
 }
@@ -349,10 +358,13 @@ fn answers(flat: &[DedupKey], asked: &[DedupKey], claimed: Vec<Claimed>) -> List
 }
 
 /// A delivery under a lease.
+///
+/// Dropped at any time, what is left to do is done in the background: a success is completed, and
+/// of a handler that did not succeed, what it has marked as done is completed and the rest released.
 pub struct LeaseClaim<A: LeaseAdapter> {
     inner: Arc<Inner<A>>,
     delivery: Delivery,
-    /// Taken by `commit` and `rollback`; what is left is released when the claim is dropped.
+    /// Taken once the store has done what is left to do.
     held: Option<Held>,
 }
 
@@ -360,13 +372,31 @@ struct Held {
     lease: Arc<Lease>,
     /// None if the delivery runs unprotected.
     kept: Option<Kept>,
+    left: Left,
+}
+
+/// What is left to do when a claim ends.
+enum Left {
+    /// The handler has not ended: what it has marked as done decides.
+    Undecided,
+    /// It has succeeded. With the terms of its response, if that is stored.
+    Completion(Option<Box<Receipt>>),
+    /// It has failed.
+    Release(Vec<DedupKey>),
 }
 
 impl<A: LeaseAdapter> LeaseClaim<A> {
     fn new(inner: &Arc<Inner<A>>, lease: Arc<Lease>, kept: Option<Kept>) -> Self {
         let (inner, delivery) = (Arc::clone(inner), lease.delivery.clone());
-        Self { inner, delivery, held: Some(Held { lease, kept }) }
+        Self { inner, delivery, held: Some(Held { lease, kept, left: Left::Undecided }) }
     }
+}
+
+/// The keys that a handler has marked as done, with all identities of their events, and the others.
+fn by_done(delivery: &Delivery) -> (Vec<DedupKey>, Vec<DedupKey>) {
+    let (done, rest): (Vec<_>, Vec<_>) =
+        delivery.elements().iter().partition(|element| delivery.is_done(element.key()));
+    (identities(done), identities(rest))
 }
 
 impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
@@ -380,70 +410,55 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
     #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
     fn commit(mut self, outcome: &Outcome) -> impl Future<Output = Result<(), Error>> + Send {
         async move {
-            let Some(Held { lease, kept }) = self.held.take() else { return Ok(()) };
+            let Some(held) = &mut self.held else { return Ok(()) };
+            let lease = Arc::clone(&held.lease);
             lease.settle();
-            let (keys, store_timeout) = (lease.keys(), lease.store_timeout);
             // Boxed, for most layers keep no response.
             let with_response = match outcome.completes(&lease.receipt) {
                 Cow::Borrowed(_) => None,
                 Cow::Owned(receipt) => Some(Box::new(receipt)),
             };
+            // From here on, a claim that is dropped completes in the background.
+            held.left = Left::Completion(with_response.clone());
             let receipt = with_response.as_deref().unwrap_or(&lease.receipt);
-            match self.inner.complete(keys, receipt, store_timeout).await {
-                Ok(answers) => tell_lost(keys, &answers, &self.delivery),
-                Err(_) => {
-                    let (receipt, delivery) = (receipt.clone(), Some(self.delivery.clone()));
-                    self.inner.complete_behind(keys, receipt, store_timeout, kept, delivery);
-                }
+            let (keys, store_timeout) = (lease.keys(), lease.store_timeout);
+            if let Ok(answers) = self.inner.complete(keys, receipt, store_timeout).await {
+                self.held = None;
+                tell_lost(keys, &answers, &self.delivery);
             }
             Ok(())
         }
     }
 
     async fn rollback(mut self) -> Result<(), Error> {
-        let Some(held) = self.held.take() else { return Ok(()) };
-        let Held { lease, kept } = held;
+        let Some(held) = &mut self.held else { return Ok(()) };
         // Before the release, or a renewal could cross it and look like a lost lease.
-        drop(kept);
+        drop(held.kept.take());
+        let lease = Arc::clone(&held.lease);
         let Lease { receipt, store_timeout, delivery, .. } = &*lease;
-        let store_timeout = *store_timeout;
-        let unprotected = delivery.is_unprotected();
-        let (done, failed): (Vec<_>, Vec<_>) =
-            delivery.elements().iter().partition(|element| delivery.is_done(element.key()));
-        let (done, failed) = (identities(done), identities(failed));
+        let (done, rest) = by_done(delivery);
         let mut outcome = Ok(());
         if !done.is_empty() {
-            match self.inner.complete(&done, receipt, store_timeout).await {
+            match self.inner.complete(&done, receipt, *store_timeout).await {
                 Ok(answers) => tell_lost(&done, &answers, delivery),
                 Err(error) => {
-                    let keys = done.clone().into();
-                    let lease = Arc::new(Lease::new(
-                        keys,
-                        receipt.clone(),
-                        store_timeout,
-                        delivery.clone(),
-                    ));
-                    lease.settle();
-                    let now = Instant::now();
-                    // No handler follows that could block anything.
-                    let (kept, _) = self.inner.renewals.keep(&self.inner.adapter, lease, now);
-                    let (kept, told) = (Some(kept), Some(delivery.clone()));
-                    let receipt = receipt.clone();
-                    self.inner.complete_behind(&done, receipt, store_timeout, kept, told);
+                    self.inner.complete_done_behind(&done, &lease);
                     outcome = Err(error);
                 }
             }
         }
-        if failed.is_empty() {
+        if rest.is_empty() {
+            self.held = None;
             return outcome;
         }
-        match self.inner.release(&failed, receipt, store_timeout).await {
+        // From here on, a claim that is dropped releases these in the background.
+        if let Some(held) = &mut self.held {
+            held.left = Left::Release(rest.clone());
+        }
+        match self.inner.release(&rest, receipt, *store_timeout).await {
             // The claim of an unprotected delivery may be on its way still.
-            Ok(_) if !unprotected => {}
-            released => {
-                self.inner.release_behind(&failed, receipt.clone(), store_timeout);
-                outcome = outcome.and(released.map(drop));
-            }
+            Ok(_) if !delivery.is_unprotected() => self.held = None,
+            released => outcome = outcome.and(released.map(drop)),
         }
         outcome
     }
@@ -451,11 +466,25 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
 
 impl<A: LeaseAdapter> Drop for LeaseClaim<A> {
     fn drop(&mut self) {
-        if let Some(held) = self.held.take() {
-            let Held { lease, kept } = held;
-            drop(kept);
-            let receipt = lease.receipt.clone();
-            self.inner.release_behind(lease.keys(), receipt, lease.store_timeout);
+        let Some(Held { lease, kept, left }) = self.held.take() else { return };
+        let (inner, store_timeout) = (&self.inner, lease.store_timeout);
+        let rest = match left {
+            Left::Completion(with_response) => {
+                let receipt = with_response.map_or_else(|| lease.receipt.clone(), |boxed| *boxed);
+                let told = Some(self.delivery.clone());
+                inner.complete_behind(lease.keys(), receipt, store_timeout, kept, told);
+                return;
+            }
+            Left::Release(rest) => rest,
+            Left::Undecided => {
+                let (done, rest) = by_done(&lease.delivery);
+                inner.complete_done_behind(&done, &lease);
+                rest
+            }
+        };
+        drop(kept);
+        if !rest.is_empty() {
+            inner.release_behind(&rest, lease.receipt.clone(), store_timeout);
         }
     }
 }

@@ -12,7 +12,9 @@
 //! 2. Every call to the store has a bound, waiting for a connection included.
 //! 3. What a handler did is not undone by a store that fails afterwards: its success is its
 //!    answer, and is recorded in the background.
-//! 4. A claim that is dropped without a word is rolled back.
+//! 4. A claim that is dropped without a word is rolled back, but for a success that is being
+//!    recorded, and what its handler has marked as done. So is what a dropped call to the store may
+//!    have claimed.
 //!
 //! [`Ledger`] and [`Claim`] are all that the service knows, so another ledger needs no change
 //! there.
@@ -35,6 +37,8 @@ mod background;
 mod call;
 mod fold;
 mod lease;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod lend;
 mod pending;
 mod recall;
 mod renewal;
@@ -43,9 +47,11 @@ pub(crate) mod transaction;
 
 pub use arrival::{ArrivalClaim, ArrivalLedger};
 pub use lease::{LeaseClaim, LeaseLedger};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use lend::TxUnavailable;
 pub use recall::{Recaller, Recalls, Replays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use transaction::{TransactionClaim, TransactionLedger, TxHandle, TxUnavailable};
+pub use transaction::{TransactionClaim, TransactionLedger, TxHandle};
 
 /// Decides whether a delivery is the first, and makes its key permanent.
 pub trait Ledger: Send + Sync + 'static {
@@ -54,7 +60,8 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// Begins a delivery of these keys.
     ///
-    /// No client can cancel it: from its first wait on, it runs in the delivery's own task.
+    /// No client of a layer can cancel it: from its first wait on, it runs in the delivery's own
+    /// task. Dropped otherwise, what it may have claimed is given up in the background.
     ///
     /// # Errors
     ///
@@ -74,7 +81,8 @@ pub trait Ledger: Send + Sync + 'static {
 }
 
 /// A delivery that runs. Dropped without `commit` or `rollback`, it is rolled back as far as that
-/// is still possible.
+/// is still possible. Dropped within `commit`, a ledger whose handlers' effects are not in its hands
+/// goes on to record the success.
 pub trait Claim: Send + 'static {
     /// The delivery, which the service puts into the request's extensions.
     fn delivery(&self) -> &Delivery;

@@ -1,15 +1,19 @@
-//! Renews the leases of running handlers, in one task for all of them.
+//! Renews the leases of running handlers, in one task for each runtime.
 //!
 //! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
 //! 2. The task is not the handler's: a handler that blocks its thread keeps its lease.
-//! 3. It starts with the first claim, and ends when it wakes to find that nothing runs: it holds on
-//!    to the adapter for up to a third of a lease after the last handler.
+//! 3. A task renews the leases that were claimed in its own runtime: a runtime that is alive but
+//!    not driven stops no other runtime's renewals.
+//! 4. The task starts with the runtime's first claim, and ends when it wakes to find that nothing
+//!    runs: it holds on to the adapter for up to a third of a lease after the last handler.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slab::Slab;
+use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -21,28 +25,23 @@ use crate::observe;
 
 #[derive(Default)]
 pub(super) struct Renewals {
-    state: Mutex<State>,
-    /// A lease became due earlier than the task sleeps.
-    earlier: Notify,
+    /// Of runtimes that have a lease or a task.
+    states: Mutex<HashMap<runtime::Id, State>>,
 }
 
+/// The leases of one runtime.
 #[derive(Default)]
 struct State {
     running: Slab<Running>,
     sweeping: bool,
     wakes_at: Option<Instant>,
+    /// A lease became due earlier than the task sleeps.
+    earlier: Arc<Notify>,
 }
 
 struct Running {
     lease: Arc<Lease>,
     due: Instant,
-}
-
-impl State {
-    fn end_sweep(&mut self) {
-        self.sweeping = false;
-        self.wakes_at = None;
-    }
 }
 
 /// Leases to renew, by their places.
@@ -87,121 +86,155 @@ impl Lease {
 /// Keeps a lease for as long as it lives.
 pub(super) struct Kept {
     renewals: Arc<Renewals>,
+    runtime: runtime::Id,
     place: usize,
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let running = self.renewals.lock().running.try_remove(self.place);
+        let mut states = self.renewals.lock();
+        let Some(state) = states.get_mut(&self.runtime) else { return };
+        let running = state.running.try_remove(self.place);
+        // Of a runtime that has ended.
+        if !state.sweeping && state.running.is_empty() {
+            states.remove(&self.runtime);
+        }
         // With the lock given back.
+        drop(states);
         drop(running);
     }
 }
 
 impl Renewals {
-    /// Keeps `lease`, which counts from `since`, until the answer is dropped.
+    /// Keeps `lease`, which counts from `since`, until the answer is dropped; `None` outside a
+    /// runtime.
     ///
-    /// If it answers true, the caller has to yield once before it runs a handler: the task that
-    /// was just woken waits for this very thread, and no other thread takes it over from there,
-    /// should the handler block this one.
+    /// If the second value is true, the caller has to yield once before it runs a handler: the
+    /// task that was just woken waits for this very thread, and no other thread takes it over from
+    /// there, should the handler block this one.
     pub(super) fn keep<A: LeaseAdapter>(
         self: &Arc<Self>,
         adapter: &Arc<A>,
         lease: Arc<Lease>,
         since: Instant,
-    ) -> (Kept, bool) {
-        let (kept, starts, earlier) = self.add(lease, since);
-        if starts {
-            let sweeping = Sweeping { renewals: Arc::clone(self), ended: false };
-            tokio::spawn(sweep(sweeping, Arc::clone(adapter)));
-        } else if earlier {
-            self.earlier.notify_one();
+    ) -> (Option<Kept>, bool) {
+        let Ok(runtime) = Handle::try_current() else { return (None, false) };
+        let (kept, starts, earlier) = self.add(runtime.id(), lease, since);
+        if let Some(earlier) = &earlier {
+            earlier.notify_one();
         }
-        (kept, starts || earlier)
+        if starts {
+            let sweeping =
+                Sweeping { renewals: Arc::clone(self), runtime: runtime.id(), ended: false };
+            runtime.spawn(sweep(sweeping, Arc::clone(adapter)));
+        }
+        (Some(kept), starts || earlier.is_some())
     }
 
-    /// Whether the task has to be started, and whether it sleeps for too long.
-    fn add(self: &Arc<Self>, lease: Arc<Lease>, since: Instant) -> (Kept, bool, bool) {
+    /// Whether the task has to be started, and what wakes one that sleeps for too long.
+    fn add(
+        self: &Arc<Self>,
+        runtime: runtime::Id,
+        lease: Arc<Lease>,
+        since: Instant,
+    ) -> (Kept, bool, Option<Arc<Notify>>) {
         let due = lease.due(since);
-        let mut state = self.lock();
+        let mut states = self.lock();
+        let state = states.entry(runtime).or_default();
         let place = state.running.insert(Running { lease, due });
         let starts = !std::mem::replace(&mut state.sweeping, true);
-        let earlier = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
-        (Kept { renewals: Arc::clone(self), place }, starts, earlier)
+        let sleeps_too_long = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
+        let earlier = sleeps_too_long.then(|| Arc::clone(&state.earlier));
+        (Kept { renewals: Arc::clone(self), runtime, place }, starts, earlier)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<runtime::Id, State>> {
         // No holder leaves the state half-changed when it panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Takes what is due, and says when the next one is; `None` if nothing runs.
-    fn due(&self) -> Option<(Due, Instant)> {
-        let mut state = self.lock();
-        let now = Instant::now();
-        let mut due = Vec::new();
-        for (place, running) in &mut state.running {
-            if running.due <= now {
-                running.due = running.lease.due(now);
-                due.push((place, Arc::clone(&running.lease)));
-            }
-        }
-        let next = state.running.iter().map(|(_, running)| running.due).min();
-        state.wakes_at = next;
-        next.map(|next| (due, next))
-    }
+/// What a task does next.
+enum Next {
+    /// Renews these, and sleeps until then or until it is woken.
+    Renew(Due, Instant, Arc<Notify>),
+    /// Nothing runs: another task starts with the next claim.
+    End,
 }
 
 /// The task; a runtime that drops it lets the next claim start another.
 struct Sweeping {
     renewals: Arc<Renewals>,
+    runtime: runtime::Id,
     ended: bool,
+}
+
+impl Sweeping {
+    /// Takes what is due.
+    fn next(&mut self) -> Next {
+        let mut states = self.renewals.lock();
+        let running = states.get_mut(&self.runtime).filter(|state| !state.running.is_empty());
+        let Some(state) = running else {
+            // Under the lock, so that no claim slips in between the look and the end.
+            states.remove(&self.runtime);
+            self.ended = true;
+            return Next::End;
+        };
+        let now = Instant::now();
+        let (mut due, mut next) = (Vec::new(), None);
+        for (place, running) in &mut state.running {
+            if running.due <= now {
+                running.due = running.lease.due(now);
+                due.push((place, Arc::clone(&running.lease)));
+            }
+            next = next.min(Some(running.due)).or(Some(running.due));
+        }
+        state.wakes_at = next;
+        Next::Renew(due, next.unwrap_or(now), Arc::clone(&state.earlier))
+    }
 }
 
 impl Drop for Sweeping {
     fn drop(&mut self) {
         // After a proper end, another task may run already.
-        if !self.ended {
-            self.renewals.lock().end_sweep();
+        if self.ended {
+            return;
+        }
+        let mut states = self.renewals.lock();
+        if let Some(state) = states.get_mut(&self.runtime) {
+            state.sweeping = false;
+            state.wakes_at = None;
+            if state.running.is_empty() {
+                states.remove(&self.runtime);
+            }
         }
     }
 }
 
 async fn sweep<A: LeaseAdapter>(mut sweeping: Sweeping, adapter: Arc<A>) {
-    let renewals = Arc::clone(&sweeping.renewals);
-    loop {
-        match renewals.due() {
-            Some((due, next)) => {
-                for (place, lease) in due {
-                    tokio::spawn(renew(Arc::clone(&renewals), Arc::clone(&adapter), place, lease));
-                }
-                tokio::select! {
-                    () = tokio::time::sleep_until(next) => {}
-                    () = renewals.earlier.notified() => {}
-                }
-            }
-            None => {
-                // Under the lock, so that no claim slips in between the look and the end.
-                let mut state = renewals.lock();
-                if state.running.is_empty() {
-                    state.end_sweep();
-                    sweeping.ended = true;
-                    return;
-                }
-            }
+    while let Next::Renew(due, next, earlier) = sweeping.next() {
+        for (place, lease) in due {
+            let (renewals, adapter) = (Arc::clone(&sweeping.renewals), Arc::clone(&adapter));
+            tokio::spawn(renew(renewals, sweeping.runtime, adapter, place, lease));
+        }
+        tokio::select! {
+            () = tokio::time::sleep_until(next) => {}
+            () = earlier.notified() => {}
         }
     }
 }
 
 async fn renew<A: LeaseAdapter>(
     renewals: Arc<Renewals>,
+    runtime: runtime::Id,
     adapter: Arc<A>,
     place: usize,
     lease: Arc<Lease>,
 ) {
     let call = Box::pin(async { adapter.renew(lease.keys(), &lease.receipt).await });
     let answer = store_call("renew", lease.store_timeout, lease.keys().len(), call).await;
-    let mut state = renewals.lock();
+    let mut states = renewals.lock();
+    let Some(state) = states.get_mut(&runtime) else { return };
     // A delivery that ended meanwhile has given its lease up itself, and its place may be another's.
     let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
     let Some(running) = running else { return };
@@ -209,15 +242,18 @@ async fn renew<A: LeaseAdapter>(
         Ok(answers) if answers.iter().all(|renewed| *renewed == Renewed::Held) => {}
         Ok(_) if lease.settling.load(Ordering::Acquire) => {}
         Ok(answers) => {
-            let lost = lease.keys().iter().zip(&answers);
-            let lost = lost.filter(|(_, renewed)| **renewed == Renewed::Lost).map(|(key, _)| key);
-            if lease.delivery.mark_lease_lost() {
-                lost.for_each(observe::lease_lost);
+            let is_news = lease.delivery.mark_lease_lost();
+            // Subscribers and recorders are the user's code, which may claim or end a claim.
+            drop(states);
+            if is_news {
+                let lost = lease.keys().iter().zip(&answers);
+                let lost = lost.filter(|(_, renewed)| **renewed == Renewed::Lost);
+                lost.for_each(|(key, _)| observe::lease_lost(key));
             }
         }
         Err(_) => {
             running.due = Instant::now() + clamped(lease.receipt.lease() / 12);
-            renewals.earlier.notify_one();
+            state.earlier.notify_one();
         }
     }
 }

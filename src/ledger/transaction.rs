@@ -33,6 +33,7 @@ use sqlx::Database;
 
 use super::call::bounded;
 use super::fold::{Answer, fold, identities, plan};
+use super::lend::{Borrower, TxUnavailable};
 use super::pending::{Pending, StillPending};
 use super::recall::{Recaller, Recalls, Replays, doubt, look_ahead, recall};
 use super::{Begin, BeginContext, Claim, Ledger, Outcome};
@@ -310,7 +311,9 @@ impl<A: TransactionAdapter> Claim for TransactionClaim<A> {
     }
 
     fn attach(&self, extensions: &mut Extensions) {
-        extensions.insert(TxHandle(Arc::clone(&self.slot)));
+        let (borrower, mark) = Borrower::with_mark();
+        extensions.insert(TxHandle { slot: Arc::clone(&self.slot), borrower });
+        extensions.insert(mark);
     }
 
     async fn commit(self, outcome: &Outcome) -> Result<(), Error> {
@@ -448,7 +451,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Lends the delivery's transaction; in the request's extensions under
 /// [`DedupLayer::transactional`](crate::DedupLayer::transactional).
 ///
-/// Cloning makes another handle to the same transaction.
+/// Cloning makes another handle to the same transaction. Where the *request* was cloned, as by a
+/// layer that retries, only one of its copies can have the transaction.
 ///
 /// # Example
 ///
@@ -465,23 +469,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// }
 /// # let _ = handler::<()>;
 /// ```
-pub struct TxHandle<DB: Database>(Arc<Slot<DB>>);
+pub struct TxHandle<DB: Database> {
+    slot: Arc<Slot<DB>>,
+    borrower: Borrower,
+}
 
 impl<DB: Database> TxHandle<DB> {
     /// Lends the transaction, until the answer is dropped.
     ///
     /// # Errors
     ///
-    /// [`TxUnavailable::Lent`] while somebody else has it, [`TxUnavailable::Closed`] once the
-    /// delivery has ended.
+    /// [`TxUnavailable::Lent`] while somebody else has it, [`TxUnavailable::Copied`] if another
+    /// copy of the request has had it, [`TxUnavailable::Closed`] once the delivery has ended.
     pub fn lend(&self) -> Result<DedupTx<DB>, TxUnavailable> {
-        Ok(DedupTx { transaction: Some(self.0.lend()?), slot: Arc::clone(&self.0) })
+        let slot = Arc::clone(&self.slot);
+        let lent = DedupTx { transaction: Some(slot.lend()?), slot };
+        self.borrower.may_have_it()?;
+        Ok(lent)
     }
 }
 
 impl<DB: Database> Clone for TxHandle<DB> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self { slot: Arc::clone(&self.slot), borrower: self.borrower.clone() }
     }
 }
 
@@ -573,28 +583,3 @@ impl<DB: Database> fmt::Debug for DedupTx<DB> {
         f.debug_struct("DedupTx").field("transaction", &self.transaction).finish_non_exhaustive()
     }
 }
-
-/// Why a transaction cannot be lent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum TxUnavailable {
-    /// There is none: the ledger is not transactional, or over another database, or the request
-    /// was not deduplicated.
-    Absent,
-    /// Somebody else has it: there is one.
-    Lent,
-    /// The delivery has ended, and its transaction with it.
-    Closed,
-}
-
-impl fmt::Display for TxUnavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Absent => "there is no transaction over this database",
-            Self::Lent => "the delivery's transaction is lent already",
-            Self::Closed => "the delivery's transaction has ended",
-        })
-    }
-}
-
-impl std::error::Error for TxUnavailable {}

@@ -7,6 +7,42 @@ use crate::key;
 /// its bytes.
 ///
 /// Retries may be batched anew, so a key of the whole request would miss them.
+///
+/// SendGrid's documentation says that the id is for deduplication. A public report, [issue 1435 of
+/// `sendgrid/sendgrid-nodejs`][report], says that duplicates came with another id and with the same
+/// address, event, time and message. Nobody has confirmed or denied it there. Where a handler must
+/// not run for such a duplicate, add these values as a second identity: an event is then known by
+/// its id *or* by them. Two clicks on one link within one second are one event then.
+///
+/// [report]: https://github.com/sendgrid/sendgrid-nodejs/issues/1435
+///
+/// ```
+/// use http::Request;
+/// use tower_dedup::key::{self, DedupKey, Extracted, RequestRef};
+/// use tower_dedup::provider;
+///
+/// let values = key::json("/sg_message_id")
+///     .and(key::json("/event"))
+///     .and(key::json("/timestamp"))
+///     .and(key::json("/email").optional())
+///     .and(key::json("/url").optional());
+/// let extractor = provider::SENDGRID.extractor().second_identity("values", values);
+///
+/// let identities = |id: &str| {
+///     let body = format!(
+///         r#"[{{"sg_event_id":"{id}","sg_message_id":"m1","event":"delivered","timestamp":17}}]"#
+///     );
+///     let (head, body) = Request::post("/").body(body.into()).unwrap().into_parts();
+///     let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
+///         panic!("keys");
+///     };
+///     keys.elements()[0].identities().map(DedupKey::clone).collect::<Vec<_>>()
+/// };
+/// let (first, again) = (identities("a"), identities("b"));
+/// assert_ne!(first[0], again[0]);
+/// assert_eq!(first[1], again[1]);
+/// assert_eq!(first[1].id(), "m1|delivered|17||");
+/// ```
 pub const SENDGRID: Preset = Preset {
     name: "sendgrid",
     title: "SendGrid",
@@ -21,7 +57,8 @@ pub const SENDGRID: Preset = Preset {
     signed_id: true,
     answer_matters: false,
     source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
-    unverified: "the ids of the test button",
+    unverified: "that the id is the same on retries: its documentation says so, a public report \
+                 (sendgrid/sendgrid-nodejs#1435) says that it changes; the ids of the test button",
 };
 
 /// Postmark: the record's type and `/ID`, where it has one; else what tells the records of one

@@ -7,7 +7,10 @@
 //!    again.
 //! 3. A handshake reaches the handler undeduplicated. Where what makes it one is not signed, the
 //!    signed body must agree: a forged header must not let an event past.
-//! 4. What could not be verified in the sender's own documentation is said, in
+//! 4. A preset's namespace is the sender's name. Many senders deliver one event, under one id, to
+//!    every endpoint that is subscribed to it: where two handlers have to see it, each needs a
+//!    [namespace of its own](crate::guide::keys#several-endpoints-of-one-sender).
+//! 5. What could not be verified in the sender's own documentation is said, in
 //!    [`Preset::unverified`].
 //!
 //! All of them are in [one table](crate::guide::providers); senders without a preset are on
@@ -20,9 +23,11 @@
 //! use tower_dedup::provider;
 //!
 //! assert_eq!(provider::GITHUB.namespace(), "github");
-//! // Two accounts that number their events alike: a namespace for each.
-//! let second_account = KeyExtractor::from(provider::STRIPE).namespace("stripe-eu");
-//! # let _ = second_account;
+//! // Two endpoints that are subscribed to one event, or two accounts that number their events
+//! // alike: a namespace for each.
+//! let billing = KeyExtractor::from(provider::STRIPE).namespace("stripe-billing");
+//! let tax = KeyExtractor::from(provider::STRIPE).namespace("stripe-tax");
+//! # let _ = (billing, tax);
 //! ```
 
 mod chat;

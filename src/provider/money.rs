@@ -9,7 +9,9 @@ use crate::key;
 /// Live events are retried for three days; the command line tool sends one again for thirty.
 /// Stripe may report one change by two events of different ids:
 /// [`second_identity`](crate::KeyExtractor::second_identity) on `/data/object/id` and `/type`
-/// catches those, at its price.
+/// catches those, at its price. One event goes to every subscribed endpoint under one id: two
+/// endpoints of one application need
+/// [a namespace each](crate::guide::keys#several-endpoints-of-one-sender).
 pub const STRIPE: Preset = Preset {
     name: "stripe",
     title: "Stripe",
@@ -33,7 +35,8 @@ pub const STRIPE: Preset = Preset {
 /// The topic belongs to the key because one action of a merchant is reported under several topics
 /// with one event id. Older API versions send no event id: there it is `X-Shopify-Webhook-Id`. The
 /// signature covers the body, none of these headers. Two subscriptions to one topic send one event
-/// twice, and the second is a duplicate: to keep both, give each its own route and namespace.
+/// twice, and the second is a duplicate: to keep both, give each its own route and
+/// [namespace](crate::guide::keys#several-endpoints-of-one-sender).
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
     title: "Shopify",

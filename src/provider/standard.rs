@@ -12,7 +12,8 @@ use crate::key::{self, Found, KeyPart, Reader, RequestRef};
 ///
 /// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice
 /// that. (Its "save the ids for five minutes" is shorter than its own schedule.) OpenAI retries for
-/// up to 72 hours. The same message may go to several endpoints under one id.
+/// up to 72 hours. The same message goes to every subscribed endpoint under one id: two endpoints of
+/// one application need [a namespace each](crate::guide::keys#several-endpoints-of-one-sender).
 pub const STANDARD_WEBHOOKS: Preset = Preset {
     name: "standard-webhooks",
     title: "Standard Webhooks",
@@ -34,7 +35,9 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
 ///
 /// Where both are there and differ, the delivery is malformed: one of them was added on the way,
 /// and would make a signed message a new event. Mind that many events of Resend share one
-/// `/data/email_id`: it is no key.
+/// `/data/email_id`: it is no key. One message goes to every subscribed endpoint under one id: two
+/// endpoints of one application need
+/// [a namespace each](crate::guide::keys#several-endpoints-of-one-sender).
 pub const SVIX: Preset = Preset {
     name: "svix",
     title: "Svix",

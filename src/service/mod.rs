@@ -7,12 +7,15 @@
 //!    it has to wait for something, it runs in a task of its own. Until then nobody can drop it, and
 //!    most deliveries over a store in memory end before. The current tracing span goes along;
 //!    task-locals do not.
-//! 3. A delivery takes one of `max_running` permits before it starts. One that waits for another
-//!    delivery of its event gives the permit, and the ready inner service, up.
+//! 3. A delivery needs one of `max_running` permits and the inner service's readiness before it
+//!    claims. One that waits for another delivery of its event gives both up, and takes both
+//!    again, in that order, before it begins again.
 //! 4. The *ready* inner service is called, never a fresh clone of it.
 //! 5. `type Error = S::Error`: what goes wrong in this layer is a response, so that axum needs no
 //!    `HandleErrorLayer`, and never a 2xx: that would mean "stop retrying".
-//! 6. A panic of the handler is resumed in the caller, so that a catching layer works as if there
+//! 6. A request that already carries this very delivery, because the same layer is around the route
+//!    twice, passes through: the inner layer would find its event in flight, or complete.
+//! 7. A panic of the handler is resumed in the caller, so that a catching layer works as if there
 //!    were no task.
 
 use std::fmt;
@@ -34,6 +37,7 @@ use crate::ledger::Ledger;
 
 mod answer;
 mod gate;
+mod paths;
 mod run;
 mod start;
 

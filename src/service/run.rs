@@ -17,6 +17,7 @@ use tower_service::Service;
 
 use super::Shared;
 use super::answer::{Answer, panic_message, status};
+use super::paths::{HANDLED, Path};
 use crate::adapter::{Payloads, StoredResponse};
 use crate::body::{self, Kept, ResponseBody};
 use crate::error::{Error, ErrorKind};
@@ -33,15 +34,15 @@ const SLOWEST_LOOK: Duration = Duration::from_millis(250);
 
 /// A delivery that runs.
 pub(super) struct Job<S, L> {
+    /// Ready, but while the delivery waits for another one.
     inner: S,
-    /// Whether `inner` was asked and said that it is ready.
-    ready: bool,
     /// Taken when the handler is called.
     head: Option<request::Parts>,
     body: Bytes,
     keys: Keys,
     /// What is compared, if anything is.
     payloads: Option<Payloads>,
+    path: Path,
     shared: Arc<Shared<L>>,
     started: Instant,
     /// Given up while it waits for another delivery.
@@ -58,8 +59,9 @@ impl<S, L> Job<S, L> {
         started: Instant,
         permit: OwnedSemaphorePermit,
     ) -> Self {
+        let path = HANDLED.path(head.uri.path());
         let (head, permit) = (Some(head), Some(permit));
-        Self { inner, ready: true, head, body, keys, payloads, shared, started, permit }
+        Self { inner, head, body, keys, payloads, path, shared, started, permit }
     }
 }
 
@@ -148,11 +150,20 @@ where
     let mut begun = begin(&job.shared, &job.keys, job.payloads.as_ref()).await;
     if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
         // Boxed, for most deliveries do not wait and need not carry what waiting takes.
-        begun = match Box::pin(job.wait(bound)).await {
+        begun = match Box::pin(job.wait::<B>(bound)).await {
             Waited::Begun(begun) => begun,
             Waited::NoPlace => return own(Outcome::Overloaded, DedupResult::InFlight),
             Waited::NoPermit => return own(Outcome::Overloaded, DedupResult::Unavailable),
+            Waited::Failed(error) => return (Outcome::Failed, Answer::Inner(Err(error))),
         };
+    }
+    let is_acknowledged = match &begun {
+        Ok(Begin::Duplicate(_) | Begin::Mismatch(_)) => true,
+        Ok(Begin::InFlight) => policy == OnInFlight::Acknowledge,
+        Ok(Begin::First { .. }) | Err(_) => false,
+    };
+    if is_acknowledged && HANDLED.is_elsewhere(job.keys.first(), job.path) {
+        job.shared.config.meters.handled_on_another_path(job.keys.first());
     }
     match begun {
         Ok(Begin::First { claim, others }) => handle(job, claim, others, facts).await,
@@ -194,29 +205,35 @@ async fn begin<L: Ledger>(
 }
 
 /// How waiting for another delivery ended.
-enum Waited<C> {
+enum Waited<C, E> {
     /// It began again.
     Begun(Result<Begin<C>, Error>),
     /// As many wait already as may.
     NoPlace,
-    /// As many run as may, to the end of the wait.
+    /// To the end of the wait, no permit was free or the inner service was not ready.
     NoPermit,
+    /// The inner service failed while it was asked whether it is ready.
+    Failed(E),
 }
 
-impl<S: Clone, L: Ledger> Job<S, L> {
+impl<S, L: Ledger> Job<S, L> {
     /// Waits until the event's other delivery has ended, and begins again; past the bound, the
     /// last answer is still "in flight".
-    async fn wait(&mut self, bound: Duration) -> Waited<L::Claim> {
+    ///
+    /// Every delivery takes its permit, then the inner service's readiness, then its claim. A
+    /// delivery that claimed first would hold a transaction while it waits for a place in an inner
+    /// limit, and those who hold the places may wait for that transaction.
+    async fn wait<B>(&mut self, bound: Duration) -> Waited<L::Claim, S::Error>
+    where
+        S: Service<Request<B>> + Clone,
+    {
         let shared = Arc::clone(&self.shared);
         let gate = &shared.gate;
         self.permit = None;
         let Ok(_place) = Arc::clone(&gate.waiting).try_acquire_owned() else {
             return Waited::NoPlace;
         };
-        // Readiness is a place in somebody's limit: not to be held while doing nothing.
-        let unready = self.inner.clone();
-        drop(std::mem::replace(&mut self.inner, unready));
-        self.ready = false;
+        self.give_readiness_up();
 
         let waiter = gate.waiters.wait_for(self.keys.first());
         let notify = waiter.notify();
@@ -249,6 +266,12 @@ impl<S: Clone, L: Ledger> Job<S, L> {
                 }
             };
             self.permit = Some(permit);
+            let ready = poll_fn(|cx| self.inner.poll_ready(cx));
+            match tokio::time::timeout_at(deadline, ready).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return Waited::Failed(error),
+                Err(_elapsed) => return Waited::NoPermit,
+            }
             // Closed, whatever the policy: to run unprotected is for deliveries of which nothing
             // is known, and this one's event is known to be running.
             let context = shared
@@ -264,7 +287,17 @@ impl<S: Clone, L: Ledger> Job<S, L> {
                 begun => return Waited::Begun(begun),
             }
             self.permit = None;
+            self.give_readiness_up();
         }
+    }
+
+    /// Readiness is a place in somebody's limit: not to be held while doing nothing.
+    fn give_readiness_up(&mut self)
+    where
+        S: Clone,
+    {
+        let unready = self.inner.clone();
+        drop(std::mem::replace(&mut self.inner, unready));
     }
 }
 
@@ -282,6 +315,8 @@ where
     ResBody: Body<Data = Bytes>,
 {
     let delivery = claim.delivery().clone();
+    // Before it runs: on arrival, a twin on another path is a duplicate from here on.
+    delivery.keys().for_each(|key| HANDLED.insert(key, job.path));
     facts.attempt = Some((delivery.attempt(), delivery.takeover()));
     // Whose response has no body, where that to a GET has one.
     let is_head = job.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
@@ -412,17 +447,13 @@ where
     L: Ledger,
     B: From<Bytes>,
 {
-    if !job.ready {
-        let ready = AssertUnwindSafe(poll_fn(|cx| job.inner.poll_ready(cx)));
-        if let Err(error) = ready.catch_unwind().await? {
-            return Ok(Err(error));
-        }
-    }
     let response = catch_unwind(AssertUnwindSafe(|| {
         let head = job.head.take().unwrap_or_else(empty_head);
         let body = std::mem::take(&mut job.body);
         let mut request = Request::from_parts(head, B::from(body));
-        request.extensions_mut().insert(claim.delivery().clone());
+        let delivery = claim.delivery().clone();
+        delivery.belongs_to(&job.keys);
+        request.extensions_mut().insert(delivery);
         claim.attach(request.extensions_mut());
         job.inner.call(request)
     }))?;

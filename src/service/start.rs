@@ -17,6 +17,7 @@ use super::answer::{Answer, status};
 use super::run::{Job, answer_to, run_to_the_end};
 use crate::adapter::Payloads;
 use crate::body::BodyFault;
+use crate::delivery::Delivery;
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::Ledger;
@@ -102,6 +103,11 @@ impl<S, L> Start<S, L> {
                 return Next::Own(self.refuse(result, outcome, None, 0, Some(&error)));
             }
         };
+        if self.is_nested(&keys) {
+            self.shared.config.meters.nested();
+            self.report(Outcome::Bypass, None, Some(keys.first()), keys.elements().len(), None);
+            return Next::Inner(self.pass(body));
+        }
         let Some(permit) = self.shared.gate.permit_to_run() else {
             let (result, outcome) = (DedupResult::Unavailable, Outcome::Overloaded);
             let count = keys.elements().len();
@@ -127,6 +133,12 @@ impl<S, L> Start<S, L> {
         Next::Task(receiver)
     }
 
+    /// Returns `true` if an outer layer runs this very delivery.
+    fn is_nested(&self, keys: &Keys) -> bool {
+        let outer = self.head.extensions.get::<Delivery>();
+        outer.is_some_and(|outer| keys.elements().iter().any(|event| outer.runs(event.key())))
+    }
+
     fn pass<B>(&mut self, body: Bytes) -> S::Future
     where
         S: Service<Request<B>>,
@@ -149,7 +161,7 @@ impl<S, L> Start<S, L> {
                     return Err(KeyError::new(KeyErrorKind::Missing, "the key"));
                 }
                 OnMissingKey::PassThrough => return Ok(None),
-                OnMissingKey::BodyDigest => config.key.body_digest(body)?,
+                OnMissingKey::BodyDigest => config.key.body_digest(&request)?,
             },
         };
         if keys.identity_count() > config.max_keys {
@@ -159,7 +171,8 @@ impl<S, L> Start<S, L> {
             Some(fingerprint) => Some(self.payloads(&fingerprint.part, &keys, body)?),
             None => None,
         };
-        Ok(Some((keys, payloads)))
+        // What is held for a pending completion must not hold the body as well.
+        Ok(Some((keys.without_payloads(), payloads)))
     }
 
     /// The SHA-256 of each element's payload. That of a batch's element is its own bytes; where an
