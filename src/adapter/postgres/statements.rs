@@ -30,6 +30,9 @@ use std::sync::Arc;
 use super::super::kept::Wanted;
 use super::schema::{Durability, Place};
 
+/// What every statement begins with: `pg_stat_activity` and the server's log show whose it is.
+pub(super) const TAG: &str = "/* tower-dedup */ ";
+
 /// How long a statement waits for a row that an open transaction holds.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
@@ -210,6 +213,10 @@ const FREE: &str = "((t.completed_at IS NULL \
     AND (t.token IS NULL OR t.lease_until <= clock_timestamp())) \
     OR (t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()))";
 
+fn tagged(sql: impl AsRef<str>) -> Arc<str> {
+    [TAG, sql.as_ref()].concat().into()
+}
+
 impl Statements {
     pub(super) fn recall(&self, wanted: Wanted) -> &Arc<str> {
         &self.recall[usize::from(wanted == Wanted::Payload)]
@@ -232,9 +239,12 @@ impl Statements {
             let one = format!("{} AS asked", asked_one(durability, keeps));
             let many = format!("{} AS asked ORDER BY key", asked(keeps));
             Write {
-                one: format!("{} {conflict}", insert(&one, values, &more)).into(),
-                many: format!("{} {} {conflict}", begin(durability), insert(&many, values, &more))
-                    .into(),
+                one: tagged(format!("{} {conflict}", insert(&one, values, &more))),
+                many: tagged(format!(
+                    "{} {} {conflict}",
+                    begin(durability),
+                    insert(&many, values, &more)
+                )),
                 keeps,
             }
         };
@@ -316,48 +326,45 @@ impl Statements {
         Self {
             // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
             // there is nothing to create.
-            tables: format!(
+            tables: tagged(format!(
                 "SELECT to_regclass('{}') IS NOT NULL AND to_regclass('{}') IS NOT NULL",
                 place.name(""),
                 place.name("_schema")
-            )
-            .into(),
-            version: format!("SELECT coalesce(max(version), 0) FROM {}", place.name("_schema"))
-                .into(),
-            look: look("").into(),
-            read: look(", pg_is_in_recovery() AS standby").into(),
+            )),
+            version: tagged(format!(
+                "SELECT coalesce(max(version), 0) FROM {}",
+                place.name("_schema")
+            )),
+            look: tagged(look("")),
+            read: tagged(look(", pg_is_in_recovery() AS standby")),
             // Shared, so that those who look do not see each other.
-            probe: format!(
+            probe: tagged(format!(
                 "SELECT pg_try_advisory_xact_lock_shared({}) AS free \
                  FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place",
                 place.lock("l.lock")
-            )
-            .into(),
-            unwritten: "SELECT pg_current_xact_id_if_assigned() IS NULL".into(),
+            )),
+            unwritten: tagged("SELECT pg_current_xact_id_if_assigned() IS NULL"),
             record: Take {
                 insert: write(Durability::Synchronous, true, &complete, NEW),
-                seize: format!(
+                seize: tagged(format!(
                     "{sync}, {} {}",
                     locked_with(&keeping, FREE, &format!(", {}", kept("a"))),
                     update(&record_set(&keep("l")), GRANT)
-                )
-                .into(),
+                )),
             },
-            unrecord: format!(
+            unrecord: tagged(format!(
                 "{sync}, {} DELETE FROM {table} AS t USING locked AS l WHERE t.key = l.key \
                  RETURNING t.key",
                 locked("t.token = a.token AND t.completed_at IS NOT NULL")
-            )
-            .into(),
+            )),
             claim: Take {
                 insert: write(claims, false, &in_flight, NEW),
-                seize: format!(
+                seize: tagged(format!(
                     "{}, {} {}",
                     begin(claims),
                     locked(&claimable),
                     update(&claim_set, GRANT)
-                )
-                .into(),
+                )),
             },
             renew: write(
                 Durability::Synchronous,
@@ -374,7 +381,7 @@ impl Statements {
             ),
             // One insertion in the order of keys, as each of the two would be: no two of them wait
             // for each other. A claim leaves a row that is there as it is, though it locks it.
-            mixed: format!(
+            mixed: tagged(format!(
                 "{sync} {} UPDATE SET {complete_set} \
                  WHERE excluded.completed_at IS NOT NULL AND ({completable}) {COMPLETED}",
                 insert(
@@ -393,64 +400,58 @@ impl Statements {
                     ),
                     &format!(", {KEPT}"),
                 )
-            )
-            .into(),
-            release: format!(
+            )),
+            release: tagged(format!(
                 "{sync}, {} {}",
                 locked("t.token = a.token AND t.completed_at IS NULL"),
                 update("token = NULL, lease_until = NULL", "")
-            )
-            .into(),
+            )),
             // The clock in a subquery is read once, so that the index is used; what somebody else
             // is purging is passed over.
-            purge: format!(
+            purge: tagged(format!(
                 "WITH expired AS MATERIALIZED (SELECT key FROM {table} \
                  WHERE expires_at <= (SELECT {NOW}) AND (completed_at IS NOT NULL \
                  OR token IS NULL OR lease_until <= {NOW}) \
                  ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED), \
                  purged AS (DELETE FROM {table} AS t USING expired AS e WHERE t.key = e.key \
                  RETURNING 1) SELECT count(*) FROM purged"
-            )
-            .into(),
-            forget: format!(
+            )),
+            forget: tagged(format!(
                 "{sync}, {} DELETE FROM {table} AS t USING locked AS l WHERE t.key = l.key \
                  RETURNING t.key",
                 locked(&format!(
                     "(t.completed_at IS NOT NULL OR t.token IS NULL OR t.lease_until <= {NOW})"
                 ))
-            )
-            .into(),
-            count: format!("SELECT count(*) FROM {table}").into(),
+            )),
+            count: tagged(format!("SELECT count(*) FROM {table}")),
             open: Within {
-                insert: insert_within(&in_flight).into(),
-                seize: seize_within(&claimable, &claim_set).into(),
+                insert: tagged(insert_within(&in_flight)),
+                seize: tagged(seize_within(&claimable, &claim_set)),
             },
             record_in: Within {
-                insert: insert_within(&complete).into(),
-                seize: seize_within(FREE, &record_set(LOST)).into(),
+                insert: tagged(insert_within(&complete)),
+                seize: tagged(seize_within(FREE, &record_set(LOST))),
             },
             // As a rollback would leave them: what this claim has made goes, and what it has taken
             // is one attempt younger; who takes over from a lapsed lease next is told so again.
-            give_back: format!(
+            give_back: tagged(format!(
                 "WITH made AS (DELETE FROM {table} WHERE key = ANY ($1) AND token = $2 \
                  AND completed_at IS NULL AND attempts = 1) \
                  UPDATE {table} SET attempts = attempts - 1, \
                  token = CASE WHEN takeover THEN token END, \
                  lease_until = CASE WHEN takeover THEN {NOW} END \
                  WHERE key = ANY ($1) AND token = $2 AND completed_at IS NULL AND attempts > 1"
-            )
-            .into(),
+            )),
             // Of the transaction that claimed. A row that is written under a savepoint bears that
             // one's number: there may be one that the handler has leaked.
-            commit: format!(
+            commit: tagged(format!(
                 "WITH terms AS MATERIALIZED (SELECT {} AS durable, $2::uuid AS token) \
                  UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL FROM terms \
                  WHERE t.key = ANY ($1) AND t.token = terms.token AND t.completed_at IS NULL \
                  AND pg_current_xact_id_if_assigned()::text = $3 \
                  RETURNING t.xmin = pg_current_xact_id()::xid AS top",
                 Durability::Synchronous.setting()
-            )
-            .into(),
+            )),
             // A response that is not named is not fetched from where long values are kept.
             recall: [
                 "t.response_status::int8 AS response_status, t.response_headers, t.response_body",
@@ -458,22 +459,92 @@ impl Statements {
                  NULL::bytea AS response_body",
             ]
             .map(|response| {
-                format!(
+                tagged(format!(
                     "SELECT t.key, t.payload_sha256, {response}, \
                      pg_is_in_recovery() AS standby \
                      FROM {table} AS t WHERE t.key = ANY ($1::uuid[]) \
                      AND t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
-                )
-                .into()
+                ))
             }),
-            keep: format!(
+            keep: tagged(format!(
                 "UPDATE {table} AS t SET {} \
                  FROM unnest($1::uuid[], $3::bytea[], $4::int2[], $5::text[], $6::bytea[]) \
                  AS a (key, {KEPT}) \
                  WHERE t.key = a.key AND t.token = $2",
                 keep("a")
-            )
-            .into(),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Statements {
+        fn texts(&self) -> Vec<&str> {
+            let Self {
+                tables,
+                version,
+                unwritten,
+                look,
+                read,
+                probe,
+                record,
+                unrecord,
+                claim,
+                renew,
+                complete,
+                mixed,
+                release,
+                purge,
+                forget,
+                count,
+                open,
+                record_in,
+                give_back,
+                commit,
+                recall: [with_response, without_response],
+                keep,
+            } = self;
+            let mut texts = vec![
+                tables,
+                version,
+                unwritten,
+                look,
+                read,
+                probe,
+                unrecord,
+                mixed,
+                release,
+                purge,
+                forget,
+                count,
+                give_back,
+                commit,
+                with_response,
+                without_response,
+                keep,
+            ];
+            for Take { insert, seize } in [record, claim] {
+                texts.extend([&insert.one, &insert.many, seize]);
+            }
+            for Write { one, many, .. } in [renew, complete] {
+                texts.extend([one, many]);
+            }
+            for Within { insert, seize } in [open, record_in] {
+                texts.extend([insert, seize]);
+            }
+            texts.into_iter().map(|text| &**text).collect()
+        }
+    }
+
+    #[test]
+    fn every_statement_begins_with_the_tag() {
+        let statements = Statements::new(&Place::default(), Durability::Synchronous);
+        for text in statements.texts() {
+            assert!(text.starts_with(TAG), "{text}");
+            assert!(!text[TAG.len()..].contains(TAG), "{text}");
         }
     }
 }
