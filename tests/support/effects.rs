@@ -101,6 +101,10 @@ impl Database {
         Self { effects: Effects::create(&schema.url()).await, schema }
     }
 
+    pub(crate) fn name(&self) -> &str {
+        self.schema.name()
+    }
+
     pub(crate) fn options(&self) -> PgConnectOptions {
         let options: PgConnectOptions = self.schema.url().parse().unwrap();
         options.application_name(self.schema.name())

@@ -82,7 +82,7 @@ impl Database for Through<'_> {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Taken<T>>, Failed> {
-        let statements = &self.inner.statements;
+        let statements = self.inner.statements();
         let take = if kind == Kind::Claim { &statements.claim } else { &statements.record };
         let mut granted = false;
         let asking = Asking { take, of: rows.len(), looks: self.inner.storm.is_on() };
@@ -114,7 +114,7 @@ impl Database for Through<'_> {
     }
 
     async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
-        let statements = &self.inner.statements;
+        let statements = self.inner.statements();
         let (context, touched) = match kind {
             Kind::Renew => ("renewing leases", self.write(&statements.renew, rows).await),
             Kind::Unrecord => {
@@ -145,7 +145,7 @@ impl Through<'_> {
         completes: &[bool],
         written: &mut bool,
     ) -> Result<Vec<Told>, sqlx::Error> {
-        let statements = &self.inner.statements;
+        let statements = self.inner.statements();
         let columns = Columns::new(rows);
         let kept = KeptColumns::of_those(rows, |place| completes[place]);
         let params = Params::Mixed(&columns, self.wait(rows), &kept, completes);
@@ -276,8 +276,8 @@ impl Through<'_> {
         let locks: Vec<i64> = open.iter().map(|place| advisory_lock(&rows.keys[*place])).collect();
         let mut free: Vec<bool> = Vec::with_capacity(locks.len());
         for locks in locks.chunks(PROBED) {
-            let probe = &self.inner.statements.probe;
-            let probed = self.send(probe, Params::Locks(locks)).await?;
+            let statements = self.inner.statements();
+            let probed = self.send(&statements.probe, Params::Locks(locks)).await?;
             for row in &probed {
                 free.push(row.try_get("free")?);
             }
@@ -313,10 +313,11 @@ impl Through<'_> {
         let mut known = 0;
         for _ in 0..ROUNDS {
             let mut absent = open;
+            let statements = self.inner.statements();
             if looks {
                 let (mut free, mut gone) = (Vec::new(), Vec::new());
                 let keys = sql::at(&rows.keys, &absent);
-                let read = &self.inner.statements.read;
+                let read = &statements.read;
                 let stored = self.inner.look(self.pool, read, &keys).await?;
                 for (place, stored) in absent.into_iter().zip(stored) {
                     let Some(stored) = stored else {
@@ -373,7 +374,7 @@ impl Through<'_> {
                 break;
             }
             let asked = rows.at(&open);
-            for (at, row) in self.write(&self.inner.statements.complete, &asked).await? {
+            for (at, row) in self.write(&self.inner.statements().complete, &asked).await? {
                 *written = true;
                 answers[open[at]] = Some(completion(&row, asked.receipt(at))?);
             }
@@ -383,7 +384,7 @@ impl Through<'_> {
                 break;
             }
             let keys = sql::at(&rows.keys, &open);
-            let stored = self.inner.look(self.pool, &self.inner.statements.read, &keys).await?;
+            let stored = self.inner.look(self.pool, &self.inner.statements().read, &keys).await?;
             for (place, stored) in open.into_iter().zip(stored) {
                 answers[place] = completed_before(stored.as_ref(), rows.receipt(place).token());
             }

@@ -1,5 +1,7 @@
 //! Postgres's rows, parameters and errors.
 
+use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
@@ -27,6 +29,12 @@ pub(super) struct Uuid(pub(super) [u8; 16]);
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
 const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
 const TIMESTAMPTZ: PgTypeInfo = PgTypeInfo::with_oid(Oid(1184));
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
 
 impl Type<Postgres> for Uuid {
     fn type_info() -> PgTypeInfo {
@@ -348,14 +356,25 @@ const SERIALIZATION_FAILURE: &str = "40001";
 const DEADLOCK_DETECTED: &str = "40P01";
 const IN_FAILED_TRANSACTION: &str = "25P02";
 const READ_ONLY_TRANSACTION: &str = "25006";
+const UNDEFINED_TABLE: &str = "42P01";
 const NO_SUCH_SAVEPOINT: &str = "3B001";
 const NO_ACTIVE_TRANSACTION: &str = "25P01";
 
 /// Whether a statement that ends with this has surely changed nothing: one that the server answers
-/// with an error is rolled back, unless the connection or the server ends with it.
+/// with an error is rolled back, unless the connection or the server ends with it (08, 57P, XX), it
+/// says so itself (40003), or it is a pooler's that has lost the server (58).
 fn is_refusal(answer: &dyn DatabaseError) -> bool {
     let Some(code) = answer.code() else { return false };
-    !["08", "57P", "XX"].iter().any(|class| code.starts_with(class))
+    !["08", "57P", "XX", "40003", "58"].iter().any(|class| code.starts_with(class))
+}
+
+/// The table is not there, or not any more.
+pub(super) fn is_without_table(error: &Error) -> bool {
+    let Some(source) = error.source() else { return false };
+    // As all callers of a batch have it.
+    let shared = source.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
+    let error = source.downcast_ref().or_else(|| shared?.downcast_ref());
+    error.is_some_and(|error| has_code(error, &[UNDEFINED_TABLE]))
 }
 
 fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
@@ -389,10 +408,13 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
 }
 
 /// The handler has broken the transaction, or left something in it that cannot be committed: an
-/// error that it swallowed (25P02), or a constraint that is looked at last (class 23).
+/// error that it swallowed (25P02), a constraint that is looked at last (class 23), or a session in
+/// which the table cannot be named or written any more, as it could at the claim (class 42).
 pub(super) fn has_lost_its_transaction(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
-    code.is_some_and(|code| code == IN_FAILED_TRANSACTION || code.starts_with("23"))
+    code.is_some_and(|code| {
+        code == IN_FAILED_TRANSACTION || code.starts_with("23") || code.starts_with("42")
+    })
 }
 
 /// There is no savepoint of that name, or no transaction that could have one.

@@ -27,8 +27,12 @@
 
 use std::sync::Arc;
 
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+
 use super::super::kept::Wanted;
-use super::schema::{Durability, Place};
+use super::rows::Uuid;
+use super::schema::{Durability, Place, quoted};
 
 /// What every statement begins with: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
@@ -43,7 +47,6 @@ pub(super) const BATCH_LOCK_TIMEOUT: &str = "25ms";
 /// Every statement, with the table's name put in.
 #[derive(Debug, Clone)]
 pub(super) struct Statements {
-    pub(super) tables: Arc<str>,
     pub(super) version: Arc<str>,
     /// Whether the transaction has written nothing.
     pub(super) unwritten: Arc<str>,
@@ -65,8 +68,7 @@ pub(super) struct Statements {
     pub(super) count: Arc<str>,
     pub(super) open: Within,
     pub(super) record_in: Within,
-    pub(super) give_back: Arc<str>,
-    pub(super) commit: Arc<str>,
+    table: Arc<str>,
     /// Of complete keys: with their responses, and without.
     recall: [Arc<str>; 2],
     /// Within a transaction, before `commit`.
@@ -97,6 +99,37 @@ pub(super) struct Within {
     /// Reads too what is there.
     pub(super) insert: Arc<str>,
     pub(super) seize: Arc<str>,
+}
+
+/// The transaction that claimed.
+#[derive(Debug)]
+pub(super) struct Begun {
+    xid: u64,
+    /// As `current_setting` says it: a name, or `none`.
+    role: String,
+}
+
+impl Begun {
+    pub(super) fn new(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let xid: &str = row.try_get("xid")?;
+        let xid = xid.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        Ok(Self { xid, role: row.try_get("role")? })
+    }
+
+    /// Takes the role of the claim again: the handler may have set another, which may not write the
+    /// table.
+    fn role(&self) -> String {
+        match &*self.role {
+            "none" => "SET LOCAL ROLE NONE".to_owned(),
+            role => format!("SET LOCAL ROLE {}", quoted(role)),
+        }
+    }
+}
+
+/// As an array. They are in the text, since only statements without parameters share a message.
+fn uuids(keys: &[Uuid]) -> String {
+    let keys: Vec<_> = keys.iter().map(Uuid::to_string).collect();
+    format!("'{{{}}}'::uuid[]", keys.join(","))
 }
 
 /// The columns of a row, as they are read.
@@ -175,7 +208,7 @@ fn begin_within(place: &Place) -> String {
     let lock = place.lock("a.lock");
     format!(
         "WITH terms AS MATERIALIZED (\
-         SELECT current_setting('lock_timeout') AS was, \
+         SELECT current_setting('lock_timeout') AS was, current_setting('role') AS role, \
          set_config('lock_timeout', '{LOCK_TIMEOUT}', true) AS waits, {} AS durable, \
          $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
          $6::int8 * interval '1 millisecond' AS lease), \
@@ -193,7 +226,7 @@ fn set_back(rows: &str) -> String {
     format!(
         "written AS MATERIALIZED (SELECT count(*) AS rows FROM {rows}), \
          back AS MATERIALIZED (SELECT set_config('lock_timeout', terms.was, true) AS waits, \
-         pg_current_xact_id()::text AS mark FROM terms, written WHERE written.rows >= 0)"
+         pg_current_xact_id()::text AS xid, terms.role FROM terms, written WHERE written.rows >= 0)"
     )
 }
 
@@ -213,11 +246,52 @@ const FREE: &str = "((t.completed_at IS NULL \
     AND (t.token IS NULL OR t.lease_until <= clock_timestamp())) \
     OR (t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()))";
 
-fn tagged(sql: impl AsRef<str>) -> Arc<str> {
+/// A statement as it is sent.
+pub(super) fn tagged(sql: impl AsRef<str>) -> Arc<str> {
     [TAG, sql.as_ref()].concat().into()
 }
 
 impl Statements {
+    /// Gives keys back, in one message: as a rollback would leave them. What this claim has made
+    /// goes, and what it has taken is one attempt younger; who takes over from a lapsed lease next is
+    /// told so again.
+    pub(super) fn give_back(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
+        let (table, role, keys) = (&self.table, begun.role(), uuids(keys));
+        let of_claim = format!("key = ANY ({keys}) AND token = '{token}' AND completed_at IS NULL");
+        format!(
+            "{TAG}{role}; \
+             {TAG}WITH made AS (DELETE FROM {table} WHERE {of_claim} AND attempts = 1) \
+             UPDATE {table} SET attempts = attempts - 1, \
+             token = CASE WHEN takeover THEN token END, \
+             lease_until = CASE WHEN takeover THEN {NOW} END \
+             WHERE {of_claim} AND attempts > 1"
+        )
+    }
+
+    /// What comes before anything that completes keys, and returns no row: the COMMIT is durable, and
+    /// constraints that the handler has deferred are looked at under its own role.
+    pub(super) fn end(&self, begun: &Begun) -> String {
+        format!(
+            "{TAG}SELECT WHERE ({}) = ''; {TAG}SET CONSTRAINTS ALL IMMEDIATE; {TAG}{}",
+            Durability::Synchronous.setting(),
+            begun.role()
+        )
+    }
+
+    /// Completes keys in the transaction that claimed them, in one message with what comes before. A
+    /// row that is written under a savepoint bears that one's number: there may be one that the
+    /// handler has leaked.
+    pub(super) fn commit(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
+        let (table, end, keys) = (&self.table, self.end(begun), uuids(keys));
+        format!(
+            "{end}; {TAG}UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL \
+             WHERE t.key = ANY ({keys}) AND t.token = '{token}' AND t.completed_at IS NULL \
+             AND pg_current_xact_id_if_assigned()::text = '{}' \
+             RETURNING t.xmin = pg_current_xact_id()::xid AS top",
+            begun.xid,
+        )
+    }
+
     pub(super) fn recall(&self, wanted: Wanted) -> &Arc<str> {
         &self.recall[usize::from(wanted == Wanted::Payload)]
     }
@@ -256,7 +330,7 @@ impl Statements {
         let insert_within = |values: &str| {
             format!(
                 "{}, fresh AS ({} NOTHING RETURNING t.key), {} \
-                 SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.mark, {COLUMNS} \
+                 SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.xid, b.role, {COLUMNS} \
                  FROM asked AS a CROSS JOIN back AS b LEFT JOIN fresh AS f ON f.key = a.key \
                  LEFT JOIN {table} AS t ON t.key = a.key",
                 begin_within(place),
@@ -324,13 +398,6 @@ impl Statements {
         );
         let completable = format!("t.completed_at IS NULL OR t.expires_at <= {NOW}");
         Self {
-            // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
-            // there is nothing to create.
-            tables: tagged(format!(
-                "SELECT to_regclass('{}') IS NOT NULL AND to_regclass('{}') IS NOT NULL",
-                place.name(""),
-                place.name("_schema")
-            )),
             version: tagged(format!(
                 "SELECT coalesce(max(version), 0) FROM {}",
                 place.name("_schema")
@@ -432,26 +499,7 @@ impl Statements {
                 insert: tagged(insert_within(&complete)),
                 seize: tagged(seize_within(FREE, &record_set(LOST))),
             },
-            // As a rollback would leave them: what this claim has made goes, and what it has taken
-            // is one attempt younger; who takes over from a lapsed lease next is told so again.
-            give_back: tagged(format!(
-                "WITH made AS (DELETE FROM {table} WHERE key = ANY ($1) AND token = $2 \
-                 AND completed_at IS NULL AND attempts = 1) \
-                 UPDATE {table} SET attempts = attempts - 1, \
-                 token = CASE WHEN takeover THEN token END, \
-                 lease_until = CASE WHEN takeover THEN {NOW} END \
-                 WHERE key = ANY ($1) AND token = $2 AND completed_at IS NULL AND attempts > 1"
-            )),
-            // Of the transaction that claimed. A row that is written under a savepoint bears that
-            // one's number: there may be one that the handler has leaked.
-            commit: tagged(format!(
-                "WITH terms AS MATERIALIZED (SELECT {} AS durable, $2::uuid AS token) \
-                 UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL FROM terms \
-                 WHERE t.key = ANY ($1) AND t.token = terms.token AND t.completed_at IS NULL \
-                 AND pg_current_xact_id_if_assigned()::text = $3 \
-                 RETURNING t.xmin = pg_current_xact_id()::xid AS top",
-                Durability::Synchronous.setting()
-            )),
+            table: table.clone().into(),
             // A response that is not named is not fetched from where long values are kept.
             recall: [
                 "t.response_status::int8 AS response_status, t.response_headers, t.response_body",
@@ -484,7 +532,6 @@ mod tests {
     impl Statements {
         fn texts(&self) -> Vec<&str> {
             let Self {
-                tables,
                 version,
                 unwritten,
                 look,
@@ -502,13 +549,11 @@ mod tests {
                 count,
                 open,
                 record_in,
-                give_back,
-                commit,
+                table: _,
                 recall: [with_response, without_response],
                 keep,
             } = self;
             let mut texts = vec![
-                tables,
                 version,
                 unwritten,
                 look,
@@ -520,8 +565,6 @@ mod tests {
                 purge,
                 forget,
                 count,
-                give_back,
-                commit,
                 with_response,
                 without_response,
                 keep,
@@ -545,6 +588,13 @@ mod tests {
         for text in statements.texts() {
             assert!(text.starts_with(TAG), "{text}");
             assert!(!text[TAG.len()..].contains(TAG), "{text}");
+        }
+        let begun = Begun { xid: 7, role: "none".to_owned() };
+        for message in [
+            statements.give_back(&begun, &[Uuid([1; 16])], Uuid([2; 16])),
+            statements.commit(&begun, &[Uuid([1; 16])], Uuid([2; 16])),
+        ] {
+            assert!(message.split("; ").all(|text| text.starts_with(TAG)), "{message}");
         }
     }
 }

@@ -13,9 +13,11 @@
 //! 4. A mark takes the place of the one before it, so that savepoints do not pile up: each is one
 //!    more level that every statement looks through.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
@@ -29,7 +31,7 @@ use super::rows::{
     Columns, KeptColumns, Places, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
     is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error, stored,
 };
-use super::statements::Within;
+use super::statements::{Begun, Statements, Within};
 use super::store::PostgresAdapter;
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -39,34 +41,16 @@ const REPEATS: usize = 5;
 /// How often a key is looked at again that changed hands between two statements.
 const ROUNDS: usize = 4;
 /// What comes before the stored row in what an insertion answers within a transaction.
-const WITHIN: usize = 4;
+const WITHIN: usize = 5;
 
 impl TransactionAdapter for PostgresAdapter {
     type Database = Postgres;
 
     async fn open(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Opened<Postgres>, Error> {
-        let inner = self.inner();
-        inner.ready().await?;
-        // Duplicates need no transaction.
-        let stored = inner.read(keys).await?;
-        let mut answers: Vec<Option<Claimed>> = stored
-            .into_iter()
-            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
-            .collect();
-        let open = open_places(&answers);
-        let mut transaction = None;
-        if !open.is_empty() {
-            let opened = self.claim_within(&at(keys, &open), receipt).await;
-            let (taken, begun) =
-                opened.map_err(|error| store_error("opening a transaction", error))?;
-            transaction = begun;
-            for (place, taken) in open.into_iter().zip(taken) {
-                answers[place] = Some(taken);
-            }
-        }
-        let answers =
-            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
-        Ok(Opened { answers, transaction })
+        let open = |statements| -> BoxFuture<'_, _> {
+            Box::pin(self.open_with(statements, keys, receipt))
+        };
+        self.inner().with_table(open).await
     }
 
     async fn give_back(
@@ -75,9 +59,10 @@ impl TransactionAdapter for PostgresAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<(), Error> {
-        sqlx::query(AssertSqlSafe(self.inner().statements.give_back.clone()))
-            .bind(row_keys(keys))
-            .bind(Uuid::from(receipt.token()))
+        let begun = begun(transaction)?;
+        let token = receipt.token().into();
+        let back = self.inner().statements().give_back(begun, &row_keys(keys), token);
+        sqlx::raw_sql(AssertSqlSafe(back))
             .execute(transaction.connection())
             .await
             .map_err(|error| store_error("giving keys back", error))?;
@@ -129,30 +114,22 @@ impl TransactionAdapter for PostgresAdapter {
             let error = store_error(CONTEXT, error);
             if ended { error.of_the_transaction() } else { error }
         };
-        if receipt.keeps() {
-            let kept = KeptColumns::new(&Rows::one(keys, receipt));
-            let keep = sqlx::query(AssertSqlSafe(self.inner().statements.keep.clone()))
-                .bind(row_keys(keys))
-                .bind(Uuid::from(receipt.token()))
-                .bind(kept.payloads)
-                .bind(kept.statuses)
-                .bind(kept.headers)
-                .bind(kept.bodies)
-                .execute(transaction.connection())
-                .await;
-            if let Err(error) = keep {
-                let _ = end(transaction).await;
-                return Err(fault(error));
+        let statements = self.inner().statements();
+        let begun = begun(&transaction)?;
+        let complete = statements.commit(begun, &row_keys(keys), receipt.token().into());
+        let kept = if receipt.keeps() {
+            let end = statements.end(begun);
+            keep(transaction.connection(), end, &statements.keep, keys, receipt).await
+        } else {
+            Ok(())
+        };
+        let completed = match kept {
+            Ok(()) => {
+                let complete = sqlx::raw_sql(AssertSqlSafe(complete));
+                complete.fetch_all(transaction.connection()).await
             }
-        }
-        // The number of the transaction that claimed.
-        let mark = transaction.attachment::<String>().cloned();
-        let completed = sqlx::query(AssertSqlSafe(self.inner().statements.commit.clone()))
-            .bind(row_keys(keys))
-            .bind(Uuid::from(receipt.token()))
-            .bind(mark)
-            .fetch_all(transaction.connection())
-            .await;
+            Err(error) => Err(error),
+        };
         let completed = match completed {
             Ok(completed) => completed,
             Err(error) => {
@@ -226,21 +203,53 @@ impl PostgresAdapter {
         ttl: Duration,
     ) -> Result<Recorded, Error> {
         let inner = self.inner();
-        inner.ready_within(connection).await?;
+        let statements = inner.ready_within(connection).await?;
         let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
-        let taken = self.take_within(connection, &inner.statements.record_in, &keys, &receipt);
-        let (answers, _) =
-            taken.await.map_err(|error| store_error("recording in a transaction", error))?;
+        let taken = self.take_within(connection, &statements.record_in, &keys, &receipt).await;
+        let (answers, _) = taken.map_err(|error| {
+            let error = store_error("recording in a transaction", error);
+            // The transaction is lost. The next one finds the table, or makes it.
+            inner.has_gone(&error, &statements);
+            error
+        })?;
         Ok(answers.into_iter().next().unwrap_or(Recorded::InFlight))
+    }
+
+    async fn open_with(
+        &self,
+        statements: Arc<Statements>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Opened<Postgres>, Error> {
+        // Duplicates need no transaction.
+        let stored = self.inner().read(keys).await?;
+        let mut answers: Vec<Option<Claimed>> = stored
+            .into_iter()
+            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
+            .collect();
+        let open = open_places(&answers);
+        let mut transaction = None;
+        if !open.is_empty() {
+            let opened = self.claim_within(&statements.open, &at(keys, &open), receipt).await;
+            let (taken, begun) =
+                opened.map_err(|error| store_error("opening a transaction", error))?;
+            transaction = begun;
+            for (place, taken) in open.into_iter().zip(taken) {
+                answers[place] = Some(taken);
+            }
+        }
+        let answers =
+            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
+        Ok(Opened { answers, transaction })
     }
 
     /// Claims in a transaction of its own; a new one where two were in each other's way.
     async fn claim_within(
         &self,
+        take: &Within,
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), sqlx::Error> {
-        let inner = self.inner();
         let mut pauses = ExponentialBuilder::new()
             .with_min_delay(Duration::from_millis(1))
             .with_max_delay(Duration::from_millis(50))
@@ -248,12 +257,11 @@ impl PostgresAdapter {
             .with_jitter()
             .build();
         loop {
-            let mut transaction = OpenTransaction::begin(&inner.pool, None).await?;
-            let take = &inner.statements.open;
+            let mut transaction = OpenTransaction::begin(&self.inner().pool, None).await?;
             let error = match self.take_within(transaction.connection(), take, keys, receipt).await
             {
-                Ok((answers, Some(mark))) => {
-                    return Ok((answers, Some(transaction.with(mark))));
+                Ok((answers, Some(begun))) => {
+                    return Ok((answers, Some(transaction.with(begun))));
                 }
                 Ok((answers, None)) => {
                     transaction.rollback().await?;
@@ -281,16 +289,16 @@ impl PostgresAdapter {
         }
     }
 
-    /// Claims or records within a transaction; answers its mark if anything was granted.
+    /// Claims or records within a transaction, and returns it if anything was granted.
     async fn take_within<T: Grant>(
         &self,
         connection: &mut PgConnection,
         take: &Within,
         keys: &[DedupKey],
         receipt: &Receipt,
-    ) -> Result<(Vec<T>, Option<String>), sqlx::Error> {
+    ) -> Result<(Vec<T>, Option<Begun>), sqlx::Error> {
         let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
-        let mut mark = None;
+        let mut begun = None;
         for _ in 0..ROUNDS {
             let open = open_places(&answers);
             let asked = at(keys, &open);
@@ -302,13 +310,13 @@ impl PostgresAdapter {
                     answers[*place] = Some(T::in_flight());
                 } else if row.try_get("granted")? {
                     answers[*place] = Some(T::granted(1, false));
-                    mark = Some(row.try_get("mark")?);
+                    begun = Some(Begun::new(row)?);
                 } else if row.try_get::<Option<i32>, _>("attempts")?.is_some() {
                     let stored = stored(row, WITHIN)?;
                     answers[*place] = T::known(&stored, receipt.token());
                     if answers[*place].is_none() {
                         free.push(*place);
-                        mark = Some(row.try_get("mark")?);
+                        begun = Some(Begun::new(row)?);
                     }
                 }
             }
@@ -325,13 +333,13 @@ impl PostgresAdapter {
         }
         let answers: Vec<T> =
             answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect();
-        Ok((answers, mark))
+        Ok((answers, begun))
     }
 
     async fn within(
         &self,
         connection: &mut PgConnection,
-        sql: &std::sync::Arc<str>,
+        sql: &Arc<str>,
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
@@ -339,6 +347,33 @@ impl PostgresAdapter {
         let rows = Rows::one(keys, receipt);
         Columns::new(&rows).bind_within(sql, receipt).bind(&locks).fetch_all(connection).await
     }
+}
+
+/// What [`PostgresAdapter::claim_within`] has attached.
+fn begun(transaction: &OpenTransaction<Postgres>) -> Result<&Begun, Error> {
+    transaction.attachment().ok_or_else(|| not_ours("completing keys: nothing was claimed"))
+}
+
+/// Stores what is kept with the keys, before they are completed.
+async fn keep(
+    connection: &mut PgConnection,
+    end: String,
+    sql: &Arc<str>,
+    keys: &[DedupKey],
+    receipt: &Receipt,
+) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(end)).execute(&mut *connection).await?;
+    let kept = KeptColumns::new(&Rows::one(keys, receipt));
+    sqlx::query(AssertSqlSafe(Arc::clone(sql)))
+        .bind(row_keys(keys))
+        .bind(Uuid::from(receipt.token()))
+        .bind(kept.payloads)
+        .bind(kept.statuses)
+        .bind(kept.headers)
+        .bind(kept.bodies)
+        .execute(connection)
+        .await
+        .map(drop)
 }
 
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
