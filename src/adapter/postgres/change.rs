@@ -5,12 +5,16 @@
 //! advisory locks and answered in flight; the others go again, in parts if there is still one that
 //! is held, until it stands alone.
 //!
-//! Why are the advisory locks not looked at first? Each that is taken has its place in the server's
-//! shared lock table, which by default has room for 6,400 of all sessions: a few processes with full
-//! batches would use it up, for all users of the database.
+//! Why are the advisory locks not looked at first? `pg_locks` reads the lock table of the whole server,
+//! and nobody takes a lock meanwhile. To take them would be worse: the lock table has room for 6,400
+//! of all sessions by default, which a few processes with full batches would use up.
+//!
+//! To part a batch takes at most a second. Then the rows that are left are an error to their callers,
+//! and not in flight: they may be free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use sqlx::Row;
@@ -23,7 +27,8 @@ use super::super::sql::{
     completed_before, open_places,
 };
 use super::rows::{
-    Columns, KeptColumns, Params, Uuid, advisory_lock, is_locked, is_of_a_row, store_error,
+    Columns, KeptColumns, Params, Uuid, advisory_lock, advisory_locks, is_locked, is_of_a_row,
+    store_error,
 };
 use super::statements::{BATCH_LOCK_TIMEOUT, LOCK_TIMEOUT, Take, Write};
 use super::store::Inner;
@@ -32,8 +37,8 @@ use crate::key::DedupKey;
 
 /// How often a key is looked at again that changed hands between two statements.
 pub(super) const ROUNDS: usize = 5;
-/// How many advisory locks are tried at once, of the few thousand that a server has room for.
-const PROBED: usize = 256;
+/// For how long a batch is parted to find out which of its rows somebody's open transaction holds.
+const PARTING: Duration = Duration::from_secs(1);
 
 /// Statements on the connections of this pool.
 pub(super) struct Through<'i> {
@@ -85,9 +90,9 @@ impl Database for Through<'_> {
         let statements = self.inner.statements();
         let take = if kind == Kind::Claim { &statements.claim } else { &statements.record };
         let mut granted = false;
-        let asking = Asking { take, of: rows.len(), looks: self.inner.storm.is_on() };
+        let asking = Asking::new(take, rows.len(), self.inner.storm.is_on());
         let taken = self.take_some(asking, rows, &mut granted).await;
-        taken.map_err(|error| self.failed("taking keys", error, granted))
+        taken.map_err(|error| self.parted("taking keys", error, granted))
     }
 
     /// One statement, and more for what it has found to be there.
@@ -102,7 +107,7 @@ impl Database for Through<'_> {
                 sql::one_by_one(self, rows, completes).await
             }
             told => {
-                told.map_err(|error| self.failed("claiming and completing keys", error, written))
+                told.map_err(|error| self.parted("claiming and completing keys", error, written))
             }
         }
     }
@@ -136,6 +141,14 @@ struct Asking<'a> {
     of: usize,
     /// Whether to look first.
     looks: bool,
+    /// When to part no more.
+    until: Instant,
+}
+
+impl<'a> Asking<'a> {
+    fn new(take: &'a Take, of: usize, looks: bool) -> Self {
+        Self { take, of, looks, until: Instant::now() + PARTING }
+    }
 }
 
 impl Through<'_> {
@@ -170,7 +183,7 @@ impl Through<'_> {
         if claims.is_empty() {
             self.inner.storm.saw(0, of);
         } else {
-            let asking = Asking { take: &statements.claim, of, looks: true };
+            let asking = Asking::new(&statements.claim, of, true);
             let taken = self.take_some(asking, &rows.at(&claims), written).await?;
             for (place, taken) in claims.into_iter().zip(taken) {
                 answers[place] = Some(Told::Claimed(taken));
@@ -195,6 +208,13 @@ impl Through<'_> {
         let error = store_error(context, error);
         let written = written || self.unheard.load(Ordering::Relaxed);
         Failed { error: if written { error.unknown() } else { error }, of_a_row }
+    }
+
+    /// The same for rows that were parted already, as far as it was worth the time.
+    fn parted(&self, context: &'static str, error: sqlx::Error, written: bool) -> Failed {
+        let parted = is_locked(&error);
+        let failed = self.failed(context, error, written);
+        Failed { of_a_row: failed.of_a_row && !parted, ..failed }
     }
 
     /// The rows that a statement answers, each with the place of its key.
@@ -251,6 +271,9 @@ impl Through<'_> {
             match taken {
                 // An open transaction holds one of them, and that is a handler's.
                 Err(error) if is_locked(&error) && open.len() > 1 => {
+                    if Instant::now() >= asking.until {
+                        return Err(error);
+                    }
                     self.take_around(asking, rows, open, &mut answers, granted).await?;
                 }
                 Err(error) if !is_locked(&error) => return Err(error),
@@ -273,15 +296,16 @@ impl Through<'_> {
         granted: &mut bool,
     ) -> Result<(), sqlx::Error> {
         // Transactions of ours say so with an advisory lock.
-        let locks: Vec<i64> = open.iter().map(|place| advisory_lock(&rows.keys[*place])).collect();
-        let mut free: Vec<bool> = Vec::with_capacity(locks.len());
-        for locks in locks.chunks(PROBED) {
-            let statements = self.inner.statements();
-            let probed = self.send(&statements.probe, Params::Locks(locks)).await?;
-            for row in &probed {
-                free.push(row.try_get("free")?);
-            }
-        }
+        let of_rows = match &rows.terms {
+            // A delivery of these very keys holds some of them by a lock of all.
+            Terms::One(_) => advisory_locks(&rows.keys),
+            Terms::Each(_) => rows.keys.iter().map(advisory_lock).collect(),
+        };
+        let locks: Vec<i64> = open.iter().map(|place| of_rows[*place]).collect();
+        let statements = self.inner.statements();
+        let probed = self.send(&statements.probe, Params::Locks(&locks)).await?;
+        let free = probed.iter().map(|row| row.try_get("free"));
+        let free = free.collect::<Result<Vec<bool>, _>>()?;
         let all = open.len();
         let places: Vec<usize> =
             open.into_iter().zip(free).filter(|(_, free)| *free).map(|(place, _)| place).collect();
@@ -309,7 +333,7 @@ impl Through<'_> {
         granted: &mut bool,
     ) -> Result<(), sqlx::Error> {
         let mut open: Vec<usize> = (0..rows.len()).collect();
-        let Asking { take, of, mut looks } = asking;
+        let Asking { take, of, mut looks, .. } = asking;
         let mut known = 0;
         for _ in 0..ROUNDS {
             let mut absent = open;

@@ -125,6 +125,29 @@ pub(super) fn advisory_lock(key: &DedupKey) -> i64 {
     i64::from_be_bytes(last)
 }
 
+/// How many advisory locks a transaction takes for its keys: the server's lock table has room for so
+/// many for each connection, by default.
+const MOST_LOCKS: usize = 64;
+
+/// The locks that a transaction takes for its keys, in their order.
+///
+/// Of a large set the last share one, which stands for the whole set: so a copy of the delivery is
+/// in flight at once, and all of it. Whoever else asks for a key without a lock of its own waits for
+/// the row, for as long as `lock_timeout` says.
+pub(super) fn advisory_locks(keys: &[DedupKey]) -> Vec<i64> {
+    let mut locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
+    if locks.len() > MOST_LOCKS {
+        let mut set = Sha256::new();
+        for key in keys {
+            set.update(row_key(key).0);
+        }
+        let mut last = [0; 8];
+        last.copy_from_slice(&set.finalize()[..8]);
+        locks[MOST_LOCKS - 1..].fill(i64::from_be_bytes(last));
+    }
+    locks
+}
+
 /// Where each key stands in a list.
 pub(super) struct Places(Vec<(Uuid, usize)>);
 

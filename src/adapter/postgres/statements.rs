@@ -404,10 +404,15 @@ impl Statements {
             )),
             look: tagged(look("")),
             read: tagged(look(", pg_is_in_recovery() AS standby")),
-            // Shared, so that those who look do not see each other.
+            // Looked up, and not tried: a lock that is had for a moment would hide a free key, and
+            // takes a place in the lock table.
             probe: tagged(format!(
-                "SELECT pg_try_advisory_xact_lock_shared({}) AS free \
-                 FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place",
+                "SELECT h.lock IS NULL AS free \
+                 FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) LEFT JOIN \
+                 (SELECT DISTINCT k.classid::int8 << 32 | k.objid::int8 AS lock FROM pg_locks AS k \
+                 WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted AND k.database = \
+                 (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS h \
+                 ON h.lock = {} ORDER BY l.place",
                 place.lock("l.lock")
             )),
             unwritten: tagged("SELECT pg_current_xact_id_if_assigned() IS NULL"),
@@ -595,6 +600,16 @@ mod tests {
             statements.commit(&begun, &[Uuid([1; 16])], Uuid([2; 16])),
         ] {
             assert!(message.split("; ").all(|text| text.starts_with(TAG)), "{message}");
+        }
+    }
+
+    #[test]
+    fn reading_statements_take_no_advisory_lock() {
+        let statements = Statements::new(&Place::default(), Durability::Synchronous);
+        let Statements { version, look, read, probe, count, recall: [one, other], .. } =
+            &statements;
+        for text in [version, look, read, probe, count, one, other] {
+            assert!(!text.contains("pg_try_advisory") && !text.contains("pg_advisory"), "{text}");
         }
     }
 }

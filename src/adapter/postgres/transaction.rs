@@ -28,7 +28,7 @@ use super::super::transaction::{
 };
 use super::change::grant;
 use super::rows::{
-    Columns, KeptColumns, Places, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
+    Columns, KeptColumns, Places, Uuid, advisory_locks, has_lost_its_transaction, is_broken,
     is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error, stored,
 };
 use super::statements::{Begun, Statements, Within};
@@ -275,10 +275,10 @@ impl PostgresAdapter {
             } else {
                 end_badly(transaction).await;
             }
-            // Somebody's own transaction holds one of the rows; to know which is not worth a
-            // second transaction.
-            if is_locked(&error) {
-                return Ok((keys.iter().map(|_| Claimed::InFlight).collect(), None));
+            // An open transaction holds the row, by no lock of the key's: one of the user's own, or a
+            // large delivery. Of several keys the others may be free, and are not in flight then.
+            if is_locked(&error) && keys.len() == 1 {
+                return Ok((vec![Claimed::InFlight], None));
             }
             match pauses.next() {
                 Some(pause) if read_only || is_conflict(&error) => {
@@ -298,11 +298,17 @@ impl PostgresAdapter {
         receipt: &Receipt,
     ) -> Result<(Vec<T>, Option<Begun>), sqlx::Error> {
         let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
+        // Once, so that what is asked for again has the same locks.
+        let locks = advisory_locks(keys);
         let mut begun = None;
         for _ in 0..ROUNDS {
             let open = open_places(&answers);
             let asked = at(keys, &open);
-            let rows = self.within(connection, &take.insert, &asked, receipt).await?;
+            let locks_of = |places: &[usize]| -> Vec<i64> {
+                places.iter().map(|place| locks[*place]).collect()
+            };
+            let tried = locks_of(&open);
+            let rows = self.within(connection, &take.insert, &asked, &tried, receipt).await?;
             let mut free = Vec::new();
             for row in &rows {
                 let Some(place) = open.get(place(row)?) else { continue };
@@ -322,7 +328,8 @@ impl PostgresAdapter {
             }
             if !free.is_empty() {
                 let asked = at(keys, &free);
-                let rows = self.within(connection, &take.seize, &asked, receipt).await?;
+                let held = locks_of(&free);
+                let rows = self.within(connection, &take.seize, &asked, &held, receipt).await?;
                 for (place, row) in Places::new(&row_keys(&asked)).of_rows(rows)? {
                     answers[free[place]] = Some(grant(&row)?);
                 }
@@ -341,11 +348,11 @@ impl PostgresAdapter {
         connection: &mut PgConnection,
         sql: &Arc<str>,
         keys: &[DedupKey],
+        locks: &[i64],
         receipt: &Receipt,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
         let rows = Rows::one(keys, receipt);
-        Columns::new(&rows).bind_within(sql, receipt).bind(&locks).fetch_all(connection).await
+        Columns::new(&rows).bind_within(sql, receipt).bind(locks).fetch_all(connection).await
     }
 }
 
