@@ -27,8 +27,8 @@ use super::super::sql::{
     completed_before, open_places,
 };
 use super::rows::{
-    Columns, KeptColumns, Params, Uuid, advisory_lock, advisory_locks, is_locked, is_of_a_row,
-    store_error,
+    Columns, KeptColumns, Params, Places, Uuid, advisory_lock, advisory_locks, is_locked,
+    is_of_a_row, row_keys, store_error,
 };
 use super::statements::{BATCH_LOCK_TIMEOUT, LOCK_TIMEOUT, Take, Write};
 use super::store::Inner;
@@ -159,13 +159,18 @@ impl Through<'_> {
         written: &mut bool,
     ) -> Result<Vec<Told>, sqlx::Error> {
         let statements = self.inner.statements();
-        let columns = Columns::new(rows);
-        let kept = KeptColumns::of_those(rows, |place| completes[place]);
-        let params = Params::Mixed(&columns, self.wait(rows), &kept, completes);
-        let answered = self.send(&statements.mixed, params).await?;
         let mut answers: Vec<Option<Told>> = rows.keys.iter().map(|_| None).collect();
+        let parted = |answers: &[Option<Told>]| -> (Vec<usize>, Vec<usize>) {
+            open_places(answers).into_iter().partition(|place| completes[*place])
+        };
+        let (completions, claims) = parted(&answers);
+        let (claims, completions) = (rows.at(&claims), rows.at(&completions));
+        let (claims, kept) = (Columns::new(&claims), KeptColumns::new(&completions));
+        let completions = Columns::new(&completions);
+        let params = Params::Mixed(&claims, self.wait(rows), &completions, &kept);
+        let answered = self.send(&statements.mixed, params).await?;
         let mut fresh = 0;
-        for (place, row) in columns.places().of_rows(answered)? {
+        for (place, row) in Places::new(&row_keys(&rows.keys)).of_rows(answered)? {
             *written = true;
             let receipt = rows.receipt(place);
             answers[place] = Some(if completes[place] {
@@ -177,8 +182,7 @@ impl Through<'_> {
             });
         }
         self.inner.plans.wrote(fresh);
-        let (completions, claims): (Vec<_>, Vec<_>) =
-            open_places(&answers).into_iter().partition(|place| completes[*place]);
+        let (completions, claims) = parted(&answers);
         let of = completes.iter().filter(|completes| !**completes).count();
         if claims.is_empty() {
             self.inner.storm.saw(0, of);

@@ -207,6 +207,16 @@ impl<'k> Columns<'k> {
         Places::new(&self.keys)
     }
 
+    fn bind<'q>(&'q self, query: Bound<'q>) -> Bound<'q> {
+        query
+            .bind(&self.keys)
+            .bind(&self.namespaces)
+            .bind(&self.ids)
+            .bind(&self.tokens)
+            .bind(&self.retentions)
+            .bind(&self.leases)
+    }
+
     /// All under the terms of one receipt.
     pub(super) fn bind_within<'q>(&'q self, sql: &Arc<str>, receipt: &Receipt) -> Bound<'q> {
         sqlx::query(AssertSqlSafe(Arc::clone(sql)))
@@ -230,8 +240,8 @@ pub(super) enum Params<'k> {
     One(&'k Rows<'k>, &'static str, bool),
     Keys(&'k Columns<'k>, &'static str),
     Keeping(&'k Columns<'k>, &'static str, &'k KeptColumns),
-    /// And which to complete.
-    Mixed(&'k Columns<'k>, &'static str, &'k KeptColumns, &'k [bool]),
+    /// Claims, and completions with what to keep.
+    Mixed(&'k Columns<'k>, &'static str, &'k Columns<'k>, &'k KeptColumns),
     Read(&'k [Uuid]),
     Locks(&'k [i64]),
     Limit(i64),
@@ -258,17 +268,10 @@ impl<'k> Params<'k> {
                     query
                 }
             }
-            Self::Keys(columns, wait) => query
-                .bind(&columns.keys)
-                .bind(&columns.namespaces)
-                .bind(&columns.ids)
-                .bind(&columns.tokens)
-                .bind(&columns.retentions)
-                .bind(&columns.leases)
-                .bind(wait),
+            Self::Keys(columns, wait) => columns.bind(query).bind(wait),
             Self::Keeping(columns, wait, kept) => kept.bind(Self::Keys(columns, wait).bind(sql)),
-            Self::Mixed(columns, wait, kept, completes) => {
-                Self::Keeping(columns, wait, kept).bind(sql).bind(completes)
+            Self::Mixed(claims, wait, completions, kept) => {
+                kept.bind(completions.bind(Self::Keys(claims, wait).bind(sql)))
             }
             Self::Read(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
@@ -304,19 +307,11 @@ pub(super) struct KeptColumns {
 
 impl KeptColumns {
     pub(super) fn new(rows: &Rows<'_>) -> Self {
-        Self::of_those(rows, |_| true)
-    }
-
-    /// Of the rows at these places.
-    pub(super) fn of_those(rows: &Rows<'_>, those: impl Fn(usize) -> bool) -> Self {
         if !rows.keeps() {
             return Self::default();
         }
         let keys = rows.keys.iter().enumerate();
-        let kept = keys.map(|(at, key)| match those(at) {
-            true => rows.receipt(at).kept_for(key).unwrap_or_default(),
-            false => Kept::default(),
-        });
+        let kept = keys.map(|(at, key)| rows.receipt(at).kept_for(key).unwrap_or_default());
         let kept: Vec<Kept> = kept.collect();
         let responses = || kept.iter().map(|kept| kept.response.as_deref());
         Self {

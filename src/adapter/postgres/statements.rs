@@ -22,8 +22,8 @@
 //! `$1` to `$6` are arrays with a place for each key: keys, namespaces, ids, tokens, retentions and
 //! leases, these in milliseconds. `$7` is how long to wait for a lock. `$8` to `$11`, where something
 //! may be kept with the keys, are the payloads' SHA-256 and the responses' status, headers and body;
-//! null where there is nothing to keep. `$12`, where claims and completions go together, says which
-//! keys are to be completed.
+//! null where there is nothing to keep. Where claims and completions go together, the former have `$1` to
+//! `$6`, and the latter `$8` to `$17`.
 
 use std::sync::Arc;
 
@@ -147,21 +147,25 @@ fn begin(durability: Durability) -> String {
 
 /// The keys that a statement is asked for, and what is to be kept with each.
 fn asked(keeps: bool) -> String {
-    if keeps {
-        asked_with(&format!(", {}", kept("a")), KEPT_PARAMS, &format!(", {KEPT}"))
-    } else {
-        asked_with("", "", "")
-    }
+    asked_from(1, keeps)
 }
 
-/// The same, with more columns, their parameters and their names.
-fn asked_with(columns: &str, params: &str, names: &str) -> String {
+/// The same, in the parameters from this one on; `$7` is not among them.
+fn asked_from(first: usize, keeps: bool) -> String {
+    let numbers = (first..).filter(|number| *number != 7);
+    let types = ["uuid", "text", "text", "uuid", "int8", "int8", "bytea", "int2", "text", "bytea"];
+    let types = if keeps { &types[..] } else { &types[..6] };
+    let params = types.iter().zip(numbers).map(|(of, number)| format!("${number}::{of}[]"));
+    let params = params.collect::<Vec<_>>().join(", ");
+    let (columns, names) = match keeps {
+        true => (format!(", {}", kept("a")), format!(", {KEPT}")),
+        false => (String::new(), String::new()),
+    };
     format!(
         "(SELECT a.key, a.namespace, a.id, a.token, \
          a.retention * interval '1 millisecond' AS retention, \
          a.lease * interval '1 millisecond' AS lease{columns} \
-         FROM terms, unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], \
-         $6::int8[]{params}) AS a (key, namespace, id, token, retention, lease{names}))"
+         FROM terms, unnest({params}) AS a (key, namespace, id, token, retention, lease{names}))"
     )
 }
 
@@ -185,7 +189,6 @@ fn asked_one(durability: Durability, keeps: bool) -> String {
 
 /// What is kept with a key.
 const KEPT: &str = "payload_sha256, response_status, response_headers, response_body";
-const KEPT_PARAMS: &str = ", $8::bytea[], $9::int2[], $10::text[], $11::bytea[]";
 /// What was kept in a former life of a key is lost when a new one begins.
 const LOST: &str = "payload_sha256 = NULL, response_status = NULL, response_headers = NULL, \
     response_body = NULL";
@@ -396,7 +399,11 @@ impl Statements {
                ELSE t.expires_at END, {}",
             keep("excluded")
         );
-        let completable = format!("t.completed_at IS NULL OR t.expires_at <= {NOW}");
+        let completed = &format!("NULL, 0, false, {NOW}, {NOW}");
+        let complete_conflict = format!(
+            "UPDATE SET {complete_set} WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
+             {COMPLETED}"
+        );
         Self {
             version: tagged(format!(
                 "SELECT coalesce(max(version), 0) FROM {}",
@@ -445,33 +452,19 @@ impl Statements {
                 "UPDATE SET lease_until = excluded.lease_until \
                  WHERE t.completed_at IS NULL AND t.token = excluded.token RETURNING t.key",
             ),
-            complete: write(
-                Durability::Synchronous,
-                true,
-                &format!("NULL, 0, false, {NOW}, {NOW}"),
-                &format!("UPDATE SET {complete_set} WHERE {completable} {COMPLETED}"),
-            ),
-            // One insertion in the order of keys, as each of the two would be: no two of them wait
-            // for each other. A claim leaves a row that is there as it is, though it locks it.
+            complete: write(Durability::Synchronous, true, completed, &complete_conflict),
+            // What each of the two would be, with one COMMIT. To leave a row that is there as it is, an
+            // insertion that may update rows would lock it.
             mixed: tagged(format!(
-                "{sync} {} UPDATE SET {complete_set} \
-                 WHERE excluded.completed_at IS NOT NULL AND ({completable}) {COMPLETED}",
+                "{sync}, claimed AS ({} {NEW}, t.attempts, t.token), \
+                 completed AS ({} {complete_conflict}) \
+                 SELECT * FROM claimed UNION ALL SELECT * FROM completed",
+                insert(&format!("{plain} AS asked ORDER BY key"), &in_flight, ""),
                 insert(
-                    &format!(
-                        "{} AS asked ORDER BY key",
-                        asked_with(
-                            &format!(", {}, a.completes", kept("a")),
-                            &format!("{KEPT_PARAMS}, $12::bool[]"),
-                            &format!(", {KEPT}, completes"),
-                        )
-                    ),
-                    &format!(
-                        "CASE WHEN NOT completes THEN {NOW} + lease END, \
-                         CASE WHEN completes THEN 0 ELSE 1 END, false, {NOW}, \
-                         CASE WHEN completes THEN {NOW} END"
-                    ),
-                    &format!(", {KEPT}"),
-                )
+                    &format!("{} AS asked ORDER BY key", asked_from(8, true)),
+                    completed,
+                    &format!(", {KEPT}")
+                ),
             )),
             release: tagged(format!(
                 "{sync}, {} {}",
