@@ -2,9 +2,13 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use futures_util::future::join_all;
+use sqlx::postgres::PgPoolOptions;
 use support::dedup_key;
 use support::effects::{AT_A_GATE, Database, MINUTE};
+use support::postgres::Server;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Batching, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Receipt, Recorded,
@@ -84,4 +88,54 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
         "id LIKE 'new-%' AND xmin = (SELECT xmin FROM webhook_deliveries WHERE id = 'held-0')",
     );
     assert_eq!(together.await, i64::try_from(OTHERS).unwrap());
+}
+
+/// Two processes that get copies of the same events, over a disk, or a standby, that takes its time:
+/// a batch waits for what another one is committing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_over_slow_commits_are_not_rolled_back() {
+    const CALLERS: usize = 32;
+    const ROUNDS: usize = 24;
+    let server = Server::start();
+    let pool = PgPoolOptions::new().max_connections(2).connect(&server.url()).await.unwrap();
+    let processes = [(); 2].map(|()| PostgresAdapter::new(pool.clone()));
+    processes[0].migrate().await.unwrap();
+    for sql in [
+        "ALTER SYSTEM SET fsync = on",
+        "ALTER SYSTEM SET commit_siblings = 0",
+        "ALTER SYSTEM SET commit_delay = 60000",
+        "SELECT pg_reload_conf()",
+    ] {
+        sqlx::query(sql).execute(&pool).await.unwrap();
+    }
+    let rolled_back = || server.log().matches("due to lock timeout").count();
+    // Until the adapters have seen some commits.
+    let mut longest = Duration::ZERO;
+    let mut before = 0;
+    for round in 0..ROUNDS {
+        if round == ROUNDS / 3 {
+            before = rolled_back();
+        }
+        let start = Instant::now();
+        let copies = processes.iter().flat_map(|process| {
+            (0..CALLERS).map(move |id| {
+                let process = process.clone();
+                tokio::spawn(async move {
+                    process.claim(&key(&format!("{round}"), id), &receipt()).await.unwrap()
+                })
+            })
+        });
+        let mut first = 0;
+        for claimed in join_all(copies.collect::<Vec<_>>()).await {
+            first += usize::from(claimed.unwrap() == [Claimed::first(1, false)]);
+        }
+        assert_eq!(first, CALLERS);
+        if round >= ROUNDS / 3 {
+            longest = longest.max(start.elapsed());
+        }
+    }
+    let rolled_back = rolled_back() - before;
+    println!("{rolled_back} rolled back, longest round {longest:?}");
+    // Without a bound that follows the commits, more than one a round.
+    assert!(rolled_back <= 6, "{rolled_back} batches were rolled back");
 }

@@ -1,6 +1,6 @@
 //! Changing statements: for one caller, or for all of a batch.
 //!
-//! A batch waits for a lock for 25 ms, and a call of its own for 100 ms. Where somebody's open
+//! A batch waits for a lock for 25 to 250 ms, as commits go, and a call of its own for 100 ms. Where somebody's open
 //! transaction holds a row of a batch, the rows that one of ours has locked are found by their
 //! advisory locks and answered in flight; the others go again, in parts if there is still one that
 //! is held, until it stands alone.
@@ -30,7 +30,7 @@ use super::rows::{
     Columns, KeptColumns, Params, Places, Uuid, advisory_lock, advisory_locks, is_locked,
     is_of_a_row, row_keys, store_error,
 };
-use super::statements::{BATCH_LOCK_TIMEOUT, LOCK_TIMEOUT, Take, Write};
+use super::statements::{LOCK_TIMEOUT, Take, Write};
 use super::store::Inner;
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -168,7 +168,7 @@ impl Through<'_> {
         let (claims, kept) = (Columns::new(&claims), KeptColumns::new(&completions));
         let completions = Columns::new(&completions);
         let params = Params::Mixed(&claims, self.wait(rows), &completions, &kept);
-        let answered = self.send(&statements.mixed, params).await?;
+        let answered = self.send_writing(&statements.mixed, params).await?;
         let mut fresh = 0;
         for (place, row) in Places::new(&row_keys(&rows.keys)).of_rows(answered)? {
             *written = true;
@@ -206,6 +206,20 @@ impl Through<'_> {
         self.inner.fetch_through(self.pool, sql, params, &self.unheard).await
     }
 
+    /// The same for one that may write, whose COMMIT shows how long others hold their rows.
+    async fn send_writing(
+        &self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let start = Instant::now();
+        let rows = self.send(sql, params).await?;
+        if !rows.is_empty() {
+            self.inner.lock_wait.saw(start.elapsed());
+        }
+        Ok(rows)
+    }
+
     /// What a call came to nothing for, if `written` says whether it has changed something.
     fn failed(&self, context: &'static str, error: sqlx::Error, written: bool) -> Failed {
         let of_a_row = is_of_a_row(&error);
@@ -235,7 +249,7 @@ impl Through<'_> {
             Some(kept) => Params::Keeping(&columns, wait, kept),
             None => Params::Keys(&columns, wait),
         };
-        let answered = self.send(sql, params).await?;
+        let answered = self.send_writing(sql, params).await?;
         columns.places().of_rows(answered)
     }
 
@@ -249,7 +263,7 @@ impl Through<'_> {
             return self.fetch(&write.many, rows, write.keeps).await;
         }
         let params = Params::One(rows, self.wait(rows), write.keeps);
-        let answered = self.send(&write.one, params).await?;
+        let answered = self.send_writing(&write.one, params).await?;
         Ok(answered.into_iter().map(|row| (0, row)).collect())
     }
 
@@ -257,7 +271,7 @@ impl Through<'_> {
     fn wait(&self, rows: &Rows<'_>) -> &'static str {
         match &rows.terms {
             Terms::One(_) => LOCK_TIMEOUT,
-            Terms::Each(_) => BATCH_LOCK_TIMEOUT,
+            Terms::Each(_) => self.inner.lock_wait.bound(),
         }
     }
 

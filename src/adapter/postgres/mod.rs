@@ -33,6 +33,7 @@
 //! ```
 
 mod change;
+mod patience;
 mod plans;
 mod rows;
 mod schema;

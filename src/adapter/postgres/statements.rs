@@ -40,10 +40,6 @@ pub(super) const TAG: &str = "/* tower-dedup */ ";
 /// How long a statement waits for a row that an open transaction holds.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
-/// How long one for many callers waits, before it is sent again without that row: longer than a
-/// statement holds one, but for a slow disk.
-pub(super) const BATCH_LOCK_TIMEOUT: &str = "25ms";
-
 /// Every statement, with the table's name put in.
 #[derive(Debug, Clone)]
 pub(super) struct Statements {

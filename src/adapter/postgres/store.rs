@@ -19,6 +19,7 @@ use super::super::contract::{
 use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored};
 use super::change::ROUNDS;
+use super::patience::LockWait;
 use super::plans::Plans;
 use super::rows::{
     Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, is_without_table, kept,
@@ -55,6 +56,7 @@ pub(super) struct Inner {
     pub(super) lanes: OnceLock<PgPool>,
     pub(super) plans: Plans,
     pub(super) storm: Storm,
+    pub(super) lock_wait: LockWait,
     migrated: AtomicBool,
     /// Whether the connections are the user's.
     foreign: bool,
@@ -181,6 +183,7 @@ impl PostgresAdapter {
             lanes: OnceLock::new(),
             plans: Plans::default(),
             storm: Storm::default(),
+            lock_wait: LockWait::default(),
             migrated: AtomicBool::new(false),
             foreign,
         }))
