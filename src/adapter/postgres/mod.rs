@@ -33,6 +33,7 @@
 //! ```
 
 mod change;
+mod ending;
 mod patience;
 mod plans;
 mod rows;

@@ -27,11 +27,12 @@ use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
 };
 use super::change::grant;
+use super::ending::Begun;
 use super::rows::{
     Columns, KeptColumns, Places, Uuid, advisory_locks, has_lost_its_transaction, is_broken,
     is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error, stored,
 };
-use super::statements::{Begun, Statements, Within};
+use super::statements::{Statements, Within};
 use super::store::PostgresAdapter;
 use crate::error::Error;
 use crate::key::DedupKey;
