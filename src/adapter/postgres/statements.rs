@@ -520,4 +520,22 @@ mod tests {
             assert!(!text.contains("pg_try_advisory") && !text.contains("pg_advisory"), "{text}");
         }
     }
+
+    /// Nothing outlives its transaction: a session may be somebody else's next.
+    #[test]
+    fn settings_and_locks_are_local_to_their_transaction() {
+        for claims in [Durability::Synchronous, Durability::Asynchronous] {
+            let statements = Statements::new(&Place::default(), claims);
+            for text in statements.texts() {
+                for set in text.split("set_config(").skip(1) {
+                    let (set, _) = set.split_once(')').unwrap();
+                    assert!(set.ends_with(", true"), "{set}");
+                }
+                for lock in text.split("advisory_").skip(1) {
+                    assert!(lock.starts_with("xact_lock("), "{lock}");
+                }
+                assert!(!text.contains("SET LOCAL") && !text.contains("SESSION"), "{text}");
+            }
+        }
+    }
 }
