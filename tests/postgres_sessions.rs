@@ -72,7 +72,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
         adapter.migrate().await.unwrap();
         watch.nothing_is_left("migrate").await;
         for count in [1, 3, 100] {
-            let (mine, leased) = (receipt(), keys("leased", count));
+            let (mine, leased) = (receipt(), keys(&format!("leased{count}"), count));
             adapter.claim(&leased, &mine).await.unwrap();
             watch.nothing_is_left("claim").await;
             adapter.claim(&leased, &receipt()).await.unwrap();
@@ -88,13 +88,13 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             watch.nothing_is_left("duplicate").await;
             adapter.recall(&leased, Wanted::All).await.unwrap();
             watch.nothing_is_left("recall").await;
-            let recorded = keys("recorded", count);
+            let recorded = keys(&format!("recorded{count}"), count);
             adapter.record(&recorded, &mine).await.unwrap();
             watch.nothing_is_left("record").await;
             adapter.unrecord(&recorded, &mine).await.unwrap();
             watch.nothing_is_left("unrecord").await;
 
-            let opened = keys("opened", count);
+            let opened = keys(&format!("opened{count}"), count);
             let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
             // Batches go around what is locked.
             if batching != Batching::off() {
@@ -116,8 +116,8 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             theirs.commit().await.unwrap();
             watch.nothing_is_left("record_in").await;
         }
-        adapter.get(&dedup_key("leased-0")).await.unwrap();
-        adapter.forget(&dedup_key("leased-1")).await.unwrap();
+        adapter.get(&dedup_key("leased1-0")).await.unwrap();
+        adapter.forget(&dedup_key("leased3-1")).await.unwrap();
         adapter.count().await.unwrap();
         adapter.purge(10).await.unwrap();
         watch.nothing_is_left("maintenance").await;
