@@ -204,7 +204,7 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
     assert!(granted, "a claim has waited for a row, and has got it");
 }
 
-/// Trap 6 of the usual implementations: what an insertion finds to be there may have been committed
+/// What an insertion finds to be there may have been committed
 /// after its statement began, which then cannot read it.
 #[tokio::test]
 async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {

@@ -101,6 +101,37 @@ async fn server_in_another_language_changes_no_reply() {
     }
 }
 
+const OPERATIONS: &str = include_str!("../src/docs/operations.md");
+
+/// The SQL of the operations guide that holds these words.
+fn of_the_guide(words: &str) -> &'static str {
+    let blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    blocks.into_iter().find(|block| block.contains(words)).expect("a block with these words")
+}
+
+/// Other than a plain `CREATE INDEX`, which waits with a lock that everybody else waits for.
+#[tokio::test]
+async fn index_that_is_made_concurrently_holds_no_claim_up() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(3));
+    adapter.migrate().await.unwrap();
+    // It waits for whoever writes.
+    let mut theirs = database.effects.pool().begin().await.unwrap();
+    theirs.execute("DELETE FROM webhook_deliveries").await.unwrap();
+    let index = tokio::spawn({
+        let pool = database.pool(1);
+        async move { pool.execute(of_the_guide("CONCURRENTLY")).await }
+    });
+    database.until_sessions("wait_event_type = 'Lock'", 1).await;
+    let mine = receipt();
+    let claimed = tokio::time::timeout(MINUTE, adapter.claim(&one("a"), &mine)).await.unwrap();
+    assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
+    assert!(!index.is_finished());
+    theirs.rollback().await.unwrap();
+    index.await.unwrap().unwrap();
+    database.run(of_the_guide("autovacuum")).await;
+}
+
 /// By hash of the key: every key has one partition, and is unique in the table.
 #[tokio::test]
 async fn table_partitioned_by_hash_of_the_key_works() {

@@ -4,14 +4,17 @@
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, a line feed and id (a namespace
 //!    holds no control character). The names stand beside it, to be read; nothing indexes them.
-//! 2. Every statement waits for a lock for 100 ms at most, and for less in a batch: rows are locked
-//!    for the length of a statement, except by transactions, which may stay open for as long as a
-//!    handler runs.
+//! 2. Every statement waits for a row for 100 ms at most, and in a batch for as long as commits take:
+//!    rows are locked for the length of a statement, except by transactions, which may stay open for
+//!    as long as a handler runs. The table's own lock, which DDL takes, has no such bound.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database was
 //!    set to, except the claim, by choice.
-//! 4. The clock is `clock_timestamp()`: it moves on while a statement waits.
+//! 4. The clock is `clock_timestamp()`: it moves on while a statement waits. An insertion reads it
+//!    before it waits for a row of its key that is then rolled back, which is no longer than rule 2
+//!    says.
 //! 5. Rows are inserted and locked in the order of `key`, so that two sets never wait for each
-//!    other.
+//!    other. Where claims and completions go together, new claims come first: only two that complete
+//!    what the other one is about to insert could meet, and rule 2 ends that.
 //! 6. `expires_at` is indexed, so it is left alone by completions: those are heap-only updates.
 //! 7. What runs with every delivery is a plain statement that does not join the table. Those that do
 //!    are planned anew each time, since Postgres finds the plan for any number of keys too dear, and
@@ -22,8 +25,8 @@
 //! `$1` to `$6` are arrays with a place for each key: keys, namespaces, ids, tokens, retentions and
 //! leases, these in milliseconds. `$7` is how long to wait for a lock. `$8` to `$11`, where something
 //! may be kept with the keys, are the payloads' SHA-256 and the responses' status, headers and body;
-//! null where there is nothing to keep. Where claims and completions go together, the former have `$1` to
-//! `$6`, and the latter `$8` to `$17`.
+//! null where there is nothing to keep. Where claims and completions go together, the former have
+//! `$1` to `$6`, and the latter `$8` to `$17`.
 
 use std::sync::Arc;
 
