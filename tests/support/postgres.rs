@@ -31,6 +31,7 @@ bin=$1
 trap '' PIPE
 trap 'exit 1' HUP INT TERM
 dir=$(mktemp -d "$2/tower-dedup-postgres.XXXXXX" 2>&1) || { echo "$dir"; exit 1; }
+export LOCPATH="$dir/locale"
 clean() {
     "$bin/pg_ctl" stop -s -m immediate -D "$dir/data" >/dev/null 2>&1
     rm -rf "$dir"
@@ -49,6 +50,12 @@ max_connections = 200
 # Processes are killed here, the power is not cut.
 fsync = off
 CONF
+        ;;
+    # Its messages in this language: glibc finds the locale in LOCPATH, where nobody has installed it.
+    speak)
+        mkdir -p "$LOCPATH" && {
+            localedef -i "$port" -f UTF-8 "$LOCPATH/$port.UTF-8" || [ -d "$LOCPATH/$port.UTF-8" ]
+        } && echo "lc_messages = '$port.UTF-8'" >>"$dir/data/postgresql.conf"
         ;;
     follow) "$bin/pg_basebackup" -D "$dir/data" -R -c fast --no-sync -U postgres -h 127.0.0.1 -p "$port" ;;
     promote) "$bin/pg_ctl" promote -s -w -D "$dir/data" ;;
@@ -77,12 +84,17 @@ struct Keeper {
 impl Server {
     /// Takes a second or two, and blocks: inside a runtime a worker waits for it.
     pub(crate) fn start() -> Self {
-        Self::started("init")
+        Self::started(&["init"])
+    }
+
+    /// One whose messages are in the language of this locale.
+    pub(crate) fn start_in(locale: &str) -> Self {
+        Self::started(&["init", &format!("speak {locale}")])
     }
 
     /// A standby of this server, which follows it until it is [promoted](Self::promote).
     pub(crate) fn standby(&self) -> Self {
-        Self::started(&format!("follow {}", self.port))
+        Self::started(&[&format!("follow {}", self.port)])
     }
 
     /// Makes a primary of a standby.
@@ -90,12 +102,14 @@ impl Server {
         self.must("promote");
     }
 
-    fn started(made: &str) -> Self {
+    fn started(made: &[&str]) -> Self {
         let mut keeper = Keeper::start();
         let dir = keeper.answer();
         assert!(dir.starts_with('/'), "no folder for PostgreSQL: {dir}");
         let mut server = Self { keeper: Mutex::new(keeper), dir: PathBuf::from(dir), port: 0 };
-        server.must(made);
+        for command in made {
+            server.must(command);
+        }
         // Somebody else may take the port before the server does.
         for _ in 0..5 {
             server.port = free_port();

@@ -1,16 +1,20 @@
 //! Changing statements: for one caller, or for all of a batch.
 //!
-//! A batch waits for a lock for 25 ms, and a call of its own for 100 ms. Where somebody's open
+//! A batch waits for a lock for 25 to 250 ms, as commits go, and a call of its own for 100 ms. Where somebody's open
 //! transaction holds a row of a batch, the rows that one of ours has locked are found by their
 //! advisory locks and answered in flight; the others go again, in parts if there is still one that
 //! is held, until it stands alone.
 //!
-//! Why are the advisory locks not looked at first? Each that is taken has its place in the server's
-//! shared lock table, which by default has room for 6,400 of all sessions: a few processes with full
-//! batches would use it up, for all users of the database.
+//! Why are the advisory locks not looked at first? `pg_locks` reads the lock table of the whole server,
+//! and nobody takes a lock meanwhile. To take them would be worse: the lock table has room for 6,400
+//! of all sessions by default, which a few processes with full batches would use up.
+//!
+//! To part a batch takes at most a second. Then the rows that are left are an error to their callers,
+//! and not in flight: they may be free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use sqlx::Row;
@@ -24,17 +28,18 @@ use super::super::sql::{
 };
 use super::connections::Source;
 use super::rows::{
-    Columns, KeptColumns, Params, Uuid, advisory_lock, is_locked, is_of_a_row, store_error,
+    Columns, KeptColumns, Params, Places, Uuid, advisory_lock, advisory_locks, is_locked,
+    is_of_a_row, row_keys, store_error,
 };
-use super::statements::{BATCH_LOCK_TIMEOUT, LOCK_TIMEOUT, Take, Write};
+use super::statements::{LOCK_TIMEOUT, Take, Write};
 use super::store::Inner;
 use crate::error::Error;
 use crate::key::DedupKey;
 
 /// How often a key is looked at again that changed hands between two statements.
 pub(super) const ROUNDS: usize = 5;
-/// How many advisory locks are tried at once, of the few thousand that a server has room for.
-const PROBED: usize = 256;
+/// For how long a batch is parted to find out which of its rows somebody's open transaction holds.
+const PARTING: Duration = Duration::from_secs(1);
 
 /// Statements on the connections of one source.
 pub(super) struct Through<'i> {
@@ -70,12 +75,12 @@ impl Database for Through<'_> {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Taken<T>>, Failed> {
-        let statements = &self.inner.statements;
+        let statements = self.inner.statements();
         let take = if kind == Kind::Claim { &statements.claim } else { &statements.record };
         let mut granted = false;
-        let asking = Asking { take, of: rows.len(), looks: self.inner.storm.is_on() };
+        let asking = Asking::new(take, rows.len(), self.inner.storm.is_on());
         let taken = self.take_some(asking, rows, &mut granted).await;
-        taken.map_err(|error| self.failed("taking keys", error, granted))
+        taken.map_err(|error| self.parted("taking keys", error, granted))
     }
 
     /// One statement, and more for what it has found to be there.
@@ -90,7 +95,7 @@ impl Database for Through<'_> {
                 sql::one_by_one(self, rows, completes).await
             }
             told => {
-                told.map_err(|error| self.failed("claiming and completing keys", error, written))
+                told.map_err(|error| self.parted("claiming and completing keys", error, written))
             }
         }
     }
@@ -102,7 +107,7 @@ impl Database for Through<'_> {
     }
 
     async fn touch(&self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<bool>, Failed> {
-        let statements = &self.inner.statements;
+        let statements = self.inner.statements();
         let (context, touched) = match kind {
             Kind::Renew => ("renewing leases", self.write(&statements.renew, rows).await),
             Kind::Unrecord => {
@@ -124,6 +129,14 @@ struct Asking<'a> {
     of: usize,
     /// Whether to look first.
     looks: bool,
+    /// When to part no more.
+    until: Instant,
+}
+
+impl<'a> Asking<'a> {
+    fn new(take: &'a Take, of: usize, looks: bool) -> Self {
+        Self { take, of, looks, until: Instant::now() + PARTING }
+    }
 }
 
 impl Through<'_> {
@@ -133,14 +146,19 @@ impl Through<'_> {
         completes: &[bool],
         written: &mut bool,
     ) -> Result<Vec<Told>, sqlx::Error> {
-        let statements = &self.inner.statements;
-        let columns = Columns::new(rows);
-        let kept = KeptColumns::of_those(rows, |place| completes[place]);
-        let params = Params::Mixed(&columns, self.wait(rows), &kept, completes);
-        let answered = self.send(&statements.mixed, params).await?;
+        let statements = self.inner.statements();
         let mut answers: Vec<Option<Told>> = rows.keys.iter().map(|_| None).collect();
+        let parted = |answers: &[Option<Told>]| -> (Vec<usize>, Vec<usize>) {
+            open_places(answers).into_iter().partition(|place| completes[*place])
+        };
+        let (completions, claims) = parted(&answers);
+        let (claims, completions) = (rows.at(&claims), rows.at(&completions));
+        let (claims, kept) = (Columns::new(&claims), KeptColumns::new(&completions));
+        let completions = Columns::new(&completions);
+        let params = Params::Mixed(&claims, self.wait(rows), &completions, &kept);
+        let answered = self.send_writing(&statements.mixed, params).await?;
         let mut fresh = 0;
-        for (place, row) in columns.places().of_rows(answered)? {
+        for (place, row) in Places::new(&row_keys(&rows.keys)).of_rows(answered)? {
             *written = true;
             let receipt = rows.receipt(place);
             answers[place] = Some(if completes[place] {
@@ -152,13 +170,12 @@ impl Through<'_> {
             });
         }
         self.inner.plans.wrote(fresh);
-        let (completions, claims): (Vec<_>, Vec<_>) =
-            open_places(&answers).into_iter().partition(|place| completes[*place]);
+        let (completions, claims) = parted(&answers);
         let of = completes.iter().filter(|completes| !**completes).count();
         if claims.is_empty() {
             self.inner.storm.saw(0, of);
         } else {
-            let asking = Asking { take: &statements.claim, of, looks: true };
+            let asking = Asking::new(&statements.claim, of, true);
             let taken = self.take_some(asking, &rows.at(&claims), written).await?;
             for (place, taken) in claims.into_iter().zip(taken) {
                 answers[place] = Some(Told::Claimed(taken));
@@ -177,12 +194,33 @@ impl Through<'_> {
         self.inner.fetch_through(self.source, sql, params, &self.unheard).await
     }
 
+    /// The same for one that may write, whose COMMIT shows how long others hold their rows.
+    async fn send_writing(
+        &self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let start = Instant::now();
+        let rows = self.send(sql, params).await?;
+        if !rows.is_empty() {
+            self.inner.lock_wait.saw(start.elapsed());
+        }
+        Ok(rows)
+    }
+
     /// What a call came to nothing for, if `written` says whether it has changed something.
     fn failed(&self, context: &'static str, error: sqlx::Error, written: bool) -> Failed {
         let of_a_row = is_of_a_row(&error);
         let error = store_error(context, error);
         let written = written || self.unheard.load(Ordering::Relaxed);
         Failed { error: if written { error.unknown() } else { error }, of_a_row }
+    }
+
+    /// The same for rows that were parted already, as far as it was worth the time.
+    fn parted(&self, context: &'static str, error: sqlx::Error, written: bool) -> Failed {
+        let parted = is_locked(&error);
+        let failed = self.failed(context, error, written);
+        Failed { of_a_row: failed.of_a_row && !parted, ..failed }
     }
 
     /// The rows that a statement answers, each with the place of its key.
@@ -199,7 +237,7 @@ impl Through<'_> {
             Some(kept) => Params::Keeping(&columns, wait, kept),
             None => Params::Keys(&columns, wait),
         };
-        let answered = self.send(sql, params).await?;
+        let answered = self.send_writing(sql, params).await?;
         columns.places().of_rows(answered)
     }
 
@@ -213,7 +251,7 @@ impl Through<'_> {
             return self.fetch(&write.many, rows, write.keeps).await;
         }
         let params = Params::One(rows, self.wait(rows), write.keeps);
-        let answered = self.send(&write.one, params).await?;
+        let answered = self.send_writing(&write.one, params).await?;
         Ok(answered.into_iter().map(|row| (0, row)).collect())
     }
 
@@ -221,7 +259,7 @@ impl Through<'_> {
     fn wait(&self, rows: &Rows<'_>) -> &'static str {
         match &rows.terms {
             Terms::One(_) => LOCK_TIMEOUT,
-            Terms::Each(_) => BATCH_LOCK_TIMEOUT,
+            Terms::Each(_) => self.inner.lock_wait.bound(),
         }
     }
 
@@ -239,6 +277,9 @@ impl Through<'_> {
             match taken {
                 // An open transaction holds one of them, and that is a handler's.
                 Err(error) if is_locked(&error) && open.len() > 1 => {
+                    if Instant::now() >= asking.until {
+                        return Err(error);
+                    }
                     self.take_around(asking, rows, open, &mut answers, granted).await?;
                 }
                 Err(error) if !is_locked(&error) => return Err(error),
@@ -261,15 +302,16 @@ impl Through<'_> {
         granted: &mut bool,
     ) -> Result<(), sqlx::Error> {
         // Transactions of ours say so with an advisory lock.
-        let locks: Vec<i64> = open.iter().map(|place| advisory_lock(&rows.keys[*place])).collect();
-        let mut free: Vec<bool> = Vec::with_capacity(locks.len());
-        for locks in locks.chunks(PROBED) {
-            let probe = &self.inner.statements.probe;
-            let probed = self.send(probe, Params::Locks(locks)).await?;
-            for row in &probed {
-                free.push(row.try_get("free")?);
-            }
-        }
+        let of_rows = match &rows.terms {
+            // A delivery of these very keys holds some of them by a lock of all.
+            Terms::One(_) => advisory_locks(&rows.keys),
+            Terms::Each(_) => rows.keys.iter().map(advisory_lock).collect(),
+        };
+        let locks: Vec<i64> = open.iter().map(|place| of_rows[*place]).collect();
+        let statements = self.inner.statements();
+        let probed = self.send(&statements.probe, Params::Locks(&locks)).await?;
+        let free = probed.iter().map(|row| row.try_get("free"));
+        let free = free.collect::<Result<Vec<bool>, _>>()?;
         let all = open.len();
         let places: Vec<usize> =
             open.into_iter().zip(free).filter(|(_, free)| *free).map(|(place, _)| place).collect();
@@ -297,14 +339,15 @@ impl Through<'_> {
         granted: &mut bool,
     ) -> Result<(), sqlx::Error> {
         let mut open: Vec<usize> = (0..rows.len()).collect();
-        let Asking { take, of, mut looks } = asking;
+        let Asking { take, of, mut looks, .. } = asking;
         let mut known = 0;
         for _ in 0..ROUNDS {
             let mut absent = open;
+            let statements = self.inner.statements();
             if looks {
                 let (mut free, mut gone) = (Vec::new(), Vec::new());
                 let keys = sql::at(&rows.keys, &absent);
-                let read = &self.inner.statements.read;
+                let read = &statements.read;
                 let stored = self.inner.look(self.source, read, &keys).await?;
                 for (place, stored) in absent.into_iter().zip(stored) {
                     let Some(stored) = stored else {
@@ -361,7 +404,7 @@ impl Through<'_> {
                 break;
             }
             let asked = rows.at(&open);
-            for (at, row) in self.write(&self.inner.statements.complete, &asked).await? {
+            for (at, row) in self.write(&self.inner.statements().complete, &asked).await? {
                 *written = true;
                 answers[open[at]] = Some(completion(&row, asked.receipt(at))?);
             }
@@ -371,7 +414,8 @@ impl Through<'_> {
                 break;
             }
             let keys = sql::at(&rows.keys, &open);
-            let stored = self.inner.look(self.source, &self.inner.statements.read, &keys).await?;
+            let read = &self.inner.statements().read;
+            let stored = self.inner.look(self.source, read, &keys).await?;
             for (place, stored) in open.into_iter().zip(stored) {
                 answers[place] = completed_before(stored.as_ref(), rows.receipt(place).token());
             }

@@ -1,5 +1,7 @@
 //! Postgres's rows, parameters and errors.
 
+use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
@@ -27,6 +29,12 @@ pub(super) struct Uuid(pub(super) [u8; 16]);
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
 const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
 const TIMESTAMPTZ: PgTypeInfo = PgTypeInfo::with_oid(Oid(1184));
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
 
 impl Type<Postgres> for Uuid {
     fn type_info() -> PgTypeInfo {
@@ -124,6 +132,29 @@ pub(super) fn session_lock(token: Token) -> i64 {
     i64::from_be_bytes(first)
 }
 
+/// How many advisory locks a transaction takes for its keys: the server's lock table has room for so
+/// many for each connection, by default.
+const MOST_LOCKS: usize = 64;
+
+/// The locks that a transaction takes for its keys, in their order.
+///
+/// Of a large set the last share one, which stands for the whole set: so a copy of the delivery is
+/// in flight at once, and all of it. Whoever else asks for a key without a lock of its own waits for
+/// the row, for as long as `lock_timeout` says.
+pub(super) fn advisory_locks(keys: &[DedupKey]) -> Vec<i64> {
+    let mut locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
+    if locks.len() > MOST_LOCKS {
+        let mut set = Sha256::new();
+        for key in keys {
+            set.update(row_key(key).0);
+        }
+        let mut last = [0; 8];
+        last.copy_from_slice(&set.finalize()[..8]);
+        locks[MOST_LOCKS - 1..].fill(i64::from_be_bytes(last));
+    }
+    locks
+}
+
 /// Where each key stands in a list.
 pub(super) struct Places(Vec<(Uuid, usize)>);
 
@@ -183,6 +214,16 @@ impl<'k> Columns<'k> {
         Places::new(&self.keys)
     }
 
+    fn bind<'q>(&'q self, query: Bound<'q>) -> Bound<'q> {
+        query
+            .bind(&self.keys)
+            .bind(&self.namespaces)
+            .bind(&self.ids)
+            .bind(&self.tokens)
+            .bind(&self.retentions)
+            .bind(&self.leases)
+    }
+
     /// All under the terms of one receipt.
     pub(super) fn bind_within<'q>(&'q self, sql: &Arc<str>, receipt: &Receipt) -> Bound<'q> {
         sqlx::query(AssertSqlSafe(Arc::clone(sql)))
@@ -206,8 +247,8 @@ pub(super) enum Params<'k> {
     One(&'k Rows<'k>, &'static str, bool),
     Keys(&'k Columns<'k>, &'static str),
     Keeping(&'k Columns<'k>, &'static str, &'k KeptColumns),
-    /// And which to complete.
-    Mixed(&'k Columns<'k>, &'static str, &'k KeptColumns, &'k [bool]),
+    /// Claims, and completions with what to keep.
+    Mixed(&'k Columns<'k>, &'static str, &'k Columns<'k>, &'k KeptColumns),
     Read(&'k [Uuid]),
     Locks(&'k [i64]),
     Limit(i64),
@@ -234,17 +275,10 @@ impl<'k> Params<'k> {
                     query
                 }
             }
-            Self::Keys(columns, wait) => query
-                .bind(&columns.keys)
-                .bind(&columns.namespaces)
-                .bind(&columns.ids)
-                .bind(&columns.tokens)
-                .bind(&columns.retentions)
-                .bind(&columns.leases)
-                .bind(wait),
+            Self::Keys(columns, wait) => columns.bind(query).bind(wait),
             Self::Keeping(columns, wait, kept) => kept.bind(Self::Keys(columns, wait).bind(sql)),
-            Self::Mixed(columns, wait, kept, completes) => {
-                Self::Keeping(columns, wait, kept).bind(sql).bind(completes)
+            Self::Mixed(claims, wait, completions, kept) => {
+                kept.bind(completions.bind(Self::Keys(claims, wait).bind(sql)))
             }
             Self::Read(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
@@ -280,19 +314,11 @@ pub(super) struct KeptColumns {
 
 impl KeptColumns {
     pub(super) fn new(rows: &Rows<'_>) -> Self {
-        Self::of_those(rows, |_| true)
-    }
-
-    /// Of the rows at these places.
-    pub(super) fn of_those(rows: &Rows<'_>, those: impl Fn(usize) -> bool) -> Self {
         if !rows.keeps() {
             return Self::default();
         }
         let keys = rows.keys.iter().enumerate();
-        let kept = keys.map(|(at, key)| match those(at) {
-            true => rows.receipt(at).kept_for(key).unwrap_or_default(),
-            false => Kept::default(),
-        });
+        let kept = keys.map(|(at, key)| rows.receipt(at).kept_for(key).unwrap_or_default());
         let kept: Vec<Kept> = kept.collect();
         let responses = || kept.iter().map(|kept| kept.response.as_deref());
         Self {
@@ -355,14 +381,25 @@ const SERIALIZATION_FAILURE: &str = "40001";
 const DEADLOCK_DETECTED: &str = "40P01";
 const IN_FAILED_TRANSACTION: &str = "25P02";
 const READ_ONLY_TRANSACTION: &str = "25006";
+const UNDEFINED_TABLE: &str = "42P01";
 const NO_SUCH_SAVEPOINT: &str = "3B001";
 const NO_ACTIVE_TRANSACTION: &str = "25P01";
 
 /// Whether a statement that ends with this has surely changed nothing: one that the server answers
-/// with an error is rolled back, unless the connection or the server ends with it.
+/// with an error is rolled back, unless the connection or the server ends with it (08, 57P, XX), it
+/// says so itself (40003), or it is a pooler's that has lost the server (58).
 fn is_refusal(answer: &dyn DatabaseError) -> bool {
     let Some(code) = answer.code() else { return false };
-    !["08", "57P", "XX"].iter().any(|class| code.starts_with(class))
+    !["08", "57P", "XX", "40003", "58"].iter().any(|class| code.starts_with(class))
+}
+
+/// The table is not there, or not any more.
+pub(super) fn is_without_table(error: &Error) -> bool {
+    let Some(source) = error.source() else { return false };
+    // As all callers of a batch have it.
+    let shared = source.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
+    let error = source.downcast_ref().or_else(|| shared?.downcast_ref());
+    error.is_some_and(|error| has_code(error, &[UNDEFINED_TABLE]))
 }
 
 fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
@@ -396,10 +433,13 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
 }
 
 /// The handler has broken the transaction, or left something in it that cannot be committed: an
-/// error that it swallowed (25P02), or a constraint that is looked at last (class 23).
+/// error that it swallowed (25P02), a constraint that is looked at last (class 23), or a session in
+/// which the table cannot be named or written any more, as it could at the claim (class 42).
 pub(super) fn has_lost_its_transaction(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
-    code.is_some_and(|code| code == IN_FAILED_TRANSACTION || code.starts_with("23"))
+    code.is_some_and(|code| {
+        code == IN_FAILED_TRANSACTION || code.starts_with("23") || code.starts_with("42")
+    })
 }
 
 /// There is no savepoint of that name, or no transaction that could have one.

@@ -8,7 +8,8 @@ pub(super) const VERSION: i32 = 1;
 /// Where the table is.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
-    pub(super) schema: Option<Identifier>,
+    /// None until the table was found, unless the user has named one.
+    pub(super) schema: Option<String>,
     pub(super) table: Identifier,
 }
 
@@ -23,18 +24,48 @@ impl Place {
     pub(super) fn name(&self, suffix: &str) -> String {
         let table = &self.table;
         match &self.schema {
-            Some(schema) => format!("\"{schema}\".\"{table}{suffix}\""),
+            Some(schema) => format!("{}.\"{table}{suffix}\"", quoted(schema)),
             None => format!("\"{table}{suffix}\""),
         }
     }
+
+    /// The number of a table, null where it is not there.
+    fn number(&self, suffix: &str) -> String {
+        format!("to_regclass({})", literal(&self.name(suffix)))
+    }
+
+    /// A key's advisory lock. Those of a database are shared by all its tables: the table's own
+    /// number makes it its own.
+    pub(super) fn lock(&self, of_key: &str) -> String {
+        format!("{of_key} # {}::oid::int8", self.number(""))
+    }
+
+    /// Looks for the table: its schema, or the one to make it in; whether it is there with its
+    /// version; the database's encoding; and whether the session's `search_path` is the one that it
+    /// began with.
+    pub(super) fn find(&self) -> String {
+        let named = self.schema.as_deref().map_or("current_schema()::text".to_owned(), literal);
+        let version = literal(&format!(".\"{}_schema\"", self.table));
+        format!(
+            "SELECT f.schema, f.there AND to_regclass(quote_ident(f.schema) || {version}) \
+             IS NOT NULL AS there, current_setting('server_encoding') AS encoding, \
+             current_setting('search_path') IS NOT DISTINCT FROM (SELECT s.reset_val \
+             FROM pg_settings AS s WHERE s.name = 'search_path') AS own_path \
+             FROM (SELECT coalesce(n.nspname::text, {named}) AS schema, c.oid IS NOT NULL AS there \
+             FROM (SELECT) AS one LEFT JOIN pg_class AS c ON c.oid = {} \
+             LEFT JOIN pg_namespace AS n ON n.oid = c.relnamespace) AS f",
+            self.number("")
+        )
+    }
 }
 
-impl Place {
-    /// A key's advisory lock. Those of a database are shared by all its tables, and a name is
-    /// another table under another `search_path`: the table's own number makes it its own.
-    pub(super) fn lock(&self, of_key: &str) -> String {
-        format!("{of_key} # to_regclass('{}')::oid::int8", self.name(""))
-    }
+/// A name, quoted.
+pub(super) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
 }
 
 /// The statements that make the schema.
@@ -43,9 +74,11 @@ pub(super) fn create_sql(place: &Place) -> Vec<String> {
     let mut statements = Vec::new();
     if let Some(schema) = &place.schema {
         // Looked for first: IF NOT EXISTS asks for the right to create all the same.
+        let schema = quoted(schema);
         statements.push(format!(
-            "DO $$ BEGIN IF to_regnamespace('\"{schema}\"') IS NULL \
-             THEN CREATE SCHEMA \"{schema}\"; END IF; END $$"
+            "DO $$ BEGIN IF to_regnamespace({}) IS NULL \
+             THEN CREATE SCHEMA {schema}; END IF; END $$",
+            literal(&schema)
         ));
     }
     statements.extend([

@@ -4,14 +4,17 @@
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, a line feed and id (a namespace
 //!    holds no control character). The names stand beside it, to be read; nothing indexes them.
-//! 2. Every statement waits for a lock for 100 ms at most, and for less in a batch: rows are locked
-//!    for the length of a statement, except by transactions, which may stay open for as long as a
-//!    handler runs.
+//! 2. Every statement waits for a row for 100 ms at most, and in a batch for as long as commits take:
+//!    rows are locked for the length of a statement, except by transactions, which may stay open for
+//!    as long as a handler runs. The table's own lock, which DDL takes, has no such bound.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database was
 //!    set to, except the claim, by choice.
-//! 4. The clock is `clock_timestamp()`: it moves on while a statement waits.
+//! 4. The clock is `clock_timestamp()`: it moves on while a statement waits. An insertion reads it
+//!    before it waits for a row of its key that is then rolled back, which is no longer than rule 2
+//!    says.
 //! 5. Rows are inserted and locked in the order of `key`, so that two sets never wait for each
-//!    other.
+//!    other. Where claims and completions go together, new claims come first: only two that complete
+//!    what the other one is about to insert could meet, and rule 2 ends that.
 //! 6. `expires_at` is indexed, so it is left alone by completions: those are heap-only updates.
 //! 7. What runs with every delivery is a plain statement that does not join the table. Those that do
 //!    are planned anew each time, since Postgres finds the plan for any number of keys too dear, and
@@ -22,25 +25,23 @@
 //! `$1` to `$6` are arrays with a place for each key: keys, namespaces, ids, tokens, retentions and
 //! leases, these in milliseconds. `$7` is how long to wait for a lock. `$8` to `$11`, where something
 //! may be kept with the keys, are the payloads' SHA-256 and the responses' status, headers and body;
-//! null where there is nothing to keep. `$12`, where claims and completions go together, says which
-//! keys are to be completed.
+//! null where there is nothing to keep. Where claims and completions go together, the former have
+//! `$1` to `$6`, and the latter `$8` to `$17`.
 
 use std::sync::Arc;
 
 use super::super::kept::Wanted;
 use super::schema::{Durability, Place};
 
+/// What every statement begins with: `pg_stat_activity` and the server's log show whose it is.
+pub(super) const TAG: &str = "/* tower-dedup */ ";
+
 /// How long a statement waits for a row that an open transaction holds.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
-
-/// How long one for many callers waits, before it is sent again without that row: longer than a
-/// statement holds one, but for a slow disk.
-pub(super) const BATCH_LOCK_TIMEOUT: &str = "25ms";
 
 /// Every statement, with the table's name put in.
 #[derive(Debug, Clone)]
 pub(super) struct Statements {
-    pub(super) tables: Arc<str>,
     pub(super) version: Arc<str>,
     /// Whether the transaction has written nothing.
     pub(super) unwritten: Arc<str>,
@@ -62,8 +63,8 @@ pub(super) struct Statements {
     pub(super) count: Arc<str>,
     pub(super) open: Within,
     pub(super) record_in: Within,
-    pub(super) give_back: Arc<str>,
-    pub(super) commit: Arc<str>,
+    /// The table's name.
+    pub(super) table: Arc<str>,
     /// Of complete keys: with their responses, and without.
     recall: [Arc<str>; 2],
     /// Within a transaction, before `commit`.
@@ -111,21 +112,25 @@ fn begin(durability: Durability) -> String {
 
 /// The keys that a statement is asked for, and what is to be kept with each.
 fn asked(keeps: bool) -> String {
-    if keeps {
-        asked_with(&format!(", {}", kept("a")), KEPT_PARAMS, &format!(", {KEPT}"))
-    } else {
-        asked_with("", "", "")
-    }
+    asked_from(1, keeps)
 }
 
-/// The same, with more columns, their parameters and their names.
-fn asked_with(columns: &str, params: &str, names: &str) -> String {
+/// The same, in the parameters from this one on; `$7` is not among them.
+fn asked_from(first: usize, keeps: bool) -> String {
+    let numbers = (first..).filter(|number| *number != 7);
+    let types = ["uuid", "text", "text", "uuid", "int8", "int8", "bytea", "int2", "text", "bytea"];
+    let types = if keeps { &types[..] } else { &types[..6] };
+    let params = types.iter().zip(numbers).map(|(of, number)| format!("${number}::{of}[]"));
+    let params = params.collect::<Vec<_>>().join(", ");
+    let (columns, names) = match keeps {
+        true => (format!(", {}", kept("a")), format!(", {KEPT}")),
+        false => (String::new(), String::new()),
+    };
     format!(
         "(SELECT a.key, a.namespace, a.id, a.token, \
          a.retention * interval '1 millisecond' AS retention, \
          a.lease * interval '1 millisecond' AS lease{columns} \
-         FROM terms, unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], \
-         $6::int8[]{params}) AS a (key, namespace, id, token, retention, lease{names}))"
+         FROM terms, unnest({params}) AS a (key, namespace, id, token, retention, lease{names}))"
     )
 }
 
@@ -149,7 +154,6 @@ fn asked_one(durability: Durability, keeps: bool) -> String {
 
 /// What is kept with a key.
 const KEPT: &str = "payload_sha256, response_status, response_headers, response_body";
-const KEPT_PARAMS: &str = ", $8::bytea[], $9::int2[], $10::text[], $11::bytea[]";
 /// What was kept in a former life of a key is lost when a new one begins.
 const LOST: &str = "payload_sha256 = NULL, response_status = NULL, response_headers = NULL, \
     response_body = NULL";
@@ -173,7 +177,7 @@ fn begin_within(place: &Place) -> String {
     let lock = place.lock("a.lock");
     format!(
         "WITH terms AS MATERIALIZED (\
-         SELECT current_setting('lock_timeout') AS was, \
+         SELECT current_setting('lock_timeout') AS was, current_setting('role') AS role, \
          set_config('lock_timeout', '{LOCK_TIMEOUT}', true) AS waits, {} AS durable, \
          pg_try_advisory_xact_lock($8::int8) AS named, $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
          $6::int8 * interval '1 millisecond' AS lease), \
@@ -191,11 +195,11 @@ fn set_back(rows: &str) -> String {
     format!(
         "written AS MATERIALIZED (SELECT count(*) AS rows FROM {rows}), \
          back AS MATERIALIZED (SELECT set_config('lock_timeout', terms.was, true) AS waits, \
-         pg_current_xact_id()::text AS mark FROM terms, written WHERE written.rows >= 0)"
+         pg_current_xact_id()::text AS xid, terms.role FROM terms, written WHERE written.rows >= 0)"
     )
 }
 
-const NOW: &str = "clock_timestamp()";
+pub(super) const NOW: &str = "clock_timestamp()";
 
 /// What an insertion does about a row that is there.
 const NEW: &str = "NOTHING RETURNING t.key";
@@ -210,6 +214,11 @@ const GRANT: &str = ", t.attempts, t.takeover";
 const FREE: &str = "((t.completed_at IS NULL \
     AND (t.token IS NULL OR t.lease_until <= clock_timestamp())) \
     OR (t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()))";
+
+/// A statement as it is sent.
+pub(super) fn tagged(sql: impl AsRef<str>) -> Arc<str> {
+    [TAG, sql.as_ref()].concat().into()
+}
 
 impl Statements {
     pub(super) fn recall(&self, wanted: Wanted) -> &Arc<str> {
@@ -233,9 +242,12 @@ impl Statements {
             let one = format!("{} AS asked", asked_one(durability, keeps));
             let many = format!("{} AS asked ORDER BY key", asked(keeps));
             Write {
-                one: format!("{} {conflict}", insert(&one, values, &more)).into(),
-                many: format!("{} {} {conflict}", begin(durability), insert(&many, values, &more))
-                    .into(),
+                one: tagged(format!("{} {conflict}", insert(&one, values, &more))),
+                many: tagged(format!(
+                    "{} {} {conflict}",
+                    begin(durability),
+                    insert(&many, values, &more)
+                )),
                 keeps,
             }
         };
@@ -247,7 +259,7 @@ impl Statements {
         let insert_within = |values: &str| {
             format!(
                 "{}, fresh AS ({} NOTHING RETURNING t.key), {} \
-                 SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.mark, {COLUMNS} \
+                 SELECT a.place, a.locked, f.key IS NOT NULL AS granted, b.xid, b.role, {COLUMNS} \
                  FROM asked AS a CROSS JOIN back AS b LEFT JOIN fresh AS f ON f.key = a.key \
                  LEFT JOIN {table} AS t ON t.key = a.key",
                 begin_within(place),
@@ -313,52 +325,51 @@ impl Statements {
                ELSE t.expires_at END, {}",
             keep("excluded")
         );
-        let completable = format!("t.completed_at IS NULL OR t.expires_at <= {NOW}");
+        let completed = &format!("NULL, 0, false, {NOW}, {NOW}");
+        let complete_conflict = format!(
+            "UPDATE SET {complete_set} WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
+             {COMPLETED}"
+        );
         Self {
-            // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
-            // there is nothing to create.
-            tables: format!(
-                "SELECT to_regclass('{}') IS NOT NULL AND to_regclass('{}') IS NOT NULL",
-                place.name(""),
+            version: tagged(format!(
+                "SELECT coalesce(max(version), 0) FROM {}",
                 place.name("_schema")
-            )
-            .into(),
-            version: format!("SELECT coalesce(max(version), 0) FROM {}", place.name("_schema"))
-                .into(),
-            look: look("").into(),
-            read: look(", pg_is_in_recovery() AS standby").into(),
-            // Shared, so that those who look do not see each other.
-            probe: format!(
-                "SELECT pg_try_advisory_xact_lock_shared({}) AS free \
-                 FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) ORDER BY l.place",
+            )),
+            look: tagged(look("")),
+            read: tagged(look(", pg_is_in_recovery() AS standby")),
+            // Looked up, and not tried: a lock that is had for a moment would hide a free key, and
+            // takes a place in the lock table.
+            probe: tagged(format!(
+                "SELECT h.lock IS NULL AS free \
+                 FROM unnest($1::int8[]) WITH ORDINALITY AS l (lock, place) LEFT JOIN \
+                 (SELECT DISTINCT k.classid::int8 << 32 | k.objid::int8 AS lock FROM pg_locks AS k \
+                 WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted AND k.database = \
+                 (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS h \
+                 ON h.lock = {} ORDER BY l.place",
                 place.lock("l.lock")
-            )
-            .into(),
-            unwritten: "SELECT pg_current_xact_id_if_assigned() IS NULL".into(),
+            )),
+            unwritten: tagged("SELECT pg_current_xact_id_if_assigned() IS NULL"),
             record: Take {
                 insert: write(Durability::Synchronous, true, &complete, NEW),
-                seize: format!(
+                seize: tagged(format!(
                     "{sync}, {} {}",
                     locked_with(&keeping, FREE, &format!(", {}", kept("a"))),
                     update(&record_set(&keep("l")), GRANT)
-                )
-                .into(),
+                )),
             },
-            unrecord: format!(
+            unrecord: tagged(format!(
                 "{sync}, {} DELETE FROM {table} AS t USING locked AS l WHERE t.key = l.key \
                  RETURNING t.key",
                 locked("t.token = a.token AND t.completed_at IS NOT NULL")
-            )
-            .into(),
+            )),
             claim: Take {
                 insert: write(claims, false, &in_flight, NEW),
-                seize: format!(
+                seize: tagged(format!(
                     "{}, {} {}",
                     begin(claims),
                     locked(&claimable),
                     update(&claim_set, GRANT)
-                )
-                .into(),
+                )),
             },
             renew: write(
                 Durability::Synchronous,
@@ -367,91 +378,52 @@ impl Statements {
                 "UPDATE SET lease_until = excluded.lease_until \
                  WHERE t.completed_at IS NULL AND t.token = excluded.token RETURNING t.key",
             ),
-            complete: write(
-                Durability::Synchronous,
-                true,
-                &format!("NULL, 0, false, {NOW}, {NOW}"),
-                &format!("UPDATE SET {complete_set} WHERE {completable} {COMPLETED}"),
-            ),
-            // One insertion in the order of keys, as each of the two would be: no two of them wait
-            // for each other. A claim leaves a row that is there as it is, though it locks it.
-            mixed: format!(
-                "{sync} {} UPDATE SET {complete_set} \
-                 WHERE excluded.completed_at IS NOT NULL AND ({completable}) {COMPLETED}",
+            complete: write(Durability::Synchronous, true, completed, &complete_conflict),
+            // What each of the two would be, with one COMMIT. To leave a row that is there as it is, an
+            // insertion that may update rows would lock it.
+            mixed: tagged(format!(
+                "{sync}, claimed AS ({} {NEW}, t.attempts, t.token), \
+                 completed AS ({} {complete_conflict}) \
+                 SELECT * FROM claimed UNION ALL SELECT * FROM completed",
+                insert(&format!("{plain} AS asked ORDER BY key"), &in_flight, ""),
                 insert(
-                    &format!(
-                        "{} AS asked ORDER BY key",
-                        asked_with(
-                            &format!(", {}, a.completes", kept("a")),
-                            &format!("{KEPT_PARAMS}, $12::bool[]"),
-                            &format!(", {KEPT}, completes"),
-                        )
-                    ),
-                    &format!(
-                        "CASE WHEN NOT completes THEN {NOW} + lease END, \
-                         CASE WHEN completes THEN 0 ELSE 1 END, false, {NOW}, \
-                         CASE WHEN completes THEN {NOW} END"
-                    ),
-                    &format!(", {KEPT}"),
-                )
-            )
-            .into(),
-            release: format!(
+                    &format!("{} AS asked ORDER BY key", asked_from(8, true)),
+                    completed,
+                    &format!(", {KEPT}")
+                ),
+            )),
+            release: tagged(format!(
                 "{sync}, {} {}",
                 locked("t.token = a.token AND t.completed_at IS NULL"),
                 update("token = NULL, lease_until = NULL", "")
-            )
-            .into(),
+            )),
             // The clock in a subquery is read once, so that the index is used; what somebody else
             // is purging is passed over.
-            purge: format!(
+            purge: tagged(format!(
                 "WITH expired AS MATERIALIZED (SELECT key FROM {table} \
                  WHERE expires_at <= (SELECT {NOW}) AND (completed_at IS NOT NULL \
                  OR token IS NULL OR lease_until <= {NOW}) \
                  ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED), \
                  purged AS (DELETE FROM {table} AS t USING expired AS e WHERE t.key = e.key \
                  RETURNING 1) SELECT count(*) FROM purged"
-            )
-            .into(),
-            forget: format!(
+            )),
+            forget: tagged(format!(
                 "{sync}, {} DELETE FROM {table} AS t USING locked AS l WHERE t.key = l.key \
                  RETURNING t.key",
                 locked(&format!(
                     "(t.completed_at IS NOT NULL OR t.token IS NULL OR t.lease_until <= {NOW})"
                 ))
-            )
-            .into(),
-            count: format!("SELECT count(*) FROM {table}").into(),
+            )),
+            count: tagged(format!("SELECT count(*) FROM {table}")),
             open: Within {
-                insert: insert_within(&in_flight).into(),
-                seize: seize_within(&claimable, &claim_set).into(),
+                insert: tagged(insert_within(&in_flight)),
+                seize: tagged(seize_within(&claimable, &claim_set)),
             },
             record_in: Within {
-                insert: insert_within(&complete).into(),
-                seize: seize_within(FREE, &record_set(LOST)).into(),
+                insert: tagged(insert_within(&complete)),
+                seize: tagged(seize_within(FREE, &record_set(LOST))),
             },
-            // As a rollback would leave them: what this claim has made goes, and what it has taken
-            // is one attempt younger; who takes over from a lapsed lease next is told so again.
-            give_back: format!(
-                "WITH made AS (DELETE FROM {table} WHERE key = ANY ($1) AND token = $2 \
-                 AND completed_at IS NULL AND attempts = 1) \
-                 UPDATE {table} SET attempts = attempts - 1, \
-                 token = CASE WHEN takeover THEN token END, \
-                 lease_until = CASE WHEN takeover THEN {NOW} END \
-                 WHERE key = ANY ($1) AND token = $2 AND completed_at IS NULL AND attempts > 1"
-            )
-            .into(),
-            // Of the transaction that claimed. A row that is written under a savepoint bears that
-            // one's number: there may be one that the handler has leaked.
-            commit: format!(
-                "WITH terms AS MATERIALIZED (SELECT {} AS durable, $2::uuid AS token) \
-                 UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL FROM terms \
-                 WHERE t.key = ANY ($1) AND t.token = terms.token AND t.completed_at IS NULL \
-                 AND pg_current_xact_id_if_assigned()::text = $3 \
-                 RETURNING t.xmin = pg_current_xact_id()::xid AS top",
-                Durability::Synchronous.setting()
-            )
-            .into(),
+            table: table.clone().into(),
             // A response that is not named is not fetched from where long values are kept.
             recall: [
                 "t.response_status::int8 AS response_status, t.response_headers, t.response_body",
@@ -459,22 +431,115 @@ impl Statements {
                  NULL::bytea AS response_body",
             ]
             .map(|response| {
-                format!(
+                tagged(format!(
                     "SELECT t.key, t.payload_sha256, {response}, \
                      pg_is_in_recovery() AS standby \
                      FROM {table} AS t WHERE t.key = ANY ($1::uuid[]) \
                      AND t.completed_at IS NOT NULL AND t.expires_at > {NOW}"
-                )
-                .into()
+                ))
             }),
-            keep: format!(
+            keep: tagged(format!(
                 "UPDATE {table} AS t SET {} \
                  FROM unnest($1::uuid[], $3::bytea[], $4::int2[], $5::text[], $6::bytea[]) \
                  AS a (key, {KEPT}) \
                  WHERE t.key = a.key AND t.token = $2",
                 keep("a")
-            )
-            .into(),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Statements {
+        fn texts(&self) -> Vec<&str> {
+            let Self {
+                version,
+                unwritten,
+                look,
+                read,
+                probe,
+                record,
+                unrecord,
+                claim,
+                renew,
+                complete,
+                mixed,
+                release,
+                purge,
+                forget,
+                count,
+                open,
+                record_in,
+                table: _,
+                recall: [with_response, without_response],
+                keep,
+            } = self;
+            let mut texts = vec![
+                version,
+                unwritten,
+                look,
+                read,
+                probe,
+                unrecord,
+                mixed,
+                release,
+                purge,
+                forget,
+                count,
+                with_response,
+                without_response,
+                keep,
+            ];
+            for Take { insert, seize } in [record, claim] {
+                texts.extend([&insert.one, &insert.many, seize]);
+            }
+            for Write { one, many, .. } in [renew, complete] {
+                texts.extend([one, many]);
+            }
+            for Within { insert, seize } in [open, record_in] {
+                texts.extend([insert, seize]);
+            }
+            texts.into_iter().map(|text| &**text).collect()
+        }
+    }
+
+    #[test]
+    fn every_statement_begins_with_the_tag() {
+        let statements = Statements::new(&Place::default(), Durability::Synchronous);
+        for text in statements.texts() {
+            assert!(text.starts_with(TAG), "{text}");
+            assert!(!text[TAG.len()..].contains(TAG), "{text}");
+        }
+    }
+
+    #[test]
+    fn reading_statements_take_no_advisory_lock() {
+        let statements = Statements::new(&Place::default(), Durability::Synchronous);
+        let Statements { version, look, read, probe, count, recall: [one, other], .. } =
+            &statements;
+        for text in [version, look, read, probe, count, one, other] {
+            assert!(!text.contains("pg_try_advisory") && !text.contains("pg_advisory"), "{text}");
+        }
+    }
+
+    /// Nothing outlives its transaction: a session may be somebody else's next.
+    #[test]
+    fn settings_and_locks_are_local_to_their_transaction() {
+        for claims in [Durability::Synchronous, Durability::Asynchronous] {
+            let statements = Statements::new(&Place::default(), claims);
+            for text in statements.texts() {
+                for set in text.split("set_config(").skip(1) {
+                    let (set, _) = set.split_once(')').unwrap();
+                    assert!(set.ends_with(", true"), "{set}");
+                }
+                for lock in text.split("advisory_").skip(1) {
+                    assert!(lock.starts_with("xact_lock("), "{lock}");
+                }
+                assert!(!text.contains("SET LOCAL") && !text.contains("SESSION"), "{text}");
+            }
         }
     }
 }

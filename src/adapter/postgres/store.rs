@@ -1,11 +1,12 @@
 //! The adapter: how a statement is run, and what its rows answer.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
@@ -18,13 +19,14 @@ use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored};
 use super::change::ROUNDS;
 use super::connections::{Connections, Source, is_timed_out};
+use super::patience::LockWait;
 use super::plans::Plans;
 use super::rows::{
-    Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, kept, number, row_keys,
-    store_error, stored,
+    Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, is_without_table, kept,
+    number, row_keys, store_error, stored,
 };
 use super::schema::{Durability, Place, VERSION, create_sql, migration};
-use super::statements::Statements;
+use super::statements::{Statements, tagged};
 use super::storm::Storm;
 use super::url;
 use crate::error::{Error, ErrorKind};
@@ -46,10 +48,14 @@ pub struct PostgresAdapter(Arc<Inner>);
 pub(super) struct Inner {
     options: Options,
     pub(super) connections: Connections,
-    pub(super) statements: Statements,
+    find: Arc<str>,
+    /// With the schema, once the table was found: a `search_path` that changes later names no other
+    /// table.
+    statements: RwLock<Arc<Statements>>,
     pub(super) batcher: Option<Batcher<Call>>,
     pub(super) plans: Plans,
     pub(super) storm: Storm,
+    pub(super) lock_wait: LockWait,
     migrated: AtomicBool,
 }
 
@@ -123,9 +129,12 @@ impl PostgresAdapter {
     }
 
     /// The adapter with its table in this schema, instead of the first of the `search_path`.
+    ///
+    /// Without a name, the schema is the one in which the table was found by the first call, or in
+    /// which it was made.
     #[must_use]
     pub fn schema(self, schema: Identifier) -> Self {
-        self.with(|options| options.place.schema = Some(schema))
+        self.with(|options| options.place.schema = Some(schema.as_str().to_owned()))
     }
 
     /// Lets claims commit without waiting for the disk (`synchronous_commit = off` for the claim's
@@ -187,15 +196,19 @@ impl PostgresAdapter {
 
     fn over(pool: PgPool, options: Options) -> Self {
         let statements = Statements::new(&options.place, options.claims);
+        let statements = RwLock::new(Arc::new(statements));
+        let find = tagged(options.place.find());
         let lanes = options.batching.lane_count();
         let batcher = lanes.map(|lanes| Batcher::new(lanes, options.batching));
         Self(Arc::new(Inner {
             connections: Connections::new(pool, lanes.unwrap_or(1)),
             options,
+            find,
             statements,
             batcher,
             plans: Plans::default(),
             storm: Storm::default(),
+            lock_wait: LockWait::default(),
             migrated: AtomicBool::new(false),
         }))
     }
@@ -206,14 +219,21 @@ impl PostgresAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<T>, Error> {
-        self.0.ready().await?;
-        let call = Call::new(kind, keys, keys.iter().map(number).collect(), receipt);
-        // A statement is as durable as the most durable of its calls.
-        let call = call.mixing(self.0.options.claims == Durability::Synchronous);
-        T::unwrap(match &self.0.batcher {
-            Some(batcher) => batcher.submit(&self.0, call).await?,
-            None => self.0.through(Source::Pool).alone(&call).await?,
-        })
+        let mut repeated = false;
+        loop {
+            let statements = self.0.ready().await?;
+            let call = Call::new(kind, keys, keys.iter().map(number).collect(), receipt);
+            // A statement is as durable as the most durable of its calls.
+            let call = call.mixing(self.0.options.claims == Durability::Synchronous);
+            let answers = match &self.0.batcher {
+                Some(batcher) => batcher.submit(&self.0, call).await,
+                None => self.0.through(Source::Pool).alone(&call).await,
+            };
+            match answers {
+                Err(error) if !repeated && self.0.has_gone(&error, &statements) => repeated = true,
+                answers => return T::unwrap(answers?),
+            }
+        }
     }
 }
 
@@ -230,51 +250,114 @@ impl Inner {
         self.options.statement_timeout
     }
 
-    pub(super) async fn ready(&self) -> Result<(), Error> {
-        if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
+    /// The statements, which name the table with its schema.
+    pub(super) async fn ready(&self) -> Result<Arc<Statements>, Error> {
+        if !self.migrated.load(Ordering::Acquire) {
+            self.migrate().await?;
+        }
+        Ok(self.statements())
     }
 
-    /// For a transaction of the user's: the schema is looked for on its own connection, since all
+    /// Those that were last made.
+    pub(super) fn statements(&self) -> Arc<Statements> {
+        Arc::clone(&self.statements.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether a statement found the table gone, as after a restore: the call is worth a repetition,
+    /// which looks for the table anew.
+    pub(super) fn has_gone(&self, error: &Error, statements: &Arc<Statements>) -> bool {
+        let gone = is_without_table(error);
+        // Unless another call has found it since.
+        if gone && Arc::ptr_eq(statements, &self.statements()) {
+            self.migrated.store(false, Ordering::Release);
+        }
+        gone
+    }
+
+    /// Runs a call, and once more if the table has gone since it was found.
+    pub(super) async fn with_table<'c, T>(
+        &self,
+        call: impl Fn(Arc<Statements>) -> BoxFuture<'c, Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let statements = self.ready().await?;
+        match call(Arc::clone(&statements)).await {
+            Err(error) if self.has_gone(&error, &statements) => call(self.ready().await?).await,
+            answer => answer,
+        }
+    }
+
+    /// For a transaction of the user's: the table is looked for on its own connection, since all
     /// others may be in such transactions too.
-    pub(super) async fn ready_within(&self, connection: &mut PgConnection) -> Result<(), Error> {
+    pub(super) async fn ready_within(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<Arc<Statements>, Error> {
         if self.migrated.load(Ordering::Acquire) {
-            return Ok(());
+            return Ok(self.statements());
         }
         let fault = |error| store_error("looking for the Postgres schema", error);
-        let statements = &self.statements;
-        let there: bool = scalar(&statements.tables, connection).await.map_err(fault)?;
-        if !there || scalar::<i32>(&statements.version, connection).await.map_err(fault)? < VERSION
+        let found = sqlx::query(AssertSqlSafe(Arc::clone(&self.find))).fetch_one(&mut *connection);
+        let found = self.found(&found.await.map_err(fault)?)?;
+        let statements = Arc::new(Statements::new(&found.place, self.options.claims));
+        if !found.there
+            || scalar::<i32>(&statements.version, connection).await.map_err(fault)? < VERSION
         {
-            return self.migrate().await;
+            self.migrate().await?;
+            return Ok(self.statements());
         }
-        // A transaction that has written may have made the schema, and may take it away again.
-        if scalar(&statements.unwritten, connection).await.map_err(fault)? {
-            self.migrated.store(true, Ordering::Release);
+        // A transaction that has written may have made the schema, and may take it away again. And
+        // a `search_path` of its own is not everybody's.
+        if found.own_path && scalar(&statements.unwritten, connection).await.map_err(fault)? {
+            self.know(&statements);
         }
-        Ok(())
+        Ok(statements)
     }
 
     async fn migrate(&self) -> Result<(), Error> {
         let fault = |error| store_error("preparing the Postgres schema", error);
-        if !self.has_schema().await.map_err(fault)? {
+        let found = self.fetch(&self.find, Params::None).await.map_err(fault)?;
+        let found = found.first().ok_or(sqlx::Error::RowNotFound).map_err(fault)?;
+        let found = self.found(found)?;
+        let statements = Arc::new(Statements::new(&found.place, self.options.claims));
+        if !found.there || self.version(&statements).await.map_err(fault)? < VERSION {
             let mut session = self.connections.get(Source::Pool).await.map_err(fault)?;
             // One message: dropped half-way, the server still commits all of it or nothing.
-            let sql = AssertSqlSafe(migration(&self.options.place));
+            let sql = AssertSqlSafe(migration(&found.place));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
             session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await.map_err(fault)?;
         }
-        self.migrated.store(true, Ordering::Release);
+        self.know(&statements);
         Ok(())
     }
 
-    async fn has_schema(&self) -> Result<bool, sqlx::Error> {
-        let there = self.fetch(&self.statements.tables, Params::None).await?;
-        if !there.first().map_or(Ok(false), |row| row.try_get(0))? {
-            return Ok(false);
+    fn know(&self, statements: &Arc<Statements>) {
+        *self.statements.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(statements);
+        self.migrated.store(true, Ordering::Release);
+    }
+
+    /// What [`Place::find`] answers.
+    fn found(&self, row: &PgRow) -> Result<Found, Error> {
+        let fault = |error| store_error("looking for the Postgres schema", error);
+        let encoding: String = row.try_get("encoding").map_err(fault)?;
+        // SQL_ASCII takes every byte. All others lack characters that an id may have, and would
+        // refuse its deliveries for ever.
+        if !["UTF8", "SQL_ASCII"].contains(&&*encoding) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "preparing the Postgres schema: the database's encoding is not UTF8",
+            ));
         }
-        let version = self.fetch(&self.statements.version, Params::None).await?;
-        let version: i32 = version.first().map_or(Ok(0), |row| row.try_get(0))?;
-        Ok(version >= VERSION)
+        let schema = row.try_get("schema").map_err(fault)?;
+        Ok(Found {
+            place: Place { schema, ..self.options.place.clone() },
+            there: row.try_get("there").map_err(fault)?,
+            own_path: row.try_get("own_path").map_err(fault)?,
+        })
+    }
+
+    async fn version(&self, statements: &Statements) -> Result<i32, sqlx::Error> {
+        let version = self.fetch(&statements.version, Params::None).await?;
+        version.first().map_or(Ok(0), |row| row.try_get(0))
     }
 
     /// Runs one statement, which is its own transaction, on the pool, and returns its rows.
@@ -365,7 +448,7 @@ impl Inner {
 
     /// What a primary has stored of each key.
     pub(super) async fn read(&self, keys: &[DedupKey]) -> Result<Vec<Option<Stored>>, Error> {
-        self.look(Source::Pool, &self.statements.read, keys)
+        self.look(Source::Pool, &self.statements().read, keys)
             .await
             .map_err(|error| store_error("looking up keys", error))
     }
@@ -394,7 +477,6 @@ impl Inner {
         params: Params<'_>,
     ) -> Result<u64, Error> {
         let fault = |error| store_error(context, error);
-        self.ready().await?;
         let unheard = AtomicBool::default();
         let rows = self.fetch_within(bound, Source::Pool, sql, params, &unheard);
         let rows = rows.await.map_err(fault)?;
@@ -402,6 +484,15 @@ impl Inner {
         u64::try_from(number)
             .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))
     }
+}
+
+/// Where the table is, or is to be.
+struct Found {
+    place: Place,
+    /// Whether it is there, with its version.
+    there: bool,
+    /// Whether the session has the `search_path` that it began with.
+    own_path: bool,
 }
 
 /// Whether a row that was read to be answered from comes from a server that only follows another.
@@ -450,11 +541,21 @@ impl LeaseAdapter for PostgresAdapter {
 
 impl Recall for PostgresAdapter {
     async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+        self.0.with_table(|statements| Box::pin(self.0.recall(statements, keys, wanted))).await
+    }
+}
+
+impl Inner {
+    async fn recall(
+        &self,
+        statements: Arc<Statements>,
+        keys: &[DedupKey],
+        wanted: Wanted,
+    ) -> Result<Vec<Option<Kept>>, Error> {
         let fault = |error| store_error("recalling keys", error);
-        self.0.ready().await?;
         let row_keys = row_keys(keys);
-        let statement = self.0.statements.recall(wanted);
-        let rows = self.0.fetch(statement, Params::Read(&row_keys)).await.map_err(fault)?;
+        let statement = statements.recall(wanted);
+        let rows = self.fetch(statement, Params::Read(&row_keys)).await.map_err(fault)?;
         let mut found: Vec<Option<KeptRow>> = keys.iter().map(|_| None).collect();
         for (place, row) in Places::new(&row_keys).of_rows(rows).map_err(fault)? {
             found[place] = Some(kept(&row).map_err(fault)?);
@@ -462,32 +563,26 @@ impl Recall for PostgresAdapter {
         let kept = found.into_iter();
         kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()
     }
-}
 
-impl Maintain for PostgresAdapter {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        let limit = Params::Limit(i64::from(limit));
-        let bound = self.0.options.statement_timeout.saturating_mul(6);
-        self.0.number("purging", bound, &self.0.statements.purge, limit).await
-    }
-
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+    async fn forget(
+        &self,
+        statements: Arc<Statements>,
+        key: &DedupKey,
+    ) -> Result<Forgotten, Error> {
         let fault = |error| store_error("forgetting", error);
         let keys = std::slice::from_ref(key);
         let none = Receipt::new([0; 16].into(), Duration::ZERO);
-        self.0.ready().await?;
-        let statement = &self.0.statements.forget;
         for _ in 0..ROUNDS {
-            let gone =
-                self.0.through(Source::Pool).touch("forgetting", statement, keys, &none).await?;
+            let direct = self.through(Source::Pool);
+            let gone = direct.touch("forgetting", &statements.forget, keys, &none).await?;
             if gone == [true] {
                 return Ok(Forgotten::Removed);
             }
-            match self.0.read(keys).await?.into_iter().flatten().next() {
+            match self.read(keys).await?.into_iter().flatten().next() {
                 None => {
                     // A transaction that runs it has a lock to show, and no row yet.
                     let locks = [advisory_lock(key)];
-                    let probed = self.0.fetch(&self.0.statements.probe, Params::Locks(&locks));
+                    let probed = self.fetch(&statements.probe, Params::Locks(&locks));
                     let probed = probed.await.map_err(fault)?;
                     let free = probed.first().map_or(Ok(true), |row| row.try_get("free"));
                     let free = free.map_err(fault)?;
@@ -501,19 +596,42 @@ impl Maintain for PostgresAdapter {
         // Still changing hands after all rounds: somebody else is at it.
         Ok(Forgotten::InFlight)
     }
+}
+
+impl Maintain for PostgresAdapter {
+    async fn purge(&self, limit: u32) -> Result<u64, Error> {
+        let limit = Params::Limit(i64::from(limit));
+        let bound = self.0.options.statement_timeout.saturating_mul(6);
+        let purge = |statements: Arc<Statements>| -> BoxFuture<'_, _> {
+            Box::pin(async move { self.0.number("purging", bound, &statements.purge, limit).await })
+        };
+        self.0.with_table(purge).await
+    }
+
+    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+        self.0.with_table(|statements| Box::pin(self.0.forget(statements, key))).await
+    }
 
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        self.0.ready().await?;
-        let keys = std::slice::from_ref(key);
-        let stored = self.0.look(Source::Pool, &self.0.statements.look, keys).await;
-        let stored = stored.map_err(|error| store_error("looking up keys", error))?;
-        let stored = stored.into_iter().flatten().next();
+        let look = |statements: Arc<Statements>| -> BoxFuture<'_, _> {
+            Box::pin(async move {
+                let keys = std::slice::from_ref(key);
+                let stored = self.0.look(Source::Pool, &statements.look, keys).await;
+                stored.map_err(|error| store_error("looking up keys", error))
+            })
+        };
+        let stored = self.0.with_table(look).await?.into_iter().flatten().next();
         Ok(stored.and_then(|stored| stored.entry()))
     }
 
     async fn count(&self) -> Result<u64, Error> {
-        let count = &self.0.statements.count;
-        self.0.number("counting keys", MAINTENANCE_TIMEOUT, count, Params::None).await
+        let count = |statements: Arc<Statements>| -> BoxFuture<'_, _> {
+            Box::pin(async move {
+                let count = &statements.count;
+                self.0.number("counting keys", MAINTENANCE_TIMEOUT, count, Params::None).await
+            })
+        };
+        self.0.with_table(count).await
     }
 
     /// A pool of the user's stays open: it is theirs to close. The lanes' connections are closed,

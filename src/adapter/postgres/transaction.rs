@@ -13,9 +13,11 @@
 //! 4. A mark takes the place of the one before it, so that savepoints do not pile up: each is one
 //!    more level that every statement looks through.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
@@ -25,12 +27,14 @@ use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
 };
 use super::change::grant;
+use super::ending::Begun;
 use super::rows::{
-    Columns, KeptColumns, Places, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
+    Columns, KeptColumns, Places, Uuid, advisory_locks, has_lost_its_transaction, is_broken,
     is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, session_lock,
     store_error, stored,
 };
-use super::statements::Within;
+use super::server_session::{BEGIN, ServerSession};
+use super::statements::{Statements, Within};
 use super::store::PostgresAdapter;
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -40,34 +44,16 @@ const REPEATS: usize = 5;
 /// How often a key is looked at again that changed hands between two statements.
 const ROUNDS: usize = 4;
 /// What comes before the stored row in what an insertion answers within a transaction.
-const WITHIN: usize = 4;
+const WITHIN: usize = 5;
 
 impl TransactionAdapter for PostgresAdapter {
     type Database = Postgres;
 
     async fn open(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Opened<Postgres>, Error> {
-        let inner = self.inner();
-        inner.ready().await?;
-        // Duplicates need no transaction.
-        let stored = inner.read(keys).await?;
-        let mut answers: Vec<Option<Claimed>> = stored
-            .into_iter()
-            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
-            .collect();
-        let open = open_places(&answers);
-        let mut transaction = None;
-        if !open.is_empty() {
-            let opened = self.claim_within(&at(keys, &open), receipt).await;
-            let (taken, begun) =
-                opened.map_err(|error| store_error("opening a transaction", error))?;
-            transaction = begun;
-            for (place, taken) in open.into_iter().zip(taken) {
-                answers[place] = Some(taken);
-            }
-        }
-        let answers =
-            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
-        Ok(Opened { answers, transaction })
+        let open = |statements| -> BoxFuture<'_, _> {
+            Box::pin(self.open_with(statements, keys, receipt))
+        };
+        self.inner().with_table(open).await
     }
 
     async fn give_back(
@@ -76,9 +62,10 @@ impl TransactionAdapter for PostgresAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<(), Error> {
-        sqlx::query(AssertSqlSafe(self.inner().statements.give_back.clone()))
-            .bind(row_keys(keys))
-            .bind(Uuid::from(receipt.token()))
+        let begun = begun(transaction)?;
+        let token = receipt.token().into();
+        let back = self.inner().statements().give_back(begun, &row_keys(keys), token);
+        sqlx::raw_sql(AssertSqlSafe(back))
             .execute(transaction.connection())
             .await
             .map_err(|error| store_error("giving keys back", error))?;
@@ -131,40 +118,32 @@ impl TransactionAdapter for PostgresAdapter {
             if ended { error.of_the_transaction() } else { error }
         };
         // Until the transaction has ended, whatever happens to this call.
-        let backend = transaction.attachment_mut::<Option<Backend>>().and_then(Option::take);
-        if receipt.keeps() {
-            let kept = KeptColumns::new(&Rows::one(keys, receipt));
-            let keep = sqlx::query(AssertSqlSafe(self.inner().statements.keep.clone()))
-                .bind(row_keys(keys))
-                .bind(Uuid::from(receipt.token()))
-                .bind(kept.payloads)
-                .bind(kept.statuses)
-                .bind(kept.headers)
-                .bind(kept.bodies)
-                .execute(transaction.connection())
-                .await;
-            if let Err(error) = keep {
-                end_badly(transaction, backend).await;
-                return Err(fault(error));
+        let session = session(&mut transaction);
+        let statements = self.inner().statements();
+        let begun = begun(&transaction)?;
+        let complete = statements.commit(begun, &row_keys(keys), receipt.token().into());
+        let kept = if receipt.keeps() {
+            let end = statements.end(begun);
+            keep(transaction.connection(), end, &statements.keep, keys, receipt).await
+        } else {
+            Ok(())
+        };
+        let completed = match kept {
+            Ok(()) => {
+                let complete = sqlx::raw_sql(AssertSqlSafe(complete));
+                complete.fetch_all(transaction.connection()).await
             }
-        }
-        // The number of the transaction that claimed.
-        let mark = backend.as_ref().and_then(|backend| backend.mark.clone());
-        let completed = sqlx::query(AssertSqlSafe(self.inner().statements.commit.clone()))
-            .bind(row_keys(keys))
-            .bind(Uuid::from(receipt.token()))
-            .bind(mark)
-            .fetch_all(transaction.connection())
-            .await;
+            Err(error) => Err(error),
+        };
         let completed = match completed {
             Ok(completed) => completed,
             Err(error) => {
-                end_badly(transaction, backend).await;
+                end_badly(transaction, session).await;
                 return Err(fault(error));
             }
         };
         if completed.len() != keys.len() {
-            end_badly(transaction, backend).await;
+            end_badly(transaction, session).await;
             return Err(not_ours("completing keys: the handler has ended its transaction"));
         }
         let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
@@ -173,19 +152,19 @@ impl TransactionAdapter for PostgresAdapter {
             return Err(not_ours("committing: the handler has leaked a savepoint"));
         }
         transaction.commit().await.map_err(fault)?;
-        if let Some(backend) = backend {
-            backend.ended();
+        if let Some(session) = session {
+            session.ended();
         }
         Ok(())
     }
 
     async fn rollback(&self, mut transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
-        let backend = transaction.attachment_mut::<Option<Backend>>().and_then(Option::take);
+        let session = session(&mut transaction);
         end(transaction)
             .await
             .map_err(|error| store_error("rolling the handler's transaction back", error))?;
-        if let Some(backend) = backend {
-            backend.ended();
+        if let Some(session) = session {
+            session.ended();
         }
         Ok(())
     }
@@ -238,21 +217,53 @@ impl PostgresAdapter {
         ttl: Duration,
     ) -> Result<Recorded, Error> {
         let inner = self.inner();
-        inner.ready_within(connection).await?;
+        let statements = inner.ready_within(connection).await?;
         let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
-        let taken = self.take_within(connection, &inner.statements.record_in, &keys, &receipt);
-        let (answers, _) =
-            taken.await.map_err(|error| store_error("recording in a transaction", error))?;
+        let taken = self.take_within(connection, &statements.record_in, &keys, &receipt).await;
+        let (answers, _) = taken.map_err(|error| {
+            let error = store_error("recording in a transaction", error);
+            // The transaction is lost. The next one finds the table, or makes it.
+            inner.has_gone(&error, &statements);
+            error
+        })?;
         Ok(answers.into_iter().next().unwrap_or(Recorded::InFlight))
+    }
+
+    async fn open_with(
+        &self,
+        statements: Arc<Statements>,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Opened<Postgres>, Error> {
+        // Duplicates need no transaction.
+        let stored = self.inner().read(keys).await?;
+        let mut answers: Vec<Option<Claimed>> = stored
+            .into_iter()
+            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
+            .collect();
+        let open = open_places(&answers);
+        let mut transaction = None;
+        if !open.is_empty() {
+            let opened = self.claim_within(&statements.open, &at(keys, &open), receipt).await;
+            let (taken, begun) =
+                opened.map_err(|error| store_error("opening a transaction", error))?;
+            transaction = begun;
+            for (place, taken) in open.into_iter().zip(taken) {
+                answers[place] = Some(taken);
+            }
+        }
+        let answers =
+            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
+        Ok(Opened { answers, transaction })
     }
 
     /// Claims in a transaction of its own; a new one where two were in each other's way.
     async fn claim_within(
         &self,
+        take: &Within,
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), sqlx::Error> {
-        let inner = self.inner();
         let mut pauses = ExponentialBuilder::new()
             .with_min_delay(Duration::from_millis(1))
             .with_max_delay(Duration::from_millis(50))
@@ -260,19 +271,18 @@ impl PostgresAdapter {
             .with_jitter()
             .build();
         loop {
-            let connection = inner.connections.pooled().await?;
-            let mut backend = Backend::of(self, receipt.token());
+            let connection = self.inner().connections.pooled().await?;
+            let session = ServerSession::of(self, receipt.token());
             let mut transaction = OpenTransaction::begin_on(connection, Some(BEGIN)).await?;
-            let take = &inner.statements.open;
             let error = match self.take_within(transaction.connection(), take, keys, receipt).await
             {
-                Ok((answers, Some(mark))) => {
-                    backend.mark = Some(mark);
-                    return Ok((answers, Some(transaction.with(Some(backend)))));
+                Ok((answers, Some(begun))) => {
+                    let claim = Claim { begun, session: Some(session) };
+                    return Ok((answers, Some(transaction.with(claim))));
                 }
                 Ok((answers, None)) => {
                     transaction.rollback().await?;
-                    backend.ended();
+                    session.ended();
                     return Ok((answers, None));
                 }
                 Err(error) => error,
@@ -280,14 +290,14 @@ impl PostgresAdapter {
             let read_only = is_read_only(&error);
             if read_only {
                 transaction.close();
-                inner.connections.suspect();
+                self.inner().connections.suspect();
             } else {
-                end_badly(transaction, Some(backend)).await;
+                end_badly(transaction, Some(session)).await;
             }
-            // Somebody's own transaction holds one of the rows; to know which is not worth a
-            // second transaction.
-            if is_locked(&error) {
-                return Ok((keys.iter().map(|_| Claimed::InFlight).collect(), None));
+            // An open transaction holds the row, by no lock of the key's: one of the user's own, or a
+            // large delivery. Of several keys the others may be free, and are not in flight then.
+            if is_locked(&error) && keys.len() == 1 {
+                return Ok((vec![Claimed::InFlight], None));
             }
             match pauses.next() {
                 Some(pause) if read_only || is_conflict(&error) => {
@@ -298,20 +308,26 @@ impl PostgresAdapter {
         }
     }
 
-    /// Claims or records within a transaction; answers its mark if anything was granted.
+    /// Claims or records within a transaction, and returns it if anything was granted.
     async fn take_within<T: Grant>(
         &self,
         connection: &mut PgConnection,
         take: &Within,
         keys: &[DedupKey],
         receipt: &Receipt,
-    ) -> Result<(Vec<T>, Option<String>), sqlx::Error> {
+    ) -> Result<(Vec<T>, Option<Begun>), sqlx::Error> {
         let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
-        let mut mark = None;
+        // Once, so that what is asked for again has the same locks.
+        let locks = advisory_locks(keys);
+        let mut begun = None;
         for _ in 0..ROUNDS {
             let open = open_places(&answers);
             let asked = at(keys, &open);
-            let rows = self.within(connection, &take.insert, &asked, receipt).await?;
+            let locks_of = |places: &[usize]| -> Vec<i64> {
+                places.iter().map(|place| locks[*place]).collect()
+            };
+            let tried = locks_of(&open);
+            let rows = self.within(connection, &take.insert, &asked, &tried, receipt).await?;
             let mut free = Vec::new();
             for row in &rows {
                 let Some(place) = open.get(place(row)?) else { continue };
@@ -319,19 +335,20 @@ impl PostgresAdapter {
                     answers[*place] = Some(T::in_flight());
                 } else if row.try_get("granted")? {
                     answers[*place] = Some(T::granted(1, false));
-                    mark = Some(row.try_get("mark")?);
+                    begun = Some(Begun::new(row)?);
                 } else if row.try_get::<Option<i32>, _>("attempts")?.is_some() {
                     let stored = stored(row, WITHIN)?;
                     answers[*place] = T::known(&stored, receipt.token());
                     if answers[*place].is_none() {
                         free.push(*place);
-                        mark = Some(row.try_get("mark")?);
+                        begun = Some(Begun::new(row)?);
                     }
                 }
             }
             if !free.is_empty() {
                 let asked = at(keys, &free);
-                let rows = self.within(connection, &take.seize, &asked, receipt).await?;
+                let held = locks_of(&free);
+                let rows = self.within(connection, &take.seize, &asked, &held, receipt).await?;
                 for (place, row) in Places::new(&row_keys(&asked)).of_rows(rows)? {
                     answers[free[place]] = Some(grant(&row)?);
                 }
@@ -342,101 +359,70 @@ impl PostgresAdapter {
         }
         let answers: Vec<T> =
             answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect();
-        Ok((answers, mark))
+        Ok((answers, begun))
     }
 
     async fn within(
         &self,
         connection: &mut PgConnection,
-        sql: &std::sync::Arc<str>,
+        sql: &Arc<str>,
         keys: &[DedupKey],
+        locks: &[i64],
         receipt: &Receipt,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let locks: Vec<i64> = keys.iter().map(advisory_lock).collect();
         let rows = Rows::one(keys, receipt);
         Columns::new(&rows)
             .bind_within(sql, receipt)
-            .bind(&locks)
+            .bind(locks)
             .bind(session_lock(receipt.token()))
             .fetch_all(connection)
             .await
     }
 }
 
-/// The server's side of an open transaction, which may outlive the connection: a server that is not
-/// told goodbye keeps the transaction, its locks and the key, until its own keepalive finds out.
-///
-/// A transaction takes an advisory lock that its token names. If the transaction is dropped before
-/// its end, the session that holds this lock is terminated over another connection. A session that
-/// commits is left alone: it ends by itself, and to terminate one that waits for a synchronous
-/// standby would show a commit that the standby does not have.
-struct Backend {
-    adapter: PostgresAdapter,
-    token: Token,
-    /// The number of the transaction.
-    mark: Option<String>,
-    ended: bool,
+/// What is attached to a transaction that holds claims.
+struct Claim {
+    begun: Begun,
+    /// `None` while somebody ends the transaction.
+    session: Option<ServerSession>,
 }
 
-/// Tells the session's statements from others.
-const BEGIN: &str = "/* tower-dedup */ BEGIN";
-
-/// For how long a session is looked for while the server cannot be reached.
-const LOOK_FOR: Duration = Duration::from_secs(60);
-
-impl Backend {
-    fn of(adapter: &PostgresAdapter, token: Token) -> Self {
-        Self { adapter: adapter.clone(), token, mark: None, ended: false }
-    }
-
-    /// The server has said that the transaction has ended.
-    fn ended(mut self) {
-        self.ended = true;
-    }
-
-    async fn terminate(adapter: PostgresAdapter, token: Token) {
-        let inner = adapter.inner();
-        let mut pauses = ExponentialBuilder::new()
-            .with_min_delay(Duration::from_millis(50))
-            .with_max_delay(Duration::from_secs(2))
-            .with_jitter()
-            .without_max_times()
-            .build();
-        let bound = inner.statement_timeout();
-        let (start, mut looked) = (tokio::time::Instant::now(), false);
-        loop {
-            let pause = match inner.connections.terminate(session_lock(token), bound).await {
-                // One that has no lock yet is known by its age only.
-                Ok(false) if !looked => {
-                    looked = true;
-                    bound
-                }
-                Ok(_) => return,
-                Err(error) if start.elapsed() > LOOK_FOR || inner.connections.is_closed() => {
-                    tracing::warn!(%error, "a lost transaction's session was not looked for");
-                    return;
-                }
-                Err(_) => pauses.next().unwrap_or(LOOK_FOR),
-            };
-            tokio::time::sleep(pause).await;
-        }
-    }
+fn begun(transaction: &OpenTransaction<Postgres>) -> Result<&Begun, Error> {
+    let claim = transaction.attachment::<Claim>().map(|claim| &claim.begun);
+    claim.ok_or_else(|| not_ours("completing keys: nothing was claimed"))
 }
 
-impl Drop for Backend {
-    fn drop(&mut self) {
-        // Without a runtime, the process is about to end, or the runtime is: the server finds out.
-        if let (false, Ok(runtime)) = (self.ended, tokio::runtime::Handle::try_current()) {
-            runtime.spawn(Self::terminate(self.adapter.clone(), self.token));
-        }
-    }
+fn session(transaction: &mut OpenTransaction<Postgres>) -> Option<ServerSession> {
+    transaction.attachment_mut::<Claim>().and_then(|claim| claim.session.take())
+}
+
+/// Stores what is kept with the keys, before they are completed.
+async fn keep(
+    connection: &mut PgConnection,
+    end: String,
+    sql: &Arc<str>,
+    keys: &[DedupKey],
+    receipt: &Receipt,
+) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(end)).execute(&mut *connection).await?;
+    let kept = KeptColumns::new(&Rows::one(keys, receipt));
+    sqlx::query(AssertSqlSafe(Arc::clone(sql)))
+        .bind(row_keys(keys))
+        .bind(Uuid::from(receipt.token()))
+        .bind(kept.payloads)
+        .bind(kept.statuses)
+        .bind(kept.headers)
+        .bind(kept.bodies)
+        .execute(connection)
+        .await
+        .map(drop)
 }
 
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
-async fn end_badly(transaction: OpenTransaction<Postgres>, backend: Option<Backend>) {
+async fn end_badly(transaction: OpenTransaction<Postgres>, session: Option<ServerSession>) {
     if end(transaction).await.is_ok() {
-        if let Some(backend) = backend {
-            backend.ended();
+        if let Some(session) = session {
+            session.ended();
         }
     }
 }

@@ -6,6 +6,8 @@
 //! 2. A batch that the database refuses because of one row is sent again in parts, until the bad
 //!    row stands alone and only its caller hears of it.
 //! 3. After any other failure all callers of the batch hear the same.
+//! 4. A batch with large responses is sent in parts from the beginning: a statement carries up to 8 MiB
+//!    of them, or one that is larger.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -18,6 +20,10 @@ use crate::key::DedupKey;
 
 /// In how many parts a refused batch is sent again: more parts, fewer rounds that wait for a lock.
 pub(in crate::adapter) const PARTS: usize = 8;
+
+/// So many bytes of responses go in one statement: they are in memory three times while it is sent,
+/// and a message has at most 1 GiB.
+const MOST_BYTES: usize = 8 * 1_024 * 1_024;
 
 /// What a call does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +60,15 @@ impl Call {
     #[cfg(feature = "postgres")]
     pub(in crate::adapter) fn mixing(self, mixes: bool) -> Self {
         Self { mixes, ..self }
+    }
+}
+
+impl Call {
+    /// What its rows store of the response.
+    fn bytes(&self) -> usize {
+        let stored = self.keys.first().and_then(|key| self.receipt.kept_for(key));
+        let response = stored.and_then(|stored| stored.response);
+        response.map_or(0, |response| response.body.len().saturating_mul(self.keys.len()))
     }
 }
 
@@ -308,7 +323,7 @@ pub(in crate::adapter) async fn carry<D: Database>(
     let mut answers: Vec<Option<Result<Answers, Error>>> = calls.iter().map(|_| None).collect();
     // Once a statement may have granted something to a call, no later failure means that none did.
     let mut may_be_granted = vec![false; calls.len()];
-    let mut parts = VecDeque::from([(0..calls.len()).collect::<Vec<usize>>()]);
+    let mut parts = by_size(calls);
     while let Some(part) = parts.pop_front() {
         if let [one] = part[..] {
             let answer = database.alone(&calls[one]).await;
@@ -351,6 +366,22 @@ pub(in crate::adapter) async fn carry<D: Database>(
     }
     let answers = answers.into_iter();
     answers.map(|answer| answer.unwrap_or_else(|| Err(untold()))).collect()
+}
+
+/// All calls, in parts that are not too large.
+fn by_size(calls: &[Call]) -> VecDeque<Vec<usize>> {
+    let (mut parts, mut part, mut bytes) = (VecDeque::new(), Vec::new(), 0_usize);
+    for (place, call) in calls.iter().enumerate() {
+        let more = call.bytes();
+        if !part.is_empty() && bytes.saturating_add(more) > MOST_BYTES {
+            parts.push_back(std::mem::take(&mut part));
+            bytes = 0;
+        }
+        bytes = bytes.saturating_add(more);
+        part.push(place);
+    }
+    parts.push_back(part);
+    parts
 }
 
 fn untold() -> Error {
@@ -429,4 +460,37 @@ fn twins_too<'t, T: Grant + Answer + Copy + 't>(
         (_, None) => Some(T::in_flight()),
     });
     answers.collect::<Option<Vec<T>>>().map(T::wrap)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::{HeaderMap, StatusCode};
+
+    use super::super::super::contract::Token;
+    use super::super::super::kept::StoredResponse;
+    use super::*;
+
+    fn call(bytes: usize, keys: usize) -> Call {
+        let keys: Vec<_> = (0..keys as u64).map(|id| DedupKey::new("a", &id.to_string())).collect();
+        let keys = keys.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+        let receipt = Receipt::new(Token::random(), Duration::ZERO);
+        let body = vec![0; bytes].into();
+        let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
+        let receipt = receipt.with_response(response.into());
+        Call::new(Kind::Complete, &keys, vec![0; keys.len()], &receipt)
+    }
+
+    #[test]
+    fn batch_with_large_responses_is_sent_in_parts() {
+        let small: Vec<_> = (0..1_024).map(|_| call(100, 1)).collect();
+        assert_eq!(by_size(&small), [(0..1_024).collect::<Vec<_>>()]);
+        let half = MOST_BYTES / 2;
+        let sizes = [(half, 1), (half, 1), (1, 1), (MOST_BYTES * 2, 1), (half / 2, 4), (1, 1)];
+        let large: Vec<_> = sizes.into_iter().map(|(bytes, keys)| call(bytes, keys)).collect();
+        let parts = [vec![0, 1], vec![2], vec![3], vec![4], vec![5]];
+        assert_eq!(by_size(&large), parts);
+        assert_eq!(by_size(&[]), [Vec::<usize>::new()]);
+    }
 }

@@ -1,0 +1,102 @@
+//! The messages that end what a transaction has claimed: several statements each, so that they cost one
+//! round trip. Statements that share a message have no parameters, so the keys are in the text.
+
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+
+use super::rows::Uuid;
+use super::schema::{Durability, quoted};
+use super::statements::{NOW, Statements, TAG};
+
+/// The transaction that claimed.
+#[derive(Debug)]
+pub(super) struct Begun {
+    xid: u64,
+    /// As `current_setting` says it: a name, or `none`.
+    role: String,
+}
+
+impl Begun {
+    pub(super) fn new(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let xid: &str = row.try_get("xid")?;
+        let xid = xid.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        Ok(Self { xid, role: row.try_get("role")? })
+    }
+
+    /// Takes the role of the claim again: the handler may have set another, which may not write the
+    /// table.
+    fn role(&self) -> String {
+        match &*self.role {
+            "none" => "SET LOCAL ROLE NONE".to_owned(),
+            role => format!("SET LOCAL ROLE {}", quoted(role)),
+        }
+    }
+}
+
+/// As an array.
+fn uuids(keys: &[Uuid]) -> String {
+    let keys: Vec<_> = keys.iter().map(Uuid::to_string).collect();
+    format!("'{{{}}}'::uuid[]", keys.join(","))
+}
+
+impl Statements {
+    /// Gives keys back, in one message: as a rollback would leave them. What this claim has made
+    /// goes, and what it has taken is one attempt younger; who takes over from a lapsed lease next is
+    /// told so again.
+    pub(super) fn give_back(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
+        let (table, role, keys) = (&self.table, begun.role(), uuids(keys));
+        let of_claim = format!("key = ANY ({keys}) AND token = '{token}' AND completed_at IS NULL");
+        format!(
+            "{TAG}{role}; \
+             {TAG}WITH made AS (DELETE FROM {table} WHERE {of_claim} AND attempts = 1) \
+             UPDATE {table} SET attempts = attempts - 1, \
+             token = CASE WHEN takeover THEN token END, \
+             lease_until = CASE WHEN takeover THEN {NOW} END \
+             WHERE {of_claim} AND attempts > 1"
+        )
+    }
+
+    /// What comes before anything that completes keys, and returns no row: the COMMIT is durable, and
+    /// constraints that the handler has deferred are looked at under its own role.
+    pub(super) fn end(&self, begun: &Begun) -> String {
+        format!(
+            "{TAG}SELECT WHERE ({}) = ''; {TAG}SET CONSTRAINTS ALL IMMEDIATE; {TAG}{}",
+            Durability::Synchronous.setting(),
+            begun.role()
+        )
+    }
+
+    /// Completes keys in the transaction that claimed them, in one message with what comes before. A
+    /// row that is written under a savepoint bears that one's number: there may be one that the
+    /// handler has leaked.
+    pub(super) fn commit(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
+        let (table, end, keys) = (&self.table, self.end(begun), uuids(keys));
+        format!(
+            "{end}; {TAG}UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL \
+             WHERE t.key = ANY ({keys}) AND t.token = '{token}' AND t.completed_at IS NULL \
+             AND pg_current_xact_id_if_assigned()::text = '{}' \
+             RETURNING t.xmin = pg_current_xact_id()::xid AS top",
+            begun.xid,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema::Place;
+    use super::*;
+
+    #[test]
+    fn every_statement_of_a_message_begins_with_the_tag() {
+        let statements = Statements::new(&Place::default(), Durability::Synchronous);
+        for role in ["none", "a \"role\""] {
+            let begun = Begun { xid: 7, role: role.to_owned() };
+            for message in [
+                statements.give_back(&begun, &[Uuid([1; 16])], Uuid([2; 16])),
+                statements.commit(&begun, &[Uuid([1; 16])], Uuid([2; 16])),
+            ] {
+                assert!(message.split("; ").all(|text| text.starts_with(TAG)), "{message}");
+            }
+        }
+    }
+}
