@@ -57,7 +57,7 @@ pub use batch::Batching;
 pub(crate) use contract::Payloads;
 pub use contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
-    Receipt, Recorded, Released, Renewed, Seen, Token,
+    PURGE_GRACE, Receipt, Recorded, Released, Renewed, Seen, Token,
 };
 pub use dynamic::DynAdapter;
 pub use kept::{Kept, Recall, StoredResponse, Wanted};

@@ -65,6 +65,10 @@ pub(in crate::adapter) trait Ask: Send + 'static {
 
 /// Takes batches to the store.
 pub(in crate::adapter) trait Carry<A: Ask>: Send + Sync + 'static {
+    /// Whether a caller that finds nothing under way sends its call in its own task. Not where a
+    /// turn is waited for by others than this batcher's callers: its future may be left unpolled.
+    const LEADS: bool = true;
+
     /// What a lane waits for before it gathers a batch, so that nothing is on its way while it
     /// cannot be sent.
     type Turn: Send;
@@ -194,7 +198,7 @@ impl<A: Ask> Batcher<A> {
             }
             let State { queues, rows: all } = &mut *state;
             let queue = queues.entry(place).or_default();
-            if queue.lanes == 0 {
+            if queue.lanes == 0 && C::LEADS {
                 let (slot, wire) = (Slot::new(), ask.keys().to_vec());
                 queue.lanes = 1;
                 queue.led = Some(Arc::clone(&slot));
@@ -205,8 +209,8 @@ impl<A: Ask> Batcher<A> {
             *all += rows;
             queue.rows += rows;
             queue.waiting.push_back(Waiting { ask, reply });
-            let opens =
-                queue.lanes < self.0.lanes && queue.rows >= WORTH_A_LANE.min(self.0.most_rows);
+            let is_worth_it = queue.lanes == 0 || queue.rows >= WORTH_A_LANE.min(self.0.most_rows);
+            let opens = queue.lanes < self.0.lanes && is_worth_it;
             queue.lanes += usize::from(opens);
             (opens, queue.led.take())
         };

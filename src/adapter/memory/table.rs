@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::contract::{
-    Claimed, Completed, Entry, EntryState, Forgotten, Receipt, Recorded, Released, Renewed,
+    Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Receipt, Recorded, Released,
+    Renewed,
 };
 use super::super::kept::{Kept, Wanted};
 use super::clock::{Clock, ms};
@@ -258,7 +259,11 @@ impl<L: Lock> Table<L> {
                     return purged;
                 }
                 let mut shard = self.shards[start.wrapping_add(place) % shards].lock();
-                let cleared = shard.purge(turn, self.clock.now());
+                let cleared = self
+                    .clock
+                    .now()
+                    .checked_sub(ms(PURGE_GRACE))
+                    .map_or(0, |until| shard.purge(turn, until));
                 purged += cleared;
                 if cleared < turn {
                     break;

@@ -28,6 +28,7 @@
 use std::sync::Arc;
 
 use super::super::kept::Wanted;
+use super::super::sql::grace_ms;
 use super::schema::{Durability, Place};
 
 /// How long a statement waits for a row that an open transaction holds.
@@ -57,6 +58,9 @@ pub(super) struct Statements {
     /// Claims and completions.
     pub(super) mixed: Arc<str>,
     pub(super) release: Arc<str>,
+    /// The server's clock, in milliseconds since the Unix epoch.
+    pub(super) clock: Arc<str>,
+    /// Of those that expired at `$2` milliseconds or later, the first `$1`.
     pub(super) purge: Arc<str>,
     pub(super) forget: Arc<str>,
     pub(super) count: Arc<str>,
@@ -196,6 +200,11 @@ fn set_back(rows: &str) -> String {
 
 const NOW: &str = "clock_timestamp()";
 
+/// A time in milliseconds since the Unix epoch, rounded down.
+fn unix_ms(time: &str) -> String {
+    format!("floor(extract(epoch FROM {time}) * 1000)::int8")
+}
+
 /// What an insertion does about a row that is there.
 const NEW: &str = "NOTHING RETURNING t.key";
 
@@ -312,6 +321,7 @@ impl Statements {
                ELSE t.expires_at END, {}",
             keep("excluded")
         );
+        let grace = format!("{} * interval '1 millisecond'", grace_ms());
         let completable = format!("t.completed_at IS NULL OR t.expires_at <= {NOW}");
         Self {
             // The catalogue first: CREATE TABLE IF NOT EXISTS needs the right to create even where
@@ -403,13 +413,16 @@ impl Statements {
             .into(),
             // The clock in a subquery is read once, so that the index is used; what somebody else
             // is purging is passed over.
+            clock: format!("SELECT {}", unix_ms(NOW)).into(),
             purge: format!(
                 "WITH expired AS MATERIALIZED (SELECT key FROM {table} \
-                 WHERE expires_at <= (SELECT {NOW}) AND (completed_at IS NOT NULL \
-                 OR token IS NULL OR lease_until <= {NOW}) \
+                 WHERE expires_at >= to_timestamp($2::float8 / 1000) \
+                 AND expires_at <= (SELECT {NOW} - {grace}) AND (completed_at IS NOT NULL \
+                 OR token IS NULL OR lease_until <= {NOW} - {grace}) \
                  ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED), \
                  purged AS (DELETE FROM {table} AS t USING expired AS e WHERE t.key = e.key \
-                 RETURNING 1) SELECT count(*) FROM purged"
+                 RETURNING t.expires_at) SELECT count(*), {} FROM purged",
+                unix_ms("max(expires_at)")
             )
             .into(),
             forget: format!(
@@ -444,7 +457,9 @@ impl Statements {
             // one's number: there may be one that the handler has leaked.
             commit: format!(
                 "WITH terms AS MATERIALIZED (SELECT {} AS durable, $2::uuid AS token) \
-                 UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL FROM terms \
+                 UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL, \
+                 expires_at = CASE WHEN t.expires_at <= {NOW} \
+                 THEN {NOW} + $4::int8 * interval '1 millisecond' ELSE t.expires_at END FROM terms \
                  WHERE t.key = ANY ($1) AND t.token = terms.token AND t.completed_at IS NULL \
                  AND pg_current_xact_id_if_assigned()::text = $3 \
                  RETURNING t.xmin = pg_current_xact_id()::xid AS top",

@@ -16,7 +16,9 @@ use super::super::contract::{
     Released, Renewed,
 };
 use super::super::kept::{Kept, Recall, Wanted};
-use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored};
+use super::super::sql::{
+    Answer, Call, Database, Identifier, KeptRow, Kind, Portion, Purging, Stored,
+};
 use super::change::ROUNDS;
 use super::plans::Plans;
 use super::rows::{
@@ -50,7 +52,9 @@ pub(super) struct Inner {
     pub(super) lanes: OnceLock<PgPool>,
     pub(super) plans: Plans,
     pub(super) storm: Storm,
+    purging: Purging,
     migrated: AtomicBool,
+    closed: AtomicBool,
     /// Whether the connections are the user's.
     foreign: bool,
 }
@@ -171,7 +175,9 @@ impl PostgresAdapter {
             lanes: OnceLock::new(),
             plans: Plans::default(),
             storm: Storm::default(),
+            purging: Purging::default(),
             migrated: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             foreign,
         }))
     }
@@ -201,12 +207,21 @@ impl fmt::Debug for PostgresAdapter {
 
 impl Inner {
     pub(super) async fn ready(&self) -> Result<(), Error> {
+        self.check_open()?;
         if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+        }
+        Ok(())
     }
 
     /// For a transaction of the user's: the schema is looked for on its own connection, since all
     /// others may be in such transactions too.
     pub(super) async fn ready_within(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        self.check_open()?;
         if self.migrated.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -330,6 +345,23 @@ impl Inner {
         Ok(found)
     }
 
+    /// One portion of a purge.
+    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
+        let fault = |error| store_error("purging", error);
+        let said = self.fetch(&self.statements.clock, Params::None).await.map_err(fault)?;
+        if let Some(row) = said.first() {
+            self.purging.check_clock(row.try_get(0).map_err(fault)?)?;
+        }
+        // Times are small beside what a float holds exactly.
+        let from = from.map_or(f64::NEG_INFINITY, |from| from as f64);
+        let purge = Params::Purge(i64::from(limit), from);
+        let rows = self.fetch(&self.statements.purge, purge).await.map_err(fault)?;
+        let Some(row) = rows.first() else { return Ok(Portion { keys: 0, until: None }) };
+        let keys: i64 = row.try_get(0).map_err(fault)?;
+        let until = row.try_get(1).map_err(fault)?;
+        Ok(Portion { keys: u64::try_from(keys).unwrap_or(0), until })
+    }
+
     async fn number(
         &self,
         context: &'static str,
@@ -407,8 +439,8 @@ impl Recall for PostgresAdapter {
 
 impl Maintain for PostgresAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        let limit = Params::Limit(i64::from(limit));
-        self.0.number("purging", &self.0.statements.purge, limit).await
+        self.0.ready().await?;
+        self.0.purging.purge(limit, |limit, from| self.0.purge(limit, from)).await
     }
 
     async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
@@ -456,6 +488,7 @@ impl Maintain for PostgresAdapter {
 
     /// A pool of the user's stays open: it is theirs to close. The lanes' connections are closed.
     async fn close(&self) {
+        self.0.closed.store(true, Ordering::Release);
         if let Some(lanes) = self.0.lanes.get() {
             lanes.close().await;
         }

@@ -26,8 +26,9 @@ use super::super::transaction::{
 };
 use super::change::grant;
 use super::rows::{
-    Columns, KeptColumns, Places, Uuid, advisory_lock, has_lost_its_transaction, is_broken,
-    is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error, stored,
+    Columns, KeptColumns, MOST_MS, Places, Uuid, advisory_lock, has_lost_its_transaction,
+    is_broken, is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error,
+    stored,
 };
 use super::statements::Within;
 use super::store::PostgresAdapter;
@@ -151,6 +152,7 @@ impl TransactionAdapter for PostgresAdapter {
             .bind(row_keys(keys))
             .bind(Uuid::from(receipt.token()))
             .bind(mark)
+            .bind(receipt.retention_ms().min(MOST_MS))
             .fetch_all(transaction.connection())
             .await;
         let completed = match completed {

@@ -43,6 +43,7 @@
 //! ```
 
 mod change;
+mod file;
 mod rows;
 mod schema;
 mod store;

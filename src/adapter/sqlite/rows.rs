@@ -148,6 +148,11 @@ pub(super) fn is_of_a_row(error: &sqlx::Error) -> bool {
     matches!(code, Some(TOOBIG | CONSTRAINT | MISMATCH))
 }
 
+/// Whether a COMMIT is refused for what was written before it: a deferred constraint.
+pub(super) fn is_of_a_constraint(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(primary_code) == Some(CONSTRAINT)
+}
+
 /// Whether a commit hook has turned the COMMIT into a rollback.
 pub(super) fn is_refused_commit(error: &sqlx::Error) -> bool {
     const CONSTRAINT_COMMITHOOK: &str = "531";
