@@ -459,7 +459,7 @@ pub(crate) fn purged(keys: u64) {
     tracing::debug!(target: "tower_dedup", keys, "purged");
 }
 
-/// A purge failed; the next one is not far.
+/// A round of purging failed; the next one is not far.
 pub(crate) fn purge_failed(error: &Error) {
     tracing::warn!(target: "tower_dedup", error = chain(error), "purging failed; will try again");
 }

@@ -251,6 +251,7 @@ impl<L: Lock> Table<L> {
     pub(super) fn purge(&self, limit: u32) -> u32 {
         let shards = self.shards.len();
         let start = self.purge_at.fetch_add(1, Ordering::Relaxed);
+        let until = self.clock.now().saturating_sub(ms(PURGE_GRACE));
         let mut purged = 0;
         for place in 0..shards {
             loop {
@@ -259,11 +260,7 @@ impl<L: Lock> Table<L> {
                     return purged;
                 }
                 let mut shard = self.shards[start.wrapping_add(place) % shards].lock();
-                let cleared = self
-                    .clock
-                    .now()
-                    .checked_sub(ms(PURGE_GRACE))
-                    .map_or(0, |until| shard.purge(turn, until));
+                let cleared = shard.purge(turn, until);
                 purged += cleared;
                 if cleared < turn {
                     break;

@@ -44,6 +44,7 @@
 
 mod change;
 mod file;
+mod maintain;
 mod rows;
 mod schema;
 mod store;

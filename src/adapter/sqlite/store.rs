@@ -17,15 +17,13 @@ use sqlx::sqlite::{
 
 use super::super::batch::Batching;
 use super::super::contract::{
-    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
-    Released, Renewed,
+    Claimed, Completed, DedupAdapter, LeaseAdapter, Receipt, Recorded, Released, Renewed,
 };
 use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{
-    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Portion, Purging, Rows, Stored, at,
-    open_places,
+    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Purging, Stored, at, open_places,
 };
-use super::change::{Batchers, Look, ROUNDS};
+use super::change::{Batchers, Look};
 use super::file::Watched;
 use super::rows::{
     BUSY, LOCKED, kept, keys_json, numbers, placed, primary_code, store_error, stored,
@@ -54,7 +52,7 @@ const GATE_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// Cloning makes another handle to the same connections.
 #[derive(Clone)]
-pub struct SqliteAdapter(Arc<Inner>);
+pub struct SqliteAdapter(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) readers: SqlitePool,
@@ -70,14 +68,14 @@ pub(super) struct Inner {
     pub(super) gate_timeout: Duration,
     /// Held once more by each claim or record under way of a key that has a row which may be taken.
     again: Arc<()>,
-    purging: Purging,
+    pub(super) purging: Purging,
     file: Arc<Watched>,
     migrated: AtomicBool,
     /// How often the table was looked for, and found or made.
     migrations: AtomicU64,
-    closed: AtomicBool,
+    pub(super) closed: AtomicBool,
     /// Whether the connections are the user's, whose settings are only looked at.
-    foreign: bool,
+    pub(super) foreign: bool,
 }
 
 struct Settings {
@@ -149,7 +147,7 @@ impl SqliteAdapter {
     /// The pool's settings stay as they are; `synchronous` below `FULL` and a journal mode other
     /// than WAL are warned about on first use. Give it a busy timeout below the layer's
     /// `store_timeout`, and more connections than handlers hold at once: renewals need one too.
-    /// [`close`](Maintain::close) leaves it open.
+    /// [`close`](super::super::Maintain::close) leaves it open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         let file = Arc::new(Watched::new(&pool.connect_options()));
@@ -523,90 +521,5 @@ impl Inner {
             .map_err(fault)?;
         let kept = placed(keys, &rows, kept).map_err(fault)?.into_iter();
         kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()
-    }
-}
-
-impl Maintain for SqliteAdapter {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        let delete = |limit, from| {
-            self.0.in_turn(move |inner, _turn| async move { inner.purge(limit, from).await })
-        };
-        self.with_table(|| self.0.purging.purge(limit, delete)).await
-    }
-
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        self.with_table(|| self.forget_once(key)).await
-    }
-
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let stored = self.with_table(|| self.0.read(std::slice::from_ref(key))).await?;
-        Ok(stored.into_iter().flatten().next().and_then(|stored| stored.entry()))
-    }
-
-    async fn count(&self) -> Result<u64, Error> {
-        let keys: i64 = self
-            .with_table(|| async {
-                sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.0.statements.count)))
-                    .fetch_one(&self.0.readers)
-                    .await
-                    .map_err(|error| store_error("counting keys", error))
-            })
-            .await?;
-        u64::try_from(keys)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
-    }
-
-    /// A pool of the user's stays open: it is theirs to close.
-    async fn close(&self) {
-        self.0.closed.store(true, Ordering::Release);
-        if !self.0.foreign {
-            self.0.readers.close().await;
-            self.0.writer.close().await;
-        }
-    }
-}
-
-impl SqliteAdapter {
-    async fn forget_once(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        let inner = &self.0;
-        for _ in 0..ROUNDS {
-            let keys = [key.clone()];
-            let gone = inner.in_turn(move |inner, turn| async move {
-                let none = Receipt::new([0; 16].into(), Duration::ZERO);
-                let (rows, statement) = (Rows::one(&keys, &none), &inner.statements.forget);
-                let gone = inner.writing(turn).returned("forgetting", statement, &rows).await;
-                gone.map_err(|failed| failed.error)
-            });
-            if gone.await? == [true] {
-                return Ok(Forgotten::Removed);
-            }
-            match inner.read(std::slice::from_ref(key)).await?.into_iter().flatten().next() {
-                None => return Ok(Forgotten::Missing),
-                Some(kept) if kept.is_leased() => return Ok(Forgotten::InFlight),
-                // It was written since.
-                Some(_) => {}
-            }
-        }
-        // Still changing hands after all rounds: somebody else is at it.
-        Ok(Forgotten::InFlight)
-    }
-}
-
-impl Inner {
-    /// One portion of a purge, in its turn.
-    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
-        let fault = |error| store_error("purging", error);
-        let clock: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.clock)))
-            .fetch_one(&self.writer)
-            .await
-            .map_err(fault)?;
-        self.purging.check_clock(clock)?;
-        let gone: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.purge)))
-            .bind(i64::from(limit))
-            .bind(from.unwrap_or(i64::MIN))
-            .fetch_all(&self.writer)
-            .await
-            .map_err(fault)?;
-        Ok(Portion { keys: gone.len() as u64, until: gone.into_iter().max() })
     }
 }
