@@ -49,11 +49,13 @@ pub struct MemoryAdapter {
 #[non_exhaustive]
 pub enum AtCapacity {
     /// Refuses it with [`ErrorKind::Full`](crate::ErrorKind::Full); the layer answers 503 and the
-    /// sender comes again.
+    /// sender comes again. Duplicates are told apart as ever; every *new* event is refused until keys
+    /// expire.
     #[default]
     Refuse,
     /// Forgets the key of the new one's shard that is nearest to its expiry and not in flight. Its
-    /// event would run again.
+    /// event would run again, so each is counted (`tower_dedup_evicted_total`), and a warning is
+    /// logged, once a minute at most.
     EvictOldest,
 }
 
