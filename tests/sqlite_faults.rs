@@ -249,6 +249,31 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
         adapter.commit(open, &keys, &receipt()).await.unwrap_err();
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
         assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+        let mut tx = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+        let first = adapter.record_in(&mut tx, &keys[0], HOUR).await.unwrap();
+        assert_eq!(first, Recorded::First);
+        tx.commit().await.unwrap();
+        let again = adapter.record(&keys, &receipt()).await.unwrap();
+        assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+    }
+}
+
+/// All callers of a batch that misses the table are answered.
+#[tokio::test]
+async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
+    let file = File::new();
+    let adapter = SqliteAdapter::new(file.pool(4).await);
+    adapter.migrate().await.unwrap();
+    let mut other = file.connection().await;
+    let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
+    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+    let calls = (0..40).map(|at| {
+        let adapter = adapter.clone();
+        async move { adapter.claim(&[dedup_key(&format!("k{at}"))], &receipt()).await }
+    });
+    for claimed in futures_util::future::join_all(calls).await {
+        assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
     }
 }
 

@@ -390,10 +390,7 @@ impl Inner {
         }
         match self.has_schema().await {
             Ok(false) => {
-                tracing::warn!(
-                    target: "tower_dedup",
-                    "the table of the SQLite store is gone, and its keys with it: it is made anew"
-                );
+                self.warn_of_a_new_table();
                 self.migrated.store(false, Ordering::Release);
                 true
             }
@@ -420,6 +417,26 @@ impl Inner {
                 .map_err(|error| store_error(PREPARING, error))?;
         }
         Ok(())
+    }
+
+    /// Whether the table is gone, as a transaction of the user's sees it.
+    pub(super) async fn lacks_its_table(&self, connection: &mut SqliteConnection) -> bool {
+        let tables = AssertSqlSafe(Arc::clone(&self.statements.tables));
+        let tables: Result<i64, _> = sqlx::query_scalar(tables).fetch_one(connection).await;
+        let is_gone = tables.is_ok_and(|tables| tables != 2);
+        if is_gone {
+            self.warn_of_a_new_table();
+            self.migrated.store(false, Ordering::Release);
+        }
+        is_gone
+    }
+
+    fn warn_of_a_new_table(&self) {
+        tracing::warn!(
+            target: "tower_dedup",
+            table = self.table.as_str(),
+            "the table of the SQLite store is gone, and its keys with it: it is made anew"
+        );
     }
 
     async fn has_schema(&self) -> Result<bool, sqlx::Error> {

@@ -224,7 +224,13 @@ impl SqliteAdapter {
         // Looked for on this very connection: another one would wait for its transaction.
         self.inner().ready_within(connection).await?;
         let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
-        let answers = self.take_within(connection, statement, &keys, &receipt).await?;
+        let answers = match self.take_within(connection, statement, &keys, &receipt).await {
+            Err(_) if self.inner().lacks_its_table(connection).await => {
+                self.inner().ready_within(connection).await?;
+                self.take_within(connection, statement, &keys, &receipt).await?
+            }
+            answers => answers?,
+        };
         Ok(answers.into_iter().next().unwrap_or(Recorded::InFlight))
     }
 
