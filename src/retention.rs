@@ -95,7 +95,7 @@ impl<A: Maintain> Purger<A> {
         let task = tokio::spawn(async move {
             let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.0..=1.0));
             let mut retry = FIRST_RETRY;
-            while !token.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            while token.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
                 // In a task of its own, so that a store that panics ends one round only.
                 let ended = tokio::spawn(round.clone().run(token.clone())).await;
                 let ended = ended.unwrap_or_else(|panic| {

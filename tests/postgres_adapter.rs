@@ -100,9 +100,9 @@ async fn the_schema_sql_is_enough() {
     let adapter = place(PostgresAdapter::new(pool.clone()));
     let claimed = adapter.claim(&keys(0..3), &receipt()).await.unwrap();
     assert_eq!(claimed, [Claimed::first(1, false); 3]);
+    assert_eq!(adapter.count().await.unwrap(), 3);
     adapter.close().await;
     assert!(!pool.is_closed(), "the pool is its owner's");
-    assert_eq!(adapter.count().await.unwrap(), 3);
 }
 
 #[tokio::test]
