@@ -65,8 +65,9 @@ pub(in crate::adapter) trait Ask: Send + 'static {
 
 /// Takes batches to the store.
 pub(in crate::adapter) trait Carry<A: Ask>: Send + Sync + 'static {
-    /// Whether a caller that finds nothing under way sends its call in its own task. Not where a
-    /// turn is waited for by others than this batcher's callers: its future may be left unpolled.
+    /// Whether a caller that finds no lane open sends its call in its own task. Not where others than
+    /// the callers of this batcher wait for a turn: a caller may leave its future unpolled, with the
+    /// turn in it.
     const LEADS: bool = true;
 
     /// What a lane waits for before it gathers a batch, so that nothing is on its way while it

@@ -48,7 +48,7 @@ pub struct MemoryAdapter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum AtCapacity {
-    /// Refuses it with [`ErrorKind::Full`](crate::ErrorKind::Full); the layer answers 503 and the
+    /// Refuses it with [`ErrorKind::Full`]; the layer answers 503 and the
     /// sender comes again. Duplicates are told apart as ever; every *new* event is refused until keys
     /// expire.
     #[default]

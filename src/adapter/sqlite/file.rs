@@ -13,8 +13,8 @@ use sqlx::sqlite::SqliteConnectOptions;
 
 use crate::error::{Error, ErrorKind};
 
-/// How long nobody looks again: a look is one call to the system, about as long as a memory access
-/// of a disk's directory that is cached.
+/// How long nobody looks again. A look is one `stat`: about a microsecond for a path that the kernel
+/// has in its cache, so that it needs no thread of its own.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Watched {

@@ -188,6 +188,8 @@ impl SqliteAdapter {
     /// [`ErrorKind::Refused`] or [`ErrorKind::Unavailable`] if the file cannot be read or written;
     /// the next call tries again.
     pub async fn migrate(&self) -> Result<(), Error> {
+        self.0.check_open()?;
+        self.0.file.check()?;
         self.0.migrate().await
     }
 
