@@ -13,8 +13,8 @@ use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
 use support::{Body, by_header, dedup_key, request, result, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, Claimed, DedupAdapter, LeaseAdapter, Maintain, Receipt, Recorded, SqliteAdapter,
-    Token, TransactionAdapter,
+    Batching, Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, Receipt, Recorded,
+    SqliteAdapter, Token, TransactionAdapter,
 };
 use tower_dedup::ledger::TxHandle;
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
@@ -259,21 +259,30 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
     }
 }
 
-/// All callers of a batch that misses the table are answered.
-#[tokio::test]
+/// Callers that miss the table are answered, also those that another caller was quicker than.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
-    let file = File::new();
-    let adapter = SqliteAdapter::new(file.pool(4).await);
-    adapter.migrate().await.unwrap();
-    let mut other = file.connection().await;
-    let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
-    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-    let calls = (0..40).map(|at| {
-        let adapter = adapter.clone();
-        async move { adapter.claim(&[dedup_key(&format!("k{at}"))], &receipt()).await }
-    });
-    for claimed in futures_util::future::join_all(calls).await {
-        assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
+    for batching in [Batching::new(), Batching::off()] {
+        let file = File::new();
+        let adapter = SqliteAdapter::new(file.pool(4).await).batching(batching);
+        adapter.migrate().await.unwrap();
+        let mut other = file.connection().await;
+        for round in 0..10 {
+            let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
+            sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+            let calls = (0..20).map(|at| {
+                let (adapter, key) = (adapter.clone(), [dedup_key(&format!("{round}-{at}"))]);
+                tokio::spawn(async move {
+                    for _ in 0..at * 20 {
+                        tokio::task::yield_now().await;
+                    }
+                    adapter.complete(&key, &receipt()).await
+                })
+            });
+            for completed in futures_util::future::join_all(calls).await {
+                assert_eq!(completed.unwrap().unwrap(), [Completed::Inserted]);
+            }
+        }
     }
 }
 

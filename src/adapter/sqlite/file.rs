@@ -18,9 +18,8 @@ use crate::error::{Error, ErrorKind};
 const INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Watched {
-    /// None for a database that is in no file.
     path: Option<PathBuf>,
-    /// Of the file that was opened; empty until there is one.
+    /// Of the file that was opened; empty until there is one, and for a database in memory.
     opened: OnceLock<FileId>,
     made_at: Instant,
     /// When somebody last looked, in milliseconds from `made_at` on.
@@ -37,12 +36,9 @@ struct FileId {
 impl Watched {
     /// Of a file that was just opened, or that these options will open.
     pub(super) fn new(options: &SqliteConnectOptions) -> Self {
-        let name = options.get_filename();
-        let is_file = !name.to_string_lossy().contains(":memory:") && !name.as_os_str().is_empty();
-        // The process may change its directory.
-        let path = is_file.then(|| std::path::absolute(name).ok()).flatten();
         let watched = Self {
-            path,
+            // The process may change its directory.
+            path: std::path::absolute(options.get_filename()).ok(),
             opened: OnceLock::new(),
             made_at: Instant::now(),
             looked_at_ms: AtomicU64::new(0),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
@@ -26,7 +26,8 @@ use super::super::sql::{
 use super::change::{Batchers, Look};
 use super::file::Watched;
 use super::rows::{
-    BUSY, LOCKED, kept, keys_json, numbers, placed, primary_code, store_error, stored,
+    BUSY, LOCKED, is_of_the_sql, kept, keys_json, numbers, placed, primary_code, store_error,
+    stored,
 };
 use super::schema::{Asks, Statements, VERSION, create_sql};
 use super::turn::{Turn, turn_of};
@@ -71,8 +72,6 @@ pub(super) struct Inner {
     pub(super) purging: Purging,
     file: Arc<Watched>,
     migrated: AtomicBool,
-    /// How often the table was looked for, and found or made.
-    migrations: AtomicU64,
     pub(super) closed: AtomicBool,
     /// Whether the connections are the user's, whose settings are only looked at.
     pub(super) foreign: bool,
@@ -222,7 +221,6 @@ impl SqliteAdapter {
             purging: Purging::default(),
             file,
             migrated: AtomicBool::new(false),
-            migrations: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             foreign,
         }))
@@ -242,12 +240,11 @@ impl SqliteAdapter {
         F: Future<Output = Result<T, Error>>,
     {
         self.0.ready().await?;
-        let migrations = self.0.migrations.load(Ordering::Acquire);
         let error = match call().await {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        if !self.0.had_no_table(&error, migrations).await {
+        if !self.0.had_no_table(&error).await {
             return Err(error);
         }
         self.0.ready().await?;
@@ -367,7 +364,6 @@ impl Inner {
         // A pool of the user's may have made the file just now.
         self.file.note();
         self.migrated.store(true, Ordering::Release);
-        self.migrations.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
@@ -383,21 +379,20 @@ impl Inner {
         tx.commit().await.map_err(fault)
     }
 
-    /// Whether a call has failed because the table is gone: dropped, or in a file that was restored
-    /// without it. SQLite's code for that is the one for any error in SQL, so it is looked for.
-    /// `migrations` is how many there had been when the call was made.
-    async fn had_no_table(&self, error: &Error, migrations: u64) -> bool {
-        if error.kind() != ErrorKind::Unavailable {
+    /// Whether a call has failed because the table was gone: dropped, or in a file that was restored
+    /// without it. SQLite's code for that is the one for any error in SQL, so the table is looked for.
+    async fn had_no_table(&self, error: &Error) -> bool {
+        if !is_of_the_sql(error) {
             return false;
         }
         match self.has_schema().await {
-            Ok(false) => {
-                self.warn_of_a_new_table();
-                self.migrated.store(false, Ordering::Release);
+            // If it is there, another call that missed it has made it since.
+            Ok(there) => {
+                if !there {
+                    self.forget_the_table();
+                }
                 true
             }
-            // Another call that missed it has made it since.
-            Ok(true) => self.migrations.load(Ordering::Acquire) > migrations,
             Err(_) => false,
         }
     }
@@ -427,18 +422,19 @@ impl Inner {
         let tables: Result<i64, _> = sqlx::query_scalar(tables).fetch_one(connection).await;
         let is_gone = tables.is_ok_and(|tables| tables != 2);
         if is_gone {
-            self.warn_of_a_new_table();
-            self.migrated.store(false, Ordering::Release);
+            self.forget_the_table();
         }
         is_gone
     }
 
-    fn warn_of_a_new_table(&self) {
-        tracing::warn!(
-            target: "tower_dedup",
-            table = self.table.as_str(),
-            "the table of the SQLite store is gone, and its keys with it: it is made anew"
-        );
+    fn forget_the_table(&self) {
+        if self.migrated.swap(false, Ordering::AcqRel) {
+            tracing::warn!(
+                target: "tower_dedup",
+                table = self.table.as_str(),
+                "the table of the SQLite store is gone, and its keys with it: it is made anew"
+            );
+        }
     }
 
     async fn has_schema(&self) -> Result<bool, sqlx::Error> {
