@@ -37,8 +37,10 @@
 //! Beside them, naming events by their hash: `lease lost` (warn), `takeover` (warn), `running
 //! unprotected` (warn), `handled on another path` (error, once a minute at most), `nested layers`
 //! (warn, once), `payload mismatch` (warn), `response not kept` (warn), `completed in the
-//! background` (info), `gave up in the background` (error), `purged` (debug). `rejected` (error) names
-//! an argument of a handler, a `Delivery` or a `DedupTx`, that is not in its request.
+//! background` (info), `gave up in the background` (error), `purged` (debug), `purging failed` (warn);
+//! of a `MemoryAdapter`, `nearly full` (warn, once an hour at most) and `evicted` (warn, once a minute
+//! at most, with `keys` and `age_s`, the age of the youngest of them). `rejected` (error) names an
+//! argument of a handler, a `Delivery` or a `DedupTx`, that is not in its request.
 //!
 //! # Metrics
 //!
@@ -58,6 +60,7 @@
 //! | `tower_dedup_responses_not_kept_total` | counter | `namespace` | responses that were to be kept and cannot be |
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | completions, releases and undone records that ended in the background; `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
+//! | `tower_dedup_evicted_total` | counter | | keys that a full `MemoryAdapter` has forgotten before they had expired |
 
 use std::sync::Arc;
 #[cfg(feature = "metrics")]
@@ -504,6 +507,36 @@ pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Durat
     );
 }
 
+/// Counts keys that a store has forgotten before they had expired.
+#[cfg(feature = "memory")]
+pub(crate) fn evicted(keys: u64) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("tower_dedup_evicted_total").increment(keys);
+    #[cfg(not(feature = "metrics"))]
+    let _ = keys;
+}
+
+/// A store has forgotten keys before they had expired, the youngest of them so long after it was
+/// first seen.
+#[cfg(feature = "memory")]
+pub(crate) fn evicting(keys: u64, age: Duration) {
+    tracing::warn!(
+        target: "tower_dedup",
+        keys,
+        age_s = age.as_secs(),
+        "evicted: the memory store is full and forgets events that may be delivered again"
+    );
+}
+
+/// A store is nearly full.
+#[cfg(feature = "memory")]
+pub(crate) fn nearly_full() {
+    tracing::warn!(
+        target: "tower_dedup",
+        "nearly full: the memory store has taken four fifths of its capacity"
+    );
+}
+
 /// Expired keys were deleted.
 pub(crate) fn purged(keys: u64) {
     #[cfg(feature = "metrics")]
@@ -511,7 +544,7 @@ pub(crate) fn purged(keys: u64) {
     tracing::debug!(target: "tower_dedup", keys, "purged");
 }
 
-/// A purge failed; the next one is not far.
+/// A round of purging failed; the next one is not far.
 pub(crate) fn purge_failed(error: &Error) {
     tracing::warn!(target: "tower_dedup", error = chain(error), "purging failed; will try again");
 }

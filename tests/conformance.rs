@@ -16,7 +16,7 @@ use tower_dedup::conformance::Store;
 
 mod support;
 
-use support::aging::{age_file, age_schema};
+use support::aging::{milliseconds, shift_file, shift_schema};
 use support::postgres::{Schema, shared};
 
 struct Memory(Arc<MemoryAdapter>);
@@ -34,6 +34,10 @@ impl Store for Memory {
 
     async fn advance(&self, by: Duration) {
         self.0.advance(by);
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by);
     }
 }
 
@@ -54,6 +58,10 @@ impl Store for FewShards {
     async fn advance(&self, by: Duration) {
         self.0.advance(by).await;
     }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
 }
 
 /// A file in a folder of its own.
@@ -67,10 +75,10 @@ fn url(path: &std::path::Path) -> String {
     format!("sqlite://{}", path.display())
 }
 
-async fn age(path: &std::path::Path, by: Duration) {
+async fn shift(path: &std::path::Path, by: i64) {
     let options = SqliteConnectOptions::new().filename(path).busy_timeout(Duration::from_secs(5));
     let mut connection = options.connect().await.unwrap();
-    age_file(&mut connection, by).await;
+    shift_file(&mut connection, by).await;
     connection.close().await.unwrap();
 }
 
@@ -90,7 +98,11 @@ impl Store for Sqlite {
     }
 
     async fn advance(&self, by: Duration) {
-        age(&self.path, by).await;
+        shift(&self.path, -milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        shift(&self.path, milliseconds(by)).await;
     }
 
     fn address(&self) -> Option<String> {
@@ -124,7 +136,7 @@ impl Store for UsersPool {
             .busy_timeout(Duration::from_secs(1));
         let pool = SqlitePool::connect_with(options).await.unwrap();
         let adapter = SqliteAdapter::new(pool);
-        // So that `age` finds the table.
+        // So that `shift` finds the table.
         adapter.migrate().await.unwrap();
         Self { adapter: Arc::new(adapter), path, _dir: dir }
     }
@@ -134,7 +146,11 @@ impl Store for UsersPool {
     }
 
     async fn advance(&self, by: Duration) {
-        age(&self.path, by).await;
+        shift(&self.path, -milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        shift(&self.path, milliseconds(by)).await;
     }
 }
 
@@ -157,6 +173,10 @@ impl Store for Boxed {
     async fn advance(&self, by: Duration) {
         self.0.advance(by).await;
     }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
 }
 
 /// A schema of its own in a database.
@@ -171,6 +191,11 @@ impl Postgres {
         let adapter = adapter.schema(Identifier::new(schema.name()).unwrap());
         adapter.migrate().await.unwrap();
         Self { adapter: Arc::new(adapter), schema }
+    }
+
+    async fn shift(&self, by: i64) {
+        let mut connection = PgConnection::connect(shared()).await.unwrap();
+        shift_schema(&mut connection, self.schema.name(), by).await;
     }
 }
 
@@ -189,8 +214,11 @@ impl Store for Postgres {
     }
 
     async fn advance(&self, by: Duration) {
-        let mut connection = PgConnection::connect(shared()).await.unwrap();
-        age_schema(&mut connection, self.schema.name(), by).await;
+        self.shift(-milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.shift(milliseconds(by)).await;
     }
 
     fn address(&self) -> Option<String> {
@@ -228,6 +256,10 @@ impl Store for Serializable {
     async fn advance(&self, by: Duration) {
         self.0.advance(by).await;
     }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
 }
 
 /// Every call a statement of its own.
@@ -247,6 +279,10 @@ impl Store for Unbatched {
 
     async fn advance(&self, by: Duration) {
         self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
     }
 }
 
@@ -268,6 +304,10 @@ impl Store for UnbatchedFile {
 
     async fn advance(&self, by: Duration) {
         self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
     }
 }
 

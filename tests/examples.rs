@@ -387,10 +387,9 @@ async fn inspect_looks_up_forgets_counts_and_purges() {
 
     assert_eq!(inspect(&["count"]).await, (true, "2 keys\n".to_owned()));
     let mut connection = PgConnection::connect(&url).await.unwrap();
-    sqlx::query("UPDATE webhook_deliveries SET expires_at = now() WHERE completed_at IS NOT NULL")
-        .execute(&mut connection)
-        .await
-        .unwrap();
+    let expired = "UPDATE webhook_deliveries SET expires_at = now() - interval '1 hour' \
+        WHERE completed_at IS NOT NULL";
+    sqlx::query(expired).execute(&mut connection).await.unwrap();
     assert_eq!(inspect(&["purge", "--batch", "1"]).await, (true, "1 keys purged\n".to_owned()));
     assert_eq!(inspect(&["count"]).await, (true, "1 keys\n".to_owned()));
 

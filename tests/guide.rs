@@ -150,6 +150,8 @@ async fn the_privileges_of_the_guide_are_enough() {
     assert_eq!(app.forget(&b[0]).await.unwrap(), Forgotten::Removed);
     let past = Receipt::new(Token::random(), Duration::ZERO);
     assert_eq!(app.record(&c, &past).await.unwrap(), [Recorded::First]);
+    let aged = "UPDATE webhooks.webhook_deliveries SET expires_at = now() - interval '1 hour'";
+    run(&mut admin, aged.to_owned()).await;
     assert_eq!(app.purge(10).await.unwrap(), 1);
     assert_eq!(app.count().await.unwrap(), 0);
 

@@ -10,7 +10,9 @@ use std::time::Duration;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use support::{Fault, Faulty, Handler, Op, by_header, request, send};
 use tower::Layer;
-use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::{
+    AtCapacity, DedupAdapter, Maintain, MemoryAdapter, Receipt, Recorded, Token,
+};
 use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key};
 use tracing::field::{Field, Visit};
 
@@ -183,10 +185,7 @@ fn every_outcome_is_counted_under_its_name() {
         handle.drain().await;
         let ended = log.all("completed in the background");
         assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
-        let dying = tower_dedup::adapter::Receipt::new(
-            tower_dedup::adapter::Token::random(),
-            Duration::from_secs(3_600),
-        );
+        let dying = Receipt::new(Token::random(), Duration::from_secs(3_600));
         let keys = [support::dedup_key("taken")];
         tower_dedup::adapter::LeaseAdapter::claim(&*store, &keys, &dying).await.unwrap();
         let _ = deliver("taken").await;
@@ -332,4 +331,101 @@ fn the_documented_metrics_are_the_metrics() {
             assert!(is_result || documented(outcome), "the outcome {outcome} is not documented");
         }
     }
+}
+
+const EVICTED: &str =
+    "evicted: the memory store is full and forgets events that may be delivered again";
+const NEARLY_FULL: &str = "nearly full: the memory store has taken four fifths of its capacity";
+
+async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
+    for id in ids {
+        let keys = [support::dedup_key(&id.to_string())];
+        let day = Receipt::new(Token::random(), Duration::from_secs(86_400));
+        assert_eq!(adapter.record(&keys, &day).await.unwrap(), [Recorded::First]);
+    }
+}
+
+#[test]
+fn evictions_of_a_full_memory_store_are_counted_and_logged_with_their_age() {
+    observed(async |log, snapshotter| {
+        let adapter = MemoryAdapter::with_capacity(3).at_capacity(AtCapacity::EvictOldest);
+        record(&adapter, 0..3).await;
+        adapter.advance(Duration::from_secs(100));
+        assert!(log.all(EVICTED).is_empty());
+        record(&adapter, 3..5).await;
+        let first = log.all(EVICTED);
+        assert_eq!(first.len(), 1, "a minute has not passed");
+        assert_eq!(
+            (&*first[0]["level"], &*first[0]["keys"], &*first[0]["age_s"]),
+            ("WARN", "1", "100")
+        );
+        adapter.advance(Duration::from_secs(61));
+        record(&adapter, 5..6).await;
+        let second = log.last(EVICTED);
+        assert_eq!((&*second["keys"], &*second["age_s"]), ("2", "161"));
+        let evicted = ("tower_dedup_evicted_total".to_owned(), Vec::new());
+        assert_eq!(measured(&snapshotter).get(&evicted), Some(&3.0));
+        // What has expired is not evicted; a set is counted key by key.
+        adapter.advance(Duration::from_secs(86_400));
+        record(&adapter, 6..9).await;
+        assert!(!measured(&snapshotter).get(&evicted).is_some_and(|count| *count > 0.0));
+        let mut set: Vec<_> = (20..22).map(|id| support::dedup_key(&id.to_string())).collect();
+        set.sort();
+        let day = Receipt::new(Token::random(), Duration::from_secs(86_400));
+        adapter.record(&set, &day).await.unwrap();
+        assert_eq!(measured(&snapshotter).get(&evicted), Some(&2.0));
+    });
+}
+
+#[test]
+fn a_memory_store_that_is_four_fifths_full_is_logged_once_an_hour() {
+    observed(async |log, _| {
+        for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
+            let adapter = MemoryAdapter::with_capacity(10).at_capacity(at_capacity);
+            let before = log.all(NEARLY_FULL).len();
+            record(&adapter, 0..8).await;
+            assert_eq!(log.all(NEARLY_FULL).len(), before);
+            record(&adapter, 8..10).await;
+            assert_eq!(log.all(NEARLY_FULL).len(), before + 1);
+            let empty = async || {
+                for id in 0..10 {
+                    adapter.forget(&support::dedup_key(&id.to_string())).await.unwrap();
+                }
+            };
+            empty().await;
+            record(&adapter, 0..10).await;
+            assert_eq!(log.all(NEARLY_FULL).len(), before + 1);
+            empty().await;
+            adapter.advance(Duration::from_secs(3_601));
+            record(&adapter, 0..10).await;
+            assert_eq!(log.all(NEARLY_FULL).len(), before + 2);
+        }
+    });
+}
+
+/// A subscriber that asks the store: it may do so, for no lock is held.
+struct Asks(Arc<MemoryAdapter>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Asks {
+    fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        let counted = futures_util::FutureExt::now_or_never(self.0.count());
+        assert!(counted.unwrap().unwrap() > 0);
+    }
+}
+
+#[test]
+fn a_memory_store_logs_while_it_holds_no_lock() {
+    use tracing_subscriber::layer::SubscriberExt;
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
+        let adapter = Arc::new(adapter);
+        let subscriber = tracing_subscriber::registry().with(Asks(Arc::clone(&adapter)));
+        tracing::subscriber::with_default(subscriber, || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(record(&adapter, 0..4));
+        });
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(20)).expect("the subscriber waits for a lock");
 }

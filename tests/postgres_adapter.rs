@@ -100,9 +100,9 @@ async fn the_schema_sql_is_enough() {
     let adapter = place(PostgresAdapter::new(pool.clone()));
     let claimed = adapter.claim(&keys(0..3), &receipt()).await.unwrap();
     assert_eq!(claimed, [Claimed::first(1, false); 3]);
+    assert_eq!(adapter.count().await.unwrap(), 3);
     adapter.close().await;
     assert!(!pool.is_closed(), "the pool is its owner's");
-    assert_eq!(adapter.count().await.unwrap(), 3);
 }
 
 #[tokio::test]
@@ -339,7 +339,8 @@ async fn purging_goes_by_the_index() {
     // What the statement does with a value of its own that moves on would be a scan of the table.
     let plan: Vec<String> = sqlx::query_scalar(
         "EXPLAIN SELECT key FROM webhook_deliveries \
-         WHERE expires_at <= (SELECT clock_timestamp()) ORDER BY expires_at LIMIT 100",
+         WHERE expires_at >= to_timestamp('-Infinity'::float8 / 1000) \
+         AND expires_at <= (SELECT clock_timestamp()) ORDER BY expires_at LIMIT 100",
     )
     .fetch_all(&pool)
     .await

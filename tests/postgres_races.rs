@@ -587,6 +587,9 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     assert_eq!(adapter.forget(&b[0]).await.unwrap(), Forgotten::Removed);
     let brief = Receipt::new(Token::random(), Duration::ZERO);
     assert_eq!(adapter.record(&c, &brief).await.unwrap(), [Recorded::First]);
+    let aged = "UPDATE keys.webhook_deliveries SET expires_at = now() - interval '1 hour' \
+        WHERE id = 'c'";
+    sqlx::query(aged).execute(&admin).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap(), 1);
     assert!(adapter.get(&a[0]).await.unwrap().is_some());
     assert_eq!(adapter.count().await.unwrap(), 1);

@@ -17,7 +17,7 @@ use support::effects::{
 };
 use support::proxy::{Cut, Proxy};
 use support::{Body, Handler, by_header, dedup_key, request, send};
-use tower::{Layer, Service};
+use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
     Batching, Claimed, DedupAdapter, LeaseAdapter, Maintain, PostgresAdapter, Receipt, Recorded,
 };
@@ -34,8 +34,18 @@ fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
     adapter.statement_timeout(STATEMENT_TIMEOUT)
 }
 
-/// What is under test: a layer around a handler, over this adapter.
-type Build = fn(PostgresAdapter, &Database) -> (DedupHandle, Boxed);
+/// What is under test: a layer over this adapter, around a handler, which may be the given one.
+type Build = fn(PostgresAdapter, Boxed) -> (DedupHandle, Boxed);
+
+/// A handler that writes its effect over sound connections. They belong to the runtime of the test,
+/// because the runtime of a delivery ends before the test does.
+fn sound(database: &Database) -> Boxed {
+    let (runtime, handler) = (tokio::runtime::Handle::current(), apart(database));
+    Boxed::new(tower::service_fn(move |request| {
+        let run = runtime.spawn(handler.clone().oneshot(request));
+        async move { run.await.unwrap() }
+    }))
+}
 
 fn boxed<S, B>(service: S) -> Boxed
 where
@@ -49,15 +59,14 @@ where
     }))
 }
 
-fn lease(adapter: PostgresAdapter, database: &Database) -> (DedupHandle, Boxed) {
+fn lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    (layer.handle(), boxed(layer.layer(apart(database))))
+    (layer.handle(), boxed(layer.layer(handler)))
 }
 
 /// A handler that fails the first time, so that its key is released.
-fn failing_lease(adapter: PostgresAdapter, database: &Database) -> (DedupHandle, Boxed) {
+fn failing_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    let handler = apart(database);
     let handler = tower::service_fn(move |request: Request<Body>| {
         let mut handler = handler.clone();
         async move {
@@ -71,13 +80,13 @@ fn failing_lease(adapter: PostgresAdapter, database: &Database) -> (DedupHandle,
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-fn on_arrival(adapter: PostgresAdapter, database: &Database) -> (DedupHandle, Boxed) {
+fn on_arrival(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::on_arrival(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    (layer.handle(), boxed(layer.layer(apart(database))))
+    (layer.handle(), boxed(layer.layer(handler)))
 }
 
 /// A handler that does not wait for its statement for ever.
-fn in_a_transaction(adapter: PostgresAdapter, _: &Database) -> (DedupHandle, Boxed) {
+fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     let handler = tower::service_fn(async |request: Request<Body>| {
         match tokio::time::timeout(STORE_TIMEOUT, write(request)).await {
@@ -89,7 +98,7 @@ fn in_a_transaction(adapter: PostgresAdapter, _: &Database) -> (DedupHandle, Box
 }
 
 /// The same, but the handler fails after it has written the first time.
-fn rolled_back(adapter: PostgresAdapter, _: &Database) -> (DedupHandle, Boxed) {
+fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     let failed = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let handler = tower::service_fn(move |request: Request<Body>| {
@@ -122,10 +131,11 @@ async fn silenced(
     let options = proxy.options(database.options());
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let handler = sound(database);
     let (pool, handle, service) = {
         let _entered = runtime.enter();
         let pool = database.pool_with(CONNECTIONS, options);
-        let (handle, service) = build(adapter(&pool, batching), database);
+        let (handle, service) = build(adapter(&pool, batching), handler);
         (pool, handle, service)
     };
     let (messages, id, event) = (proxy.clone(), id.to_owned(), request(id));
@@ -190,7 +200,7 @@ async fn silent_at_every_message(batching: Batching, build: Build, at_least: usi
     // Some at a time: each has connections and threads of its own.
     let mut runs: Vec<_> = runs.collect();
     while !runs.is_empty() {
-        let some = runs.split_off(runs.len().saturating_sub(16));
+        let some = runs.split_off(runs.len().saturating_sub(12));
         join_all(some).await;
     }
     database.until_nothing_is_open().await;
@@ -233,7 +243,7 @@ async fn all_silent_under_load(build: Build) {
     let database = Database::fresh().await;
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(4, proxy.options(database.options()));
-    let (handle, service) = build(adapter(&pool, Batching::new()), &database);
+    let (handle, service) = build(adapter(&pool, Batching::new()), sound(&database));
     until_acknowledged(&service, WARM).await;
     let start = Instant::now();
     let deliveries: Vec<_> = (0..200)
@@ -282,7 +292,7 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
     for build in [lease as Build, on_arrival, in_a_transaction] {
         let proxy = Proxy::start(&database.options()).await;
         let pool = database.pool_with(10, proxy.options(database.options()));
-        let (_, service) = build(adapter(&pool, Batching::new()), &database);
+        let (_, service) = build(adapter(&pool, Batching::new()), sound(&database));
         let crowd = (0..20).map(|number| {
             let service = service.clone();
             async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
@@ -457,7 +467,7 @@ async fn a_locked_table_piles_up_no_sessions() {
     let pool = database.pool(2);
     let adapter = adapter(&pool, Batching::new());
     adapter.migrate().await.unwrap();
-    let (_, service) = lease(adapter, &database);
+    let (_, service) = lease(adapter, sound(&database));
     until_acknowledged(&service, WARM).await;
     let mut locked = database.effects.pool().begin().await.unwrap();
     let lock = sqlx::query("LOCK TABLE webhook_deliveries IN SHARE MODE");
@@ -483,7 +493,7 @@ async fn a_pool_with_a_parent_has_lanes() {
     let parent = database.pool(2);
     let pool = PgPoolOptions::new().max_connections(1).parent(parent);
     let pool = pool.connect_lazy_with(database.options());
-    let (_, service) = lease(adapter(&pool, Batching::new()), &database);
+    let (_, service) = lease(adapter(&pool, Batching::new()), sound(&database));
     until_acknowledged(&service, "a").await;
 }
 

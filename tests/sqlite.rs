@@ -355,9 +355,10 @@ async fn the_plans_are_index_searches() {
             "USING PRIMARY KEY (namespace=? AND id=?)",
         ),
         (
-            "EXPLAIN QUERY PLAN SELECT namespace, id FROM webhook_deliveries WHERE expires_at <= 1 \
-             AND (completed_at IS NOT NULL OR token IS NULL OR lease_until <= 1) LIMIT 1",
-            "INDEX webhook_deliveries_expires_at (expires_at<?)",
+            "EXPLAIN QUERY PLAN SELECT namespace, id FROM webhook_deliveries WHERE expires_at >= 0 \
+             AND expires_at <= 1 AND (completed_at IS NOT NULL OR token IS NULL \
+             OR lease_until <= 1) ORDER BY expires_at LIMIT 1",
+            "INDEX webhook_deliveries_expires_at (expires_at>? AND expires_at<?)",
         ),
     ] {
         let rows: Vec<(i64, i64, i64, String)> =

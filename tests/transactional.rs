@@ -226,6 +226,11 @@ async fn handle<D: Db>(
                 D::run(&mut dropped, insert().replace("')", ", dropped')")).await.unwrap();
                 drop(dropped);
             }
+            "expire" => {
+                // As after a retention that is shorter than the handler runs.
+                let sql = "UPDATE webhook_deliveries SET expires_at = first_seen_at";
+                D::run(&mut tx, sql.to_owned()).await.unwrap();
+            }
             "leak" => std::mem::forget(tx.begin().await.unwrap()),
             "wait" => {
                 let go = world.go.notified();
@@ -301,6 +306,8 @@ on_both!(
     a_raw_rollback_is_a_500_and_nothing_is_kept,
     a_raw_commit_never_leaves_a_complete_key,
     a_leaked_savepoint_is_a_500,
+    a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open,
+    a_completion_after_its_retention_is_remembered_for_another,
     a_transaction_that_is_kept_is_a_500_and_rolled_back,
     misuse_costs_no_connection,
     concurrent_twins_run_once,
@@ -424,6 +431,35 @@ async fn a_leaked_savepoint_is_a_500<D: Db>() {
     assert!(db.effects().await.is_empty());
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
     assert_eq!(db.effects().await, ["a"]);
+}
+
+async fn a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = transactional::<D>(db.adapter(), &world);
+    for script in ["leak insert 500", "leak leak insert 500", "savepoints leak 400"] {
+        for _ in 0..CONNECTIONS {
+            assert_ne!(send(&app, "a", script).await.status(), 200);
+        }
+        // Another process writes at once.
+        let other = transactional::<D>(db.other_adapter().await, &World::default());
+        assert_eq!(send(&other, script, "insert").await.status(), 200);
+    }
+    let mut effects = db.effects().await;
+    effects.sort();
+    assert_eq!(effects, ["leak insert 500", "leak leak insert 500", "savepoints leak 400"]);
+    assert_eq!(send(&app, "a", "insert").await.status(), 200);
+}
+
+async fn a_completion_after_its_retention_is_remembered_for_another<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = transactional::<D>(db.adapter(), &world);
+    assert_eq!(send(&app, "a", "insert expire").await.status(), 200);
+    let again = send(&app, "a", "insert").await;
+    assert_eq!((again.status().as_u16(), result(&again)), (200, Some("duplicate")));
+    let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
+    let remembered = entry.expires_at.duration_since(entry.first_seen_at).unwrap();
+    assert!(remembered > Duration::from_secs(86_400), "{remembered:?}");
+    assert_eq!((db.effects().await.len(), world.runs()), (1, 1));
 }
 
 /// Trap 22: somebody holds on to the transaction when the handler has answered.

@@ -133,10 +133,25 @@ pub trait LeaseAdapter: DedupAdapter {
     ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send;
 }
 
+/// How long an expired key stays in the store before [`Maintain::purge`] deletes it: one hour.
+///
+/// The store's clock says whether a key has expired, and may be wrong for a while. Once it is right
+/// again, so is its judgement of every row that is still there. A clock that is ahead by less than an
+/// hour makes no purge delete a key before its retention has ended.
+pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
+
 /// What an operator and the purger do with a store.
 pub trait Maintain: Send + Sync + 'static {
-    /// Deletes at most `limit` expired keys and answers how many it deleted. A live lease is never
-    /// among them.
+    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier, and returns how many
+    /// it deleted. Fewer than `limit` means that there are no more. A live lease is never among them,
+    /// nor is one that lapsed less than `PURGE_GRACE` ago.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the store answers; nothing is lost, and the next call goes on. The SQL adapters
+    /// refuse ([`ErrorKind::Refused`](crate::ErrorKind::Refused)) while the store's clock is ahead by
+    /// more than `PURGE_GRACE` of where it was at the last purge in this process plus the time that
+    /// has passed since. They accept a clock that has stayed there for `PURGE_GRACE`.
     fn purge(&self, limit: u32) -> impl Future<Output = Result<u64, Error>> + Send;
 
     /// Deletes one key, so that its event can be delivered again; refused under a live lease.
@@ -148,7 +163,11 @@ pub trait Maintain: Send + Sync + 'static {
     /// How many keys are stored, expired ones that are not purged yet included.
     fn count(&self) -> impl Future<Output = Result<u64, Error>> + Send;
 
-    /// Closes connections, after everything that is under way. Later calls fail.
+    /// Closes connections, after everything that is under way.
+    ///
+    /// Every later call fails with [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and
+    /// opens no connection. That holds for this handle and its clones, also where the connections
+    /// are those of a pool of yours, which stays open.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
 

@@ -6,7 +6,8 @@
 //!    answers as it did the first time, so an answer that got lost can be asked for again.
 //! 3. All times are the store's: deadlines are computed there, after any wait for a lock or a
 //!    connection. A key is expired when `expires_at <= now`.
-//! 4. A live lease is never expired, evicted or purged.
+//! 4. A live lease is never expired, evicted or purged. A purge deletes a key [`PURGE_GRACE`] after it
+//!    has expired, and not before.
 //! 5. A completion is recorded whatever became of the lease; renew and release need the token that
 //!    holds it.
 //! 6. A store that cannot answer says so with an [`Error`]. It never guesses.
@@ -57,7 +58,7 @@ pub use batch::Batching;
 pub(crate) use contract::Payloads;
 pub use contract::{
     Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
-    Receipt, Recorded, Released, Renewed, Seen, Token,
+    PURGE_GRACE, Receipt, Recorded, Released, Renewed, Seen, Token,
 };
 pub use dynamic::DynAdapter;
 pub use kept::{Kept, Recall, StoredResponse, Wanted};

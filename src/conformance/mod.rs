@@ -30,6 +30,10 @@
 //!     async fn advance(&self, by: Duration) {
 //!         self.0.advance(by);
 //!     }
+//!
+//!     async fn set_back(&self, by: Duration) {
+//!         self.0.set_back(by);
+//!     }
 //! }
 //!
 //! mod memory {
@@ -75,6 +79,9 @@ pub trait Store: Sized + Send + Sync + 'static {
     /// stored. Sleep only if there is no other way.
     fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send;
 
+    /// Sets the store's clock back by this much, or moves the times that it has stored forward.
+    fn set_back(&self, by: Duration) -> impl Future<Output = ()> + Send;
+
     /// What another process needs to [`attach`](Self::attach); `None` for a store of one process.
     fn address(&self) -> Option<String> {
         None
@@ -114,6 +121,7 @@ macro_rules! recall_conformance_suite {
             a_late_completion_keeps_what_it_carries,
             responses_are_recalled_only_if_wanted,
             what_is_kept_ends_with_its_retention,
+            recall_beside_completions_is_whole,
             hostile_responses_come_back_as_they_were,
         }
     };
@@ -152,9 +160,15 @@ macro_rules! conformance_suite {
             workers_race_for_records,
             workers_race_for_a_lapsed_lease,
             overlapping_sets_do_not_deadlock,
+            calls_of_all_kinds_at_once_keep_to_their_keys,
             dropped_calls_can_be_undone,
-            purge_deletes_what_has_expired_and_nothing_else,
+            dropped_records_can_be_undone,
+            dropped_completions_can_be_repeated,
+            a_clock_that_goes_back_grants_nothing_twice,
+            purge_deletes_what_expired_an_hour_ago_and_nothing_else,
+            purge_goes_on_after_a_dropped_call,
             purge_runs_beside_claims,
+            calls_after_close_fail,
             forget_get_and_count,
         }
 

@@ -5,15 +5,16 @@ use std::time::{Duration, SystemTime};
 
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Claimed, Entry, EntryState, Kept, LeaseAdapter, Maintain, Recall, Receipt, Recorded, Token,
-    Wanted,
+    Claimed, Entry, EntryState, Kept, LeaseAdapter, Maintain, PURGE_GRACE, Recall, Receipt,
+    Recorded, Token, Wanted,
 };
 
 use super::call::{Call, FOR_EVER, Terms};
 use super::contract::{Answer, State};
 
-/// Far longer than a schedule runs: whatever lies between two steps is the same to the model.
-pub(crate) const STEP: Duration = Duration::from_secs(1_000);
+/// Far longer than a schedule runs: whatever lies between two steps is the same to the model. As long
+/// as an expired key stays before it is purged.
+pub(crate) const STEP: Duration = PURGE_GRACE;
 
 /// What a call is told.
 #[derive(Debug)]

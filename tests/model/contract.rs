@@ -45,6 +45,13 @@ impl Row {
         self.expires_at <= now && !self.is_leased(now)
     }
 
+    /// Expired a step ago, and a lease that has outlived it lapsed as long ago.
+    pub(crate) fn is_purged(&self, now: u32) -> bool {
+        let is_past = |at: u32| at.saturating_add(1) <= now;
+        is_past(self.expires_at)
+            && (self.complete || self.token.is_none() || is_past(self.lease_until))
+    }
+
     fn is_claim_of(&self, terms: Terms) -> bool {
         !self.complete && self.token == Some(terms.token)
     }

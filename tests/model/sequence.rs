@@ -75,15 +75,15 @@ impl Model {
 
     fn purged(&mut self, limit: u32, purged: u64) -> Result<(), String> {
         let now = self.now;
-        let expired = |row: &Option<Row>| row.as_ref().is_some_and(|row| row.is_expired(now));
-        let most = self.keys.iter().filter(|rows| rows.iter().any(expired)).count() as u64;
+        let goes = |row: &Option<Row>| row.as_ref().is_some_and(|row| row.is_purged(now));
+        let most = self.keys.iter().filter(|rows| rows.iter().any(goes)).count() as u64;
         if purged > most.min(limit.into()) {
-            return Err(format!("{purged} were purged, but at most {most} have expired"));
+            return Err(format!("{purged} were purged, but at most {most} expired a step ago"));
         }
         // Fewer than it might have: there are no more.
         if purged < limit.into() {
             for rows in &mut self.keys {
-                rows.retain(|row| !expired(row));
+                rows.retain(|row| !goes(row));
             }
         }
         Ok(())

@@ -66,6 +66,11 @@ pub(in crate::adapter) trait Ask: Send + 'static {
 
 /// Takes batches to the store.
 pub(in crate::adapter) trait Carry<A: Ask>: Send + Sync + 'static {
+    /// Whether a caller that finds no lane open sends its call in its own task. Not where others than
+    /// the callers of this batcher wait for a turn: a caller may leave its future unpolled, with the
+    /// turn in it.
+    const LEADS: bool = true;
+
     /// What a lane waits for before it gathers a batch, so that nothing is on its way while it
     /// cannot be sent.
     type Turn: Send;
@@ -198,7 +203,7 @@ impl<A: Ask> Batcher<A> {
             }
             let State { queues, rows: all } = &mut *state;
             let queue = queues.entry(place).or_default();
-            if queue.lanes == 0 {
+            if queue.lanes == 0 && C::LEADS {
                 let (slot, wire) = (Slot::new(), ask.keys().to_vec());
                 queue.lanes = 1;
                 queue.led = Some(Arc::clone(&slot));
@@ -210,7 +215,8 @@ impl<A: Ask> Batcher<A> {
             queue.rows += rows;
             queue.waiting.push_back(Waiting { ask, reply });
             let enough = WORTH_A_LANE.min(self.0.most_rows);
-            let opens = queue.opens(self.0.lanes, if queue.late == 0 { enough } else { 1 });
+            let is_urgent = queue.lanes == 0 || queue.late > 0;
+            let opens = queue.opens(self.0.lanes, if is_urgent { 1 } else { enough });
             (opens, queue.led.take())
         };
         if let Some(led) = led {

@@ -3,7 +3,8 @@
 //! 1. Nothing survives a restart, and no other process sees it: behind a load balancer with two
 //!    replicas every event can run twice.
 //! 2. It is bounded. At capacity a new key is refused with a typed error (the layer answers 503),
-//!    unless evicting the oldest finished key was chosen.
+//!    unless evicting the oldest finished key was chosen. A warning is logged when it becomes fuller
+//!    than four fifths; evicted keys are counted, and logged with their age.
 //! 3. A live lease is never evicted, purged or expired.
 //! 4. The keys of one call are claimed in one step.
 //!
@@ -39,6 +40,7 @@ mod fingerprint;
 mod index;
 mod lock;
 mod order;
+mod pressure;
 #[cfg(test)]
 mod races;
 mod row;

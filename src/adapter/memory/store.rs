@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::contract::{
@@ -12,7 +13,7 @@ use super::super::kept::{Kept, Recall, Wanted};
 use super::fingerprint::Keyed;
 use super::shard::Shard;
 use super::table::Table;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 const DEFAULT_CAPACITY: usize = 1_000_000;
@@ -40,18 +41,21 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 /// ```
 pub struct MemoryAdapter {
     table: Table<Mutex<Shard>>,
+    closed: AtomicBool,
 }
 
 /// What a [`MemoryAdapter`] does with a new key when it is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum AtCapacity {
-    /// Refuses it with [`ErrorKind::Full`](crate::ErrorKind::Full); the layer answers 503 and the
-    /// sender comes again.
+    /// Refuses it with [`ErrorKind::Full`]; the layer answers 503 and the
+    /// sender comes again. Duplicates are told apart as ever; every *new* event is refused until keys
+    /// expire.
     #[default]
     Refuse,
     /// Forgets the key of the new one's shard that is nearest to its expiry and not in flight. Its
-    /// event would run again.
+    /// event would run again, so each is counted (`tower_dedup_evicted_total`), and a warning is
+    /// logged, once a minute at most.
     EvictOldest,
 }
 
@@ -68,7 +72,7 @@ impl MemoryAdapter {
     /// capacity: the first refusal may come a few per cent early.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { table: Table::new(capacity, Keyed::random()) }
+        Self { table: Table::new(capacity, Keyed::random()), closed: AtomicBool::new(false) }
     }
 
     /// What to do with a new key when the adapter is full: by default, refuse it.
@@ -82,6 +86,19 @@ impl MemoryAdapter {
     /// For tests.
     pub fn advance(&self, by: Duration) {
         self.table.clock.advance(by);
+    }
+
+    /// Sets this adapter's clock back, by a year in all at most: leases and retentions last longer.
+    /// For tests of what a store's clock may do.
+    pub fn set_back(&self, by: Duration) {
+        self.table.clock.set_back(by);
+    }
+
+    fn table(&self) -> Result<&Table<Mutex<Shard>>, Error> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+        }
+        Ok(&self.table)
     }
 }
 
@@ -103,21 +120,21 @@ impl fmt::Debug for MemoryAdapter {
 
 impl DedupAdapter for MemoryAdapter {
     async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.table.record(keys, receipt)
+        self.table()?.record(keys, receipt)
     }
 
     async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.table.unrecord(keys, receipt)
+        self.table()?.unrecord(keys, receipt)
     }
 }
 
 impl LeaseAdapter for MemoryAdapter {
     async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.table.claim(keys, receipt)
+        self.table()?.claim(keys, receipt)
     }
 
     async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        self.table.renew(keys, receipt)
+        self.table()?.renew(keys, receipt)
     }
 
     async fn complete(
@@ -125,45 +142,47 @@ impl LeaseAdapter for MemoryAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<Completed>, Error> {
-        self.table.complete(keys, receipt)
+        self.table()?.complete(keys, receipt)
     }
 
     async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.table.release(keys, receipt)
+        self.table()?.release(keys, receipt)
     }
 }
 
 impl Recall for MemoryAdapter {
     async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
-        Ok(self.table.recall(keys, wanted))
+        Ok(self.table()?.recall(keys, wanted))
     }
 }
 
 impl Maintain for MemoryAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        Ok(self.table.purge(limit).into())
+        Ok(self.table()?.purge(limit).into())
     }
 
     async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        Ok(self.table.forget(key))
+        Ok(self.table()?.forget(key))
     }
 
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        Ok(self.table.get(key))
+        Ok(self.table()?.get(key))
     }
 
     async fn count(&self) -> Result<u64, Error> {
-        Ok(self.table.count())
+        Ok(self.table()?.count())
     }
 
-    async fn close(&self) {}
+    /// The keys stay where they are.
+    async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapter::Token;
-    use crate::error::ErrorKind;
+    use crate::adapter::{PURGE_GRACE, Token};
 
     fn key(id: usize) -> [DedupKey; 1] {
         [DedupKey::new("n", &id.to_string()).unwrap()]
@@ -234,20 +253,20 @@ mod tests {
             adapter.advance(Duration::from_millis(1));
         }
         assert_eq!(adapter.table.used(), [(1, 1, 1)]);
-        adapter.advance(Duration::from_secs(100));
+        adapter.advance(Duration::from_secs(100) + PURGE_GRACE);
         assert_eq!(adapter.purge(10).await.unwrap(), 1);
     }
 
     #[tokio::test]
-    async fn a_lease_that_outlives_its_retention_is_purged_once_it_lapses() {
+    async fn a_lease_that_outlives_its_retention_is_purged_an_hour_after_it_lapsed() {
         let adapter = MemoryAdapter::new();
-        let brief = Receipt::new(Token::random(), Duration::from_secs(1))
-            .with_lease(Duration::from_secs(10));
+        let brief =
+            Receipt::new(Token::random(), Duration::from_secs(1)).with_lease(2 * PURGE_GRACE);
         adapter.claim(&key(0), &brief).await.unwrap();
-        adapter.advance(Duration::from_secs(5));
+        adapter.advance(PURGE_GRACE + Duration::from_secs(5));
         assert_eq!(adapter.purge(10).await.unwrap(), 0);
         adapter.renew(&key(0), &brief).await.unwrap();
-        adapter.advance(Duration::from_secs(6));
+        adapter.advance(3 * PURGE_GRACE - Duration::from_secs(5));
         assert_eq!(adapter.purge(10).await.unwrap(), 0);
         adapter.advance(Duration::from_secs(6));
         assert_eq!(adapter.purge(10).await.unwrap(), 1);

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::contract::{
-    Claimed, Completed, Entry, EntryState, Forgotten, Receipt, Recorded, Released, Renewed,
+    Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Receipt, Recorded, Released,
+    Renewed,
 };
 use super::super::kept::{Kept, Wanted};
 use super::clock::{Clock, ms};
 use super::fingerprint::{Caller, Fingerprint, Keyed};
 use super::lock::Lock;
 use super::order::Slot;
+use super::pressure::{Gauge, Pressure};
 use super::row::{Row, Standing, expiry};
 use super::shard::{MOST_SHARD_KEYS, SHARD_KEYS, Shard};
 use super::store::AtCapacity;
@@ -30,6 +32,7 @@ pub(super) struct Table<L> {
     pub(super) shard_capacity: usize,
     pub(super) at_capacity: AtCapacity,
     pub(super) clock: Clock,
+    gauge: Gauge,
     keyed: Keyed,
     /// Where the next purge begins, so that small ones get around.
     purge_at: AtomicUsize,
@@ -82,6 +85,7 @@ impl<L: Lock> Table<L> {
             shard_capacity: capacity.div_ceil(shards),
             at_capacity: AtCapacity::default(),
             clock: Clock::new(),
+            gauge: Gauge::default(),
             keyed,
             purge_at: AtomicUsize::new(0),
         }
@@ -250,6 +254,7 @@ impl<L: Lock> Table<L> {
     pub(super) fn purge(&self, limit: u32) -> u32 {
         let shards = self.shards.len();
         let start = self.purge_at.fetch_add(1, Ordering::Relaxed);
+        let until = self.clock.now().saturating_sub(ms(PURGE_GRACE));
         let mut purged = 0;
         for place in 0..shards {
             loop {
@@ -258,7 +263,7 @@ impl<L: Lock> Table<L> {
                     return purged;
                 }
                 let mut shard = self.shards[start.wrapping_add(place) % shards].lock();
-                let cleared = shard.purge(turn, self.clock.now());
+                let cleared = shard.purge(turn, until);
                 purged += cleared;
                 if cleared < turn {
                     break;
@@ -289,13 +294,20 @@ impl<L: Lock> Table<L> {
             let mut shard = self.lock(fingerprint);
             let now = self.clock.now();
             let slot = shard.find(fingerprint);
+            let mut pressure = Pressure::default();
             if slot.is_none() && absent == Absent::Added {
                 shard.purge(CLEARED_PER_INSERT, now);
                 let evicted = self.evicted(&shard, 1, &[], now)?;
-                evicted.iter().for_each(|slot| shard.remove(*slot));
+                pressure.evict(&mut shard, &evicted, now);
+                pressure.fill(shard.len(), 1, self.shard_capacity);
             }
-            let shard = &mut shard;
-            return Ok(vec![step(&mut Step { shard, key, fingerprint, slot, caller, now })]);
+            let answer = {
+                let shard = &mut *shard;
+                step(&mut Step { shard, key, fingerprint, slot, caller, now })
+            };
+            drop(shard);
+            self.gauge.note(&pressure, now);
+            return Ok(vec![answer]);
         }
         let of_key: Vec<(usize, Fingerprint)> = keys
             .iter()
@@ -312,15 +324,17 @@ impl<L: Lock> Table<L> {
         let mut locked: Vec<_> =
             of_shard.iter().map(|of_shard| self.shards[of_shard[0].0].lock()).collect();
         let now = self.clock.now();
+        let mut pressure = Pressure::default();
         if absent == Absent::Added {
-            let mut evicted = Vec::with_capacity(locked.len());
+            let mut room = Vec::with_capacity(locked.len());
             for (shard, of_shard) in locked.iter_mut().zip(&of_shard) {
                 let wanted: Vec<Fingerprint> =
                     of_shard.iter().map(|(_, fingerprint)| *fingerprint).collect();
-                evicted.push(self.room(shard, &wanted, now)?);
+                room.push(self.room(shard, &wanted, now)?);
             }
-            for (shard, evicted) in locked.iter_mut().zip(evicted) {
-                evicted.iter().for_each(|slot| shard.remove(*slot));
+            for (shard, (added, evicted)) in locked.iter_mut().zip(room) {
+                pressure.evict(shard, &evicted, now);
+                pressure.fill(shard.len(), added, self.shard_capacity);
             }
         }
         let steps = keys.iter().zip(of_key).map(|(key, (shard, fingerprint))| {
@@ -329,22 +343,31 @@ impl<L: Lock> Table<L> {
             let slot = shard.find(fingerprint);
             step(&mut Step { shard, key, fingerprint, slot, caller, now })
         });
-        Ok(steps.collect())
+        let answers = steps.collect();
+        drop(locked);
+        self.gauge.note(&pressure, now);
+        Ok(answers)
     }
 
-    /// What has to be evicted for those of these keys to have room that are not there yet.
-    fn room(&self, shard: &mut Shard, keys: &[Fingerprint], now: u64) -> Result<List<Slot>, Error> {
+    /// How many of these keys are not there yet, and what has to be evicted for them to have room.
+    fn room(
+        &self,
+        shard: &mut Shard,
+        keys: &[Fingerprint],
+        now: u64,
+    ) -> Result<(usize, List<Slot>), Error> {
         let is_absent = |shard: &Shard, key: &Fingerprint| shard.find(*key).is_none();
         let absent = keys.iter().filter(|key| is_absent(shard, key)).count();
         if absent == 0 {
-            return Ok(List::default());
+            return Ok((0, List::default()));
         }
         let absent = u32::try_from(absent).unwrap_or(u32::MAX);
         shard.purge(absent.saturating_mul(CLEARED_PER_INSERT), now);
         // Some of those that were there may just have been purged.
         let mut present: Vec<Slot> = keys.iter().filter_map(|key| shard.find(*key)).collect();
         present.sort_unstable();
-        self.evicted(shard, keys.len() - present.len(), &present, now)
+        let added = keys.len() - present.len();
+        Ok((added, self.evicted(shard, added, &present, now)?))
     }
 
     /// What has to be evicted, but for some sorted slots, for so many keys to have room.

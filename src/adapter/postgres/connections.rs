@@ -55,6 +55,7 @@ pub(super) struct Connections {
     /// How many connections a runtime keeps for its lanes.
     lanes: usize,
     beside: Mutex<Beside>,
+    closed: AtomicBool,
     /// Whether statements that have waited too long are being cancelled.
     cancels: Arc<AtomicBool>,
 }
@@ -63,7 +64,6 @@ pub(super) struct Connections {
 struct Beside {
     opener: Option<Opener>,
     idle: HashMap<Id, Vec<Idle>>,
-    closed: bool,
 }
 
 /// Opens connections as the pool does, with its `after_connect`, and keeps none.
@@ -81,7 +81,13 @@ struct Idle {
 
 impl Connections {
     pub(super) fn new(pool: PgPool, lanes: usize) -> Self {
-        Self { pool, lanes, beside: Mutex::default(), cancels: Arc::default() }
+        Self {
+            pool,
+            lanes,
+            beside: Mutex::default(),
+            closed: AtomicBool::new(false),
+            cancels: Arc::default(),
+        }
     }
 
     pub(super) async fn get(&self, source: Source) -> Result<Session<'_>, sqlx::Error> {
@@ -94,7 +100,7 @@ impl Connections {
     /// A connection of the pool. The pool tests an idle one, without a bound but that of the whole
     /// call, so a test that takes too long is dropped, which closes the connection.
     pub(super) async fn pooled(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
-        if self.lock().closed {
+        if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
         if self.pool.num_idle() > 0 {
@@ -127,7 +133,7 @@ impl Connections {
         let options = self.pool.connect_options();
         let (found, outdated) = {
             let mut beside = self.lock();
-            if beside.closed {
+            if self.is_closed() {
                 return Err(sqlx::Error::PoolClosed);
             }
             let current = beside.opener.as_ref().is_some_and(|opener| opener.is_of(&options));
@@ -148,7 +154,7 @@ impl Connections {
     fn opener(&self) -> Result<Opener, sqlx::Error> {
         let options = self.pool.connect_options();
         let mut beside = self.lock();
-        if beside.closed {
+        if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
         if let Some(opener) = beside.opener.as_ref().filter(|opener| opener.is_of(&options)) {
@@ -210,7 +216,7 @@ impl Connections {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.lock().closed || self.pool.is_closed()
+        self.closed.load(Ordering::Acquire) || self.pool.is_closed()
     }
 
     /// Terminates the session whose open transaction holds this advisory lock, unless it commits.
@@ -264,7 +270,7 @@ impl Connections {
             let mine = beside.idle.entry(here()).or_default();
             let idle = Idle { connection, opened, since: Instant::now() };
             mine.push(idle);
-            if beside.closed || is_old(opened) || beside.idle[&here()].len() > self.lanes {
+            if self.is_closed() || is_old(opened) || beside.idle[&here()].len() > self.lanes {
                 dropped.extend(beside.idle.get_mut(&here()).and_then(Vec::pop));
             }
         }
@@ -274,7 +280,7 @@ impl Connections {
     pub(super) async fn close(&self) {
         let (idle, opener) = {
             let mut beside = self.lock();
-            beside.closed = true;
+            self.closed.store(true, Ordering::Release);
             (std::mem::take(&mut beside.idle), beside.opener.take())
         };
         for Idle { connection, .. } in idle.into_values().flatten() {

@@ -69,10 +69,21 @@ impl Statements {
     /// Completes keys in the transaction that claimed them, in one message with what comes before. A
     /// row that is written under a savepoint bears that one's number: there may be one that the
     /// handler has leaked.
-    pub(super) fn commit(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
+    ///
+    /// A completion is never expired at birth: a handler may run for longer than `retention`, in
+    /// milliseconds, which was counted from the claim.
+    pub(super) fn commit(
+        &self,
+        begun: &Begun,
+        keys: &[Uuid],
+        token: Uuid,
+        retention: i64,
+    ) -> String {
         let (table, end, keys) = (&self.table, self.end(begun), uuids(keys));
         format!(
-            "{end}; {TAG}UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL \
+            "{end}; {TAG}UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL, \
+             expires_at = CASE WHEN t.expires_at <= {NOW} \
+             THEN {NOW} + {retention} * interval '1 millisecond' ELSE t.expires_at END \
              WHERE t.key = ANY ({keys}) AND t.token = '{token}' AND t.completed_at IS NULL \
              AND pg_current_xact_id_if_assigned()::text = '{}' \
              RETURNING t.xmin = pg_current_xact_id()::xid AS top",
@@ -93,7 +104,7 @@ mod tests {
             let begun = Begun { xid: 7, role: role.to_owned() };
             for message in [
                 statements.give_back(&begun, &[Uuid([1; 16])], Uuid([2; 16])),
-                statements.commit(&begun, &[Uuid([1; 16])], Uuid([2; 16])),
+                statements.commit(&begun, &[Uuid([1; 16])], Uuid([2; 16]), 1),
             ] {
                 assert!(message.split("; ").all(|text| text.starts_with(TAG)), "{message}");
             }

@@ -38,6 +38,7 @@
 mod change;
 mod connections;
 mod ending;
+mod maintain;
 mod patience;
 mod plans;
 mod rows;

@@ -237,7 +237,7 @@ impl<'k> Columns<'k> {
 }
 
 /// The longest time that `timestamptz` is asked to add, ten thousand years.
-const MOST_MS: i64 = 10_000 * 365 * 86_400_000;
+pub(super) const MOST_MS: i64 = 10_000 * 365 * 86_400_000;
 
 /// What a statement is asked.
 #[derive(Clone, Copy)]
@@ -251,7 +251,8 @@ pub(super) enum Params<'k> {
     Mixed(&'k Columns<'k>, &'static str, &'k Columns<'k>, &'k KeptColumns),
     Read(&'k [Uuid]),
     Locks(&'k [i64]),
-    Limit(i64),
+    /// How many keys, and from which expiry on, in milliseconds.
+    Purge(i64, f64),
 }
 
 impl<'k> Params<'k> {
@@ -282,7 +283,7 @@ impl<'k> Params<'k> {
             }
             Self::Read(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
-            Self::Limit(limit) => query.bind(limit),
+            Self::Purge(limit, from_ms) => query.bind(limit).bind(from_ms),
         }
     }
 }

@@ -31,6 +31,7 @@
 use std::sync::Arc;
 
 use super::super::kept::Wanted;
+use super::super::sql::grace_ms;
 use super::schema::{Durability, Place};
 
 /// What every statement begins with: `pg_stat_activity` and the server's log show whose it is.
@@ -58,6 +59,9 @@ pub(super) struct Statements {
     /// Claims and completions.
     pub(super) mixed: Arc<str>,
     pub(super) release: Arc<str>,
+    /// The server's clock, in milliseconds since the Unix epoch.
+    pub(super) clock: Arc<str>,
+    /// Of those that expired at `$2` milliseconds or later, the first `$1`.
     pub(super) purge: Arc<str>,
     pub(super) forget: Arc<str>,
     pub(super) count: Arc<str>,
@@ -201,6 +205,11 @@ fn set_back(rows: &str) -> String {
 
 pub(super) const NOW: &str = "clock_timestamp()";
 
+/// A time in milliseconds since the Unix epoch, rounded down.
+fn unix_ms(time: &str) -> String {
+    format!("floor(extract(epoch FROM {time}) * 1000)::int8")
+}
+
 /// What an insertion does about a row that is there.
 const NEW: &str = "NOTHING RETURNING t.key";
 
@@ -330,6 +339,7 @@ impl Statements {
             "UPDATE SET {complete_set} WHERE t.completed_at IS NULL OR t.expires_at <= {NOW} \
              {COMPLETED}"
         );
+        let grace = format!("{} * interval '1 millisecond'", grace_ms());
         Self {
             version: tagged(format!(
                 "SELECT coalesce(max(version), 0) FROM {}",
@@ -399,13 +409,16 @@ impl Statements {
             )),
             // The clock in a subquery is read once, so that the index is used; what somebody else
             // is purging is passed over.
+            clock: tagged(format!("SELECT {}", unix_ms(NOW))),
             purge: tagged(format!(
                 "WITH expired AS MATERIALIZED (SELECT key FROM {table} \
-                 WHERE expires_at <= (SELECT {NOW}) AND (completed_at IS NOT NULL \
-                 OR token IS NULL OR lease_until <= {NOW}) \
+                 WHERE expires_at >= to_timestamp($2::float8 / 1000) \
+                 AND expires_at <= (SELECT {NOW} - {grace}) AND (completed_at IS NOT NULL \
+                 OR token IS NULL OR lease_until <= {NOW} - {grace}) \
                  ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED), \
                  purged AS (DELETE FROM {table} AS t USING expired AS e WHERE t.key = e.key \
-                 RETURNING 1) SELECT count(*) FROM purged"
+                 RETURNING t.expires_at) SELECT count(*), {} FROM purged",
+                unix_ms("max(expires_at)")
             )),
             forget: tagged(format!(
                 "{sync}, {} DELETE FROM {table} AS t USING locked AS l WHERE t.key = l.key \

@@ -12,18 +12,15 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
 use super::super::batch::{Batcher, Batching};
 use super::super::contract::{
-    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
-    Released, Renewed,
+    Claimed, Completed, DedupAdapter, LeaseAdapter, Receipt, Recorded, Released, Renewed,
 };
-use super::super::kept::{Kept, Recall, Wanted};
-use super::super::sql::{Answer, Call, Database, Identifier, KeptRow, Kind, Stored};
-use super::change::ROUNDS;
+use super::super::sql::{Answer, Call, Database, Identifier, Kind, Purging, Stored};
 use super::connections::{Connections, Source, is_timed_out};
 use super::patience::LockWait;
 use super::plans::Plans;
 use super::rows::{
-    Params, Places, advisory_lock, is_broken, is_conflict, is_read_only, is_without_table, kept,
-    number, row_keys, store_error, stored,
+    Params, Places, is_broken, is_conflict, is_read_only, is_without_table, number, row_keys,
+    store_error, stored,
 };
 use super::schema::{Durability, Place, VERSION, create_sql, migration};
 use super::statements::{Statements, tagged};
@@ -35,7 +32,7 @@ use crate::key::DedupKey;
 const CONNECTIONS: u32 = 10;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// For how long a statement may run that reads or changes the whole table.
-const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
+pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 /// How often a statement is repeated that was in another's way, or whose connection was gone.
 const REPEATS: usize = 6;
 
@@ -46,7 +43,7 @@ const REPEATS: usize = 6;
 pub struct PostgresAdapter(Arc<Inner>);
 
 pub(super) struct Inner {
-    options: Options,
+    pub(super) options: Options,
     pub(super) connections: Connections,
     find: Arc<str>,
     /// With the schema, once the table was found: a `search_path` that changes later names no other
@@ -56,17 +53,18 @@ pub(super) struct Inner {
     pub(super) plans: Plans,
     pub(super) storm: Storm,
     pub(super) lock_wait: LockWait,
+    pub(super) purging: Purging,
     migrated: AtomicBool,
 }
 
 #[derive(Clone)]
-struct Options {
+pub(super) struct Options {
     place: Place,
     claims: Durability,
     batching: Batching,
     statement_timeout: Duration,
     /// Whether the pool is the user's.
-    foreign: bool,
+    pub(super) foreign: bool,
 }
 
 impl Options {
@@ -209,6 +207,7 @@ impl PostgresAdapter {
             plans: Plans::default(),
             storm: Storm::default(),
             lock_wait: LockWait::default(),
+            purging: Purging::default(),
             migrated: AtomicBool::new(false),
         }))
     }
@@ -252,10 +251,18 @@ impl Inner {
 
     /// The statements, which name the table with its schema.
     pub(super) async fn ready(&self) -> Result<Arc<Statements>, Error> {
+        self.check_open()?;
         if !self.migrated.load(Ordering::Acquire) {
             self.migrate().await?;
         }
         Ok(self.statements())
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.connections.is_closed() {
+            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+        }
+        Ok(())
     }
 
     /// Those that were last made.
@@ -292,6 +299,7 @@ impl Inner {
         &self,
         connection: &mut PgConnection,
     ) -> Result<Arc<Statements>, Error> {
+        self.check_open()?;
         if self.migrated.load(Ordering::Acquire) {
             return Ok(self.statements());
         }
@@ -389,7 +397,7 @@ impl Inner {
     /// may be refused because the server is at work on the one before, whose reply is lost: the
     /// outcome is unknown then. A statement that has used up its bound is not repeated, because its
     /// caller has given up.
-    async fn fetch_within(
+    pub(super) async fn fetch_within(
         &self,
         bound: Duration,
         source: Source,
@@ -468,22 +476,6 @@ impl Inner {
         }
         Ok(found)
     }
-
-    async fn number(
-        &self,
-        context: &'static str,
-        bound: Duration,
-        sql: &Arc<str>,
-        params: Params<'_>,
-    ) -> Result<u64, Error> {
-        let fault = |error| store_error(context, error);
-        let unheard = AtomicBool::default();
-        let rows = self.fetch_within(bound, Source::Pool, sql, params, &unheard);
-        let rows = rows.await.map_err(fault)?;
-        let number: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
-        u64::try_from(number)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))
-    }
 }
 
 /// Where the table is, or is to be.
@@ -536,110 +528,5 @@ impl LeaseAdapter for PostgresAdapter {
 
     async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
         self.call(Kind::Release, keys, receipt).await
-    }
-}
-
-impl Recall for PostgresAdapter {
-    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
-        self.0.with_table(|statements| Box::pin(self.0.recall(statements, keys, wanted))).await
-    }
-}
-
-impl Inner {
-    async fn recall(
-        &self,
-        statements: Arc<Statements>,
-        keys: &[DedupKey],
-        wanted: Wanted,
-    ) -> Result<Vec<Option<Kept>>, Error> {
-        let fault = |error| store_error("recalling keys", error);
-        let row_keys = row_keys(keys);
-        let statement = statements.recall(wanted);
-        let rows = self.fetch(statement, Params::Read(&row_keys)).await.map_err(fault)?;
-        let mut found: Vec<Option<KeptRow>> = keys.iter().map(|_| None).collect();
-        for (place, row) in Places::new(&row_keys).of_rows(rows).map_err(fault)? {
-            found[place] = Some(kept(&row).map_err(fault)?);
-        }
-        let kept = found.into_iter();
-        kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()
-    }
-
-    async fn forget(
-        &self,
-        statements: Arc<Statements>,
-        key: &DedupKey,
-    ) -> Result<Forgotten, Error> {
-        let fault = |error| store_error("forgetting", error);
-        let keys = std::slice::from_ref(key);
-        let none = Receipt::new([0; 16].into(), Duration::ZERO);
-        for _ in 0..ROUNDS {
-            let direct = self.through(Source::Pool);
-            let gone = direct.touch("forgetting", &statements.forget, keys, &none).await?;
-            if gone == [true] {
-                return Ok(Forgotten::Removed);
-            }
-            match self.read(keys).await?.into_iter().flatten().next() {
-                None => {
-                    // A transaction that runs it has a lock to show, and no row yet.
-                    let locks = [advisory_lock(key)];
-                    let probed = self.fetch(&statements.probe, Params::Locks(&locks));
-                    let probed = probed.await.map_err(fault)?;
-                    let free = probed.first().map_or(Ok(true), |row| row.try_get("free"));
-                    let free = free.map_err(fault)?;
-                    return Ok(if free { Forgotten::Missing } else { Forgotten::InFlight });
-                }
-                Some(kept) if kept.is_leased() => return Ok(Forgotten::InFlight),
-                // It was written since.
-                Some(_) => {}
-            }
-        }
-        // Still changing hands after all rounds: somebody else is at it.
-        Ok(Forgotten::InFlight)
-    }
-}
-
-impl Maintain for PostgresAdapter {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        let limit = Params::Limit(i64::from(limit));
-        let bound = self.0.options.statement_timeout.saturating_mul(6);
-        let purge = |statements: Arc<Statements>| -> BoxFuture<'_, _> {
-            Box::pin(async move { self.0.number("purging", bound, &statements.purge, limit).await })
-        };
-        self.0.with_table(purge).await
-    }
-
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        self.0.with_table(|statements| Box::pin(self.0.forget(statements, key))).await
-    }
-
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let look = |statements: Arc<Statements>| -> BoxFuture<'_, _> {
-            Box::pin(async move {
-                let keys = std::slice::from_ref(key);
-                let stored = self.0.look(Source::Pool, &statements.look, keys).await;
-                stored.map_err(|error| store_error("looking up keys", error))
-            })
-        };
-        let stored = self.0.with_table(look).await?.into_iter().flatten().next();
-        Ok(stored.and_then(|stored| stored.entry()))
-    }
-
-    async fn count(&self) -> Result<u64, Error> {
-        let count = |statements: Arc<Statements>| -> BoxFuture<'_, _> {
-            Box::pin(async move {
-                let count = &statements.count;
-                self.0.number("counting keys", MAINTENANCE_TIMEOUT, count, Params::None).await
-            })
-        };
-        self.0.with_table(count).await
-    }
-
-    /// A pool of the user's stays open: it is theirs to close. The lanes' connections are closed,
-    /// and calls that need one fail.
-    async fn close(&self) {
-        self.0.connections.close().await;
-        if !self.0.options.foreign {
-            self.0.connections.pool.close().await;
-        }
     }
 }

@@ -29,9 +29,9 @@ use super::super::transaction::{
 use super::change::grant;
 use super::ending::Begun;
 use super::rows::{
-    Columns, KeptColumns, Places, Uuid, advisory_locks, has_lost_its_transaction, is_broken,
-    is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, session_lock,
-    store_error, stored,
+    Columns, KeptColumns, MOST_MS, Places, Uuid, advisory_locks, has_lost_its_transaction,
+    is_broken, is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys,
+    session_lock, store_error, stored,
 };
 use super::server_session::{BEGIN, ServerSession};
 use super::statements::{Statements, Within};
@@ -121,7 +121,8 @@ impl TransactionAdapter for PostgresAdapter {
         let session = session(&mut transaction);
         let statements = self.inner().statements();
         let begun = begun(&transaction)?;
-        let complete = statements.commit(begun, &row_keys(keys), receipt.token().into());
+        let retention = receipt.retention_ms().min(MOST_MS);
+        let complete = statements.commit(begun, &row_keys(keys), receipt.token().into(), retention);
         let kept = if receipt.keeps() {
             let end = statements.end(begun);
             keep(transaction.connection(), end, &statements.keep, keys, receipt).await

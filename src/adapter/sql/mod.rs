@@ -5,11 +5,13 @@ use std::fmt;
 use crate::error::{ConfigError, Error, ErrorKind};
 
 mod calls;
+mod purge;
 mod rows;
 
 pub(super) use calls::{Answer, Answers, Call, Database, Failed, Kind, Rows, Taken, Terms, carry};
 #[cfg(feature = "postgres")]
 pub(super) use calls::{PARTS, Told, one_by_one};
+pub(super) use purge::{Portion, Purging, grace_ms};
 pub(super) use rows::{Grant, KeptRow, Stored, at, completed, completed_before, open_places};
 
 /// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, and none that SQLite keeps for

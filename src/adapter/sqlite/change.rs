@@ -8,11 +8,12 @@
 //! If those were all, there is nothing more to ask; if not, the statement for every case is asked
 //! about all of them: what a token has got already, it gets again.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::super::batch::{Ask, Batcher, Batching, Carry};
 use super::super::contract::Completed;
@@ -101,16 +102,45 @@ pub(super) struct Writing<'i> {
 }
 
 impl Inner {
-    pub(super) async fn turn(&self) -> Result<Writing<'_>, Error> {
-        Ok(self.writing(<Self as Carry<Call>>::turn(self).await?))
+    /// Runs this when it is the caller's turn to write, in a task of its own: a caller may leave its
+    /// future unpolled, and everybody else would wait for the turn that the future holds.
+    ///
+    /// A caller that goes away before its turn has changed nothing.
+    pub(super) async fn in_turn<T, F>(
+        self: &Arc<Self>,
+        write: impl FnOnce(Arc<Self>, OwnedMutexGuard<()>) -> F + Send + 'static,
+    ) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Error>> + Send,
+    {
+        let (mut reply, answer) = oneshot::channel();
+        let inner = Arc::clone(self);
+        tokio::spawn(async move {
+            let turn = tokio::select! {
+                turn = <Self as Carry<Call>>::turn(&inner) => turn,
+                () = reply.closed() => return,
+            };
+            let written = match turn {
+                Ok(turn) => write(inner, turn).await,
+                Err(error) => Err(error),
+            };
+            // The caller may be gone.
+            let _ = reply.send(written);
+        });
+        let ended = |_| Err(Error::new(ErrorKind::Unavailable, "writing: the runtime is ending"));
+        answer.await.unwrap_or_else(ended)
     }
 
-    fn writing(&self, turn: OwnedMutexGuard<()>) -> Writing<'_> {
+    pub(super) fn writing(&self, turn: OwnedMutexGuard<()>) -> Writing<'_> {
         Writing { inner: self, _turn: turn }
     }
 }
 
 impl Carry<Call> for Inner {
+    // The turn is that of all adapters on the file. A task is small beside a commit.
+    const LEADS: bool = false;
+
     type Turn = OwnedMutexGuard<()>;
 
     /// Dropped while it waits, it has changed nothing.

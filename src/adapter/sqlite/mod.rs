@@ -13,7 +13,12 @@
 //!    meanwhile (`wal_autocheckpoint` of your pool is yours).
 //! 5. The schema is made on first use, or by [`migrate`](SqliteAdapter::migrate), safely from many
 //!    processes at once; a failed migration is tried again by the next call. Where the table is
-//!    there already, no right to create one is needed.
+//!    there already, no right to create one is needed. A table that is dropped is made again by the
+//!    call that misses it.
+//! 6. What changes the file runs in a task of its own: a caller that leaves its future unpolled holds
+//!    nobody up.
+//! 7. A file that is deleted or replaced while it is open is noticed within a second (on Unix), and
+//!    every call is refused until it is back: two processes would take one key, each in its own file.
 //!
 //! A file on a network file system is no place for this: SQLite's locks do not work there.
 //!
@@ -43,6 +48,8 @@
 //! ```
 
 mod change;
+mod file;
+mod maintain;
 mod rows;
 mod schema;
 mod store;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
 
 use serde_json::Value;
 use sqlx::Row;
@@ -146,6 +147,25 @@ const MISMATCH: i64 = 20;
 pub(super) fn is_of_a_row(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(primary_code);
     matches!(code, Some(TOOBIG | CONSTRAINT | MISMATCH))
+}
+
+/// Whether it is an error in SQL, as where there is no such table.
+pub(super) fn is_of_the_sql(error: &Error) -> bool {
+    const ERROR: i64 = 1;
+    let source = std::error::Error::source(error);
+    // That of a batch is shared among its callers.
+    let shared = source.and_then(|source| source.downcast_ref::<Arc<Shared>>());
+    let own = source.and_then(|source| source.downcast_ref::<sqlx::Error>());
+    let error = own.or_else(|| shared?.downcast_ref());
+    error.and_then(sqlx::Error::as_database_error).and_then(primary_code) == Some(ERROR)
+}
+
+/// What [`Error::shared`] makes of a source.
+type Shared = dyn std::error::Error + Send + Sync;
+
+/// Whether a COMMIT is refused for what was written before it: a deferred constraint.
+pub(super) fn is_of_a_constraint(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(primary_code) == Some(CONSTRAINT)
 }
 
 /// Whether a commit hook has turned the COMMIT into a rollback.

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use super::super::kept::Wanted;
-use super::super::sql::Identifier;
+use super::super::sql::{Identifier, grace_ms};
 
 /// The version of the schema that this code writes.
 pub(super) const VERSION: i64 = 1;
@@ -54,6 +54,8 @@ pub(super) struct Statements {
     /// Completes keys that their tokens hold, with nothing to keep.
     pub(super) complete_held: Arc<str>,
     pub(super) release: Arc<str>,
+    pub(super) clock: Arc<str>,
+    /// Of those that expired at `?2` or later, the first `?1`.
     pub(super) purge: Arc<str>,
     pub(super) forget: Arc<str>,
     pub(super) count: Arc<str>,
@@ -165,10 +167,11 @@ impl Statements {
             "(t.completed_at IS NULL AND (t.token IS NULL OR t.lease_until <= {NOW})) \
              OR (t.completed_at IS NOT NULL AND t.expires_at <= {NOW})"
         );
-        // A row that nothing needs to be remembered of.
+        // A row that nothing has needed for as long as that.
+        let grace = grace_ms();
         let expired = format!(
-            "expires_at <= {NOW} AND \
-             (completed_at IS NOT NULL OR token IS NULL OR lease_until <= {NOW})"
+            "expires_at <= {NOW} - {grace} AND \
+             (completed_at IS NOT NULL OR token IS NULL OR lease_until <= {NOW} - {grace})"
         );
         // What was kept in a former life of the key is lost when a new one begins.
         let keeps = "payload_sha256 = excluded.payload_sha256, \
@@ -256,9 +259,11 @@ impl Statements {
                 change_held(token, ["", ""], "token = NULL, lease_until = NULL")
             )
             .into(),
+            clock: format!("SELECT {NOW}").into(),
             purge: format!(
                 "DELETE FROM {table} WHERE (namespace, id) IN \
-                 (SELECT namespace, id FROM {table} WHERE {expired} LIMIT ?1)"
+                 (SELECT namespace, id FROM {table} WHERE expires_at >= ?2 AND {expired} \
+                 ORDER BY expires_at LIMIT ?1) RETURNING expires_at"
             )
             .into(),
             forget: format!(
@@ -269,7 +274,8 @@ impl Statements {
             .into(),
             count: format!("SELECT count(*) FROM {table}").into(),
             finish: format!(
-                "UPDATE {table} SET completed_at = {NOW}, lease_until = NULL \
+                "UPDATE {table} SET completed_at = {NOW}, lease_until = NULL, \
+                 expires_at = CASE WHEN expires_at <= {NOW} THEN {NOW} + ?3 ELSE expires_at END \
                  WHERE {matching} AND token = ?2 AND completed_at IS NULL RETURNING namespace, id"
             )
             .into(),

@@ -1,6 +1,7 @@
 //! The adapter: who may write when, and what the rows mean.
 
 use std::fmt;
+use std::future::Future;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,16 +17,17 @@ use sqlx::sqlite::{
 
 use super::super::batch::Batching;
 use super::super::contract::{
-    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
-    Released, Renewed,
+    Claimed, Completed, DedupAdapter, LeaseAdapter, Receipt, Recorded, Released, Renewed,
 };
 use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{
-    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Rows, Stored, at, open_places,
+    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Purging, Stored, at, open_places,
 };
-use super::change::{Batchers, Look, ROUNDS};
+use super::change::{Batchers, Look};
+use super::file::Watched;
 use super::rows::{
-    BUSY, LOCKED, kept, keys_json, numbers, placed, primary_code, store_error, stored,
+    BUSY, LOCKED, is_of_the_sql, kept, keys_json, numbers, placed, primary_code, store_error,
+    stored,
 };
 use super::schema::{Asks, Statements, VERSION, create_sql};
 use super::turn::{Turn, turn_of};
@@ -43,16 +45,15 @@ const CHECKPOINT: &str = "4000";
 /// open a new file at once all want to switch it to WAL mode, for which SQLite waits for nobody.
 const OPEN_DELAY: Duration = Duration::from_millis(50);
 const OPEN_RETRIES: usize = 6;
+const PREPARING: &str = "preparing the SQLite schema";
 /// How long a transactional delivery waits for those before it.
 const GATE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long purging waits for its turn before it lets it be this time.
-const PURGE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Keeps keys in a SQLite file.
 ///
 /// Cloning makes another handle to the same connections.
 #[derive(Clone)]
-pub struct SqliteAdapter(Arc<Inner>);
+pub struct SqliteAdapter(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) readers: SqlitePool,
@@ -68,9 +69,12 @@ pub(super) struct Inner {
     pub(super) gate_timeout: Duration,
     /// Held once more by each claim or record under way of a key that has a row which may be taken.
     again: Arc<()>,
+    pub(super) purging: Purging,
+    file: Arc<Watched>,
     migrated: AtomicBool,
+    pub(super) closed: AtomicBool,
     /// Whether the connections are the user's, whose settings are only looked at.
-    foreign: bool,
+    pub(super) foreign: bool,
 }
 
 struct Settings {
@@ -132,8 +136,9 @@ impl SqliteAdapter {
             .map_err(|error| {
                 Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
             })?;
+        let file = Arc::new(Watched::new(&options));
         let readers = pool().max_connections(READERS).connect_lazy_with(options);
-        Ok(Self::over(readers, writer, Settings::default(), false))
+        Ok(Self::over(readers, writer, file, Settings::default(), false))
     }
 
     /// An adapter over a pool of yours, on the file that your service uses anyway.
@@ -141,10 +146,11 @@ impl SqliteAdapter {
     /// The pool's settings stay as they are; `synchronous` below `FULL` and a journal mode other
     /// than WAL are warned about on first use. Give it a busy timeout below the layer's
     /// `store_timeout`, and more connections than handlers hold at once: renewals need one too.
-    /// [`close`](Maintain::close) leaves it open.
+    /// [`close`](super::super::Maintain::close) leaves it open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
-        Self::over(pool.clone(), pool, Settings::default(), true)
+        let file = Arc::new(Watched::new(&pool.connect_options()));
+        Self::over(pool.clone(), pool, file, Settings::default(), true)
     }
 
     /// The adapter with another table than `webhook_deliveries`.
@@ -181,6 +187,8 @@ impl SqliteAdapter {
     /// [`ErrorKind::Refused`] or [`ErrorKind::Unavailable`] if the file cannot be read or written;
     /// the next call tries again.
     pub async fn migrate(&self) -> Result<(), Error> {
+        self.0.check_open()?;
+        self.0.file.check()?;
         self.0.migrate().await
     }
 
@@ -190,7 +198,13 @@ impl SqliteAdapter {
         create_sql(&self.0.table)
     }
 
-    fn over(readers: SqlitePool, writer: SqlitePool, settings: Settings, foreign: bool) -> Self {
+    fn over(
+        readers: SqlitePool,
+        writer: SqlitePool,
+        file: Arc<Watched>,
+        settings: Settings,
+        foreign: bool,
+    ) -> Self {
         let Settings { table, gate_timeout, batching } = settings;
         let turn = turn_of(&writer.connect_options());
         Self(Arc::new(Inner {
@@ -204,17 +218,37 @@ impl SqliteAdapter {
             batchers: batching.lane_count().map(|_| Batchers::new(batching)),
             gate_timeout,
             again: Arc::default(),
+            purging: Purging::default(),
+            file,
             migrated: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             foreign,
         }))
     }
 
     fn with(&self, change: impl FnOnce(&mut Settings)) -> Self {
-        let Inner { readers, writer, foreign, table, gate_timeout, batching, .. } = &*self.0;
+        let Inner { readers, writer, file, foreign, table, gate_timeout, batching, .. } = &*self.0;
         let (table, gate_timeout, batching) = (table.clone(), *gate_timeout, *batching);
         let mut settings = Settings { table, gate_timeout, batching };
         change(&mut settings);
-        Self::over(readers.clone(), writer.clone(), settings, *foreign)
+        Self::over(readers.clone(), writer.clone(), Arc::clone(file), settings, *foreign)
+    }
+
+    /// Makes a call; and once more if the table was gone, which is made anew.
+    pub(super) async fn with_table<T, F>(&self, call: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        self.0.ready().await?;
+        let error = match call().await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        if !self.0.had_no_table(&error).await {
+            return Err(error);
+        }
+        self.0.ready().await?;
+        call().await
     }
 
     /// Claims or records: what is known is read and not written.
@@ -224,7 +258,15 @@ impl SqliteAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<T>, Error> {
-        self.0.ready().await?;
+        self.with_table(|| self.take_once(kind, keys, receipt)).await
+    }
+
+    async fn take_once<T: Grant + Answer>(
+        &self,
+        kind: Kind,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<T>, Error> {
         let stored = match &self.0.batchers {
             Some(batchers) => batchers.looks.submit(&self.0, Look::new(keys)).await?,
             None => self.0.read(keys).await?,
@@ -237,7 +279,7 @@ impl SqliteAdapter {
         if !open.is_empty() {
             let known = keys.len() - open.len();
             let _again = (found > known).then(|| Arc::clone(&self.0.again));
-            let taken = self.call(kind, &at(keys, &open), receipt).await?;
+            let taken = self.call_once(kind, &at(keys, &open), receipt).await?;
             for (place, taken) in open.into_iter().zip(taken) {
                 answers[place] = Some(taken);
             }
@@ -251,15 +293,27 @@ impl SqliteAdapter {
         keys: &[DedupKey],
         receipt: &Receipt,
     ) -> Result<Vec<T>, Error> {
-        self.0.ready().await?;
+        self.with_table(|| self.call_once(kind, keys, receipt)).await
+    }
+
+    async fn call_once<T: Answer>(
+        &self,
+        kind: Kind,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Vec<T>, Error> {
         let call = Call::new(kind, keys, numbers(keys), receipt);
         T::unwrap(match &self.0.batchers {
             Some(batchers) => batchers.calls.submit(&self.0, call).await?,
-            None => self.0.turn().await?.alone(&call).await?,
+            None => {
+                let alone =
+                    |inner: Arc<Inner>, turn| async move { inner.writing(turn).alone(&call).await };
+                self.0.in_turn(alone).await?
+            }
         })
     }
 
-    pub(super) fn inner(&self) -> &Inner {
+    pub(super) fn inner(&self) -> &Arc<Inner> {
         &self.0
     }
 
@@ -285,31 +339,62 @@ impl fmt::Debug for SqliteAdapter {
 }
 
 impl Inner {
-    pub(super) async fn ready(&self) -> Result<(), Error> {
+    pub(super) async fn ready(self: &Arc<Self>) -> Result<(), Error> {
+        self.check_open()?;
+        self.file.check()?;
         if self.migrated.load(Ordering::Acquire) { Ok(()) } else { self.migrate().await }
     }
 
-    async fn migrate(&self) -> Result<(), Error> {
-        const CONTEXT: &str = "preparing the SQLite schema";
-        let fault = |error| store_error(CONTEXT, error);
+    fn check_open(&self) -> Result<(), Error> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+        }
+        Ok(())
+    }
+
+    async fn migrate(self: &Arc<Self>) -> Result<(), Error> {
+        let fault = |error| store_error(PREPARING, error);
         if !self.has_schema().await.map_err(fault)? {
-            let _turn = self.turn.lock().await;
-            // Dropped half-way, or failing, the transaction rolls back and the next call begins
-            // anew. IMMEDIATE: two processes that both find nothing take turns.
-            let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
-            for statement in &self.statements.create {
-                sqlx::query(AssertSqlSafe(Arc::clone(statement)))
-                    .execute(&mut *tx)
-                    .await
-                    .map_err(fault)?;
-            }
-            tx.commit().await.map_err(fault)?;
+            let create = |inner: Arc<Self>, _turn| async move { inner.create().await };
+            self.in_turn(create).await?;
         }
         if self.foreign {
             self.look_at_settings().await.map_err(fault)?;
         }
+        // A pool of the user's may have made the file just now.
+        self.file.note();
         self.migrated.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Dropped half-way, or failing, the transaction rolls back and the next call begins anew.
+    async fn create(&self) -> Result<(), Error> {
+        let fault = |error| store_error(PREPARING, error);
+        // IMMEDIATE: two processes that both find nothing take turns.
+        let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
+        for statement in &self.statements.create {
+            let create = sqlx::query(AssertSqlSafe(Arc::clone(statement)));
+            create.execute(&mut *tx).await.map_err(fault)?;
+        }
+        tx.commit().await.map_err(fault)
+    }
+
+    /// Whether a call has failed because the table was gone: dropped, or in a file that was restored
+    /// without it. SQLite's code for that is the one for any error in SQL, so the table is looked for.
+    async fn had_no_table(&self, error: &Error) -> bool {
+        if !is_of_the_sql(error) {
+            return false;
+        }
+        match self.has_schema().await {
+            // If it is there, another call that missed it has made it since.
+            Ok(there) => {
+                if !there {
+                    self.forget_the_table();
+                }
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// Makes the schema in a transaction of the user's, if it is not there; whether it stays is for
@@ -318,6 +403,7 @@ impl Inner {
         &self,
         connection: &mut SqliteConnection,
     ) -> Result<(), Error> {
+        self.check_open()?;
         if self.migrated.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -325,9 +411,30 @@ impl Inner {
             sqlx::query(AssertSqlSafe(Arc::clone(statement)))
                 .execute(&mut *connection)
                 .await
-                .map_err(|error| store_error("preparing the SQLite schema", error))?;
+                .map_err(|error| store_error(PREPARING, error))?;
         }
         Ok(())
+    }
+
+    /// Whether the table is gone, as a transaction of the user's sees it.
+    pub(super) async fn lacks_its_table(&self, connection: &mut SqliteConnection) -> bool {
+        let tables = AssertSqlSafe(Arc::clone(&self.statements.tables));
+        let tables: Result<i64, _> = sqlx::query_scalar(tables).fetch_one(connection).await;
+        let is_gone = tables.is_ok_and(|tables| tables != 2);
+        if is_gone {
+            self.forget_the_table();
+        }
+        is_gone
+    }
+
+    fn forget_the_table(&self) {
+        if self.migrated.swap(false, Ordering::AcqRel) {
+            tracing::warn!(
+                target: "tower_dedup",
+                table = self.table.as_str(),
+                "the table of the SQLite store is gone, and its keys with it: it is made anew"
+            );
+        }
     }
 
     async fn has_schema(&self) -> Result<bool, sqlx::Error> {
@@ -415,75 +522,19 @@ impl LeaseAdapter for SqliteAdapter {
 
 impl Recall for SqliteAdapter {
     async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+        self.with_table(|| self.0.recall(keys, wanted)).await
+    }
+}
+
+impl Inner {
+    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
         let fault = |error| store_error("recalling keys", error);
-        self.0.ready().await?;
-        let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.0.statements.recall(wanted))))
+        let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.statements.recall(wanted))))
             .bind(keys_json(keys))
-            .fetch_all(&self.0.readers)
+            .fetch_all(&self.readers)
             .await
             .map_err(fault)?;
         let kept = placed(keys, &rows, kept).map_err(fault)?.into_iter();
         kept.map(|kept| kept.map(KeptRow::kept).transpose()).collect()
-    }
-}
-
-impl Maintain for SqliteAdapter {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        self.0.ready().await?;
-        // The next time will do: a handler may hold the file.
-        let turn = tokio::time::timeout(PURGE_PATIENCE, self.0.turn.lock()).await;
-        let Ok(_turn) = turn else { return Ok(0) };
-        let done = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.purge)))
-            .bind(i64::from(limit))
-            .execute(&self.0.writer)
-            .await
-            .map_err(|error| store_error("purging", error))?;
-        Ok(done.rows_affected())
-    }
-
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        let inner = &*self.0;
-        inner.ready().await?;
-        let keys = std::slice::from_ref(key);
-        let none = Receipt::new([0; 16].into(), Duration::ZERO);
-        let (rows, statement) = (Rows::one(keys, &none), &inner.statements.forget);
-        for _ in 0..ROUNDS {
-            let gone = inner.turn().await?.returned("forgetting", statement, &rows).await;
-            if gone.map_err(|failed| failed.error)? == [true] {
-                return Ok(Forgotten::Removed);
-            }
-            match inner.read(keys).await?.into_iter().flatten().next() {
-                None => return Ok(Forgotten::Missing),
-                Some(kept) if kept.is_leased() => return Ok(Forgotten::InFlight),
-                // It was written since.
-                Some(_) => {}
-            }
-        }
-        // Still changing hands after all rounds: somebody else is at it.
-        Ok(Forgotten::InFlight)
-    }
-
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        self.0.ready().await?;
-        let stored = self.0.read(std::slice::from_ref(key)).await?.into_iter().flatten().next();
-        Ok(stored.and_then(|stored| stored.entry()))
-    }
-
-    async fn count(&self) -> Result<u64, Error> {
-        self.0.ready().await?;
-        let keys: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.0.statements.count)))
-            .fetch_one(&self.0.readers)
-            .await
-            .map_err(|error| store_error("counting keys", error))?;
-        u64::try_from(keys)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
-    }
-
-    /// A pool of the user's stays open: it is theirs to close.
-    async fn close(&self) {
-        if !self.0.foreign {
-            self.0.readers.close().await;
-            self.0.writer.close().await;
-        }
     }
 }

@@ -25,7 +25,10 @@ use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
 };
 use super::change::grant;
-use super::rows::{is_refused_commit, keys_json, matched, placed, rows_json, store_error, stored};
+use super::rows::{
+    is_of_a_constraint, is_refused_commit, keys_json, matched, placed, rows_json, store_error,
+    stored,
+};
 use super::store::SqliteAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -72,41 +75,7 @@ impl TransactionAdapter for SqliteAdapter {
     type Database = Sqlite;
 
     async fn open(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Opened<Sqlite>, Error> {
-        let inner = self.inner();
-        inner.ready().await?;
-        let known = inner.read(keys).await?;
-        let mut answers: Vec<Option<Claimed>> = known
-            .into_iter()
-            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
-            .collect();
-        let open = open_places(&answers);
-        let mut lent = None;
-        if !open.is_empty() {
-            let turn = Arc::clone(&inner.turn).lock_owned();
-            let turn = tokio::time::timeout(inner.gate_timeout, turn).await.map_err(|_| {
-                Error::new(ErrorKind::Timeout, "waiting for the file's other transactions")
-            })?;
-            let mut transaction = self.begin(turn).await?;
-            let statement = &inner.statements.claim;
-            let asked = at(keys, &open);
-            let taken =
-                self.take_within(transaction.connection(), statement, &asked, receipt).await;
-            match taken {
-                Ok(taken) => {
-                    for (place, taken) in open.into_iter().zip(taken) {
-                        answers[place] = Some(taken);
-                    }
-                    lent = Some(transaction);
-                }
-                Err(error) => {
-                    let _ = self.rollback(transaction).await;
-                    return Err(error);
-                }
-            }
-        }
-        let answers: Vec<Claimed> =
-            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
-        Ok(Opened { answers, transaction: lent })
+        self.with_table(|| self.open_once(keys, receipt)).await
     }
 
     async fn give_back(
@@ -179,19 +148,16 @@ impl TransactionAdapter for SqliteAdapter {
         let marked = hook.as_ref().is_some_and(|hook| hook.marked.load(Ordering::SeqCst));
         let leaked = ours && leaks_a_savepoint(transaction.connection(), marked).await;
         let (true, false, Some(hook)) = (ours, leaked, hook) else {
-            if leaked {
-                // sqlx would end the savepoint, and leave the transaction open. What it believes
-                // of the connection is wrong from here on: `begin` closes it.
-                let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
-                let _ = transaction.rollback().await;
-            } else {
-                let _ = self.rollback(transaction).await;
-            }
+            let _ = self.end(transaction, leaked).await;
             finished?;
             return Err(not_ours("completing keys: the handler has ended its transaction"));
         };
         hook.allows.store(true, Ordering::SeqCst);
-        transaction.commit().await.map_err(|error| store_error(CONTEXT, error))?;
+        transaction.commit().await.map_err(|error| {
+            let of_the_handler = is_of_a_constraint(&error);
+            let error = store_error(CONTEXT, error);
+            if of_the_handler { error.of_the_transaction() } else { error }
+        })?;
         if hook.committed.load(Ordering::SeqCst) {
             return Ok(());
         }
@@ -199,14 +165,10 @@ impl TransactionAdapter for SqliteAdapter {
     }
 
     async fn rollback(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
-        // Where the transaction has silently ended, sqlx does not know: without another one, its
-        // ROLLBACK fails, and it believes for ever to be in one. In a transaction this is an
-        // error, and nothing else.
-        let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
-        transaction
-            .rollback()
-            .await
-            .map_err(|error| store_error("rolling the handler's transaction back", error))
+        let hook = hook_of(&transaction);
+        let marked = hook.as_ref().is_some_and(|hook| hook.marked.load(Ordering::SeqCst));
+        let leaked = leaks_a_savepoint(transaction.connection(), marked).await;
+        self.end(transaction, leaked).await
     }
 
     fn patience(&self) -> Duration {
@@ -262,8 +224,55 @@ impl SqliteAdapter {
         // Looked for on this very connection: another one would wait for its transaction.
         self.inner().ready_within(connection).await?;
         let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
-        let answers = self.take_within(connection, statement, &keys, &receipt).await?;
+        let answers = match self.take_within(connection, statement, &keys, &receipt).await {
+            Err(_) if self.inner().lacks_its_table(connection).await => {
+                self.inner().ready_within(connection).await?;
+                self.take_within(connection, statement, &keys, &receipt).await?
+            }
+            answers => answers?,
+        };
         Ok(answers.into_iter().next().unwrap_or(Recorded::InFlight))
+    }
+
+    async fn open_once(
+        &self,
+        keys: &[DedupKey],
+        receipt: &Receipt,
+    ) -> Result<Opened<Sqlite>, Error> {
+        let inner = self.inner();
+        let known = inner.read(keys).await?;
+        let mut answers: Vec<Option<Claimed>> = known
+            .into_iter()
+            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
+            .collect();
+        let open = open_places(&answers);
+        let mut lent = None;
+        if !open.is_empty() {
+            let turn = Arc::clone(&inner.turn).lock_owned();
+            let turn = tokio::time::timeout(inner.gate_timeout, turn).await.map_err(|_| {
+                Error::new(ErrorKind::Timeout, "waiting for the file's other transactions")
+            })?;
+            let mut transaction = self.begin(turn).await?;
+            let statement = &inner.statements.claim;
+            let asked = at(keys, &open);
+            let taken =
+                self.take_within(transaction.connection(), statement, &asked, receipt).await;
+            match taken {
+                Ok(taken) => {
+                    for (place, taken) in open.into_iter().zip(taken) {
+                        answers[place] = Some(taken);
+                    }
+                    lent = Some(transaction);
+                }
+                Err(error) => {
+                    let _ = self.rollback(transaction).await;
+                    return Err(error);
+                }
+            }
+        }
+        let answers: Vec<Claimed> =
+            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
+        Ok(Opened { answers, transaction: lent })
     }
 
     async fn begin(&self, turn: OwnedMutexGuard<()>) -> Result<OpenTransaction<Sqlite>, Error> {
@@ -292,6 +301,37 @@ impl SqliteAdapter {
         handle.set_commit_hook(move || hook.asked());
         drop(handle);
         Ok(transaction)
+    }
+
+    /// Rolls back all of a handler's transaction. `leaked` is whether it has leaked the guard of a
+    /// savepoint, back to which, and no further, sqlx would roll back: the connection would be in the
+    /// pool with the transaction open, and the file locked.
+    async fn end(
+        &self,
+        mut transaction: OpenTransaction<Sqlite>,
+        leaked: bool,
+    ) -> Result<(), Error> {
+        // An error where the transaction has silently ended.
+        let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
+        if !leaked {
+            // sqlx does not know: without another one, its ROLLBACK fails, and it believes for ever
+            // to be in one.
+            let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
+            return transaction
+                .rollback()
+                .await
+                .map_err(|error| store_error("rolling the handler's transaction back", error));
+        }
+        // It finds no savepoint to roll back to, and counts on.
+        let _ = transaction.rollback().await;
+        for attempt in 0..ATTEMPTS {
+            if close_stuck(&self.inner().writer).await > 0 {
+                break;
+            }
+            // On its way back to the pool. Whoever gets it before us is in no transaction.
+            tokio::time::sleep(Duration::from_millis(1 << attempt)).await;
+        }
+        Ok(())
     }
 
     /// Claims or records within a transaction that holds the file: nobody else writes meanwhile.
@@ -344,30 +384,36 @@ impl SqliteAdapter {
 }
 
 /// Closes the idle connections that sqlx believes to be in a transaction, which nobody holds: one
-/// that was taken from it behind its back, and after which it was dropped.
-async fn close_stuck(pool: &SqlitePool) {
-    let mut sound = Vec::new();
+/// that was taken from it behind its back, and after which it was dropped. Returns how many.
+async fn close_stuck(pool: &SqlitePool) -> usize {
+    let (mut sound, mut closed) = (Vec::new(), 0);
     while let Some(connection) = pool.try_acquire() {
         if connection.is_in_transaction() {
             let _ = connection.close().await;
+            closed += 1;
         } else {
             sound.push(connection);
         }
     }
+    closed
 }
 
 /// Whether sqlx believes to be under a savepoint: a handler has leaked the guard of one. It would
 /// end that one, and not the transaction, and be content.
 ///
 /// Savepoints that were rolled back stay on SQLite's stack; what tells is the name that sqlx gives
-/// to the next one. One that was leaked is there, unless a mark has released it.
+/// to the next one, which counts the guards. One that was leaked is on the stack, unless a mark has
+/// released it.
 async fn leaks_a_savepoint(connection: &mut SqliteConnection, marked: bool) -> bool {
-    let first = sqlx::query("RELEASE _sqlx_savepoint_1").execute(&mut *connection).await;
-    if first.is_err() && !marked {
+    let mut found = marked;
+    while sqlx::query("RELEASE _sqlx_savepoint_1").execute(&mut *connection).await.is_ok() {
+        found = true;
+    }
+    if !found {
         return false;
     }
     let Ok(mut next) = connection.begin().await else { return true };
-    let leaked = sqlx::query("RELEASE _sqlx_savepoint_2").execute(&mut *next).await.is_ok();
+    let is_first = sqlx::query("ROLLBACK TO _sqlx_savepoint_1").execute(&mut *next).await.is_ok();
     let _ = next.rollback().await;
-    leaked
+    !is_first
 }

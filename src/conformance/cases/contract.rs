@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::{LEASE, RETENTION, SLACK, is_duplicate, key, new_receipt, receipt};
 use crate::adapter::{
-    Claimed, Completed, DedupAdapter, EntryState, Forgotten, LeaseAdapter, Maintain, Receipt,
-    Recorded, Released, Renewed, Token,
+    Claimed, Completed, DedupAdapter, EntryState, Forgotten, LeaseAdapter, Maintain, PURGE_GRACE,
+    Receipt, Recorded, Released, Renewed, Token,
 };
 use crate::conformance::Store;
+use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
 /// Record: the first is first, everyone after is a duplicate.
@@ -269,9 +270,9 @@ pub async fn a_renewal_revives_nothing_that_was_given_up<S: Store>(store: S) {
 /// forgotten.
 pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
-    let brief = Receipt::new(Token::random(), Duration::from_millis(1)).with_lease(LEASE);
+    let brief = Receipt::new(Token::random(), Duration::from_millis(1)).with_lease(3 * PURGE_GRACE);
     adapter.claim(&keys, &brief).await.unwrap();
-    store.advance(SLACK).await;
+    store.advance(PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
     assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
@@ -285,7 +286,7 @@ pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
 pub async fn a_completion_is_never_expired_at_birth<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], receipt(4 * RETENTION));
     adapter.claim(&keys, &mine).await.unwrap();
-    store.advance(2 * RETENTION).await;
+    store.advance(RETENTION + PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
@@ -425,26 +426,110 @@ pub async fn as_many_keys_as_a_request_may_carry<S: Store>(store: S) {
     }
 }
 
-/// Purge: expired keys go, up to the limit; live ones, leased ones and fresh ones stay.
-pub async fn purge_deletes_what_has_expired_and_nothing_else<S: Store>(store: S) {
+/// Purge: keys that expired an hour ago go, up to the limit. Those that expired since then stay,
+/// although claims take them for expired; so do live ones, leased ones and fresh ones.
+pub async fn purge_deletes_what_expired_an_hour_ago_and_nothing_else<S: Store>(store: S) {
     let adapter = store.adapter();
     for id in 0..10 {
         adapter.record(&[key(&format!("old-{id}"))], &new_receipt()).await.unwrap();
     }
     adapter.claim(&[key("lapsed")], &new_receipt()).await.unwrap();
+    // Its lease is the last to end.
+    let brief = Receipt::new(Token::random(), SLACK).with_lease(RETENTION);
+    adapter.claim(&[key("brief")], &brief).await.unwrap();
     store.advance(RETENTION - SLACK).await;
-    adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
-    adapter.claim(&[key("leased")], &new_receipt()).await.unwrap();
+    let long = || Receipt::new(Token::random(), 4 * PURGE_GRACE).with_lease(4 * PURGE_GRACE);
+    adapter.record(&[key("fresh")], &long()).await.unwrap();
+    adapter.claim(&[key("leased")], &long()).await.unwrap();
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     store.advance(SLACK).await;
+    for id in ["old-0", "lapsed", "brief"] {
+        assert_eq!(adapter.get(&key(id)).await.unwrap(), None, "{id}");
+    }
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.count().await.unwrap(), 14);
+    store.advance(PURGE_GRACE - SLACK).await;
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.count().await.unwrap(), 14);
+    store.advance(SLACK).await;
     assert_eq!(adapter.purge(4).await.unwrap(), 4);
-    assert_eq!(adapter.purge(100).await.unwrap(), 7);
+    assert_eq!(adapter.purge(100).await.unwrap(), 8);
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert_eq!(adapter.count().await.unwrap(), 2);
     let fresh = adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
     assert!(matches!(fresh[..], [Recorded::Duplicate(_)]));
     let leased = adapter.claim(&[key("leased")], &new_receipt()).await.unwrap();
     assert_eq!(leased, [Claimed::InFlight]);
+}
+
+/// A clock that goes back by an hour: leases and retentions last for an hour more, and nothing that
+/// was granted is granted again.
+pub async fn a_clock_that_goes_back_grants_nothing_twice<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let [lapsed, recorded, claimed, released, new] =
+        ["lapsed", "recorded", "claimed", "released", "new"].map(|id| [key(id)]);
+    adapter.claim(&lapsed, &new_receipt()).await.unwrap();
+    store.advance(LEASE + SLACK).await;
+    let mine = new_receipt();
+    adapter.record(&recorded, &new_receipt()).await.unwrap();
+    adapter.claim(&claimed, &mine).await.unwrap();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    store.set_back(RETENTION).await;
+
+    match adapter.record(&recorded, &new_receipt()).await.unwrap()[..] {
+        // It was seen in what is the future now.
+        [Recorded::Duplicate(seen)] => assert!(seen.age < SLACK, "{:?}", seen.age),
+        ref other => panic!("{other:?}"),
+    }
+    // The one that had lapsed is live again.
+    for keys in [&lapsed, &claimed] {
+        assert_eq!(adapter.claim(keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    }
+    assert_eq!(adapter.renew(&claimed, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.claim(&claimed, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.complete(&claimed, &mine).await.unwrap(), [Completed::Held]);
+    assert!(is_duplicate(&adapter.claim(&claimed, &new_receipt()).await.unwrap()));
+    let again = adapter.claim(&released, &mine).await.unwrap();
+    assert_eq!(again, [Claimed::first(2, false)]);
+    assert_eq!(adapter.claim(&new, &mine).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(adapter.complete(&new, &mine).await.unwrap(), [Completed::Held]);
+    assert!(is_duplicate(&adapter.claim(&new, &new_receipt()).await.unwrap()));
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    let entry = adapter.get(&claimed[0]).await.unwrap().expect("an entry");
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+
+    store.advance(2 * RETENTION - LEASE).await;
+    assert!(is_duplicate(&adapter.claim(&recorded, &new_receipt()).await.unwrap()));
+    store.advance(LEASE + SLACK).await;
+    assert_eq!(adapter.record(&recorded, &new_receipt()).await.unwrap(), [Recorded::First]);
+}
+
+/// Close: every later call fails at once, and says that the store is unavailable.
+pub async fn calls_after_close_fail<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    adapter.claim(&keys, &mine).await.unwrap();
+    let closed_and_asked = async {
+        adapter.close().await;
+        let kinds = [
+            adapter.claim(&keys, &mine).await.map(drop),
+            adapter.renew(&keys, &mine).await.map(drop),
+            adapter.complete(&keys, &mine).await.map(drop),
+            adapter.release(&keys, &mine).await.map(drop),
+            adapter.record(&keys, &mine).await.map(drop),
+            adapter.unrecord(&keys, &mine).await.map(drop),
+            adapter.purge(10).await.map(drop),
+            adapter.forget(&keys[0]).await.map(drop),
+            adapter.get(&keys[0]).await.map(drop),
+            adapter.count().await.map(drop),
+        ]
+        .map(|ended| ended.map_err(|error| error.kind()));
+        // A second time changes nothing.
+        adapter.close().await;
+        kinds
+    };
+    let kinds = tokio::time::timeout(SLACK, closed_and_asked).await.expect("nobody waits");
+    assert_eq!(kinds, [Err(ErrorKind::Unavailable); 10]);
 }
 
 /// Forget, get and count: what an operator sees and does.

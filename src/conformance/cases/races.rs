@@ -1,5 +1,6 @@
 //! The rules, many callers at a time.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -8,7 +9,10 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::{LEASE, RETENTION, is_duplicate, key, new_receipt};
-use crate::adapter::{Claimed, DedupAdapter, LeaseAdapter, Maintain, Recorded};
+use crate::adapter::{
+    Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, PURGE_GRACE, Recorded, Released,
+    Renewed,
+};
 use crate::conformance::Store;
 use crate::key::DedupKey;
 
@@ -143,13 +147,156 @@ pub async fn dropped_calls_can_be_undone<S: Store>(store: S) {
     assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::First]);
 }
 
+/// Polls a call so often, and drops it.
+async fn dropped_after<F: Future>(polls: usize, call: F) {
+    let mut call = Box::pin(call);
+    for _ in 0..polls {
+        if futures_util::poll!(call.as_mut()).is_ready() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_micros(200)).await;
+    }
+}
+
+/// A call that was dropped may still be on its way, so that what undoes it may come too early, and is
+/// repeated.
+async fn soon(mut is_so: impl AsyncFnMut() -> bool) {
+    let until = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), until).await.expect("it is so soon");
+}
+
+/// A record, and what undoes it, that were dropped half-way can be undone by their token.
+pub async fn dropped_records_can_be_undone<S: Store>(store: S) {
+    let adapter = store.adapter();
+    for polls in 0..24_usize {
+        let (keys, mine) = ([key(&format!("dropped-{polls}"))], new_receipt());
+        dropped_after(polls, adapter.record(&keys, &mine)).await;
+        soon(async || {
+            adapter.unrecord(&keys, &mine).await.unwrap();
+            adapter.record(&keys, &new_receipt()).await.unwrap() == [Recorded::First]
+        })
+        .await;
+
+        let (keys, mine) = ([key(&format!("undone-{polls}"))], new_receipt());
+        adapter.record(&keys, &mine).await.unwrap();
+        dropped_after(polls, adapter.unrecord(&keys, &mine)).await;
+        soon(async || {
+            adapter.unrecord(&keys, &mine).await.unwrap();
+            adapter.record(&keys, &new_receipt()).await.unwrap() == [Recorded::First]
+        })
+        .await;
+    }
+}
+
+/// A renewal or a completion that was dropped half-way is found to be done, or is done when it is
+/// repeated; and nobody else is granted the key between.
+pub async fn dropped_completions_can_be_repeated<S: Store>(store: S) {
+    let adapter = store.adapter();
+    for polls in 0..24_usize {
+        let (keys, mine) = ([key(&format!("dropped-{polls}"))], new_receipt());
+        adapter.claim(&keys, &mine).await.unwrap();
+        dropped_after(polls, adapter.renew(&keys, &mine)).await;
+        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
+        dropped_after(polls, adapter.complete(&keys, &mine)).await;
+        match adapter.claim(&keys, &new_receipt()).await.unwrap()[..] {
+            [Claimed::InFlight | Claimed::Duplicate(_)] => {}
+            ref other => panic!("{polls}: {other:?}"),
+        }
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+        assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+        // A release that is on its way from before frees nothing.
+        dropped_after(polls, adapter.release(&keys, &mine)).await;
+        assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    }
+}
+
+/// Calls of all kinds at once, each on keys of its own: each is told of its own key, whatever else
+/// goes to the store with it.
+pub async fn calls_of_all_kinds_at_once_keep_to_their_keys<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let tasks = (0..2 * WORKERS).map(|worker| {
+        let adapter = Arc::clone(&adapter);
+        tokio::spawn(async move {
+            for round in 0..ROUNDS / 4 {
+                let keys = [key(&format!("{worker}-{round}"))];
+                one_of_all_kinds(&*adapter, &keys, worker + round).await;
+            }
+        })
+    });
+    let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
+    for task in all.expect("no deadlock") {
+        task.expect("a worker");
+    }
+}
+
+async fn one_of_all_kinds<A: LeaseAdapter>(adapter: &A, keys: &[DedupKey], kind: usize) {
+    let (mine, theirs) = (new_receipt(), new_receipt());
+    match kind % 5 {
+        0 => {
+            let claimed = adapter.claim(keys, &mine).await.unwrap();
+            assert_eq!(claimed, [Claimed::first(1, false)]);
+            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), [Claimed::InFlight]);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::Held]);
+            assert!(is_duplicate(&adapter.claim(keys, &theirs).await.unwrap()));
+        }
+        1 => {
+            adapter.claim(keys, &mine).await.unwrap();
+            assert_eq!(adapter.release(keys, &mine).await.unwrap(), [Released::Released]);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::LeaseLost]);
+            assert_eq!(adapter.release(keys, &mine).await.unwrap(), [Released::NotHeld]);
+        }
+        2 => {
+            assert_eq!(adapter.record(keys, &mine).await.unwrap(), [Recorded::First]);
+            assert_eq!(adapter.unrecord(keys, &theirs).await.unwrap(), [Released::NotHeld]);
+            assert_eq!(adapter.unrecord(keys, &mine).await.unwrap(), [Released::Released]);
+            assert_eq!(adapter.record(keys, &theirs).await.unwrap(), [Recorded::First]);
+        }
+        3 => {
+            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), [Renewed::Held]);
+            assert_eq!(adapter.renew(keys, &theirs).await.unwrap(), [Renewed::Lost]);
+            assert_eq!(adapter.record(keys, &theirs).await.unwrap(), [Recorded::InFlight]);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::Held]);
+        }
+        _ => {
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::Inserted]);
+            assert_eq!(adapter.complete(keys, &theirs).await.unwrap(), [Completed::LeaseLost]);
+            assert!(is_duplicate(&adapter.claim(keys, &theirs).await.unwrap()));
+            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), [Renewed::Lost]);
+        }
+    }
+}
+
+/// Purge: a call that was dropped half-way is followed by one that goes on, and nothing is left.
+pub async fn purge_goes_on_after_a_dropped_call<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let mut old: Vec<DedupKey> = (0..300).map(|id| key(&format!("old-{id}"))).collect();
+    old.sort();
+    adapter.record(&old, &new_receipt()).await.unwrap();
+    store.advance(RETENTION + PURGE_GRACE).await;
+    adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
+    for polls in 0..12 {
+        dropped_after(polls, adapter.purge(10)).await;
+    }
+    soon(async || {
+        while adapter.purge(10).await.unwrap() == 10 {}
+        adapter.count().await.unwrap() == 1
+    })
+    .await;
+    let fresh = adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
+    assert!(matches!(fresh[..], [Recorded::Duplicate(_)]), "{fresh:?}");
+}
+
 /// Purge beside claims: both get on, and no live key is lost.
 pub async fn purge_runs_beside_claims<S: Store>(store: S) {
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();
     adapter.record(&old, &new_receipt()).await.unwrap();
-    store.advance(RETENTION).await;
+    store.advance(RETENTION + PURGE_GRACE).await;
     let purging = {
         let adapter = Arc::clone(&adapter);
         // A store may clear expired keys away by itself as well.

@@ -151,6 +151,40 @@ where
     assert_eq!(adapter.recall(&keys[..1], Wanted::All).await.unwrap(), [None]);
 }
 
+/// Recall beside completions: who asks meanwhile is told nothing, or all of it.
+pub async fn recall_beside_completions_is_whole<S: Store>(store: S)
+where
+    S::Adapter: Recall,
+{
+    let adapter = store.adapter();
+    for round in 0..20_u8 {
+        let keys = [key(&format!("{round}-a")), key(&format!("{round}-b"))];
+        let (mine, answer) = (keeping(&keys, round), response(vec![round; 10_000]));
+        adapter.claim(&keys, &mine).await.unwrap();
+        let whole = kept(round, Some(&answer));
+        let readers = (0..4).map(|_| {
+            let (adapter, keys, whole) = (store.adapter(), keys.clone(), whole.clone());
+            tokio::spawn(async move {
+                loop {
+                    let recalled = adapter.recall(&keys, Wanted::All).await.unwrap();
+                    assert!(recalled.iter().all(|kept| kept.is_none() || *kept == whole));
+                    if recalled == [whole.clone(), whole.clone()] {
+                        break;
+                    }
+                }
+            })
+        });
+        let readers: Vec<_> = readers.collect();
+        tokio::task::yield_now().await;
+        let done = mine.with_response(answer);
+        assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held; 2]);
+        for reader in readers {
+            let read = tokio::time::timeout(Duration::from_secs(10), reader).await;
+            read.expect("the completion shows").expect("a reader");
+        }
+    }
+}
+
 /// Recall: bodies and headers of any size and shape come back byte by byte.
 pub async fn hostile_responses_come_back_as_they_were<S: Store>(store: S)
 where
