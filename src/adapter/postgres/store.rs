@@ -113,7 +113,7 @@ impl PostgresAdapter {
     /// which it was made.
     #[must_use]
     pub fn schema(self, schema: Identifier) -> Self {
-        let place = Place { schema: Some(schema.as_str().to_owned()), ..self.0.place.clone() };
+        let place = Place { schema: Some(schema.into_string()), ..self.0.place.clone() };
         self.with(place, self.0.claims)
     }
 
