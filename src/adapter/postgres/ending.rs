@@ -5,7 +5,7 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::rows::Uuid;
-use super::schema::{Durability, literal, quoted};
+use super::schema::{Durability, literal};
 use super::statements::{NOW, Statements, TAG};
 
 /// The transaction that claimed.
@@ -23,21 +23,22 @@ impl Begun {
         Ok(Self { xid, role: row.try_get("role")? })
     }
 
-    /// Takes the role of the claim again, where the handler has set another one, which may not write
-    /// the table. What the handler has deferred is checked first, under the handler's role: policies
-    /// may rely on that.
+    /// An expression that takes the role of the claim again, where the handler has set another one, which
+    /// may not write the table; it is never the empty string. The handler's role is noted in a setting
+    /// of the transaction, since one message cannot read and then use it. `CASE` gives the order.
     fn role(&self) -> String {
-        let set = match &*self.role {
-            "none" => "NONE".to_owned(),
-            role => quoted(role),
-        };
+        let role = literal(&self.role);
         format!(
-            "DO $tower_dedup$ BEGIN IF current_setting('role') <> {} THEN \
-             SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL ROLE {set}; END IF; END $tower_dedup$",
-            literal(&self.role)
+            "CASE WHEN current_setting('role') <> {role} \
+             THEN CASE WHEN set_config('tower_dedup.role', current_setting('role'), true) IS NOT NULL \
+             THEN set_config('role', {role}, true) END END"
         )
     }
 }
+
+/// Sets the handler's role again: its deferred constraints are checked by the COMMIT.
+const BACK: &str = "SELECT WHERE CASE WHEN coalesce(current_setting('tower_dedup.role', true), '') <> '' \
+    THEN set_config('role', current_setting('tower_dedup.role'), true) END = ''";
 
 /// As an array.
 fn uuids(keys: &[Uuid]) -> String {
@@ -53,12 +54,12 @@ impl Statements {
         let (table, role, keys) = (&self.table, begun.role(), uuids(keys));
         let of_claim = format!("key = ANY ({keys}) AND token = '{token}' AND completed_at IS NULL");
         format!(
-            "{TAG}{role}; \
+            "{TAG}SELECT WHERE {role} = ''; \
              {TAG}WITH made AS (DELETE FROM {table} WHERE {of_claim} AND attempts = 1) \
              UPDATE {table} SET attempts = attempts - 1, \
              token = CASE WHEN takeover THEN token END, \
              lease_until = CASE WHEN takeover THEN {NOW} END \
-             WHERE {of_claim} AND attempts > 1"
+             WHERE {of_claim} AND attempts > 1; {TAG}{BACK}"
         )
     }
 
@@ -66,7 +67,7 @@ impl Statements {
     /// the role is the claim's.
     pub(super) fn end(&self, begun: &Begun) -> String {
         format!(
-            "{TAG}SELECT WHERE ({}) = ''; {TAG}{}",
+            "{TAG}SELECT WHERE ({}) = '' OR {} = ''",
             Durability::Synchronous.setting(),
             begun.role()
         )
@@ -81,7 +82,7 @@ impl Statements {
             "{end}; {TAG}UPDATE {table} AS t SET completed_at = {NOW}, lease_until = NULL \
              WHERE t.key = ANY ({keys}) AND t.token = '{token}' AND t.completed_at IS NULL \
              AND pg_current_xact_id_if_assigned()::text = '{}' \
-             RETURNING t.xmin = pg_current_xact_id()::xid AS top",
+             RETURNING t.xmin = pg_current_xact_id()::xid AS top; {TAG}{BACK}",
             begun.xid,
         )
     }
@@ -99,7 +100,7 @@ mod tests {
             let begun = Begun { xid: 7, role: role.to_owned() };
             let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
             for (message, statements) in [
-                (statements.give_back(&begun, keys, token), 2),
+                (statements.give_back(&begun, keys, token), 3),
                 (statements.commit(&begun, keys, token), 3),
             ] {
                 assert!(message.starts_with(TAG), "{message}");
