@@ -154,7 +154,6 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
             for _ in 0..50 {
                 tokio::task::yield_now().await;
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
             let released = now(&mut taken).await;
             drop(taken);
             assert_eq!(claim.await.unwrap(), [Claimed::first(1, false)]);

@@ -154,7 +154,7 @@ async fn silenced(
             assert!(start.elapsed() < IN_TIME, "answered {answered} after {:?}", start.elapsed());
             let start = Instant::now();
             until_acknowledged(&service, &id).await;
-            assert!(start.elapsed() < IN_TIME, "acknowledged after {:?}", start.elapsed());
+            assert!(start.elapsed() < MINUTE, "acknowledged after {:?}", start.elapsed());
             if cut.is_some() {
                 messages.sprung();
             }

@@ -270,7 +270,9 @@ async fn table_that_goes_away_is_made_again() {
                     // The caller's transaction is lost: the next one works.
                     let once = async || {
                         let mut tx = database.effects.pool().begin().await.unwrap();
-                        adapter.record_in(&mut tx, &key[0], MINUTE).await
+                        let recorded = adapter.record_in(&mut tx, &key[0], MINUTE).await;
+                        tx.rollback().await.unwrap();
+                        recorded
                     };
                     assert_eq!(once().await.unwrap_err().kind(), ErrorKind::Refused);
                     assert_eq!(once().await.unwrap(), Recorded::First);

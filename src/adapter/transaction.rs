@@ -21,8 +21,9 @@ use crate::key::DedupKey;
 ///
 /// 1. What [`open`](Self::open) grants is claimed *in* the transaction, and not complete: should a
 ///    handler commit it by itself, the keys stay open until their lease lapses.
-/// 2. A key that another open transaction has claimed is in flight, at once: `open` never waits
-///    for a handler to end.
+/// 2. A key that another open transaction has claimed is in flight, at once or after a short wait:
+///    `open` never waits for a handler to end. A key that may be free is not in flight: where it
+///    cannot be told which of several keys is held, `open` fails.
 /// 3. [`commit`](Self::commit) completes the keys as the last statement of the very transaction
 ///    that claimed them, then commits. Is it not that transaction any more, because the handler
 ///    has ended or broken it, it fails with [`ErrorKind::Transaction`], and nothing is committed.

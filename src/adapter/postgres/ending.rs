@@ -5,7 +5,7 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::rows::Uuid;
-use super::schema::{Durability, quoted};
+use super::schema::{Durability, literal};
 use super::statements::{NOW, Statements, TAG};
 
 /// The transaction that claimed.
@@ -23,15 +23,22 @@ impl Begun {
         Ok(Self { xid, role: row.try_get("role")? })
     }
 
-    /// Takes the role of the claim again: the handler may have set another, which may not write the
-    /// table.
+    /// An expression that takes the role of the claim again, where the handler has set another one, which
+    /// may not write the table; it is never the empty string. The handler's role is noted in a setting
+    /// of the transaction, since one message cannot read and then use it. `CASE` gives the order.
     fn role(&self) -> String {
-        match &*self.role {
-            "none" => "SET LOCAL ROLE NONE".to_owned(),
-            role => format!("SET LOCAL ROLE {}", quoted(role)),
-        }
+        let role = literal(&self.role);
+        format!(
+            "CASE WHEN current_setting('role') <> {role} \
+             THEN CASE WHEN set_config('tower_dedup.role', current_setting('role'), true) IS NOT NULL \
+             THEN set_config('role', {role}, true) END END"
+        )
     }
 }
+
+/// Sets the handler's role again: its deferred constraints are checked by the COMMIT.
+const BACK: &str = "SELECT WHERE CASE WHEN coalesce(current_setting('tower_dedup.role', true), '') <> '' \
+    THEN set_config('role', current_setting('tower_dedup.role'), true) END = ''";
 
 /// As an array.
 fn uuids(keys: &[Uuid]) -> String {
@@ -47,20 +54,20 @@ impl Statements {
         let (table, role, keys) = (&self.table, begun.role(), uuids(keys));
         let of_claim = format!("key = ANY ({keys}) AND token = '{token}' AND completed_at IS NULL");
         format!(
-            "{TAG}{role}; \
+            "{TAG}SELECT WHERE {role} = ''; \
              {TAG}WITH made AS (DELETE FROM {table} WHERE {of_claim} AND attempts = 1) \
              UPDATE {table} SET attempts = attempts - 1, \
              token = CASE WHEN takeover THEN token END, \
              lease_until = CASE WHEN takeover THEN {NOW} END \
-             WHERE {of_claim} AND attempts > 1"
+             WHERE {of_claim} AND attempts > 1; {TAG}{BACK}"
         )
     }
 
     /// What comes before anything that completes keys, and returns no row: the COMMIT is durable, and
-    /// constraints that the handler has deferred are looked at under its own role.
+    /// the role is the claim's.
     pub(super) fn end(&self, begun: &Begun) -> String {
         format!(
-            "{TAG}SELECT WHERE ({}) = ''; {TAG}SET CONSTRAINTS ALL IMMEDIATE; {TAG}{}",
+            "{TAG}SELECT WHERE ({}) = '' OR {} = ''",
             Durability::Synchronous.setting(),
             begun.role()
         )
@@ -86,7 +93,7 @@ impl Statements {
              THEN {NOW} + {retention} * interval '1 millisecond' ELSE t.expires_at END \
              WHERE t.key = ANY ({keys}) AND t.token = '{token}' AND t.completed_at IS NULL \
              AND pg_current_xact_id_if_assigned()::text = '{}' \
-             RETURNING t.xmin = pg_current_xact_id()::xid AS top",
+             RETURNING t.xmin = pg_current_xact_id()::xid AS top; {TAG}{BACK}",
             begun.xid,
         )
     }
@@ -102,11 +109,13 @@ mod tests {
         let statements = Statements::new(&Place::default(), Durability::Synchronous);
         for role in ["none", "a \"role\""] {
             let begun = Begun { xid: 7, role: role.to_owned() };
-            for message in [
-                statements.give_back(&begun, &[Uuid([1; 16])], Uuid([2; 16])),
-                statements.commit(&begun, &[Uuid([1; 16])], Uuid([2; 16]), 1),
+            let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
+            for (message, statements) in [
+                (statements.give_back(&begun, keys, token), 3),
+                (statements.commit(&begun, keys, token, 1), 3),
             ] {
-                assert!(message.split("; ").all(|text| text.starts_with(TAG)), "{message}");
+                assert!(message.starts_with(TAG), "{message}");
+                assert_eq!(message.matches(TAG).count(), statements, "{message}");
             }
         }
     }

@@ -132,7 +132,7 @@ impl PostgresAdapter {
     /// which it was made.
     #[must_use]
     pub fn schema(self, schema: Identifier) -> Self {
-        self.with(|options| options.place.schema = Some(schema.as_str().to_owned()))
+        self.with(|options| options.place.schema = Some(schema.into_string()))
     }
 
     /// Lets claims commit without waiting for the disk (`synchronous_commit = off` for the claim's

@@ -3,7 +3,7 @@
 //! 1. The twin of a key that an open transaction holds is told at once. An insertion would wait
 //!    for that transaction, with a connection in hand for as long as a handler runs, so an
 //!    advisory lock is tried for first. It is the transaction's own, and ends with it, behind
-//!    PgBouncer too.
+//!    PgBouncer too. There are 64 at most: of a larger set the last keys share one.
 //! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is
 //!    made again in a new transaction, a bounded number of times.
 //! 3. The row goes in *open*, under a lease. It is completed by the last statement before COMMIT,

@@ -53,6 +53,11 @@ impl Identifier {
 }
 
 impl Identifier {
+    #[cfg(feature = "postgres")]
+    pub(super) fn into_string(self) -> String {
+        self.0
+    }
+
     /// The table of an adapter that was told no other.
     pub(super) fn default_table() -> Self {
         Self("webhook_deliveries".to_owned())
