@@ -56,7 +56,8 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
     {
         let database = Database::fresh().await;
         let options = clock(&database).await;
-        let adapter = PostgresAdapter::new(database.pool_with(3, options)).batching(batching);
+        let pool = database.pool_with(3, options);
+        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
         let start = hours * 3_600;
         set_clock(&database, start).await;
         let store_now = || {
@@ -102,7 +103,10 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         }
         set_clock(&database, start + 86_400 + 61 * 2).await;
         assert_eq!(adapter.claim(&one("c"), &receipt()).await.unwrap(), [Claimed::first(1, false)]);
-        // What is left of the others has expired with its lease.
+        // What is left of the others has expired with its lease. An adapter of another process: to
+        // this one, the store's clock has jumped.
+        set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
+        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
         assert_eq!(adapter.purge(100).await.unwrap(), 4);
         assert_eq!(adapter.count().await.unwrap(), 1);
     }

@@ -31,7 +31,7 @@ async fn pool(url: &str) -> PgPool {
 }
 
 /// What each kind of call comes to, and what each ledger makes of a row that somebody holds.
-async fn every_call_is_answered(adapter: &PostgresAdapter) {
+async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
     let (mine, key) = (receipt(), one("leased"));
     assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
     assert_eq!(adapter.claim(&key, &receipt()).await.unwrap(), [Claimed::InFlight]);
@@ -63,6 +63,9 @@ async fn every_call_is_answered(adapter: &PostgresAdapter) {
     assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::Removed);
     let short = Receipt::new(Token::random(), Duration::ZERO);
     adapter.record(&one("purged"), &short).await.unwrap();
+    let aged = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '61 minutes' \
+                WHERE id = 'purged'";
+    sqlx::query(aged).execute(pool).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap(), 1);
     assert_eq!(adapter.count().await.unwrap(), 32);
 }
@@ -93,7 +96,7 @@ async fn server_in_another_language_changes_no_reply() {
     assert!(error.contains("existiert nicht"), "the server speaks German: {error}");
     for batching in [Batching::new(), Batching::off()] {
         let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
-        every_call_is_answered(&adapter).await;
+        every_call_is_answered(&adapter, &pool).await;
         lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
         // A table that is missing is found by its code, too.
         pool.execute("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await.unwrap();
@@ -151,7 +154,7 @@ async fn table_partitioned_by_hash_of_the_key_works() {
                 ))
                 .await;
         }
-        every_call_is_answered(&adapter).await;
+        every_call_is_answered(&adapter, database.effects.pool()).await;
         lock_that_is_not_ours_is_in_flight(&adapter, database.effects.pool()).await;
         let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
         for expected in [None, Some("duplicate")] {

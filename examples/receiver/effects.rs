@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, Postgres};
 use sqlx::sqlite::{
     Sqlite, SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions,
@@ -12,6 +14,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{Database, Result};
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 use tower_dedup::DedupKey;
 
 // Both databases understand all of this.
@@ -27,6 +30,27 @@ pub(crate) enum Effects {
     Memory(Arc<Mutex<BTreeMap<(String, String), i64>>>),
     Sqlite(SqlitePool),
     Postgres(PgPool),
+}
+
+/// How long a statement of a handler may take: a connection that has fallen silent never replies.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// Runs statements of a handler within [`BOUND`].
+pub(crate) async fn bounded<T>(statements: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
+    timeout(BOUND, statements).await.unwrap_or_else(late)
+}
+
+/// A connection of the pool, which tests an idle one without a bound. A test that is dropped closes
+/// its connection.
+async fn acquire(pool: &PgPool) -> Result<PoolConnection<Postgres>> {
+    const TEST: Duration = Duration::from_millis(500);
+    for _ in 0..pool.num_idle() {
+        if let Ok(acquired) = timeout(TEST, pool.acquire()).await {
+            return acquired;
+        }
+    }
+    pool.acquire().await
 }
 
 /// How often the handler ran for one key; 1, if all is well.
@@ -91,7 +115,15 @@ impl Effects {
                 Ok(())
             }
             Self::Sqlite(pool) => Sqlite::add(&mut *pool.acquire().await?, key, attempt).await,
-            Self::Postgres(pool) => Postgres::add(&mut *pool.acquire().await?, key, attempt).await,
+            Self::Postgres(pool) => {
+                let mut connection = acquire(pool).await?;
+                let added = bounded(Postgres::add(&mut connection, key, attempt)).await;
+                if added.is_err() {
+                    // It may have fallen silent. Dropped, it would return to the pool.
+                    drop(connection.detach());
+                }
+                added
+            }
         }
     }
 
@@ -102,7 +134,9 @@ impl Effects {
                 counts.iter().map(|((space, id), n)| (space.clone(), id.clone(), *n)).collect()
             }
             Self::Sqlite(pool) => sqlx::query_as(LIST).fetch_all(pool).await?,
-            Self::Postgres(pool) => sqlx::query_as(LIST).fetch_all(pool).await?,
+            Self::Postgres(pool) => {
+                sqlx::query_as(LIST).fetch_all(&mut *acquire(pool).await?).await?
+            }
         };
         let effect = |(namespace, id, count)| Effect { namespace, id, count };
         Ok(rows.into_iter().map(effect).collect())

@@ -81,7 +81,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, get};
 use axum::{Json, Router};
 use clap::{Parser, ValueEnum};
-use effects::{Effect, Effects, Table};
+use effects::{Effect, Effects, Table, bounded};
 use serde::Deserialize;
 use shared::signature::Check;
 use shared::verify::VerifyLayer;
@@ -318,7 +318,8 @@ async fn receive_in<DB: Table>(
 ) -> Result<Response, StatusCode> {
     if let Some((delivery, mut tx)) = delivery.zip(tx) {
         for key in delivery.keys() {
-            DB::add(&mut tx, key, delivery.attempt()).await.map_err(|error| failed(&error))?;
+            let added = bounded(DB::add(&mut tx, key, delivery.attempt())).await;
+            added.map_err(|error| failed(&error))?;
         }
     }
     by_hand.misbehave().await?;

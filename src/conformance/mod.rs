@@ -161,6 +161,7 @@ macro_rules! conformance_suite {
             workers_race_for_a_lapsed_lease,
             overlapping_sets_do_not_deadlock,
             calls_of_all_kinds_at_once_keep_to_their_keys,
+            calls_that_hang_hold_up_no_other,
             dropped_calls_can_be_undone,
             dropped_records_can_be_undone,
             dropped_completions_can_be_repeated,

@@ -34,7 +34,9 @@ impl Batching {
     }
 
     /// How many batches may be on the wire at once, at least one: each needs a connection, and a
-    /// core of the database. SQLite has one writer, and so one lane, whatever is said here.
+    /// core of the database. Up to as many more are opened while batches take longer than 500 ms,
+    /// because their connections may have fallen silent. Each runtime has lanes of its own. SQLite
+    /// has one writer, and so one lane, whatever is said here.
     pub const fn lanes(mut self, lanes: usize) -> Self {
         self.lanes = Some(if lanes == 0 { 1 } else { lanes });
         self

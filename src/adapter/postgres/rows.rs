@@ -125,16 +125,9 @@ pub(super) fn advisory_lock(key: &DedupKey) -> i64 {
     i64::from_be_bytes(last)
 }
 
-/// The advisory lock by which the session of an open transaction is found.
-pub(super) fn session_lock(token: Token) -> i64 {
-    let mut first = [0; 8];
-    first.copy_from_slice(&token.as_bytes()[..8]);
-    i64::from_be_bytes(first)
-}
-
-/// How many advisory locks a transaction takes for its keys: the server's lock table has room for so
-/// many for each connection, by default.
-const MOST_LOCKS: usize = 64;
+/// How many advisory locks a transaction takes for its keys, beside the one that names its session:
+/// the server's lock table has room for 64 for each connection, by default.
+const MOST_LOCKS: usize = 63;
 
 /// The locks that a transaction takes for its keys, in their order.
 ///

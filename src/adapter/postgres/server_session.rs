@@ -6,8 +6,6 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::super::contract::Token;
-use super::rows::session_lock;
 use super::store::PostgresAdapter;
 
 /// How a transaction begins. It tells the session's statements from others.
@@ -19,19 +17,24 @@ const LOOK_FOR: Duration = Duration::from_secs(60);
 /// The server's side of an open transaction, which may outlive the connection: a server that is not
 /// told goodbye keeps the transaction, its locks and the key, until its own keepalive finds out.
 ///
-/// A transaction takes an advisory lock that its token names. If this value is dropped before the
+/// A transaction takes an advisory lock of a random number. If this value is dropped before the
 /// transaction has [ended](Self::ended), the session that holds the lock is terminated over another
-/// connection. A session that commits is left alone: it ends by itself, and to terminate one that
+/// connection. (The token would not do: a claim that is repeated in a new transaction has the same.) A session that commits is left alone: it ends by itself, and to terminate one that
 /// waits for a synchronous standby would show a commit that the standby does not have.
 pub(super) struct ServerSession {
     adapter: PostgresAdapter,
-    token: Token,
+    lock: i64,
     ended: bool,
 }
 
 impl ServerSession {
-    pub(super) fn of(adapter: &PostgresAdapter, token: Token) -> Self {
-        Self { adapter: adapter.clone(), token, ended: false }
+    pub(super) fn of(adapter: &PostgresAdapter) -> Self {
+        Self { adapter: adapter.clone(), lock: rand::random(), ended: false }
+    }
+
+    /// The lock for the transaction to take.
+    pub(super) fn lock(&self) -> i64 {
+        self.lock
     }
 
     /// The server has said that the transaction has ended.
@@ -44,12 +47,12 @@ impl Drop for ServerSession {
     fn drop(&mut self) {
         // Without a runtime, the process is about to end, or the runtime is: the server finds out.
         if let (false, Ok(runtime)) = (self.ended, Handle::try_current()) {
-            runtime.spawn(terminate(self.adapter.clone(), self.token));
+            runtime.spawn(terminate(self.adapter.clone(), self.lock));
         }
     }
 }
 
-async fn terminate(adapter: PostgresAdapter, token: Token) {
+async fn terminate(adapter: PostgresAdapter, lock: i64) {
     let inner = adapter.inner();
     let mut pauses = ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(50))
@@ -60,7 +63,7 @@ async fn terminate(adapter: PostgresAdapter, token: Token) {
     let bound = inner.statement_timeout();
     let (start, mut looked) = (Instant::now(), false);
     loop {
-        let pause = match inner.connections.terminate(session_lock(token), bound).await {
+        let pause = match inner.connections.terminate(lock, bound).await {
             // A session that has no lock yet is known by its age only.
             Ok(false) if !looked => {
                 looked = true;

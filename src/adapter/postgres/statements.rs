@@ -175,8 +175,8 @@ fn keep(row: &str) -> String {
 /// be a handler, and the time to wait for rows is set back to the user's own.
 ///
 /// `$1` to `$3` are keys, namespaces and ids, `$4` the token, `$5` and `$6` the retention and the
-/// lease of all of them, `$7` the keys' parts of the advisory locks, `$8` a lock that the token names:
-/// by it the session is found from another connection.
+/// lease of all of them, `$7` the keys' parts of the advisory locks, `$8` a lock by which the
+/// session is found from another connection.
 fn begin_within(place: &Place) -> String {
     let lock = place.lock("a.lock");
     format!(

@@ -30,8 +30,8 @@ use super::change::grant;
 use super::ending::Begun;
 use super::rows::{
     Columns, KeptColumns, MOST_MS, Places, Uuid, advisory_locks, has_lost_its_transaction,
-    is_broken, is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys,
-    session_lock, store_error, stored,
+    is_broken, is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error,
+    stored,
 };
 use super::server_session::{BEGIN, ServerSession};
 use super::statements::{Statements, Within};
@@ -220,7 +220,9 @@ impl PostgresAdapter {
         let inner = self.inner();
         let statements = inner.ready_within(connection).await?;
         let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
-        let taken = self.take_within(connection, &statements.record_in, &keys, &receipt).await;
+        let session = rand::random();
+        let take = &statements.record_in;
+        let taken = self.take_within(connection, session, take, &keys, &receipt).await;
         let (answers, _) = taken.map_err(|error| {
             let error = store_error("recording in a transaction", error);
             // The transaction is lost. The next one finds the table, or makes it.
@@ -273,10 +275,11 @@ impl PostgresAdapter {
             .build();
         loop {
             let connection = self.inner().connections.pooled().await?;
-            let session = ServerSession::of(self, receipt.token());
+            let session = ServerSession::of(self);
             let mut transaction = OpenTransaction::begin_on(connection, Some(BEGIN)).await?;
-            let error = match self.take_within(transaction.connection(), take, keys, receipt).await
-            {
+            let connection = transaction.connection();
+            let taken = self.take_within(connection, session.lock(), take, keys, receipt).await;
+            let error = match taken {
                 Ok((answers, Some(begun))) => {
                     let claim = Claim { begun, session: Some(session) };
                     return Ok((answers, Some(transaction.with(claim))));
@@ -313,6 +316,7 @@ impl PostgresAdapter {
     async fn take_within<T: Grant>(
         &self,
         connection: &mut PgConnection,
+        session: i64,
         take: &Within,
         keys: &[DedupKey],
         receipt: &Receipt,
@@ -328,7 +332,8 @@ impl PostgresAdapter {
                 places.iter().map(|place| locks[*place]).collect()
             };
             let tried = locks_of(&open);
-            let rows = self.within(connection, &take.insert, &asked, &tried, receipt).await?;
+            let rows =
+                self.within(connection, session, &take.insert, &asked, &tried, receipt).await?;
             let mut free = Vec::new();
             for row in &rows {
                 let Some(place) = open.get(place(row)?) else { continue };
@@ -349,7 +354,8 @@ impl PostgresAdapter {
             if !free.is_empty() {
                 let asked = at(keys, &free);
                 let held = locks_of(&free);
-                let rows = self.within(connection, &take.seize, &asked, &held, receipt).await?;
+                let rows =
+                    self.within(connection, session, &take.seize, &asked, &held, receipt).await?;
                 for (place, row) in Places::new(&row_keys(&asked)).of_rows(rows)? {
                     answers[free[place]] = Some(grant(&row)?);
                 }
@@ -366,6 +372,7 @@ impl PostgresAdapter {
     async fn within(
         &self,
         connection: &mut PgConnection,
+        session: i64,
         sql: &Arc<str>,
         keys: &[DedupKey],
         locks: &[i64],
@@ -375,7 +382,7 @@ impl PostgresAdapter {
         Columns::new(&rows)
             .bind_within(sql, receipt)
             .bind(locks)
-            .bind(session_lock(receipt.token()))
+            .bind(session)
             .fetch_all(connection)
             .await
     }
@@ -433,7 +440,9 @@ async fn end_badly(transaction: OpenTransaction<Postgres>, session: Option<Serve
 /// connection up.
 async fn end(mut transaction: OpenTransaction<Postgres>) -> Result<(), sqlx::Error> {
     // An error where the handler has ended the transaction by itself.
-    let _ = sqlx::raw_sql("ROLLBACK AND CHAIN").execute(transaction.connection()).await;
+    let _ = sqlx::raw_sql("/* tower-dedup */ ROLLBACK AND CHAIN")
+        .execute(transaction.connection())
+        .await;
     transaction.rollback().await
 }
 

@@ -147,6 +147,48 @@ pub async fn dropped_calls_can_be_undone<S: Store>(store: S) {
     assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::First]);
 }
 
+/// Calls that hang, because nobody polls them, hold up no other: later calls of every kind succeed
+/// within a bound, and so do those that hung once they are polled again.
+pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S) {
+    const BOUND: Duration = Duration::from_secs(20);
+    let adapter = store.adapter();
+    for polls in 1..12_usize {
+        let key = |name: &str| [key(&format!("{name}-{polls}"))];
+        let (mine, held, recorded) = (new_receipt(), key("held"), key("recorded"));
+        adapter.claim(&held, &mine).await.unwrap();
+        let (claimed, other) = (key("claimed"), new_receipt());
+        let mut claim = Box::pin(adapter.claim(&claimed, &other));
+        let mut renew = Box::pin(adapter.renew(&held, &mine));
+        let mut hangs = (true, true);
+        for _ in 0..polls {
+            hangs.0 = hangs.0 && futures_util::poll!(claim.as_mut()).is_pending();
+            hangs.1 = hangs.1 && futures_util::poll!(renew.as_mut()).is_pending();
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+        let later = async {
+            let (receipt, free) = (new_receipt(), key("free"));
+            assert_eq!(adapter.record(&recorded, &receipt).await.unwrap(), [Recorded::First]);
+            let first = adapter.claim(&free, &receipt).await.unwrap();
+            assert!(matches!(first[..], [Claimed::First { .. }]), "{first:?}");
+            assert_eq!(adapter.renew(&free, &receipt).await.unwrap(), [Renewed::Held]);
+            assert_eq!(adapter.complete(&free, &receipt).await.unwrap(), [Completed::Held]);
+            assert!(adapter.get(&free[0]).await.unwrap().is_some());
+            adapter.purge(10).await.unwrap();
+        };
+        tokio::time::timeout(BOUND, later).await.expect("later calls are not held up");
+        let rest = async {
+            if hangs.0 {
+                let claimed = claim.await.unwrap();
+                assert!(matches!(claimed[..], [Claimed::First { .. }]), "{claimed:?}");
+            }
+            if hangs.1 {
+                assert_eq!(renew.await.unwrap(), [Renewed::Held]);
+            }
+        };
+        tokio::time::timeout(BOUND, rest).await.expect("calls that hung end");
+    }
+}
+
 /// Polls a call so often, and drops it.
 async fn dropped_after<F: Future>(polls: usize, call: F) {
     let mut call = Box::pin(call);
