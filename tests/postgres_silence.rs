@@ -167,8 +167,10 @@ async fn silenced(
         }
     });
     run.await.unwrap();
-    runtime.spawn(async move { pool.close().await }).await.unwrap();
     let metrics = runtime.metrics();
+    // The pool has one of its own.
+    until(|| std::future::ready(metrics.num_alive_tasks() <= 1)).await;
+    runtime.spawn(async move { pool.close().await }).await.unwrap();
     until(|| std::future::ready(metrics.num_alive_tasks() == 0)).await;
     runtime.shutdown_background();
     proxy.all_messages()
