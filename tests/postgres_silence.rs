@@ -265,7 +265,7 @@ async fn all_silent_under_load(build: Build) {
     for delivery in deliveries {
         delivery.await.unwrap();
     }
-    assert!(start.elapsed() < 2 * IN_TIME, "all after {:?}", start.elapsed());
+    assert!(start.elapsed() < MINUTE, "all after {:?}", start.elapsed());
     let ids = (0..200).map(|number| number.to_string());
     database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
     tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
