@@ -6,6 +6,8 @@ mod support;
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -100,13 +102,13 @@ fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) 
 /// The same, but the handler fails after it has written the first time.
 fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    let failed = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let failed = Arc::new(AtomicBool::new(false));
     let handler = tower::service_fn(move |request: Request<Body>| {
-        let failed = std::sync::Arc::clone(&failed);
+        let failed = Arc::clone(&failed);
         async move {
             let id = request.headers()["webhook-id"].clone();
             let written = tokio::time::timeout(STORE_TIMEOUT, write(request)).await;
-            let fails = id != WARM && !failed.swap(true, std::sync::atomic::Ordering::SeqCst);
+            let fails = id != WARM && !failed.swap(true, Ordering::SeqCst);
             match written {
                 Ok(written) if !fails => written,
                 _ => Ok::<_, Infallible>(answer(false)),
@@ -247,17 +249,19 @@ async fn all_silent_under_load(build: Build) {
     let pool = database.pool_with(4, proxy.options(database.options()));
     let (handle, service) = build(adapter(&pool, Batching::new()), sound(&database));
     until_acknowledged(&service, WARM).await;
-    let start = Instant::now();
+    let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
     let deliveries: Vec<_> = (0..200)
         .map(|number| {
             let (service, proxy) = (service.clone(), proxy.clone());
+            let acknowledged = Arc::clone(&acknowledged);
             tokio::spawn(async move {
-                if number == 100 {
-                    proxy.silence();
-                }
                 let id = number.to_string();
                 let answered = send(&service, request(&id)).await.status();
                 assert!(start.elapsed() < IN_TIME, "{answered} after {:?}", start.elapsed());
+                // All connections are open by now, and most are in use.
+                if acknowledged.fetch_add(1, Ordering::SeqCst) == 40 {
+                    proxy.silence();
+                }
                 until_acknowledged(&service, &id).await;
             })
         })
@@ -270,6 +274,10 @@ async fn all_silent_under_load(build: Build) {
     database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
     tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
     database.until_nothing_is_open().await;
+    // No place of the pool is lost.
+    let all = join_all((0..4).map(|_| pool.acquire()));
+    let all = tokio::time::timeout(MINUTE / 2, all).await.expect("all connections");
+    assert!(all.iter().all(Result::is_ok), "{all:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -309,6 +317,29 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
         assert!(failed <= 3, "{failed} of 10 failed");
         database.run("TRUNCATE effects, webhook_deliveries").await;
     }
+}
+
+/// Calls do not wait for the statements before them, which are on silent connections and have a
+/// minute each.
+#[tokio::test]
+async fn calls_behind_a_silent_lane_go_out_on_another() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let patient = adapter(&pool, Batching::new()).statement_timeout(MINUTE);
+    let (_, service) = lease(patient, sound(&database));
+    let crowd = (0..200).map(|number| {
+        let service = service.clone();
+        async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
+    });
+    join_all(crowd).await;
+    proxy.silence();
+    let start = Instant::now();
+    // The events differ: a call with the key of one that is being sent waits for it.
+    while send(&service, request(&format!("{:?}", start.elapsed()))).await.status() != 200 {
+        assert!(start.elapsed() < MINUTE / 2, "no call gets through");
+    }
+    assert_eq!(send(&service, request("after")).await.status(), 200);
 }
 
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.
