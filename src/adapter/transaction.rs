@@ -253,13 +253,21 @@ impl<DB: Database> OpenTransaction<DB> {
     }
 
     /// The connection, to look at.
-    #[expect(clippy::missing_panics_doc, reason = "only what consumes the transaction takes it")]
+    #[expect(
+        clippy::expect_used,
+        clippy::missing_panics_doc,
+        reason = "only what consumes the transaction takes its connection"
+    )]
     pub fn get(&self) -> &DB::Connection {
         self.connection.as_ref().expect(HELD)
     }
 
     /// The connection, inside the transaction.
-    #[expect(clippy::missing_panics_doc, reason = "only what consumes the transaction takes it")]
+    #[expect(
+        clippy::expect_used,
+        clippy::missing_panics_doc,
+        reason = "only what consumes the transaction takes its connection"
+    )]
     pub fn connection(&mut self) -> &mut DB::Connection {
         self.connection.as_mut().expect(HELD)
     }

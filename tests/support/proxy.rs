@@ -132,7 +132,7 @@ async fn pass(
                     Some(Cut::Silent) => pending().await,
                     Some(Cut::SilentUnanswered) => {
                         server.write_all(message).await?;
-                        pending().await
+                        pending::<()>().await;
                     }
                 }
             }

@@ -314,10 +314,10 @@ async fn test(connection: PoolConnection<Postgres>) {
         let row = sqlx::raw_sql("SELECT NOT pg_is_in_recovery()").fetch_one(&mut **connection);
         row.await?.try_get::<bool, _>(0)
     };
-    if matches!(timeout(TEST, asked).await, Ok(Ok(true))) {
-        if let Some(connection) = connection.0.take() {
-            give_back(connection);
-        }
+    if matches!(timeout(TEST, asked).await, Ok(Ok(true)))
+        && let Some(connection) = connection.0.take()
+    {
+        give_back(connection);
     }
 }
 

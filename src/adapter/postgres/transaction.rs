@@ -428,10 +428,10 @@ async fn keep(
 
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
 async fn end_badly(transaction: OpenTransaction<Postgres>, session: Option<ServerSession>) {
-    if end(transaction).await.is_ok() {
-        if let Some(session) = session {
-            session.ended();
-        }
+    if end(transaction).await.is_ok()
+        && let Some(session) = session
+    {
+        session.ended();
     }
 }
 
