@@ -111,7 +111,7 @@ impl PostgresAdapter {
 
     /// An adapter over a pool of yours, on the database that your service uses anyway.
     ///
-    /// [`close`](Maintain::close) leaves it open. How large it has to be: see the
+    /// [`close`](super::super::Maintain::close) leaves it open. How large it has to be: see the
     /// [operations guide](crate::guide::operations).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
