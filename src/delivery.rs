@@ -95,8 +95,8 @@ impl Delivery {
         }))
     }
 
-    /// Tells which request this is a delivery of: idempotency keys are derived from all its events,
-    /// those that do not run included.
+    /// Sets the request that this is a delivery of: idempotency keys are derived from all its events,
+    /// including those that do not run.
     pub(crate) fn belongs_to(&self, request: &Keys) {
         if let events @ [_, _, ..] = request.elements() {
             self.0.request.get_or_init(|| events.iter().map(shared_name).cloned().collect());

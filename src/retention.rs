@@ -57,8 +57,8 @@ pub struct Purger<A> {
 }
 
 impl<A: Maintain> Purger<A> {
-    /// A purger that looks every ten minutes and deletes 1,000 keys at a time; for the first time
-    /// within a minute.
+    /// A purger that deletes 1,000 keys at a time, every ten minutes. Its first round comes within a
+    /// minute.
     pub fn new(adapter: A) -> Self {
         let (every, timeout) = (Duration::from_secs(600), Duration::from_secs(30));
         Self { adapter, every, batch: 1_000, timeout }

@@ -172,10 +172,10 @@ pub struct Opened<DB: Database> {
 ///
 /// Every way to end one gives the connection back to its pool by a ping that has no bound. On a
 /// connection that has fallen silent the ping never returns, and the pool has one connection less
-/// until the process ends. So this type owns the connection: a transaction that ends in time gives
-/// the connection back within 5 s, and one that does not
-/// closes it. `BEGIN`, `COMMIT` and savepoints are sqlx's own, so that the
-/// handler's `begin` works as it always does.
+/// until the process ends. So this type owns the connection. A transaction that has ended gives the
+/// connection back within 5 s, or closes it. One that is dropped before its end closes it too if it
+/// was begun by [`begin_on`](Self::begin_on). `BEGIN`, `COMMIT` and savepoints are sqlx's own, so that
+/// the handler's `begin` works as it always does.
 pub struct OpenTransaction<DB: Database> {
     /// `None` once the transaction has ended.
     connection: Option<PoolConnection<DB>>,

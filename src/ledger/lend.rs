@@ -73,7 +73,7 @@ impl Borrower {
         Self { shared, number }
     }
 
-    /// To be asked with the transaction in hand.
+    /// Fails if another copy of the request has had the transaction. The caller holds the transaction.
     pub(super) fn may_have_it(&self) -> Result<(), TxUnavailable> {
         let holder = self.shared.holder.get_or_init(|| self.number);
         if *holder != self.number && self.shared.is_copied.load(Ordering::Acquire) {

@@ -12,9 +12,9 @@
 //! 2. Every call to the store has a bound, waiting for a connection included.
 //! 3. What a handler did is not undone by a store that fails afterwards: its success is its
 //!    answer, and is recorded in the background.
-//! 4. A claim that is dropped without a word is rolled back, but for a success that is being
-//!    recorded, and what its handler has marked as done. So is what a dropped call to the store may
-//!    have claimed.
+//! 4. A claim that is dropped without `commit` or `rollback` is rolled back, except what its handler
+//!    has marked as done. A success that is being recorded is still recorded. What a dropped call to
+//!    the store may have claimed is rolled back too.
 //!
 //! [`Ledger`] and [`Claim`] are all that the service knows, so another ledger needs no change
 //! there.
@@ -81,8 +81,8 @@ pub trait Ledger: Send + Sync + 'static {
 }
 
 /// A delivery that runs. Dropped without `commit` or `rollback`, it is rolled back as far as that
-/// is still possible. Dropped within `commit`, a ledger whose handlers' effects are not in its hands
-/// goes on to record the success.
+/// is still possible. If it is dropped within `commit`, a ledger that does not commit the handler's
+/// effects itself goes on to record the success.
 pub trait Claim: Send + 'static {
     /// The delivery, which the service puts into the request's extensions.
     fn delivery(&self) -> &Delivery;

@@ -106,8 +106,8 @@ impl Drop for Kept {
 }
 
 impl Renewals {
-    /// Keeps `lease`, which counts from `since`, until the answer is dropped; `None` outside a
-    /// runtime.
+    /// Keeps `lease`, which counts from `since`, until the returned [`Kept`] is dropped; `None`
+    /// outside a runtime.
     ///
     /// If the second value is true, the caller has to yield once before it runs a handler: the
     /// task that was just woken waits for this very thread, and no other thread takes it over from
@@ -131,7 +131,8 @@ impl Renewals {
         (Some(kept), starts || earlier.is_some())
     }
 
-    /// Whether the task has to be started, and what wakes one that sleeps for too long.
+    /// Adds a lease. Returns also whether the task has to be started, and what wakes a task that
+    /// sleeps for too long.
     fn add(
         self: &Arc<Self>,
         runtime: runtime::Id,

@@ -1,9 +1,9 @@
 //! Natural batching: calls that arrive while a statement is on the wire go out together with the
 //! next one.
 //!
-//! 1. No timer delays a call: a call that finds nothing under way is sent at once, by its caller, until somebody
-//!    else waits for it. All else is for tasks, the lanes, which end when nothing waits any more:
-//!    nothing runs when nobody calls.
+//! 1. No timer delays a call: a call that finds nothing under way is sent at once, by its caller,
+//!    until somebody else waits for it. All else is for tasks, the lanes, which end when nothing waits
+//!    any more: nothing runs when nobody calls.
 //! 2. There are few lanes (a caller that sends its call is one of them), each with one batch on the
 //!    wire. Another opens when so much waits that one statement more is worth its fixed price, or
 //!    when a batch is late (500 ms): its connection may have fallen silent. A lane whose batch is

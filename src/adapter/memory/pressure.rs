@@ -1,4 +1,4 @@
-//! What is said of a table that is nearly full, or full.
+//! The warnings about a table that is nearly full, or full.
 //!
 //! Nothing is logged under a shard's lock: a subscriber is code of the user's, and may be slow.
 
@@ -44,7 +44,7 @@ impl Pressure {
     }
 }
 
-/// What was said, and what is still to say.
+/// What the next warnings count, and when they are due.
 #[derive(Default)]
 pub(super) struct Gauge {
     /// Since the last warning.
@@ -71,7 +71,7 @@ impl Gauge {
     }
 }
 
-/// Whether it is time to warn, which it is not again for so long.
+/// Returns `true` if a warning is due, and puts the next one off for so long.
 fn is_due(next: &AtomicU64, now: u64, pause: u64) -> bool {
     let at = next.load(Ordering::Relaxed);
     let then = now.saturating_add(pause);

@@ -48,9 +48,8 @@ pub struct MemoryAdapter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum AtCapacity {
-    /// Refuses it with [`ErrorKind::Full`]; the layer answers 503 and the
-    /// sender comes again. Duplicates are told apart as ever; every *new* event is refused until keys
-    /// expire.
+    /// Refuses it with [`ErrorKind::Full`]; the layer answers 503 and the sender comes again.
+    /// Duplicates are still recognised; every *new* event is refused until keys expire.
     #[default]
     Refuse,
     /// Forgets the key of the new one's shard that is nearest to its expiry and not in flight. Its

@@ -1,16 +1,16 @@
 //! Changing statements: for one caller, or for all of a batch.
 //!
-//! A batch waits for a lock for 25 to 250 ms, as commits go, and a call of its own for 100 ms. Where somebody's open
-//! transaction holds a row of a batch, the rows that one of ours has locked are found by their
-//! advisory locks and answered in flight; the others go again, in parts if there is still one that
-//! is held, until it stands alone.
+//! A batch waits for a lock for 25 to 250 ms, as long as recent commits suggest, and a single call for
+//! 100 ms. Where an open transaction holds a row of a batch, the rows that a transaction of this crate
+//! has locked are found by their advisory locks and returned as in flight. The others are sent again, in
+//! parts while one of them is still held, until that one is alone.
 //!
 //! Why are the advisory locks not looked at first? `pg_locks` reads the lock table of the whole server,
 //! and nobody takes a lock meanwhile. To take them would be worse: the lock table has room for 6,400
 //! of all sessions by default, which a few processes with full batches would use up.
 //!
-//! To part a batch takes at most a second. Then the rows that are left are an error to their callers,
-//! and not in flight: they may be free.
+//! A batch is sent again in parts for at most a second. After that the remaining rows are an error to
+//! their callers, and not in flight, because they may be free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Connections, and who ends a wait on one that has fallen silent.
+//! Connections, and the bounds on waiting for one that has fallen silent.
 //!
 //! A connection may stop carrying bytes without a reset: the server's machine is gone, or a
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no bound, so
@@ -97,14 +97,14 @@ impl Connections {
         }
     }
 
-    /// A connection of the pool. The pool tests an idle one, without a bound but that of the whole
-    /// call, so a test that takes too long is dropped, which closes the connection.
+    /// A connection of the pool. The pool tests an idle connection with no bound but that of the whole
+    /// call, so a test that takes longer than [`TEST`] is dropped, which closes the connection.
     pub(super) async fn pooled(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
         if self.pool.num_idle() > 0 {
-            // The caller may give up first, and has then found out as much.
+            // A caller that gives up first suspects the other connections too.
             let suspected = Suspected { connections: self, sound: false };
             if let Ok(acquired) = timeout(TEST, self.pool.acquire()).await {
                 suspected.sound();
@@ -144,7 +144,7 @@ impl Connections {
         Ok(found)
     }
 
-    /// A new connection, which belongs to nobody.
+    /// A new connection, outside the pool and the lanes.
     pub(super) async fn open(&self) -> Result<PgConnection, sqlx::Error> {
         let pool = self.opener()?.pool;
         let acquired = timeout(CONNECT, pool.acquire()).await;
@@ -188,8 +188,9 @@ impl Connections {
         }
     }
 
-    /// Cancels statements of this crate that have waited for a lock for longer than `bound`: whoever
-    /// sent them has given them up. Without this, each would occupy a connection of the server for
+    /// Cancels statements of this crate that have waited for a lock for longer than `bound`, because
+    /// their callers have given them up. (A purge, a count or a process with a longer bound has not:
+    /// its call fails early.) Without this, each statement would occupy a connection of the server for
     /// as long as somebody locks the table, and new ones would join them.
     pub(super) fn cancel_waiting(&self, bound: Duration) {
         const CANCEL: &str = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity \
@@ -306,7 +307,7 @@ fn here() -> Id {
     Handle::current().id()
 }
 
-/// Gives an idle connection of the pool back if it leads to a primary that replies in time.
+/// Returns an idle connection to the pool if it leads to a primary that replies in time.
 async fn test(connection: PoolConnection<Postgres>) {
     let mut connection = Guard(Some(connection));
     let asked = async {
@@ -321,7 +322,8 @@ async fn test(connection: PoolConnection<Postgres>) {
     }
 }
 
-/// A test of a connection by the pool, during which nothing may be heard of it.
+/// A test of an idle connection by the pool. Dropped before the pool has replied, it makes the other
+/// idle connections suspect.
 struct Suspected<'c> {
     connections: &'c Connections,
     sound: bool,

@@ -23,9 +23,10 @@ impl Begun {
         Ok(Self { xid, role: row.try_get("role")? })
     }
 
-    /// An expression that takes the role of the claim again, where the handler has set another one, which
-    /// may not write the table; it is never the empty string. The handler's role is noted in a setting
-    /// of the transaction, since one message cannot read and then use it. `CASE` gives the order.
+    /// An expression that sets the role of the claim again where the handler has set another one, which
+    /// may not write the table. Its value is never the empty string. The handler's role is noted in a
+    /// setting of the transaction, since one message cannot read and then use it. `CASE` gives the
+    /// order.
     fn role(&self) -> String {
         let role = literal(&self.role);
         format!(
@@ -47,9 +48,9 @@ fn uuids(keys: &[Uuid]) -> String {
 }
 
 impl Statements {
-    /// Gives keys back, in one message: as a rollback would leave them. What this claim has made
-    /// goes, and what it has taken is one attempt younger; who takes over from a lapsed lease next is
-    /// told so again.
+    /// Gives keys back, in one message: as a rollback would leave them. Rows that this claim inserted
+    /// are deleted. Rows that it took have one attempt less, and where it was a takeover, the next
+    /// claim is one again.
     pub(super) fn give_back(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
         let (table, role, keys) = (&self.table, begun.role(), uuids(keys));
         let of_claim = format!("key = ANY ({keys}) AND token = '{token}' AND completed_at IS NULL");
@@ -73,9 +74,9 @@ impl Statements {
         )
     }
 
-    /// Completes keys in the transaction that claimed them, in one message with what comes before. A
-    /// row that is written under a savepoint bears that one's number: there may be one that the
-    /// handler has leaked.
+    /// Completes keys in the transaction that claimed them, in one message with what comes before.
+    /// `top` is false for a row that is written under a savepoint, because `xmin` is the savepoint's
+    /// number then: the handler may have leaked one.
     ///
     /// A completion is never expired at birth: a handler may run for longer than `retention`, in
     /// milliseconds, which was counted from the claim.

@@ -18,7 +18,7 @@ const WAITS: [(u32, &str); 4] =
     [(25_000, "25ms"), (50_000, "50ms"), (100_000, "100ms"), (u32::MAX, "250ms")];
 
 impl LockWait {
-    /// A statement that has written something took so long.
+    /// Records how long a statement that has written something took.
     pub(super) fn saw(&self, took: Duration) {
         let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         let median = self.median_us.load(Ordering::Relaxed);
@@ -54,7 +54,7 @@ mod tests {
             }
             assert_eq!(wait.bound(), bound, "{took_ms} ms");
         }
-        // One that took long is none of the others' business.
+        // One slow statement does not change the bound.
         wait.saw(Duration::from_secs(3_600));
         assert_eq!(wait.bound(), "25ms");
     }

@@ -19,8 +19,9 @@ const LOOK_FOR: Duration = Duration::from_secs(60);
 ///
 /// A transaction takes an advisory lock of a random number. If this value is dropped before the
 /// transaction has [ended](Self::ended), the session that holds the lock is terminated over another
-/// connection. (The token would not do: a claim that is repeated in a new transaction has the same.) A session that commits is left alone: it ends by itself, and to terminate one that
-/// waits for a synchronous standby would show a commit that the standby does not have.
+/// connection. The token cannot name the session, because a claim that is repeated in a new transaction
+/// has the same token. A session that commits is left alone: it ends by itself, and to terminate one
+/// that waits for a synchronous standby would show a commit that the standby does not have.
 pub(super) struct ServerSession {
     adapter: PostgresAdapter,
     lock: i64,

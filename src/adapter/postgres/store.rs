@@ -164,8 +164,9 @@ impl PostgresAdapter {
 
     /// How concurrent calls go out together; [`Batching::off`] for each on its own.
     ///
-    /// Batches have connections of their own, one for each lane and two unless told otherwise,
-    /// beside those of the pool and with its options. They are opened when they are needed.
+    /// Batches have connections of their own, one for each lane and two for each runtime unless told
+    /// otherwise, beside those of the pool and with its options. They are opened when they are needed,
+    /// up to twice as many while batches take longer than 500 ms.
     #[must_use]
     pub fn batching(self, batching: Batching) -> Self {
         self.with(|options| options.batching = batching)
@@ -378,8 +379,8 @@ impl Inner {
         self.fetch_within(bound, Source::Pool, sql, params, &AtomicBool::default()).await
     }
 
-    /// The same on a connection of this source. `unheard` is set if a reply came only after another
-    /// was lost: what the lost statement has written, this one has found.
+    /// The same on a connection of this source. `unheard` is set if the reply came only after the reply
+    /// to an earlier try was lost: this try may have found what the earlier one wrote.
     pub(super) async fn fetch_through(
         &self,
         source: Source,

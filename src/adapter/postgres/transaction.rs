@@ -3,10 +3,11 @@
 //! 1. The twin of a key that an open transaction holds is told at once. An insertion would wait
 //!    for that transaction, with a connection in hand for as long as a handler runs, so an
 //!    advisory lock is tried for first. It is the transaction's own, and ends with it, behind
-//!    PgBouncer too. There are 64 at most: of a larger set the last keys share one.
+//!    PgBouncer too. There are 63 at most: of a larger set the last keys share one. One more lock
+//!    names the session, so that another connection can terminate it.
 //! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is
 //!    made again in a new transaction, a bounded number of times.
-//! 3. The row goes in *open*, under a lease. It is completed by the last statement before COMMIT,
+//! 3. The row goes in *open*, under a lease. It is completed by the last message before COMMIT,
 //!    which asks whether this is the transaction that claimed: an aborted one answers an error,
 //!    another one no row. COMMIT alone tells neither: to an aborted transaction the server
 //!    answers ROLLBACK, which sqlx takes for success.

@@ -38,7 +38,7 @@ struct State {
     from: Option<i64>,
     /// When the store's clock was last right, and what it said, in milliseconds.
     right: Option<(Instant, i64)>,
-    /// Since when it is not.
+    /// Since when the store's clock is ahead.
     jumped: Option<Instant>,
 }
 
@@ -69,7 +69,7 @@ impl Purging {
         Ok(portion.keys)
     }
 
-    /// Rule 3, for a store whose clock says this.
+    /// Checks rule 3 for a store whose clock shows this many milliseconds since the Unix epoch.
     ///
     /// # Errors
     ///

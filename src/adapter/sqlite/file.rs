@@ -1,7 +1,7 @@
 //! [`Watched`]: whether the path still names the file that the connections are on.
 //!
-//! A file that is deleted or replaced lives on for those who have it open. Another process, or the
-//! next connection of this one, opens the new one: both would grant one key.
+//! Connections that have a file open go on with it after it is deleted or replaced. Another process, or
+//! the next connection of this one, opens the new file: both would grant one key.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use sqlx::sqlite::SqliteConnectOptions;
 
 use crate::error::{Error, ErrorKind};
 
-/// How long nobody looks again. A look is one `stat`: about a microsecond for a path that the kernel
-/// has in its cache, so that it needs no thread of its own.
+/// The least time between two looks at the path. A look is one `stat`: about a microsecond for a path
+/// that the kernel has in its cache, so that it needs no thread of its own.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Watched {

@@ -383,8 +383,8 @@ impl SqliteAdapter {
     }
 }
 
-/// Closes the idle connections that sqlx believes to be in a transaction, which nobody holds: one
-/// that was taken from it behind its back, and after which it was dropped. Returns how many.
+/// Closes the idle connections that sqlx takes to be in a transaction. Nobody holds that transaction:
+/// it was ended without sqlx's knowledge, and the connection was dropped then. Returns how many.
 async fn close_stuck(pool: &SqlitePool) -> usize {
     let (mut sound, mut closed) = (Vec::new(), 0);
     while let Some(connection) = pool.try_acquire() {

@@ -256,8 +256,8 @@ pub async fn dropped_completions_can_be_repeated<S: Store>(store: S) {
     }
 }
 
-/// Calls of all kinds at once, each on keys of its own: each is told of its own key, whatever else
-/// goes to the store with it.
+/// Calls of all kinds at once, each on keys of its own: each call returns the result of its own key,
+/// whatever else goes to the store with it.
 pub async fn calls_of_all_kinds_at_once_keep_to_their_keys<S: Store>(store: S) {
     let adapter = store.adapter();
     let tasks = (0..2 * WORKERS).map(|worker| {

@@ -151,7 +151,7 @@ where
     assert_eq!(adapter.recall(&keys[..1], Wanted::All).await.unwrap(), [None]);
 }
 
-/// Recall beside completions: who asks meanwhile is told nothing, or all of it.
+/// Recall beside completions: a recall meanwhile returns nothing, or all of it.
 pub async fn recall_beside_completions_is_whole<S: Store>(store: S)
 where
     S::Adapter: Recall,
