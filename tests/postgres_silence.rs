@@ -22,6 +22,7 @@ use support::{Body, Handler, by_header, dedup_key, request, send};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
     Batching, Claimed, DedupAdapter, LeaseAdapter, Maintain, PostgresAdapter, Receipt, Recorded,
+    Released, Token,
 };
 use tower_dedup::{DedupHandle, DedupLayer, ErrorKind, OnInFlight};
 
@@ -492,31 +493,142 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
     database.until_nothing_is_open().await;
 }
 
-/// Somebody locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` does: calls fail in
-/// time, sessions do not pile up on the server, and the next calls succeed.
+/// Somebody locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` does, or `ALTER TABLE`:
+/// calls fail in time, sessions do not pile up on the server, and the next calls succeed.
+async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
+    for mode in ["SHARE", "ACCESS EXCLUSIVE"] {
+        let database = Database::fresh().await;
+        let pool = database.pool(4);
+        let adapter = adapter(&pool, batching);
+        adapter.migrate().await.unwrap();
+        let (_, service) = build(adapter, sound(&database));
+        until_acknowledged(&service, WARM).await;
+        let mut locked = database.effects.pool().begin().await.unwrap();
+        let lock = format!("LOCK TABLE webhook_deliveries IN {mode} MODE");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut *locked).await.unwrap();
+        let (start, mut most) = (Instant::now(), 0);
+        while start.elapsed() < 8 * STATEMENT_TIMEOUT {
+            let crowd = (0..4).map(|number| {
+                let (service, id) = (service.clone(), format!("{number}-{:?}", start.elapsed()));
+                async move {
+                    let sent = Instant::now();
+                    assert_eq!(send(&service, request(&id)).await.status(), 503);
+                    assert!(sent.elapsed() < IN_TIME, "answered after {:?}", sent.elapsed());
+                }
+            });
+            join_all(crowd).await;
+            most = most.max(database.sessions("true").await);
+        }
+        // Pool, lanes, and those that look after them.
+        assert!(most <= 16, "{most} sessions under {mode}");
+        locked.rollback().await.unwrap();
+        until_acknowledged(&service, "after").await;
+        assert_eq!(database.effects.of("after").await, 1);
+        database.until_nothing_is_open().await;
+    }
+}
+
 #[tokio::test]
-async fn a_locked_table_piles_up_no_sessions() {
+async fn lease_on_a_locked_table_piles_up_no_sessions() {
+    locked_table_piles_up_no_sessions(Batching::new(), lease).await;
+}
+
+#[tokio::test]
+async fn unbatched_lease_on_a_locked_table_piles_up_no_sessions() {
+    locked_table_piles_up_no_sessions(Batching::off(), lease).await;
+}
+
+#[tokio::test]
+async fn transactions_on_a_locked_table_pile_up_no_sessions() {
+    locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
+}
+
+/// COMMIT stalls, as for a standby that is away or a disk that hangs: the sessions that wait in it
+/// are left alone, and no others join them.
+#[tokio::test]
+async fn stalled_commits_pile_up_no_sessions() {
     let database = Database::fresh().await;
-    let pool = database.pool(2);
-    let adapter = adapter(&pool, Batching::new());
-    adapter.migrate().await.unwrap();
-    let (_, service) = lease(adapter, sound(&database));
+    let pool = database.pool(3);
+    let (_, service) = in_a_transaction(adapter(&pool, Batching::new()), sound(&database));
     until_acknowledged(&service, WARM).await;
-    let mut locked = database.effects.pool().begin().await.unwrap();
-    let lock = sqlx::query("LOCK TABLE webhook_deliveries IN SHARE MODE");
-    lock.execute(&mut *locked).await.unwrap();
-    let (start, mut most) = (Instant::now(), 0);
+    let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
+    let (start, mut most, mut sent) = (Instant::now(), 0, 0);
     while start.elapsed() < 8 * STATEMENT_TIMEOUT {
-        let id = format!("{:?}", start.elapsed());
-        let sent = Instant::now();
-        assert_eq!(send(&service, request(&id)).await.status(), 503);
-        assert!(sent.elapsed() < IN_TIME, "answered after {:?}", sent.elapsed());
+        assert_eq!(send(&service, request(&format!("event-{sent}"))).await.status(), 503);
+        sent += 1;
         most = most.max(database.sessions("true").await);
     }
-    assert!(most <= 10, "{most} sessions");
-    locked.rollback().await.unwrap();
+    assert!(most <= 3 + 2 + 3, "{most} sessions");
+    drop(gate);
+    for number in 0..sent {
+        until_acknowledged(&service, &format!("event-{number}")).await;
+    }
+    let ids = (0..sent).map(|number| format!("event-{number}"));
+    database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
+    database.until_nothing_is_open().await;
+}
+
+/// The record's COMMIT stalls for longer than its statement may take: nobody sees the row, and that
+/// it is not there is no answer. Taken for one, the event would be lost when the row appears.
+#[tokio::test]
+async fn record_that_waits_in_its_commit_is_not_said_to_be_absent() {
+    let database = Database::fresh().await;
+    for batching in [Batching::new(), Batching::off()] {
+        let adapter = adapter(&database.pool(3), batching);
+        adapter.migrate().await.unwrap();
+        let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
+        let (keys, mine) =
+            ([dedup_key(&format!("{batching:?}"))], Receipt::new(rand_token(), MINUTE));
+        let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.record(&keys, &mine));
+        assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
+        let start = Instant::now();
+        while start.elapsed() < 3 * STATEMENT_TIMEOUT {
+            let undone = adapter.unrecord(&keys, &mine);
+            match tokio::time::timeout(STATEMENT_TIMEOUT, undone).await {
+                Ok(Ok(undone)) => panic!("{undone:?} after {:?}", start.elapsed()),
+                Ok(Err(_)) | Err(_) => {}
+            }
+        }
+        drop(gate);
+        let undone = async || {
+            let undone = adapter.unrecord(&keys, &mine).await;
+            undone.is_ok_and(|undone| undone == [Released::Released])
+        };
+        // The row appears when the record's COMMIT ends.
+        until(undone).await;
+        assert_eq!(adapter.record(&keys, &mine).await.unwrap(), [Recorded::First]);
+    }
+}
+
+fn rand_token() -> Token {
+    rand::random::<[u8; 16]>().into()
+}
+
+/// A COMMIT that the server refuses has ended the transaction: the connection stays in the pool.
+#[tokio::test]
+async fn refused_commit_keeps_its_connection() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let (_, service) = in_a_transaction(adapter(&pool, Batching::new()), sound(&database));
+    until_acknowledged(&service, WARM).await;
+    database
+        .run(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             RAISE serialization_failure; END $$; \
+             CREATE CONSTRAINT TRIGGER refused AFTER INSERT ON effects INITIALLY DEFERRED \
+             FOR EACH ROW WHEN (NEW.id = 'refused') EXECUTE FUNCTION refuse()",
+        )
+        .await;
+    let session = async || -> i32 {
+        let pid = sqlx::query_scalar("SELECT pg_backend_pid()");
+        pid.fetch_one(&pool).await.unwrap()
+    };
+    let before = session().await;
+    assert!(send(&service, request("refused")).await.status().is_server_error());
+    assert_eq!(session().await, before);
     until_acknowledged(&service, "after").await;
-    assert_eq!(database.effects.of("after").await, 1);
+    assert_eq!(database.effects.of("refused").await, 0);
+    database.until_nothing_is_open().await;
 }
 
 /// A pool that shares the permits of a smaller one has lanes no larger than itself.

@@ -179,10 +179,14 @@ pub struct Opened<DB: Database> {
 pub struct OpenTransaction<DB: Database> {
     /// `None` once the transaction has ended.
     connection: Option<PoolConnection<DB>>,
-    closes: bool,
+    /// What becomes of the connection if the transaction is dropped before its end; `None` if it is
+    /// rolled back and returns to its pool.
+    lost: Option<Box<Lost<DB>>>,
     /// Dropped after the connection was given back or closed.
     attachment: Option<Box<dyn Any + Send + Sync>>,
 }
+
+type Lost<DB> = dyn FnOnce(PoolConnection<DB>) + Send + Sync;
 
 /// For how long a connection may take to return to its pool; past it, the connection is closed.
 const RETURN_BOUND: Duration = Duration::from_secs(5);
@@ -206,15 +210,18 @@ impl<DB: Database> OpenTransaction<DB> {
         let begun = tokio::spawn(async move {
             let connection = pool.acquire().await?;
             let mut transaction =
-                Self { connection: Some(connection), closes: false, attachment: None };
+                Self { connection: Some(connection), lost: None, attachment: None };
             transaction.start(statement).await?;
             Ok(transaction)
         });
         begun.await.map_err(|_| sqlx::Error::WorkerCrashed)?
     }
 
-    /// A transaction on this connection. Dropped before its end, or while a statement is under way,
-    /// it closes the connection: for a database that is reached over a network.
+    /// A transaction on this connection, for a database that is reached over a network.
+    ///
+    /// Dropped before its end, or while a statement is under way, it gives its connection to `lost`,
+    /// which must not give it back to the pool: what the server does with the transaction is not
+    /// known.
     ///
     /// # Errors
     ///
@@ -222,8 +229,10 @@ impl<DB: Database> OpenTransaction<DB> {
     pub async fn begin_on(
         connection: PoolConnection<DB>,
         statement: Option<&'static str>,
+        lost: impl FnOnce(PoolConnection<DB>) + Send + Sync + 'static,
     ) -> Result<Self, sqlx::Error> {
-        let mut transaction = Self { connection: Some(connection), closes: true, attachment: None };
+        let lost: Option<Box<Lost<DB>>> = Some(Box::new(lost));
+        let mut transaction = Self { connection: Some(connection), lost, attachment: None };
         transaction.start(statement).await?;
         Ok(transaction)
     }
@@ -244,12 +253,6 @@ impl<DB: Database> OpenTransaction<DB> {
     #[must_use]
     pub fn attachment<T: Any>(&self) -> Option<&T> {
         self.attachment.as_deref().and_then(|attachment| (attachment as &dyn Any).downcast_ref())
-    }
-
-    /// The same, to change.
-    pub fn attachment_mut<T: Any>(&mut self) -> Option<&mut T> {
-        let attachment = self.attachment.as_deref_mut();
-        attachment.and_then(|attachment| (attachment as &mut dyn Any).downcast_mut())
     }
 
     /// The connection, to look at.
@@ -278,9 +281,20 @@ impl<DB: Database> OpenTransaction<DB> {
     ///
     /// What sqlx returns.
     pub async fn commit(mut self) -> Result<(), sqlx::Error> {
-        DB::TransactionManager::commit(self.connection()).await?;
-        self.end();
-        Ok(())
+        let committed = DB::TransactionManager::commit(self.connection()).await;
+        // A COMMIT that the database refuses has ended the transaction, or leaves it to be rolled
+        // back; either way the connection is sound.
+        let ended = match &committed {
+            Ok(()) => true,
+            Err(sqlx::Error::Database(_)) => {
+                DB::TransactionManager::rollback(self.connection()).await.is_ok()
+            }
+            Err(_) => false,
+        };
+        if ended {
+            self.end();
+        }
+        committed
     }
 
     /// Rolls back.
@@ -296,7 +310,7 @@ impl<DB: Database> OpenTransaction<DB> {
 
     /// Closes the connection: the server rolls back.
     pub fn close(mut self) {
-        self.closes = true;
+        drop(self.connection.take().map(PoolConnection::detach));
     }
 
     fn end(&mut self) {
@@ -317,11 +331,9 @@ pub(super) fn give_back<DB: Database>(mut connection: PoolConnection<DB>) {
 impl<DB: Database> Drop for OpenTransaction<DB> {
     fn drop(&mut self) {
         let Some(mut connection) = self.connection.take() else { return };
-        if self.closes {
-            // No goodbye to the server: that would be one more message that may never leave.
-            drop(connection.detach());
-        } else {
-            DB::TransactionManager::start_rollback(&mut connection);
+        match self.lost.take() {
+            Some(lost) => lost(connection),
+            None => DB::TransactionManager::start_rollback(&mut connection),
         }
     }
 }

@@ -216,7 +216,8 @@ impl<A: Ask> Batcher<A> {
             queue.waiting.push_back(Waiting { ask, reply });
             let enough = WORTH_A_LANE.min(self.0.most_rows);
             let is_urgent = queue.lanes == 0 || queue.late > 0;
-            let opens = queue.opens(self.0.lanes, if is_urgent { 1 } else { enough });
+            let least = if is_urgent { rows.min(1) } else { enough };
+            let opens = queue.opens(self.0.lanes, least);
             (opens, queue.led.take())
         };
         if let Some(led) = led {
@@ -371,7 +372,9 @@ impl<A: Ask, C: Carry<A>> Lane<A, C> {
         let State { queues, rows } = &mut *state;
         let queue = queues.get_mut(&self.place)?;
         let before = queue.rows;
-        let batch = queue.take(self.shared.most_rows);
+        // One that was opened beside a late batch is not needed any more.
+        let surplus = queue.lanes > queue.most(self.shared.lanes);
+        let batch = if surplus { Vec::new() } else { queue.take(self.shared.most_rows) };
         *rows -= before - queue.rows;
         if batch.is_empty() {
             // What still waits, waits for what another lane has on the wire.
@@ -455,10 +458,14 @@ impl<A: Ask> State<A> {
 }
 
 impl<A: Ask> Queue<A> {
-    /// Counts another lane, if so many rows wait. One that waits for a late batch does not count,
-    /// up to as many again as there may be.
+    /// One lane that waits for a late batch does not count, up to as many again as there may be.
+    fn most(&self, lanes: usize) -> usize {
+        lanes.saturating_add(self.late.min(lanes))
+    }
+
+    /// Counts another lane, if so many rows wait.
     fn opens(&mut self, most: usize, rows: usize) -> bool {
-        let opens = self.lanes < most + self.late.min(most) && self.rows >= rows;
+        let opens = self.lanes < self.most(most) && self.rows >= rows;
         self.lanes += usize::from(opens);
         opens
     }

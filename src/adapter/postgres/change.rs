@@ -33,7 +33,7 @@ use super::rows::{
 };
 use super::statements::{LOCK_TIMEOUT, Take, Write};
 use super::store::Inner;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 /// How often a key is looked at again that changed hands between two statements.
@@ -111,7 +111,11 @@ impl Database for Through<'_> {
         let (context, touched) = match kind {
             Kind::Renew => ("renewing leases", self.write(&statements.renew, rows).await),
             Kind::Unrecord => {
-                ("undoing records", self.fetch(&statements.unrecord, rows, false).await)
+                let undone = self.fetch(&statements.unrecord, rows, false).await;
+                if undone.as_ref().is_ok_and(|undone| undone.len() < rows.len()) {
+                    self.check_settled().await?;
+                }
+                ("undoing records", undone)
             }
             _ => ("releasing keys", self.fetch(&statements.release, rows, false).await),
         };
@@ -206,6 +210,19 @@ impl Through<'_> {
             self.inner.lock_wait.saw(start.elapsed());
         }
         Ok(rows)
+    }
+
+    /// A record whose statement was given up may be waiting in its COMMIT, where nobody sees it. That
+    /// it is not there would be taken for an answer, and its event be lost once it appears.
+    async fn check_settled(&self) -> Result<(), Failed> {
+        let bound = self.inner.statement_timeout();
+        let outstanding = self.inner.connections.is_outstanding(bound).await;
+        if outstanding.map_err(|error| self.failed("undoing records", error, true))? {
+            let text = "undoing records: a statement that was given up is still being run";
+            let error = Error::new(ErrorKind::Unavailable, text);
+            return Err(Failed { error, of_a_row: false });
+        }
+        Ok(())
     }
 
     /// What a call came to nothing for, if `written` says whether it has changed something.

@@ -19,10 +19,11 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
 use sqlx::{Connection, Row};
@@ -39,6 +40,12 @@ const TEST_AFTER: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long closing one may take.
 const CLOSE: Duration = Duration::from_secs(1);
+/// How long an idle connection of another runtime is kept, which may have ended.
+const ELSEWHERE: Duration = Duration::from_secs(60);
+/// A statement that has run for less is not taken for one that was given up.
+const YOUNG: Duration = Duration::from_millis(250);
+/// The longest pause between two looks at the server.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Where a statement is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +63,9 @@ pub(super) struct Connections {
     lanes: usize,
     beside: Mutex<Beside>,
     closed: AtomicBool,
-    /// Whether statements that have waited too long are being cancelled.
-    cancels: Arc<AtomicBool>,
+    /// When the pool last lent a connection, in milliseconds since `made`.
+    lent: AtomicU64,
+    made: Instant,
 }
 
 #[derive(Default)]
@@ -76,6 +84,8 @@ struct Opener {
 struct Idle {
     connection: PgConnection,
     opened: Instant,
+    /// How it was opened.
+    options: Arc<PgConnectOptions>,
     since: Instant,
 }
 
@@ -86,11 +96,12 @@ impl Connections {
             lanes,
             beside: Mutex::default(),
             closed: AtomicBool::new(false),
-            cancels: Arc::default(),
+            lent: AtomicU64::new(0),
+            made: Instant::now(),
         }
     }
 
-    pub(super) async fn get(&self, source: Source) -> Result<Session<'_>, sqlx::Error> {
+    pub(super) async fn get(self: &Arc<Self>, source: Source) -> Result<Session<'_>, sqlx::Error> {
         match source {
             Source::Pool => self.pooled().await.map(|connection| Session::of(self, connection)),
             Source::Lane => self.lane().await,
@@ -103,29 +114,56 @@ impl Connections {
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
+        let mut acquire = Box::pin(self.pool.acquire());
         if self.pool.num_idle() > 0 {
-            // A caller that gives up first suspects the other connections too.
-            let suspected = Suspected { connections: self, sound: false };
-            if let Ok(acquired) = timeout(TEST, self.pool.acquire()).await {
-                suspected.sound();
-                return acquired;
+            // The caller may give up first, and has then found out as much.
+            let tested = Tested { connections: self, since: Instant::now() };
+            loop {
+                match timeout(TEST, &mut acquire).await {
+                    Ok(acquired) => {
+                        self.has_lent();
+                        return acquired;
+                    }
+                    // The pool is busy, and this call keeps its place in the line.
+                    Err(_) if self.lent_since(tested.since) => {}
+                    Err(_) => break,
+                }
             }
+            drop(tested);
+            acquire = Box::pin(self.pool.acquire());
         }
-        self.pool.acquire().await
+        let acquired = acquire.await;
+        self.has_lent();
+        acquired
     }
 
-    async fn lane(&self) -> Result<Session<'_>, sqlx::Error> {
+    fn has_lent(&self) {
+        self.lent.store(self.millis(), Ordering::Relaxed);
+    }
+
+    fn lent_since(&self, since: Instant) -> bool {
+        let since = self.millis().saturating_sub(millis(since.elapsed()));
+        self.lent.load(Ordering::Relaxed) > since
+    }
+
+    fn millis(&self) -> u64 {
+        millis(self.made.elapsed())
+    }
+
+    async fn lane(self: &Arc<Self>) -> Result<Session<'_>, sqlx::Error> {
         if let Some(mut idle) = self.idle()? {
             let sound = idle.since.elapsed() < TEST_AFTER
                 || matches!(timeout(TEST, idle.connection.ping()).await, Ok(Ok(())));
             if sound {
-                return Ok(Session::new(self, Live::Lane(idle.connection, idle.opened)));
+                let Idle { connection, opened, options, .. } = idle;
+                return Ok(Session::new(self, Live::Lane(connection, opened, options)));
             }
             drop(idle);
             self.suspect();
         }
+        let options = self.pool.connect_options();
         let connection = self.open().await?;
-        Ok(Session::new(self, Live::Lane(connection, Instant::now())))
+        Ok(Session::new(self, Live::Lane(connection, Instant::now(), options)))
     }
 
     /// A connection of this runtime that nobody uses.
@@ -165,7 +203,11 @@ impl Connections {
         let pool = pool_options
             .min_connections(0)
             // No more than the pool has: sqlx refuses a child of a smaller parent.
-            .max_connections(u32::try_from(self.lanes * 2 + 1).unwrap_or(u32::MAX).min(most))
+            .max_connections(
+                u32::try_from(self.lanes.saturating_mul(2).saturating_add(1))
+                    .unwrap_or(u32::MAX)
+                    .min(most),
+            )
             .acquire_timeout(CONNECT)
             // With neither there is no task that looks after idle connections: there are none.
             .max_lifetime(None)
@@ -188,32 +230,51 @@ impl Connections {
         }
     }
 
-    /// Cancels statements of this crate that have waited for a lock for longer than `bound`, because
-    /// their callers have given them up. (A purge, a count or a process with a longer bound has not:
-    /// its call fails early.) Without this, each statement would occupy a connection of the server for
-    /// as long as somebody locks the table, and new ones would join them.
-    pub(super) fn cancel_waiting(&self, bound: Duration) {
-        const CANCEL: &str = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity \
-             WHERE datname = current_database() AND usename = session_user AND state = 'active' \
-             AND wait_event_type = 'Lock' AND query LIKE '/* tower-dedup */ %' \
+    /// Waits until the server runs no statement any more that was given up, and cancels those that
+    /// have waited for a lock for longer than `bound`. (A purge, a count or a process with a longer
+    /// bound has not given up: its call fails early.)
+    ///
+    /// Whoever has given up a statement keeps its place, a lane or a place of the pool, until then.
+    /// Else each statement that waits for a lock, or for a standby, would leave a session on the
+    /// server, and the next one would join it.
+    pub(super) async fn settled(&self, bound: Duration) {
+        const OUTSTANDING: &str = "SELECT count(*), count(CASE WHEN wait_event_type = 'Lock' \
              AND query_start < clock_timestamp() - $1 * interval '1 millisecond' \
-             AND pid <> pg_backend_pid()";
-        if self.cancels.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (opener, cancels) = (self.opener(), Arc::clone(&self.cancels));
-        tokio::spawn(async move {
-            let cancelled = timeout(CONNECT + CONNECT, async {
-                let mut connection = opener?.pool.acquire().await?.detach();
-                let bound = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
-                sqlx::query(CANCEL).bind(bound).execute(&mut connection).await?;
-                connection.close().await
+             THEN pg_cancel_backend(pid) END) FROM pg_stat_activity \
+             WHERE datname = current_database() AND usename = session_user AND state = 'active' \
+             AND query LIKE '/* tower-dedup */ %' AND pid <> pg_backend_pid() \
+             AND query_start < clock_timestamp() - $2 * interval '1 millisecond'";
+        let bound = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
+        let young = i64::try_from(YOUNG.as_millis()).unwrap_or(i64::MAX);
+        let mut pauses = pauses();
+        loop {
+            let outstanding = timeout(CONNECT + CONNECT, async {
+                let mut connection = self.open().await?;
+                let row = sqlx::query(OUTSTANDING).bind(bound).bind(young);
+                let row = row.fetch_one(&mut connection).await?;
+                connection.close().await?;
+                row.try_get::<i64, _>(0)
             });
-            if let Ok(Err(error)) = cancelled.await {
-                tracing::debug!(%error, "cancelling statements that have waited too long");
+            match outstanding.await {
+                Ok(Ok(1..)) => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
+                // A server that cannot be asked takes no further session either.
+                Ok(Ok(_) | Err(_)) | Err(_) => return,
             }
-            cancels.store(false, Ordering::Release);
-        });
+        }
+    }
+
+    /// Whether the server runs a statement that was given up: what it comes to is not known.
+    pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
+        const OUTSTANDING: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity \
+             WHERE datname = current_database() AND usename = session_user AND state = 'active' \
+             AND query LIKE '/* tower-dedup */ %' AND pid <> pg_backend_pid() \
+             AND query_start < clock_timestamp() - $1 * interval '1 millisecond')";
+        let bound = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
+        let mut connection = self.open().await?;
+        let asked = sqlx::query_scalar(OUTSTANDING).bind(bound).fetch_one(&mut connection);
+        let outstanding = timeout(CONNECT, asked).await.unwrap_or_else(|_| Err(timed_out()))?;
+        connection.close().await?;
+        Ok(outstanding)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -221,34 +282,41 @@ impl Connections {
     }
 
     /// Terminates the session whose open transaction holds this advisory lock, unless it commits.
-    /// Returns `true` if there was one.
     ///
     /// A transaction that has no lock yet has written nothing. Those of this crate that have done
-    /// nothing for `bound` are terminated too: a claim takes less.
-    pub(super) async fn terminate(&self, lock: i64, bound: Duration) -> Result<bool, sqlx::Error> {
+    /// nothing for `age` are terminated too: a claim takes less.
+    pub(super) async fn terminate(&self, lock: i64, age: Duration) -> Result<Found, sqlx::Error> {
         // A lock of one 64-bit number is shown in two halves, and `objsubid` is 1.
-        const TERMINATE: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-             WHERE datname = current_database() AND pid <> pg_backend_pid() AND (\
-             (pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \
-             AND (classid::int8 << 32 | objid::int8) = $1) \
-             AND wait_event IS DISTINCT FROM 'SyncRep' \
-             AND NOT (state = 'active' AND query = 'COMMIT')) \
-             OR (usename = session_user AND state = 'idle in transaction' \
+        const TERMINATE: &str = "WITH found AS MATERIALIZED (SELECT pid, pid IN (SELECT pid \
+             FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \
+             AND (classid::int8 << 32 | objid::int8) = $1) AS holds, \
+             coalesce(wait_event = 'SyncRep', false) \
+             OR coalesce(state = 'active' AND query = 'COMMIT', false) AS commits, \
+             coalesce(usename = session_user AND state = 'idle in transaction' \
              AND query LIKE '/* tower-dedup */ %' AND backend_xid IS NULL \
-             AND state_change < clock_timestamp() - $2 * interval '1 millisecond'))";
+             AND state_change < clock_timestamp() - $2 * interval '1 millisecond', false) AS left_over \
+             FROM pg_stat_activity WHERE datname = current_database() \
+             AND pid <> pg_backend_pid()) \
+             SELECT count(*) FILTER (WHERE holds AND commits), \
+             count(CASE WHEN holds AND NOT commits THEN pg_terminate_backend(pid) END), \
+             count(CASE WHEN left_over AND NOT holds THEN pg_terminate_backend(pid) END) FROM found";
         let terminated = timeout(CONNECT + CONNECT, async {
             let mut connection = self.open().await?;
-            let bound = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
-            let ended = sqlx::query_scalar::<_, i64>(TERMINATE).bind(lock).bind(bound);
-            let ended = ended.fetch_one(&mut connection).await?;
+            let age = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+            let row =
+                sqlx::query(TERMINATE).bind(lock).bind(age).fetch_one(&mut connection).await?;
             connection.close().await?;
-            Ok(ended > 0)
+            Ok(match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
+                (1.., _) => Found::Commits,
+                (_, 1..) => Found::Terminated,
+                _ => Found::Nothing,
+            })
         });
         terminated.await.unwrap_or_else(|_| Err(timed_out()))
     }
 
     /// Keeps a lane's connection for the next statement, unless there are enough, or it is too old.
-    fn keep(&self, connection: PgConnection, opened: Instant) {
+    fn keep(&self, connection: PgConnection, opened: Instant, with: Arc<PgConnectOptions>) {
         let options = self.pool.options();
         let is_old = |opened: Instant| {
             options.get_max_lifetime().is_some_and(|longest| opened.elapsed() > longest)
@@ -259,19 +327,26 @@ impl Connections {
         let mut dropped = Vec::new();
         {
             let mut beside = self.lock();
-            // Of runtimes that have ended too.
-            beside.idle.retain(|_, idle| {
-                let (kept, old) = std::mem::take(idle)
-                    .into_iter()
-                    .partition(|idle: &Idle| !is_old(idle.opened) && !is_idle(idle.since));
+            // Another runtime may have ended.
+            beside.idle.retain(|runtime, idle| {
+                let elsewhere = *runtime != here();
+                let (kept, old) = std::mem::take(idle).into_iter().partition(|idle: &Idle| {
+                    let forgotten = elsewhere && idle.since.elapsed() > ELSEWHERE;
+                    !forgotten && !is_old(idle.opened) && !is_idle(idle.since)
+                });
                 *idle = kept;
                 dropped.extend::<Vec<Idle>>(old);
                 !idle.is_empty()
             });
             let mine = beside.idle.entry(here()).or_default();
-            let idle = Idle { connection, opened, since: Instant::now() };
+            let outdated = !Arc::ptr_eq(&with, &self.pool.connect_options());
+            let idle = Idle { connection, opened, options: with, since: Instant::now() };
             mine.push(idle);
-            if self.is_closed() || is_old(opened) || beside.idle[&here()].len() > self.lanes {
+            if self.is_closed()
+                || outdated
+                || is_old(opened)
+                || beside.idle[&here()].len() > self.lanes
+            {
                 dropped.extend(beside.idle.get_mut(&here()).and_then(Vec::pop));
             }
         }
@@ -288,7 +363,7 @@ impl Connections {
             let _ = timeout(CLOSE, connection.close()).await;
         }
         if let Some(opener) = opener {
-            opener.pool.close().await;
+            let _ = timeout(CLOSE, opener.pool.close()).await;
         }
     }
 
@@ -307,6 +382,29 @@ fn here() -> Id {
     Handle::current().id()
 }
 
+/// What [`Connections::terminate`] has found of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    Nothing,
+    Terminated,
+    /// It ends by itself.
+    Commits,
+}
+
+/// Growing pauses between looks at the server.
+pub(super) fn pauses() -> impl Iterator<Item = Duration> + Send {
+    ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(50))
+        .with_max_delay(LONGEST_PAUSE)
+        .with_jitter()
+        .without_max_times()
+        .build()
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Returns an idle connection to the pool if it leads to a primary that replies in time.
 async fn test(connection: PoolConnection<Postgres>) {
     let mut connection = Guard(Some(connection));
@@ -322,29 +420,25 @@ async fn test(connection: PoolConnection<Postgres>) {
     }
 }
 
-/// A test of an idle connection by the pool. Dropped before the pool has replied, it makes the other
-/// idle connections suspect.
-struct Suspected<'c> {
+/// A test of a connection by the pool. If the pool has lent none meanwhile, the connection may have
+/// fallen silent.
+struct Tested<'c> {
     connections: &'c Connections,
-    sound: bool,
+    since: Instant,
 }
 
-impl Suspected<'_> {
-    fn sound(mut self) {
-        self.sound = true;
-    }
-}
-
-impl Drop for Suspected<'_> {
+impl Drop for Tested<'_> {
     fn drop(&mut self) {
-        if !self.sound {
+        // A caller that gave up early has found out nothing.
+        let long = self.since.elapsed() >= TEST / 2;
+        if long && !self.connections.lent_since(self.since) {
             self.connections.suspect();
         }
     }
 }
 
 /// A connection of the pool, which is closed if it is dropped.
-struct Guard(Option<PoolConnection<Postgres>>);
+pub(super) struct Guard(pub(super) Option<PoolConnection<Postgres>>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
@@ -355,23 +449,30 @@ impl Drop for Guard {
 /// A connection for one statement. Dropped while a statement is under way, or after one that was
 /// not answered, it is closed; else it returns to where it came from.
 pub(super) struct Session<'c> {
-    connections: &'c Connections,
+    connections: &'c Arc<Connections>,
     live: Option<Live>,
-    sound: bool,
+    state: State,
+}
+
+enum State {
+    Sound,
+    /// A statement is under way, which has this bound.
+    Busy(Duration),
+    Broken,
 }
 
 enum Live {
     Pooled(PoolConnection<Postgres>),
-    /// And when it was opened.
-    Lane(PgConnection, Instant),
+    /// And when and how it was opened.
+    Lane(PgConnection, Instant, Arc<PgConnectOptions>),
 }
 
 impl<'c> Session<'c> {
-    fn new(connections: &'c Connections, live: Live) -> Self {
-        Self { connections, live: Some(live), sound: true }
+    fn new(connections: &'c Arc<Connections>, live: Live) -> Self {
+        Self { connections, live: Some(live), state: State::Sound }
     }
 
-    fn of(connections: &'c Connections, connection: PoolConnection<Postgres>) -> Self {
+    fn of(connections: &'c Arc<Connections>, connection: PoolConnection<Postgres>) -> Self {
         Self::new(connections, Live::Pooled(connection))
     }
 
@@ -386,11 +487,14 @@ impl<'c> Session<'c> {
     where
         F: Future<Output = Result<T, sqlx::Error>>,
     {
-        self.sound = false;
+        self.state = State::Busy(bound);
         let Some(live) = self.live.as_mut() else { return Err(sqlx::Error::PoolClosed) };
         let run = timeout(bound, statement(live)).await;
         let run = run.unwrap_or_else(|_| Err(timed_out()));
-        self.sound = !matches!(&run, Err(error) if breaks(error) || is_timed_out(error));
+        self.state = match &run {
+            Err(error) if breaks(error) || is_timed_out(error) => State::Broken,
+            _ => State::Sound,
+        };
         run
     }
 }
@@ -407,13 +511,26 @@ pub(super) fn is_timed_out(error: &sqlx::Error) -> bool {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        match self.live.take() {
-            Some(Live::Pooled(connection)) if self.sound => give_back(connection),
-            Some(Live::Lane(connection, opened)) if self.sound => {
-                self.connections.keep(connection, opened);
+        match (self.live.take(), &self.state) {
+            (Some(Live::Pooled(connection)), State::Sound) => give_back(connection),
+            (Some(Live::Lane(connection, opened, options)), State::Sound) => {
+                self.connections.keep(connection, opened, options);
             }
-            Some(Live::Pooled(connection)) => drop(connection.detach()),
-            Some(Live::Lane(..)) | None => {}
+            (Some(Live::Pooled(connection)), State::Busy(bound)) => {
+                let held = Guard(Some(connection));
+                // Without a runtime the place is given up at once.
+                if let Ok(runtime) = Handle::try_current() {
+                    let (connections, bound) = (Arc::clone(self.connections), *bound);
+                    runtime.spawn(async move {
+                        connections.suspect();
+                        tokio::time::sleep(YOUNG).await;
+                        connections.settled(bound).await;
+                        drop(held);
+                    });
+                }
+            }
+            (Some(Live::Pooled(connection)), State::Broken) => drop(connection.detach()),
+            (Some(Live::Lane(..)) | None, _) => {}
         }
     }
 }
@@ -424,7 +541,7 @@ impl Deref for Live {
     fn deref(&self) -> &PgConnection {
         match self {
             Self::Pooled(connection) => connection,
-            Self::Lane(connection, _) => connection,
+            Self::Lane(connection, ..) => connection,
         }
     }
 }
@@ -433,7 +550,7 @@ impl DerefMut for Live {
     fn deref_mut(&mut self) -> &mut PgConnection {
         match self {
             Self::Pooled(connection) => connection,
-            Self::Lane(connection, _) => connection,
+            Self::Lane(connection, ..) => connection,
         }
     }
 }

@@ -1,11 +1,13 @@
-//! [`ServerSession`]: the server's side of an open transaction.
+//! The server's side of a transaction that was lost.
 
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::Postgres;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::connections::{Found, Guard, LONGEST_PAUSE, pauses};
 use super::store::PostgresAdapter;
 
 /// How a transaction begins. It tells the session's statements from others.
@@ -14,69 +16,49 @@ pub(super) const BEGIN: &str = "/* tower-dedup */ BEGIN";
 /// For how long a session is looked for while the server cannot be reached.
 const LOOK_FOR: Duration = Duration::from_secs(60);
 
-/// The server's side of an open transaction, which may outlive the connection: a server that is not
-/// told goodbye keeps the transaction, its locks and the key, until its own keepalive finds out.
+/// Transactions without a lock are left alone for as long, whatever a statement may take.
+const LEAST_AGE: Duration = Duration::from_secs(5);
+
+/// Ends a transaction that was dropped before its end.
 ///
-/// A transaction takes an advisory lock of a random number. If this value is dropped before the
-/// transaction has [ended](Self::ended), the session that holds the lock is terminated over another
-/// connection. The token cannot name the session, because a claim that is repeated in a new transaction
-/// has the same token. A session that commits is left alone: it ends by itself, and to terminate one
-/// that waits for a synchronous standby would show a commit that the standby does not have.
-pub(super) struct ServerSession {
-    adapter: PostgresAdapter,
-    lock: i64,
-    ended: bool,
-}
-
-impl ServerSession {
-    pub(super) fn of(adapter: &PostgresAdapter) -> Self {
-        Self { adapter: adapter.clone(), lock: rand::random(), ended: false }
-    }
-
-    /// The lock for the transaction to take.
-    pub(super) fn lock(&self) -> i64 {
-        self.lock
-    }
-
-    /// The server has said that the transaction has ended.
-    pub(super) fn ended(mut self) {
-        self.ended = true;
+/// The server's side may outlive the connection: a server that is not told goodbye keeps the
+/// transaction, its locks and the key, until its own keepalive finds out. The transaction took an
+/// advisory lock of a random number, and the session that holds it is terminated over another
+/// connection. (The token would not do: a claim that is repeated in a new transaction has the same.)
+///
+/// A session that commits is left alone: it ends by itself, and to terminate one that waits for a
+/// synchronous standby would show a commit that the standby does not have. The connection keeps its
+/// place in the pool until the session has ended, so that sessions do not pile up on the server.
+pub(super) fn end(adapter: PostgresAdapter, lock: i64, connection: PoolConnection<Postgres>) {
+    let held = Guard(Some(connection));
+    // Without a runtime, the process is about to end, or the runtime is: the server finds out.
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(look(adapter, lock, held));
     }
 }
 
-impl Drop for ServerSession {
-    fn drop(&mut self) {
-        // Without a runtime, the process is about to end, or the runtime is: the server finds out.
-        if let (false, Ok(runtime)) = (self.ended, Handle::try_current()) {
-            runtime.spawn(terminate(self.adapter.clone(), self.lock));
-        }
-    }
-}
-
-async fn terminate(adapter: PostgresAdapter, lock: i64) {
+async fn look(adapter: PostgresAdapter, lock: i64, held: Guard) {
     let inner = adapter.inner();
-    let mut pauses = ExponentialBuilder::new()
-        .with_min_delay(Duration::from_millis(50))
-        .with_max_delay(Duration::from_secs(2))
-        .with_jitter()
-        .without_max_times()
-        .build();
-    let bound = inner.statement_timeout();
-    let (start, mut looked) = (Instant::now(), false);
+    let (bound, connections) = (inner.statement_timeout(), &inner.connections);
+    let age = bound.max(LEAST_AGE);
+    let (start, mut pauses) = (Instant::now(), pauses());
     loop {
-        let pause = match inner.connections.terminate(lock, bound).await {
-            // A session that has no lock yet is known by its age only.
-            Ok(false) if !looked => {
-                looked = true;
-                bound
-            }
-            Ok(_) => return,
-            Err(error) if start.elapsed() > LOOK_FOR || inner.connections.is_closed() => {
+        match connections.terminate(lock, age).await {
+            Ok(Found::Terminated) => return,
+            Ok(Found::Nothing) => break,
+            Ok(Found::Commits) => {}
+            Err(error) if start.elapsed() > LOOK_FOR || connections.is_closed() => {
                 tracing::warn!(%error, "a lost transaction's session was not looked for");
                 return;
             }
-            Err(_) => pauses.next().unwrap_or(LOOK_FOR),
-        };
-        tokio::time::sleep(pause).await;
+            Err(_) => {}
+        }
+        tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
     }
+    // Its claim may wait for a lock on the table, and have no lock of its own yet.
+    connections.settled(bound).await;
+    drop(held);
+    // It may have begun and done nothing else: then its age is all that tells it.
+    tokio::time::sleep(age).await;
+    let _ = connections.terminate(lock, age).await;
 }

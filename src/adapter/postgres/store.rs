@@ -44,7 +44,7 @@ pub struct PostgresAdapter(Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) options: Options,
-    pub(super) connections: Connections,
+    pub(super) connections: Arc<Connections>,
     find: Arc<str>,
     /// With the schema, once the table was found: a `search_path` that changes later names no other
     /// table.
@@ -200,7 +200,7 @@ impl PostgresAdapter {
         let lanes = options.batching.lane_count();
         let batcher = lanes.map(|lanes| Batcher::new(lanes, options.batching));
         Self(Arc::new(Inner {
-            connections: Connections::new(pool, lanes.unwrap_or(1)),
+            connections: Arc::new(Connections::new(pool, lanes.unwrap_or(1))),
             options,
             find,
             statements,
@@ -434,15 +434,15 @@ impl Inner {
                 }
                 Err(error) => error,
             };
-            drop(session);
             if gone(&error) {
                 // What has happened to one connection may have happened to all.
                 self.connections.suspect();
             }
             if is_timed_out(&error) {
-                self.connections.cancel_waiting(bound);
+                self.connections.settled(bound).await;
                 return Err(lost.unwrap_or(error));
             }
+            drop(session);
             match pauses.next() {
                 Some(pause) if gone(&error) || is_conflict(&error) => {
                     tokio::time::sleep(pause).await;

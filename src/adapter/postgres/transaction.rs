@@ -34,7 +34,7 @@ use super::rows::{
     is_broken, is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error,
     stored,
 };
-use super::server_session::{BEGIN, ServerSession};
+use super::server_session::{self, BEGIN};
 use super::statements::{Statements, Within};
 use super::store::PostgresAdapter;
 use crate::error::Error;
@@ -118,8 +118,6 @@ impl TransactionAdapter for PostgresAdapter {
             let error = store_error(CONTEXT, error);
             if ended { error.of_the_transaction() } else { error }
         };
-        // Until the transaction has ended, whatever happens to this call.
-        let session = session(&mut transaction);
         let statements = self.inner().statements();
         let begun = begun(&transaction)?;
         let retention = receipt.retention_ms().min(MOST_MS);
@@ -140,12 +138,12 @@ impl TransactionAdapter for PostgresAdapter {
         let completed = match completed {
             Ok(completed) => completed,
             Err(error) => {
-                end_badly(transaction, session).await;
+                end_badly(transaction).await;
                 return Err(fault(error));
             }
         };
         if completed.len() != keys.len() {
-            end_badly(transaction, session).await;
+            end_badly(transaction).await;
             return Err(not_ours("completing keys: the handler has ended its transaction"));
         }
         let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
@@ -153,22 +151,13 @@ impl TransactionAdapter for PostgresAdapter {
             transaction.close();
             return Err(not_ours("committing: the handler has leaked a savepoint"));
         }
-        transaction.commit().await.map_err(fault)?;
-        if let Some(session) = session {
-            session.ended();
-        }
-        Ok(())
+        transaction.commit().await.map_err(fault)
     }
 
-    async fn rollback(&self, mut transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
-        let session = session(&mut transaction);
+    async fn rollback(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
         end(transaction)
             .await
-            .map_err(|error| store_error("rolling the handler's transaction back", error))?;
-        if let Some(session) = session {
-            session.ended();
-        }
-        Ok(())
+            .map_err(|error| store_error("rolling the handler's transaction back", error))
     }
 
     fn patience(&self) -> Duration {
@@ -276,18 +265,17 @@ impl PostgresAdapter {
             .build();
         loop {
             let connection = self.inner().connections.pooled().await?;
-            let session = ServerSession::of(self);
-            let mut transaction = OpenTransaction::begin_on(connection, Some(BEGIN)).await?;
+            let (adapter, lock) = (self.clone(), rand::random());
+            let lost = move |connection| server_session::end(adapter, lock, connection);
+            let mut transaction = OpenTransaction::begin_on(connection, Some(BEGIN), lost).await?;
             let connection = transaction.connection();
-            let taken = self.take_within(connection, session.lock(), take, keys, receipt).await;
+            let taken = self.take_within(connection, lock, take, keys, receipt).await;
             let error = match taken {
                 Ok((answers, Some(begun))) => {
-                    let claim = Claim { begun, session: Some(session) };
-                    return Ok((answers, Some(transaction.with(claim))));
+                    return Ok((answers, Some(transaction.with(begun))));
                 }
                 Ok((answers, None)) => {
                     transaction.rollback().await?;
-                    session.ended();
                     return Ok((answers, None));
                 }
                 Err(error) => error,
@@ -297,7 +285,7 @@ impl PostgresAdapter {
                 transaction.close();
                 self.inner().connections.suspect();
             } else {
-                end_badly(transaction, Some(session)).await;
+                end_badly(transaction).await;
             }
             // An open transaction holds the row, by no lock of the key's: one of the user's own, or a
             // large delivery. Of several keys the others may be free, and are not in flight then.
@@ -389,20 +377,9 @@ impl PostgresAdapter {
     }
 }
 
-/// What is attached to a transaction that holds claims.
-struct Claim {
-    begun: Begun,
-    /// `None` while somebody ends the transaction.
-    session: Option<ServerSession>,
-}
-
+/// What [`PostgresAdapter::claim_within`] has attached.
 fn begun(transaction: &OpenTransaction<Postgres>) -> Result<&Begun, Error> {
-    let claim = transaction.attachment::<Claim>().map(|claim| &claim.begun);
-    claim.ok_or_else(|| not_ours("completing keys: nothing was claimed"))
-}
-
-fn session(transaction: &mut OpenTransaction<Postgres>) -> Option<ServerSession> {
-    transaction.attachment_mut::<Claim>().and_then(|claim| claim.session.take())
+    transaction.attachment().ok_or_else(|| not_ours("completing keys: nothing was claimed"))
 }
 
 /// Stores what is kept with the keys, before they are completed.
@@ -428,12 +405,8 @@ async fn keep(
 }
 
 /// Rolls back; what comes of it is of no interest, for something else went wrong before.
-async fn end_badly(transaction: OpenTransaction<Postgres>, session: Option<ServerSession>) {
-    if end(transaction).await.is_ok()
-        && let Some(session) = session
-    {
-        session.ended();
-    }
+async fn end_badly(transaction: OpenTransaction<Postgres>) {
+    let _ = end(transaction).await;
 }
 
 /// Rolls back all of a handler's transaction. Where it has leaked the guard of a savepoint, sqlx

@@ -174,6 +174,8 @@ pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S) {
             assert_eq!(adapter.complete(&free, &receipt).await.unwrap(), [Completed::Held]);
             assert!(adapter.get(&free[0]).await.unwrap().is_some());
             adapter.purge(10).await.unwrap();
+            // A call without keys has nothing to wait for.
+            assert_eq!(adapter.renew(&[], &receipt).await.unwrap(), []);
         };
         tokio::time::timeout(BOUND, later).await.expect("later calls are not held up");
         let rest = async {
