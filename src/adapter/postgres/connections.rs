@@ -15,6 +15,8 @@
 //!    delays nobody else.
 //! 6. New connections follow the pool's connect options of that moment, so that rotated credentials
 //!    and a new host take effect.
+//! 7. A statement that was given up may go on at the server. Its lane, or its place in the pool, is
+//!    kept until the server has [settled](Connections::settled), so that sessions do not pile up.
 
 use std::collections::HashMap;
 use std::future::Future;
