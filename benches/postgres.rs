@@ -14,7 +14,7 @@ use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, PostgresAdapter, Recorde
 #[path = "shared/mod.rs"]
 mod shared;
 
-use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, old_id, receipt};
+use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, old_id, terms};
 use shared::database::{Database, FEW, Schema, fill};
 use shared::goals::grouped;
 use shared::one_by_one::{self, OneByOne};
@@ -150,7 +150,7 @@ async fn test(run: &Run) {
     let memory = Arc::new(MemoryAdapter::with_capacity(1_000_000));
     for number in 1..=10 {
         let key = DedupKey::new(NAMESPACE, &old_id(number)).expect("a key");
-        let recorded = memory.record(&[key], &receipt(Token::random())).await;
+        let recorded = memory.record(&[key], &terms(Token::random())).await;
         assert_eq!(recorded.expect("a record"), [Recorded::First]);
     }
     let store = Ours(memory);

@@ -12,7 +12,7 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 use tempfile::TempDir;
-use tower_dedup::adapter::{Maintain, SqliteAdapter, Token};
+use tower_dedup::adapter::{MaintenanceAdapter, SqliteAdapter, Token};
 
 #[path = "shared/mod.rs"]
 mod shared;

@@ -47,7 +47,7 @@ use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tower_dedup::adapter::{Maintain, PostgresAdapter};
+use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter};
 use tower_dedup::{DedupLayer, DedupTx, Delivery, provider};
 
 mod shared;

@@ -23,8 +23,8 @@ use clap::{Args, Parser, Subcommand};
 use sqlx::sqlite::SqliteConnectOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    self, DynAdapter, Entry, EntryState, Forgotten, Identifier, Kept, Maintain, PostgresAdapter,
-    Recall, SqliteAdapter, Wanted,
+    self, DynAdapter, Entry, EntryState, Fetch, Forgotten, Identifier, MaintenanceAdapter,
+    PostgresAdapter, Recall, SqliteAdapter, StoredData,
 };
 
 mod shared;
@@ -85,7 +85,11 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     let (found, text) = match &options.command {
         Command::Get(event) => match store.get(&event.key()?).await? {
             Some(entry) => {
-                let kept = store.recall(&[event.key()?], Wanted::All).await?.into_iter().next();
+                let kept = store
+                    .recall(&[event.key()?], Fetch::DigestAndResponse)
+                    .await?
+                    .into_iter()
+                    .next();
                 (true, described(event, &entry, &kept.flatten().unwrap_or_default()))
             }
             None => (false, "there is no such key".to_owned()),
@@ -152,7 +156,7 @@ impl Event {
     }
 }
 
-fn described(event: &Event, entry: &Entry, kept: &Kept) -> String {
+fn described(event: &Event, entry: &Entry, kept: &StoredData) -> String {
     let state = match entry.state {
         EntryState::Complete { completed_at } => format!("complete since {}", utc(completed_at)),
         EntryState::InFlight { lease_until } if lease_until > SystemTime::now() => {

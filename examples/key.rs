@@ -162,7 +162,7 @@ fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
     }
     match preset.extractor().extract(&RequestRef::new(head, body)) {
         Ok(Extracted::Keys(keys)) if keys.is_batch() => {
-            let ids = keys.elements().iter().map(|element| element.key().id().to_owned());
+            let ids = keys.events().iter().map(|event| event.key().id().to_owned());
             Outcome::Keys { keys: ids.collect() }
         }
         Ok(Extracted::Keys(keys)) => Outcome::Key { key: keys.first().id().to_owned() },
@@ -225,7 +225,7 @@ const TABLE_HEAD: &str = "\
 All presets, as the code has them.
 
 - *Key*: header names, form fields, and JSON pointers into the body; those of *each* are into the
-  element. `?` marks a part that may be missing, `|` joins them.
+  event. `?` marks a part that may be missing, `|` joins them.
 - *Again within*: how long an event may come again, and so the shortest safe retention.
 - *Id signed*: whether the sender's signature covers the id; *no* also where nothing is signed, or
   where the signed bytes are not documented. [`guide::keys`](crate::guide::keys) says what to do.

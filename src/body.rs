@@ -120,7 +120,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 }
 
 /// A response's body that was read to be kept.
-pub(crate) enum Kept<B> {
+pub(crate) enum Buffered<B> {
     /// All of it, and a body that says it again.
     Whole(Bytes, ResponseBody<B>),
     /// It is too long, or takes too long: a body that says it from the beginning.
@@ -128,15 +128,15 @@ pub(crate) enum Kept<B> {
 }
 
 /// Reads a response's body, up to `limit` bytes and for `time`.
-pub(crate) async fn keep<B: Body<Data = Bytes>>(
+pub(crate) async fn buffer_response<B: Body<Data = Bytes>>(
     body: B,
     limit: usize,
     time: Duration,
-) -> Result<Kept<B>, B::Error> {
+) -> Result<Buffered<B>, B::Error> {
     const LONG: &str = "its body is too long";
     const SLOW: &str = "its body took too long";
     if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
-        return Ok(Kept::Not(LONG, ResponseBody::inner(body)));
+        return Ok(Buffered::Not(LONG, ResponseBody::inner(body)));
     }
     let deadline = tokio::time::Instant::now() + time.min(Duration::from_secs(86_400));
     let mut body = Box::pin(body);
@@ -145,7 +145,7 @@ pub(crate) async fn keep<B: Body<Data = Bytes>>(
     loop {
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
         let Ok(frame) = tokio::time::timeout_at(deadline, frame).await else {
-            return Ok(Kept::Not(SLOW, ResponseBody::read(all.freeze(), None, Some(body))));
+            return Ok(Buffered::Not(SLOW, ResponseBody::read(all.freeze(), None, Some(body))));
         };
         match frame.transpose()?.map(Frame::into_data) {
             None => break,
@@ -153,7 +153,7 @@ pub(crate) async fn keep<B: Body<Data = Bytes>>(
                 all.extend_from_slice(&data);
                 if all.len() > limit {
                     let body = ResponseBody::read(all.freeze(), None, Some(body));
-                    return Ok(Kept::Not(LONG, body));
+                    return Ok(Buffered::Not(LONG, body));
                 }
             }
             // Nothing comes after them.
@@ -164,7 +164,7 @@ pub(crate) async fn keep<B: Body<Data = Bytes>>(
         }
     }
     let all = all.freeze();
-    Ok(Kept::Whole(all.clone(), ResponseBody::read(all, trailers, None)))
+    Ok(Buffered::Whole(all.clone(), ResponseBody::read(all, trailers, None)))
 }
 
 /// Why a request's body was not read to its end.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::key::{DedupKey, Element, Keys, List, derive};
+use crate::key::{DedupKey, Event, Keys, List, derive};
 
 /// The delivery that a handler is running, from the request's extensions; with the feature `axum`
 /// also an extractor.
@@ -22,7 +22,7 @@ use crate::key::{DedupKey, Element, Keys, List, derive};
 ///     let Some(delivery) = request.extensions().get::<Delivery>() else {
 ///         return StatusCode::OK; // a handshake: nothing to deduplicate
 ///     };
-///     if delivery.takeover() {
+///     if delivery.is_takeover() {
 ///         // An earlier handler died on this event and may have half-run: look before you charge.
 ///     }
 ///     // The same on every attempt at this event: a call repeated with it takes effect once.
@@ -35,10 +35,10 @@ use crate::key::{DedupKey, Element, Keys, List, derive};
 pub struct Delivery(Arc<Inner>);
 
 struct Inner {
-    elements: List<Element>,
+    events: List<Event>,
     attempt: u32,
     takeover: bool,
-    terms: Terms,
+    protection: Protection,
     lost: AtomicBool,
     done: Mutex<HashSet<DedupKey>>,
     /// The places of a large batch's keys, to be found at once.
@@ -48,7 +48,7 @@ struct Inner {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Terms {
+enum Protection {
     Claimed,
     /// In a transaction, which alone can keep what is done.
     Transactional,
@@ -56,38 +56,38 @@ enum Terms {
 }
 
 impl Delivery {
-    /// A delivery of these new elements; for ledgers.
+    /// A delivery of these new events; for ledgers.
     ///
     /// `attempt` is the highest attempt of any of them; `takeover` says whether any of them is
     /// one.
     #[must_use]
-    pub fn new(elements: Vec<Element>, attempt: u32, takeover: bool) -> Self {
-        Self::of(elements.into(), attempt, takeover)
+    pub fn new(events: Vec<Event>, attempt: u32, takeover: bool) -> Self {
+        Self::of(events.into(), attempt, takeover)
     }
 
-    pub(crate) fn of(elements: List<Element>, attempt: u32, takeover: bool) -> Self {
-        Self::with(elements, attempt, takeover, Terms::Claimed)
+    pub(crate) fn of(events: List<Event>, attempt: u32, takeover: bool) -> Self {
+        Self::with(events, attempt, takeover, Protection::Claimed)
     }
 
-    /// A delivery that runs in a transaction, which [`done`](Self::done) knows nothing of; for
+    /// A delivery that runs in a transaction, which [`done`](Self::mark_done) knows nothing of; for
     /// ledgers.
     #[must_use]
-    pub fn transactional(elements: Vec<Element>, attempt: u32, takeover: bool) -> Self {
-        Self::with(elements.into(), attempt, takeover, Terms::Transactional)
+    pub fn transactional(events: Vec<Event>, attempt: u32, takeover: bool) -> Self {
+        Self::with(events.into(), attempt, takeover, Protection::Transactional)
     }
 
     /// A delivery that runs although the store could not be asked; for ledgers.
     #[must_use]
-    pub fn unprotected(elements: Vec<Element>) -> Self {
-        Self::with(elements.into(), 1, false, Terms::Unprotected)
+    pub fn unprotected(events: Vec<Event>) -> Self {
+        Self::with(events.into(), 1, false, Protection::Unprotected)
     }
 
-    fn with(elements: List<Element>, attempt: u32, takeover: bool, terms: Terms) -> Self {
+    fn with(events: List<Event>, attempt: u32, takeover: bool, protection: Protection) -> Self {
         Self(Arc::new(Inner {
-            elements,
+            events,
             attempt,
             takeover,
-            terms,
+            protection,
             lost: AtomicBool::new(false),
             done: Mutex::default(),
             index: OnceLock::new(),
@@ -98,7 +98,7 @@ impl Delivery {
     /// Sets the request that this is a delivery of: idempotency keys are derived from all its events,
     /// including those that do not run.
     pub(crate) fn belongs_to(&self, request: &Keys) {
-        if let events @ [_, _, ..] = request.elements() {
+        if let events @ [_, _, ..] = request.events() {
             self.0.request.get_or_init(|| events.iter().map(shared_name).cloned().collect());
         }
     }
@@ -106,41 +106,41 @@ impl Delivery {
     /// The key of the event: of the first one to run, in a batch.
     #[must_use]
     pub fn key(&self) -> Option<&DedupKey> {
-        self.0.elements.first().map(Element::key)
+        self.0.events.first().map(Event::key)
     }
 
     /// The keys of the events to run, in the order of the request. In a batch, those that were
     /// run before, or run elsewhere now, are not among them.
     pub fn keys(&self) -> impl Iterator<Item = &DedupKey> {
-        self.0.elements.iter().map(Element::key)
+        self.0.events.iter().map(Event::key)
     }
 
-    /// Whether this event of a batch is to run, and is not marked as [done](Self::done): what a
+    /// Whether this event of a batch is to run, and is not marked as [done](Self::mark_done): what a
     /// batch carries twice is to run once.
     #[must_use]
-    pub fn is_new(&self, key: &DedupKey) -> bool {
+    pub fn needs_run(&self, key: &DedupKey) -> bool {
         self.runs(key) && !self.is_done(key)
     }
 
     /// Whether this event is one of [`keys`](Self::keys).
     pub(crate) fn runs(&self, key: &DedupKey) -> bool {
-        self.element(key).is_some()
+        self.event(key).is_some()
     }
 
-    fn element(&self, key: &DedupKey) -> Option<&Element> {
+    fn event(&self, key: &DedupKey) -> Option<&Event> {
         const FEW: usize = 16;
-        let elements = &self.0.elements;
-        if elements.len() <= FEW {
-            return elements.iter().find(|element| element.key() == key);
+        let events = &self.0.events;
+        if events.len() <= FEW {
+            return events.iter().find(|event| event.key() == key);
         }
         let places = || self.keys().enumerate().map(|(place, key)| (key.clone(), place)).collect();
-        self.0.index.get_or_init(places).get(key).map(|place| &elements[*place])
+        self.0.index.get_or_init(places).get(key).map(|place| &events[*place])
     }
 
     /// The events to run with all their identities; for ledgers.
     #[must_use]
-    pub fn elements(&self) -> &[Element] {
-        &self.0.elements
+    pub fn events(&self) -> &[Event] {
+        &self.0.events
     }
 
     /// How often this event has been claimed, this time included; 1 for the first.
@@ -155,14 +155,14 @@ impl Delivery {
     /// Whether an earlier attempt ended without a word: its process died, or lost its lease. That
     /// handler may have half-run, or be running still.
     #[must_use]
-    pub fn takeover(&self) -> bool {
+    pub fn is_takeover(&self) -> bool {
         self.0.takeover
     }
 
     /// Whether the delivery runs although the store could not be asked whether it is a duplicate.
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
-        self.0.terms == Terms::Unprotected
+        self.0.protection == Protection::Unprotected
     }
 
     /// Whether somebody else has taken this event over since the handler started: whatever it
@@ -186,10 +186,10 @@ impl Delivery {
     /// a call of its own, use [`idempotency_key_of`](Self::idempotency_key_of).
     #[must_use]
     pub fn idempotency_key(&self, step: &str) -> String {
-        let several = match (self.0.request.get(), &*self.0.elements) {
+        let several = match (self.0.request.get(), &*self.0.events) {
             (Some(request), _) => request,
             (None, [only]) => return derived([shared_name(only)], step),
-            (None, elements) => &elements.iter().map(shared_name).cloned().collect(),
+            (None, events) => &events.iter().map(shared_name).cloned().collect(),
         };
         derived(several, step)
     }
@@ -198,7 +198,7 @@ impl Delivery {
     /// identity where it has one, else from `key`.
     #[must_use]
     pub fn idempotency_key_of(&self, key: &DedupKey, step: &str) -> String {
-        derived([self.element(key).map_or(key, shared_name)], step)
+        derived([self.event(key).map_or(key, shared_name)], step)
     }
 
     /// Marks one event of a batch as finished: it is completed even if the handler fails over a
@@ -206,10 +206,10 @@ impl Delivery {
     ///
     /// It is not, and the answer is `false`, for an event that is not of this delivery; and for all
     /// under the transactional ledger, where a failure rolls back what the event has written:
-    /// `DedupTx::done` keeps both there. Under the on-arrival ledger every
+    /// `DedupTx::mark_done` keeps both there. Under the on-arrival ledger every
     /// event is complete before the handler runs.
-    pub fn done(&self, key: &DedupKey) -> bool {
-        let keeps = self.0.terms != Terms::Transactional && self.runs(key);
+    pub fn mark_done(&self, key: &DedupKey) -> bool {
+        let keeps = self.0.protection != Protection::Transactional && self.runs(key);
         if keeps {
             let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
             done.insert(key.clone());
@@ -235,7 +235,7 @@ impl Delivery {
 }
 
 /// What all deliveries of an event share: its second identity, or its key where it has no other.
-fn shared_name(event: &Element) -> &DedupKey {
+fn shared_name(event: &Event) -> &DedupKey {
     event.second_identity().unwrap_or_else(|| event.key())
 }
 
@@ -247,7 +247,7 @@ fn derived<'k>(names: impl IntoIterator<Item = &'k DedupKey>, step: &str) -> Str
 impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
-            .field("elements", &self.0.elements)
+            .field("events", &self.0.events)
             .field("attempt", &self.0.attempt)
             .field("takeover", &self.0.takeover)
             .field("unprotected", &self.is_unprotected())
@@ -262,7 +262,7 @@ mod tests {
 
     fn delivery(id: &str) -> Delivery {
         let key = DedupKey::new("acme", id).unwrap();
-        Delivery::new(vec![Element::new(key)], 1, false)
+        Delivery::new(vec![Event::new(key)], 1, false)
     }
 
     #[test]
@@ -279,12 +279,12 @@ mod tests {
         );
     }
 
-    fn element(id: &str) -> Element {
-        Element::new(DedupKey::new("acme", id).unwrap())
+    fn event(id: &str) -> Event {
+        Event::new(DedupKey::new("acme", id).unwrap())
     }
 
-    fn twin(id: &str) -> Element {
-        element(id).with_second_identity(DedupKey::new("acme.change", "order_1").unwrap())
+    fn twin(id: &str) -> Event {
+        event(id).with_second_identity(DedupKey::new("acme.change", "order_1").unwrap())
     }
 
     #[test]
@@ -293,17 +293,17 @@ mod tests {
         // Pinned.
         assert_eq!(derived("evt_1"), "8ab43d00187197292714a534ea6e053a");
         assert_eq!(derived("evt_1"), derived("evt_2"));
-        let batch = Delivery::new(vec![twin("evt_3"), element("evt_4")], 1, false);
-        let of = |id| batch.idempotency_key_of(element(id).key(), "charge");
+        let batch = Delivery::new(vec![twin("evt_3"), event("evt_4")], 1, false);
+        let of = |id| batch.idempotency_key_of(event(id).key(), "charge");
         assert_eq!(of("evt_3"), derived("evt_1"));
         assert_eq!(of("evt_4"), delivery("evt_4").idempotency_key("charge"));
     }
 
     #[test]
     fn idempotency_key_of_a_request_is_the_same_whatever_runs_of_it() {
-        let request = Keys::new(vec![element("b"), element("a"), element("b")]).unwrap();
+        let request = Keys::new(vec![event("b"), event("a"), event("b")]).unwrap();
         let derived = |run: &[&str]| {
-            let run = run.iter().map(|id| element(id)).collect();
+            let run = run.iter().map(|id| event(id)).collect();
             let delivery = Delivery::new(run, 1, false);
             delivery.belongs_to(&request);
             delivery.idempotency_key("charge")
@@ -313,10 +313,10 @@ mod tests {
         assert_eq!(derived(&["b", "a"]), derived(&["a"]));
         assert_eq!(derived(&["a"]), derived(&["b"]));
         assert_ne!(derived(&["a"]), delivery("a").idempotency_key("charge"));
-        let told_nothing = Delivery::new(vec![element("a"), element("b")], 1, false);
+        let told_nothing = Delivery::new(vec![event("a"), event("b")], 1, false);
         assert_eq!(told_nothing.idempotency_key("charge"), derived(&["a"]));
         // A list of one, and one event that occurs twice.
-        let twice = Keys::new(vec![element("a"), element("a")]).unwrap();
+        let twice = Keys::new(vec![event("a"), event("a")]).unwrap();
         let delivery = delivery("a");
         let alone = delivery.idempotency_key("charge");
         delivery.belongs_to(&twice);
@@ -326,16 +326,18 @@ mod tests {
     #[test]
     fn done_takes_only_events_of_this_delivery() {
         let delivery = delivery("evt_1");
-        assert!(!delivery.done(&DedupKey::new("acme", "evt_2").unwrap()));
+        assert!(!delivery.mark_done(&DedupKey::new("acme", "evt_2").unwrap()));
         let mine = DedupKey::new("acme", "evt_1").unwrap();
-        assert!(delivery.is_new(&mine) && delivery.done(&mine) && delivery.is_done(&mine));
-        assert!(!delivery.is_new(&mine) && delivery.done(&mine), "done, and still its own");
+        assert!(delivery.needs_run(&mine) && delivery.mark_done(&mine) && delivery.is_done(&mine));
+        assert!(!delivery.needs_run(&mine) && delivery.mark_done(&mine), "done, and still its own");
     }
 
     #[test]
     fn done_does_not_pretend_where_only_a_transaction_can_keep() {
         let mine = DedupKey::new("acme", "evt_1").unwrap();
-        let delivery = Delivery::transactional(vec![Element::new(mine.clone())], 1, false);
-        assert!(delivery.is_new(&mine) && !delivery.done(&mine) && !delivery.is_done(&mine));
+        let delivery = Delivery::transactional(vec![Event::new(mine.clone())], 1, false);
+        assert!(
+            delivery.needs_run(&mine) && !delivery.mark_done(&mine) && !delivery.is_done(&mine)
+        );
     }
 }

@@ -17,10 +17,8 @@ use crate::adapter::{DedupAdapter, LeaseAdapter, Payloads};
 use crate::error::ConfigError;
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::TransactionLedger;
-use crate::ledger::{
-    ArrivalLedger, BeginContext, FailOpen, LeaseLedger, Ledger, Recaller, Recalls, Replays,
-};
+use crate::ledger::Transactional;
+use crate::ledger::{BeginContext, FailOpen, Lease, Ledger, OnArrival, Recaller, Recalls, Replays};
 use crate::observe::{self, Meters};
 use crate::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::service::{Dedup, Gate};
@@ -48,7 +46,7 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// | [`on_unavailable`](Self::on_unavailable) | 503 with `Retry-After: 30` |
 /// | [`duplicate_status`](Self::duplicate_status) | 200 |
 /// | [`result_header`](Self::result_header) | `x-dedup-result` |
-/// | [`fingerprint`](Self::fingerprint) | off: payloads are not compared |
+/// | [`compare_payload`](Self::compare_payload) | off: payloads are not compared |
 /// | [`replay`](Self::replay) | off: duplicates get an empty response |
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
@@ -100,23 +98,23 @@ pub struct DedupLayer<L, B = Full<Bytes>> {
     body: PhantomData<fn() -> B>,
 }
 
-impl<A: LeaseAdapter> DedupLayer<LeaseLedger<A>> {
+impl<A: LeaseAdapter> DedupLayer<Lease<A>> {
     /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
     pub fn new(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, LeaseLedger::new(adapter))
+        Self::with_ledger(key, Lease::new(adapter))
     }
 }
 
-impl<A: DedupAdapter> DedupLayer<ArrivalLedger<A>> {
+impl<A: DedupAdapter> DedupLayer<OnArrival<A>> {
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
     /// whose handler fails is lost.
     pub fn on_arrival(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, ArrivalLedger::new(adapter))
+        Self::with_ledger(key, OnArrival::new(adapter))
     }
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl<A: TransactionAdapter> DedupLayer<TransactionLedger<A>> {
+impl<A: TransactionAdapter> DedupLayer<Transactional<A>> {
     /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
     /// together, or not at all.
     ///
@@ -146,7 +144,7 @@ impl<A: TransactionAdapter> DedupLayer<TransactionLedger<A>> {
     /// # }
     /// ```
     pub fn transactional(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, TransactionLedger::new(adapter))
+        Self::with_ledger(key, Transactional::new(adapter))
     }
 }
 
@@ -339,7 +337,7 @@ impl<L: Recalls, B> DedupLayer<L, B> {
     /// `part` is what has to be the same: [`key::body_digest()`](crate::key::body_digest) for the
     /// whole body, or the values that matter (`key::json("/amount")`), where a sender counts its
     /// attempts or tells the time in the body (see [`provider`](crate::provider)). In a batch, it is
-    /// read from each element's [own bytes](crate::key::Element::with_payload). Its SHA-256 is kept
+    /// read from each event's [own bytes](crate::key::Event::with_payload). Its SHA-256 is kept
     /// with the key from then on; a delivery that does not carry `part` is not compared.
     ///
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
@@ -353,13 +351,13 @@ impl<L: Recalls, B> DedupLayer<L, B> {
     /// use tower_dedup::{DedupLayer, OnMismatch, adapter::MemoryAdapter, key, provider};
     ///
     /// let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new())
-    ///     .fingerprint(key::body_digest(), OnMismatch::Refuse);
+    ///     .compare_payload(key::body_digest(), OnMismatch::Refuse);
     /// # let _ = dedup;
     /// # }
     /// ```
-    pub fn fingerprint(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
+    pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
         self.config.recaller = Some(self.ledger.recaller());
-        self.config.fingerprint = Some(Fingerprint { part, on_mismatch });
+        self.config.compare_payload = Some(ComparedPart { part, on_mismatch });
         self
     }
 }
@@ -532,13 +530,13 @@ pub(crate) struct Config {
     pub(crate) require_verified: bool,
     pub(crate) log_ids: LogIds,
     pub(crate) recaller: Option<Recaller>,
-    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) compare_payload: Option<ComparedPart>,
     pub(crate) replay: Option<Replay>,
 }
 
 /// What is compared.
 #[derive(Debug, Clone)]
-pub(crate) struct Fingerprint {
+pub(crate) struct ComparedPart {
     pub(crate) part: KeyPart,
     pub(crate) on_mismatch: OnMismatch,
 }
@@ -571,14 +569,16 @@ impl Config {
             require_verified: false,
             log_ids: LogIds::default(),
             recaller: None,
-            fingerprint: None,
+            compare_payload: None,
             replay: None,
         }
     }
 
     /// What to do with an event that was handled with another payload.
     pub(crate) fn on_mismatch(&self) -> OnMismatch {
-        self.fingerprint.as_ref().map_or_else(OnMismatch::default, |compared| compared.on_mismatch)
+        self.compare_payload
+            .as_ref()
+            .map_or_else(OnMismatch::default, |compared| compared.on_mismatch)
     }
 
     /// Routers answer HEAD by the handler of GET: where one is deduplicated, so is the other.

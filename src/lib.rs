@@ -59,12 +59,13 @@ pub mod provider;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+mod deduplicator;
+mod purger;
 mod response;
-mod retention;
 mod service;
-mod worker;
 
 pub use body::ResponseBody;
+pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::Delivery;
 pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind};
 #[cfg(feature = "axum")]
@@ -77,7 +78,6 @@ pub use layer::{DedupHandle, DedupLayer};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::transaction::DedupTx;
 pub use policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Verified};
+pub use purger::{Purger, PurgerHandle};
 pub use response::DedupResult;
-pub use retention::{Purger, PurgerHandle};
 pub use service::Dedup;
-pub use worker::{DedupWorker, Ran, RunError, Work};

@@ -25,7 +25,7 @@
 //! | `partial` | info | a batch: the new events are complete, others run elsewhere still |
 //! | `duplicate` | info | answered without running the handler |
 //! | `in_flight` | info | the event was running elsewhere for longer than the wait |
-//! | `mismatch` | warn | the id is known, with another payload, where the layer [compares](crate::DedupLayer::fingerprint) them |
+//! | `mismatch` | warn | the id is known, with another payload, where the layer [compares](crate::DedupLayer::compare_payload) them |
 //! | `broken_response` | error | the handler's response, which was to be kept, ended in an error; the key is free for the retry |
 //! | `unavailable` | warn | the store did not answer |
 //! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way, or the inner service was not ready to the end of a wait |
@@ -186,7 +186,7 @@ impl Meters {
         tracing::error!(
             target: "tower_dedup",
             namespace = key.namespace(),
-            id = key.fingerprint(),
+            id = key.log_id(),
             "handled on another path: this event is a duplicate here, and this path's handler has not run; give each route that has to see it a namespace of its own"
         );
     }
@@ -292,7 +292,7 @@ impl Report<'_> {
 }
 
 fn shown(key: &DedupKey, plain: bool) -> String {
-    if plain { key.id().to_owned() } else { key.fingerprint() }
+    if plain { key.id().to_owned() } else { key.log_id() }
 }
 
 fn ms(duration: Duration) -> u64 {
@@ -366,7 +366,7 @@ pub(crate) fn takeover(key: &DedupKey, attempt: u32) {
     tracing::warn!(
         target: "tower_dedup",
         namespace = key.namespace(),
-        id = key.fingerprint(),
+        id = key.log_id(),
         attempt,
         "takeover: an earlier handler of this event died or lost its lease"
     );
@@ -379,7 +379,7 @@ pub(crate) fn lease_lost(key: &DedupKey) {
     tracing::warn!(
         target: "tower_dedup",
         namespace = key.namespace(),
-        id = key.fingerprint(),
+        id = key.log_id(),
         "lease lost: another handler may have run this event too"
     );
 }
@@ -391,7 +391,7 @@ pub(crate) fn unprotected(key: &DedupKey, error: &Error) {
     tracing::warn!(
         target: "tower_dedup",
         namespace = key.namespace(),
-        id = key.fingerprint(),
+        id = key.log_id(),
         error = chain(error),
         "running unprotected: the store did not answer"
     );
@@ -404,7 +404,7 @@ pub(crate) fn mismatch(key: &DedupKey) {
     tracing::warn!(
         target: "tower_dedup",
         namespace = key.namespace(),
-        id = key.fingerprint(),
+        id = key.log_id(),
         "payload mismatch: this event was handled with another payload"
     );
 }
@@ -416,7 +416,7 @@ pub(crate) fn response_not_kept(key: &DedupKey, why: &'static str) {
     tracing::warn!(
         target: "tower_dedup",
         namespace = key.namespace(),
-        id = key.fingerprint(),
+        id = key.log_id(),
         why,
         "response not kept: duplicates of this event are answered without it"
     );
@@ -428,7 +428,7 @@ pub(crate) fn not_kept(key: Option<&DedupKey>, error: &Error) {
     tracing::warn!(
         target: "tower_dedup",
         namespace = key.map(DedupKey::namespace),
-        id = key.map(DedupKey::fingerprint),
+        id = key.map(DedupKey::log_id),
         error = chain(error),
         "what the handler has marked as done is not committed, as far as is known: the retry finds out"
     );
@@ -471,7 +471,7 @@ pub(crate) fn background(operation: &'static str, result: Background, key: Optio
         .increment(1);
     }
     let namespace = key.map(DedupKey::namespace);
-    let id = key.map(DedupKey::fingerprint);
+    let id = key.map(DedupKey::log_id);
     match result {
         Background::Done => tracing::info!(
             target: "tower_dedup", operation, namespace, id, "completed in the background"

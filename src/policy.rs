@@ -176,7 +176,7 @@ impl Default for Replay {
 #[non_exhaustive]
 pub enum LogIds {
     /// By the first 16 hex digits of the id's SHA-256
-    /// ([`DedupKey::fingerprint`](crate::DedupKey::fingerprint)).
+    /// ([`DedupKey::log_id`](crate::DedupKey::log_id)).
     #[default]
     Hash,
     /// By the id itself. Ids of some senders are personal data.

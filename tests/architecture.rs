@@ -28,10 +28,10 @@ const ROOMS: &[(&str, u8)] = &[
     ("future", 5),
     ("body", 5),
     ("extract", 5),
-    ("worker", 5),
+    ("deduplicator", 5),
     ("conformance", 5),
     ("ledger", 4),
-    ("retention", 4),
+    ("purger", 4),
     ("adapter", 3),
     ("delivery", 3),
     ("policy", 3),
@@ -47,7 +47,7 @@ const HTTP_SHELL: &[&str] = &["layer", "service", "future", "body"];
 
 /// Foreign crates, and the modules that may name them.
 const FOREIGN: &[(&str, &[&str])] = &[
-    ("sqlx", &["adapter", "ledger::transaction", "extract", "worker"]),
+    ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator"]),
     ("axum_core", &["extract"]),
 ];
 
@@ -345,7 +345,7 @@ fn the_rules_find_what_breaks_them() {
             "1 adapter,2 provider",
         ),
         ("adapter/memory.rs", "use crate::delivery::Delivery;", "1 delivery"),
-        ("retention.rs", "fn f() {\n let x = crate::ledger::f();\n}", "2 ledger"),
+        ("purger.rs", "fn f() {\n let x = crate::ledger::f();\n}", "2 ledger"),
         ("extract.rs", "use super::layer::Layer;", "1 layer"),
         ("key/part.rs", "use super::super::observe;", "1 observe"),
         ("key/mod.rs", "use super::observe;", "1 observe"),

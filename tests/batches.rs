@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use batch::{
     Kind, LATE, Rig, Runs, apart, by_word, cases, ids, layers, memory_under, own, pg,
-    postgres_under, receipt, send_to, service, sqlite_under, within,
+    postgres_under, send_to, service, sqlite_under, terms, within,
 };
 use futures_util::future::join_all;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use support::proxy::{Cut, Proxy};
 use support::{Faulty, Op, dedup_key};
-use tower_dedup::adapter::{LeaseAdapter, Maintain, PostgresAdapter};
+use tower_dedup::adapter::{LeaseAdapter, MaintenanceAdapter, PostgresAdapter};
 use tower_dedup::{DedupKey, DedupLayer};
 
 macro_rules! under_every_ledger {
@@ -52,7 +52,7 @@ async fn what_is_new_runs_and_nothing_else(rig: Rig) {
     assert_eq!(rig.send("c d b d e").await, own(200));
     assert_eq!(rig.news(), ["d", "e"]);
     let delivery = rig.last();
-    assert!(delivery.is_done(&dedup_key("d")) && !delivery.is_new(&dedup_key("c")));
+    assert!(delivery.is_done(&dedup_key("d")) && !delivery.needs_run(&dedup_key("c")));
     assert_eq!(delivery.key(), Some(&dedup_key("d")));
     assert_eq!(rig.send("e a").await, layers(200, "duplicate"));
     assert_eq!(rig.send("  ").await, layers(400, "invalid-key"));
@@ -61,7 +61,7 @@ async fn what_is_new_runs_and_nothing_else(rig: Rig) {
     let many: Vec<String> = (0..40).map(|n| format!("n{n:02}")).collect();
     assert_eq!(rig.send(&format!("e {}", many.join(" "))).await, own(200));
     assert_eq!(rig.news(), many);
-    assert!(!rig.last().done(&dedup_key("e")));
+    assert!(!rig.last().mark_done(&dedup_key("e")));
 }
 
 /// The handler goes on after it, and says so in the end.
@@ -81,7 +81,7 @@ async fn a_poison_event_does_not_repeat_the_others(rig: Rig) {
             assert_eq!(rig.news(), [poison]);
         }
         assert_eq!(rig.send(&batch("")).await, own(200));
-        assert_eq!((rig.news(), rig.last().takeover()), (ids(poison), false));
+        assert_eq!((rig.news(), rig.last().is_takeover()), (ids(poison), false));
         assert_eq!(rig.send(&batch("")).await, layers(200, "duplicate"));
         let all = rig.effects.all().await;
         for once in [&before, poison, &after] {
@@ -110,7 +110,7 @@ async fn a_handler_that_fails_half_way_does_not_repeat_what_is_done(rig: Rig) {
         assert_eq!(rig.news(), [format!("p{n}"), format!("c{n}")]);
         // A lease counts what it has begun; a transaction leaves nothing behind.
         let attempt = if rig.kind == Kind::Lease { 2 } else { 1 };
-        assert_eq!((rig.last().attempt(), rig.last().takeover()), (attempt, false));
+        assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (attempt, false));
         assert_eq!(rig.send(&batch("")).await, layers(200, "duplicate"));
         assert_eq!(rig.effects.all().await.len(), 4 * (n + 1), "{way}");
     }
@@ -119,7 +119,7 @@ async fn a_handler_that_fails_half_way_does_not_repeat_what_is_done(rig: Rig) {
 }
 
 async fn an_event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
-    let (one, two) = (receipt(), receipt());
+    let (one, two) = (terms(), terms());
     rig.store.claim(&[dedup_key("b")], &one).await.unwrap();
     rig.store.claim(&[dedup_key("d")], &two).await.unwrap();
     assert_eq!(rig.send("a b c").await, layers(503, "in-flight"));
@@ -219,7 +219,7 @@ async fn second_identities_of_a_batch(rig: Rig) {
     assert_eq!(rig.send("d e f=z").await, own(200));
     assert_eq!(rig.news(), ["f"]);
     // One elsewhere, under its second identity: the others run, and it afterwards.
-    let (second, elsewhere) = ([DedupKey::new("test.second", "w").unwrap()], receipt());
+    let (second, elsewhere) = ([DedupKey::new("test.second", "w").unwrap()], terms());
     rig.store.claim(&second, &elsewhere).await.unwrap();
     assert_eq!(rig.send("g=w h=v").await, layers(503, "in-flight"));
     assert_eq!(rig.news(), ["h"]);

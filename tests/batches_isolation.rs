@@ -121,7 +121,7 @@ async fn handle(request: Request<Body>, runs: Runs, before: Option<PgPool>) -> A
     let mut failed = false;
     for (name, way) in words(&body) {
         let key = dedup_key(id(name));
-        if !delivery.is_new(&key) {
+        if !delivery.needs_run(&key) {
             continue;
         }
         if way == "quit" {
@@ -144,7 +144,7 @@ async fn handle(request: Request<Body>, runs: Runs, before: Option<PgPool>) -> A
                 continue;
             }
         }
-        match tx.done(&key).await {
+        match tx.mark_done(&key).await {
             Ok(marked) => assert!(marked),
             Err(error) => {
                 assert_eq!((error.kind(), failed), (ErrorKind::Transaction, true), "{error:?}");

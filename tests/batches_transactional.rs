@@ -11,20 +11,20 @@ use std::time::Duration;
 
 use batch::{
     Effects, Kind, LATE, Rig, Sql, cases, ids, insert, layers, lite_adapter, lite_pool, own,
-    postgres_under, receipt, sqlite_under,
+    postgres_under, sqlite_under, terms,
 };
 use futures_util::future::join_all;
 use sqlx::{Connection, PgPool};
 use support::{dedup_key, polled};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tower_dedup::adapter::{
-    EntryState, LeaseAdapter, Maintain, PostgresAdapter, TransactionAdapter,
+    EntryState, LeaseAdapter, MaintenanceAdapter, PostgresAdapter, TransactionAdapter,
 };
-use tower_dedup::key::{Element, Keys};
+use tower_dedup::key::{Event, Keys};
 use tower_dedup::ledger::{
-    Begin, BeginContext, Claim, Ledger, Outcome, TransactionClaim, TransactionLedger, TxHandle,
+    Begin, BeginContext, Claim, HandlerSuccess, Ledger, TransactionClaim, Transactional, TxHandle,
 };
-use tower_dedup::{DedupTx, DedupWorker, ErrorKind, Ran, RunError, Work};
+use tower_dedup::{DedupTx, Deduplicator, ErrorKind, RunContext, RunError, RunOutcome};
 
 macro_rules! in_a_transaction {
     ($($case:ident),+ $(,)?) => {
@@ -53,7 +53,7 @@ in_a_transaction!(
 
 /// Free at once; no attempt more; and a takeover is still to be told of.
 async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
-    let (mine, dead) = (receipt(), receipt().with_lease(Duration::ZERO));
+    let (mine, dead) = (terms(), terms().with_lease(Duration::ZERO));
     for _ in 0..2 {
         rig.store.claim(&[dedup_key("released")], &mine).await.unwrap();
         rig.store.release(&[dedup_key("released")], &mine).await.unwrap();
@@ -62,7 +62,7 @@ async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
     let entry = async |id| rig.store.get(&dedup_key(id)).await.unwrap();
     for _ in 0..2 {
         assert_eq!(rig.send("done0 fresh:fail released:fail lapsed:fail").await, own(500));
-        assert_eq!((rig.last().attempt(), rig.last().takeover()), (3, true));
+        assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (3, true));
         assert_eq!(entry("fresh").await, None);
         let released = entry("released").await.unwrap();
         assert_eq!((released.state, released.attempts), (EntryState::Released, 2));
@@ -71,9 +71,9 @@ async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
         assert_eq!(lapsed.attempts, 1);
     }
     assert_eq!(rig.send("lapsed fresh").await, own(200));
-    assert_eq!((rig.last().attempt(), rig.last().takeover()), (2, true));
+    assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (2, true));
     assert_eq!(rig.send("released done0").await, own(200));
-    assert_eq!((rig.last().attempt(), rig.last().takeover()), (3, false));
+    assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (3, false));
     assert_eq!(rig.effects.all().await, ids("done0 fresh lapsed released"));
 }
 
@@ -184,8 +184,8 @@ struct Held<A: TransactionAdapter> {
 }
 
 impl<A: TransactionAdapter<Database: Sql>> Held<A> {
-    async fn of(ledger: &TransactionLedger<A>, ids: &[&str]) -> Self {
-        let keys = ids.iter().map(|id| Element::new(dedup_key(id))).collect();
+    async fn of(ledger: &Transactional<A>, ids: &[&str]) -> Self {
+        let keys = ids.iter().map(|id| Event::new(dedup_key(id))).collect();
         let context = BeginContext::new(LATE, LATE, LATE);
         let begun = ledger.begin(&Keys::new(keys).unwrap(), &context).await;
         let Ok(Begin::First { claim, .. }) = begun else { panic!("{begun:?}") };
@@ -199,8 +199,8 @@ impl<A: TransactionAdapter<Database: Sql>> Held<A> {
         A::Database::run(&mut self.tx, insert([id])).await.unwrap();
     }
 
-    async fn done(&mut self, id: &str) -> bool {
-        self.tx.done(&dedup_key(id)).await.unwrap()
+    async fn mark_done(&mut self, id: &str) -> bool {
+        self.tx.mark_done(&dedup_key(id)).await.unwrap()
     }
 }
 
@@ -209,11 +209,11 @@ macro_rules! with_ledger {
     ($rig:ident, $case:ident $(, $more:expr)*) => {
         match &$rig.effects {
             Effects::Pg(pool) => {
-                let ledger = TransactionLedger::new(PostgresAdapter::new(pool.clone()));
+                let ledger = Transactional::new(PostgresAdapter::new(pool.clone()));
                 $case(&$rig, &ledger $(, $more)*).await
             }
             Effects::Lite(pool) => {
-                let ledger = TransactionLedger::new(lite_adapter(pool.clone()));
+                let ledger = Transactional::new(lite_adapter(pool.clone()));
                 $case(&$rig, &ledger $(, $more)*).await
             }
             Effects::Log(_) => unreachable!("no database"),
@@ -236,7 +236,7 @@ async fn a_call_that_is_cut_off_keeps_both_or_neither(rig: Rig) {
 
 async fn cut_off<A: TransactionAdapter<Database: Sql>>(
     rig: &Rig,
-    ledger: &TransactionLedger<A>,
+    ledger: &Transactional<A>,
     polls: usize,
     again: bool,
     end: &str,
@@ -246,20 +246,20 @@ async fn cut_off<A: TransactionAdapter<Database: Sql>>(
     let [a, b, c] = names.each_ref().map(String::as_str);
     let mut held = Held::of(ledger, &[a, b, c]).await;
     held.effect(a).await;
-    assert!(held.done(a).await);
+    assert!(held.mark_done(a).await);
     held.effect(b).await;
     // What is still on its way is waited for first.
     drop(held.tx.begin().await.unwrap());
-    let cut = polled(held.tx.done(&dedup_key(b)), polls, again).await.is_none();
+    let cut = polled(held.tx.mark_done(&dedup_key(b)), polls, again).await.is_none();
     held.effect(c).await;
     if end == "goes on" {
-        assert!(held.done(c).await);
+        assert!(held.mark_done(c).await);
         // Of nobody, and after the last mark.
         held.effect("nobody").await;
     }
     drop(held.tx);
     if end == "succeeds" {
-        held.claim.commit(&Outcome::new(http::StatusCode::OK)).await.unwrap();
+        held.claim.commit(&HandlerSuccess::new(http::StatusCode::OK)).await.unwrap();
     } else {
         held.claim.rollback().await.unwrap();
     }
@@ -301,13 +301,13 @@ async fn a_statement_that_nobody_waited_for_takes_nothing_along(rig: Rig) {
 
 async fn hasty<A: TransactionAdapter<Database: Sql>>(
     _: &Rig,
-    ledger: &TransactionLedger<A>,
+    ledger: &Transactional<A>,
     statements: usize,
 ) {
     let (done, other) = (format!("a{statements}"), format!("b{statements}"));
     let mut held = Held::of(ledger, &[&done, &other]).await;
     held.effect(&done).await;
-    assert!(held.done(&done).await);
+    assert!(held.mark_done(&done).await);
     held.effect(&other).await;
     for _ in 0..statements {
         let wrong = A::Database::run(&mut held.tx, "SELECT nonsense".to_owned());
@@ -324,10 +324,10 @@ async fn a_claim_that_is_dropped_keeps_what_is_done(rig: Rig) {
     assert_eq!((rig.news(), rig.effects.all().await), (ids("b"), ids("a b")));
 }
 
-async fn dropped<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &TransactionLedger<A>) {
+async fn dropped<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transactional<A>) {
     let mut held = Held::of(ledger, &["a", "b"]).await;
     held.effect("a").await;
-    assert!(held.done("a").await && !held.done("not of this delivery").await);
+    assert!(held.mark_done("a").await && !held.mark_done("not of this delivery").await);
     held.effect("b").await;
     drop(held.tx);
     drop(held.claim);
@@ -339,19 +339,19 @@ async fn a_worker_that_fails_is_done_if_it_says_so(rig: Rig) {
     assert_eq!(rig.effects.all().await, ids("a"));
 }
 
-async fn works<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &TransactionLedger<A>) {
-    let (worker, key) = (DedupWorker::new(ledger.clone()), dedup_key("a"));
-    let failed = worker.run(&key, async |work: Work| {
+async fn works<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transactional<A>) {
+    let (worker, key) = (Deduplicator::new(ledger.clone()), dedup_key("a"));
+    let failed = worker.run(&key, async |work: RunContext| {
         let mut tx = work.transaction::<A::Database>().unwrap();
         A::Database::run(&mut tx, insert(["a"])).await.unwrap();
-        assert!(!work.delivery().done(&dedup_key("a")));
-        assert!(tx.done(&dedup_key("a")).await.unwrap());
+        assert!(!work.delivery().mark_done(&dedup_key("a")));
+        assert!(tx.mark_done(&dedup_key("a")).await.unwrap());
         A::Database::run(&mut tx, insert(["nobody"])).await.unwrap();
         Err::<(), _>("no")
     });
-    assert!(matches!(failed.await, Err(RunError::Work("no"))));
+    assert!(matches!(failed.await, Err(RunError::Handler("no"))));
     let again = worker.run(&key, async |_| Ok::<_, &str>(())).await.unwrap();
-    assert!(matches!(again, Ran::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
 }
 
 async fn a_transaction_that_is_kept_is_rolled_back_all_of_it(rig: Rig) {
@@ -360,16 +360,16 @@ async fn a_transaction_that_is_kept_is_rolled_back_all_of_it(rig: Rig) {
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b"), ids("a b")));
 }
 
-async fn kept<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &TransactionLedger<A>) {
+async fn kept<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transactional<A>) {
     let Held { claim, tx } = {
         let mut held = Held::of(ledger, &["a", "b"]).await;
         held.effect("a").await;
-        assert!(held.done("a").await);
+        assert!(held.mark_done("a").await);
         held
     };
     let mut tx = tx;
     claim.rollback().await.unwrap();
-    let late = tx.done(&dedup_key("b")).await.unwrap_err();
+    let late = tx.mark_done(&dedup_key("b")).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Transaction);
 }
 
@@ -384,21 +384,21 @@ fn half_way() {
         match place.strip_prefix("postgres:") {
             Some(_) => {
                 let pool = PgPool::connect(&place).await.unwrap();
-                stop_half_way(TransactionLedger::new(PostgresAdapter::new(pool))).await;
+                stop_half_way(Transactional::new(PostgresAdapter::new(pool))).await;
             }
             None => {
                 let pool = lite_pool(place.as_ref()).await;
-                stop_half_way(TransactionLedger::new(lite_adapter(pool))).await;
+                stop_half_way(Transactional::new(lite_adapter(pool))).await;
             }
         }
     });
 }
 
-async fn stop_half_way<A: TransactionAdapter<Database: Sql>>(ledger: TransactionLedger<A>) {
+async fn stop_half_way<A: TransactionAdapter<Database: Sql>>(ledger: Transactional<A>) {
     let mut held = Held::of(&ledger, &["a", "b", "c"]).await;
     for id in ["a", "b"] {
         held.effect(id).await;
-        assert!(held.done(id).await);
+        assert!(held.mark_done(id).await);
     }
     held.effect("c").await;
     println!("\n{HALF}");

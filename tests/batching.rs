@@ -11,15 +11,15 @@ use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use support::dedup_key;
 use support::postgres::{Schema, Server};
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, PostgresAdapter, Receipt,
-    Recorded, Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter,
+    PostgresAdapter, Recorded, Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
 };
 use tower_dedup::{Error, ErrorKind};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
 }
 
 fn pool(schema: &Schema) -> PgPool {
@@ -53,15 +53,15 @@ where
     all.expect("everybody is answered").into_iter().map(Result::unwrap).collect()
 }
 
-async fn claim<A: LeaseAdapter>(adapter: A, id: String, mine: Receipt) -> Result<Claimed, Error> {
+async fn claim<A: LeaseAdapter>(adapter: A, id: String, mine: CallTerms) -> Result<Claimed, Error> {
     adapter.claim(&[dedup_key(&id)], &mine).await.map(|claimed| claimed[0])
 }
 
 /// Twenty callers for each of thirty keys: one has it. Whatever the others do then is theirs.
 async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
-    let receipts: Vec<_> = (0..600).map(|_| receipt()).collect();
+    let call_terms: Vec<_> = (0..600).map(|_| terms()).collect();
     let id = |caller: usize| format!("k{}", caller % 30);
-    let claims = receipts.iter().enumerate();
+    let claims = call_terms.iter().enumerate();
     let claims = claims.map(|(at, mine)| claim(adapter.clone(), id(at), mine.clone()));
     let claimed = at_once(claims.collect::<Vec<_>>()).await;
     let is_first = |claimed: &Claimed| matches!(claimed, Claimed::First { attempt: 1, .. });
@@ -77,7 +77,7 @@ async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
     }
     assert_eq!(winners, [1; 30]);
     let rest = (0..600).map(|at| {
-        let (adapter, key, mine) = (adapter.clone(), [dedup_key(&id(at))], receipts[at].clone());
+        let (adapter, key, mine) = (adapter.clone(), [dedup_key(&id(at))], call_terms[at].clone());
         let won = matches!(claimed[at], Ok(Claimed::First { .. }));
         async move {
             let held = if won { Renewed::Held } else { Renewed::Lost };
@@ -92,11 +92,11 @@ async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
     });
     at_once(rest.collect::<Vec<_>>()).await;
     // Records of one key, with the repetition of one of them.
-    let again = receipt();
+    let again = terms();
     let records = (0..300).map(|at| {
         let (adapter, again) = (adapter.clone(), again.clone());
         async move {
-            let mine = if at < 2 { again } else { receipt() };
+            let mine = if at < 2 { again } else { terms() };
             let recorded = adapter.record(&[dedup_key(&format!("r{}", at / 100))], &mine).await;
             recorded.unwrap()[0]
         }
@@ -126,7 +126,7 @@ async fn twins_of_a_batch_have_one_winner_on_sqlite() {
 async fn some_go_away<A: LeaseAdapter + Clone>(adapter: A) {
     for round in 0..20 {
         let calls = (0..100_u64).map(|at| {
-            let (adapter, mine) = (adapter.clone(), receipt());
+            let (adapter, mine) = (adapter.clone(), terms());
             async move {
                 let key = [dedup_key(&format!("{round}-{at}"))];
                 if at % 3 == 0 {
@@ -134,7 +134,7 @@ async fn some_go_away<A: LeaseAdapter + Clone>(adapter: A) {
                     let _ = tokio::time::timeout(soon, adapter.claim(&key, &mine)).await;
                     // In the order of the calls: the claim, if it was sent, is on the wire before.
                     adapter.release(&key, &mine).await.unwrap();
-                    let next = adapter.claim(&key, &receipt()).await.unwrap();
+                    let next = adapter.claim(&key, &terms()).await.unwrap();
                     assert!(matches!(next[..], [Claimed::First { .. }]), "{next:?}");
                 } else {
                     let claimed = adapter.claim(&key, &mine).await.unwrap();
@@ -159,8 +159,8 @@ async fn a_caller_that_goes_away_disturbs_nobody_on_sqlite() {
 /// Rows that the database refuses are refused to those who asked for them.
 async fn poison<A: LeaseAdapter + Clone>(adapter: A) {
     let id = |at| if at % 70 == 7 { format!("poison-{at}") } else { format!("good-{at}") };
-    let receipts: Vec<_> = (0..300).map(|_| receipt()).collect();
-    let claims = (0..300).map(|at| claim(adapter.clone(), id(at), receipts[at].clone()));
+    let call_terms: Vec<_> = (0..300).map(|_| terms()).collect();
+    let claims = (0..300).map(|at| claim(adapter.clone(), id(at), call_terms[at].clone()));
     let claimed = at_once(claims.collect::<Vec<_>>()).await;
     for (at, claimed) in claimed.into_iter().enumerate() {
         match claimed {
@@ -169,7 +169,7 @@ async fn poison<A: LeaseAdapter + Clone>(adapter: A) {
         }
     }
     let completions = (0..300).map(|at| {
-        let (adapter, key, mine) = (adapter.clone(), [dedup_key(&id(at))], receipts[at].clone());
+        let (adapter, key, mine) = (adapter.clone(), [dedup_key(&id(at))], call_terms[at].clone());
         async move { adapter.complete(&key, &mine).await }
     });
     for (at, completed) in at_once(completions.collect::<Vec<_>>()).await.into_iter().enumerate() {
@@ -200,12 +200,12 @@ async fn a_row_that_is_refused_fails_its_caller_only_on_sqlite() {
 
 /// Beyond what may wait, a call is refused and surely not sent.
 async fn overload<A: LeaseAdapter + Clone>(adapter: A, expected: usize) {
-    let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), receipt()));
+    let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), terms()));
     // In one task: nothing is sent before all have asked.
     let claimed = join_all(claims).await;
     let mut waited = 0;
     for (at, claimed) in claimed.into_iter().enumerate() {
-        let next = claim(adapter.clone(), format!("o{at}"), receipt()).await.unwrap();
+        let next = claim(adapter.clone(), format!("o{at}"), terms()).await.unwrap();
         match claimed {
             Ok(claimed) => {
                 assert_eq!((claimed, next), (Claimed::first(1, false), Claimed::InFlight));
@@ -250,7 +250,7 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
     let schema = Schema::fresh_in(&server.url());
     let (adapter, pool) = (postgres(&schema).await, pool(&schema));
     let in_vain = || server.log().matches("due to lock timeout").count();
-    let lent = adapter.open(&[dedup_key("lent")], &receipt()).await.unwrap();
+    let lent = adapter.open(&[dedup_key("lent")], &terms()).await.unwrap();
     let mut theirs = pool.begin().await.unwrap();
     let insert = "INSERT INTO webhook_deliveries \
         (key, namespace, id, attempts, takeover, first_seen_at, expires_at) SELECT \
@@ -264,7 +264,7 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
                 let id = if at == 250 { held.to_owned() } else { format!("{held}-{round}-{at}") };
                 let (adapter, is_held) = (adapter.clone(), at == 250);
                 async move {
-                    let claimed = claim(adapter, id, receipt()).await.unwrap();
+                    let claimed = claim(adapter, id, terms()).await.unwrap();
                     let expected =
                         if is_held { Claimed::InFlight } else { Claimed::first(1, false) };
                     assert_eq!(claimed, expected);
@@ -286,9 +286,9 @@ async fn storm<A: LeaseAdapter + Clone>(adapter: &A, rounds: usize) {
         async move {
             for round in 0..rounds {
                 let key = [dedup_key(&((caller + round) % 100).to_string())];
-                let claimed = adapter.claim(&key, &receipt()).await.unwrap();
+                let claimed = adapter.claim(&key, &terms()).await.unwrap();
                 assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
-                let recorded = adapter.record(&key, &receipt()).await.unwrap();
+                let recorded = adapter.record(&key, &terms()).await.unwrap();
                 assert!(matches!(recorded[..], [Recorded::Duplicate(_)]), "{recorded:?}");
             }
         }
@@ -298,7 +298,7 @@ async fn storm<A: LeaseAdapter + Clone>(adapter: &A, rounds: usize) {
 
 async fn known<A: LeaseAdapter + Clone>(adapter: &A) {
     for id in 0..100 {
-        adapter.record(&[dedup_key(&id.to_string())], &receipt()).await.unwrap();
+        adapter.record(&[dedup_key(&id.to_string())], &terms()).await.unwrap();
     }
 }
 
@@ -343,7 +343,7 @@ async fn trap_7_a_storm_of_duplicates_writes_no_file() {
     storm(&adapter, 20).await;
     sqlx::query("ROLLBACK").execute(&mut writer).await.unwrap();
     assert_eq!((version().await, wal()), before);
-    adapter.record(&[dedup_key("new")], &receipt()).await.unwrap();
+    adapter.record(&[dedup_key("new")], &terms()).await.unwrap();
     assert_ne!(version().await, before.0, "a write would be seen");
 }
 
@@ -361,19 +361,19 @@ async fn plans_stay_index_plans_while_the_table_grows() {
             let mut keys: Vec<_> =
                 (first..first + 1_000).map(|id| dedup_key(&id.to_string())).collect();
             keys.sort();
-            adapter.record(&keys, &receipt()).await.unwrap();
+            adapter.record(&keys, &terms()).await.unwrap();
         }
     };
     // Few rows, and all statements planned, for one caller and for many.
     let warm = async |round: usize| {
         let calls = (0..40).map(|at| {
             let (adapter, key, mine) =
-                (adapter.clone(), [dedup_key(&format!("w{round}-{at}"))], receipt());
+                (adapter.clone(), [dedup_key(&format!("w{round}-{at}"))], terms());
             async move {
                 adapter.claim(&key, &mine).await.unwrap();
                 adapter.renew(&key, &mine).await.unwrap();
                 adapter.complete(&key, &mine).await.unwrap();
-                adapter.claim(&key, &receipt()).await.unwrap();
+                adapter.claim(&key, &terms()).await.unwrap();
                 let other = [dedup_key(&format!("x{round}"))];
                 adapter.claim(&other, &mine).await.unwrap();
                 adapter.release(&other, &mine).await.unwrap();
@@ -415,9 +415,9 @@ fn several_runtimes<A: LeaseAdapter + Clone>(connect: impl Future<Output = A>) {
         runtime().block_on(async {
             for at in 0..100 {
                 // Not waited for: they are cut off with their runtime.
-                tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), receipt()));
+                tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), terms()));
             }
-            let claimed = claim(adapter.clone(), format!("{round}"), receipt());
+            let claimed = claim(adapter.clone(), format!("{round}"), terms());
             let claimed = tokio::time::timeout(Duration::from_secs(10), claimed).await;
             assert_eq!(claimed.expect("an answer").unwrap(), Claimed::first(1, false));
         });
@@ -446,7 +446,7 @@ async fn lanes_have_connections_of_their_own_until_they_are_closed() {
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
         let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
         adapter.migrate().await.unwrap();
-        let claims = (0..400).map(|at| claim(adapter.clone(), at.to_string(), receipt()));
+        let claims = (0..400).map(|at| claim(adapter.clone(), at.to_string(), terms()));
         at_once(claims.collect::<Vec<_>>()).await;
         let own = sessions(&pool).await - i64::from(pool.size());
         assert!((own > 0) == (expected > 0) && own <= expected, "{own} connections of lanes");
@@ -458,7 +458,7 @@ async fn lanes_have_connections_of_their_own_until_they_are_closed() {
             }
         };
         tokio::time::timeout(Duration::from_secs(10), closed).await.expect("they are closed");
-        let closed = claim(adapter.clone(), "late".to_owned(), receipt()).await;
+        let closed = claim(adapter.clone(), "late".to_owned(), terms()).await;
         assert_eq!(closed.unwrap_err().kind(), ErrorKind::Unavailable);
     }
 }

@@ -22,7 +22,7 @@ use support::postgres::Server;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Receipt, Recorded, Released,
+    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Recorded, Released,
     Renewed, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
@@ -38,8 +38,8 @@ const MARK: &str = "overlap:";
 const HOUR: Duration = Duration::from_secs(3_600);
 const LATE: Duration = Duration::from_secs(120);
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), HOUR).with_lease(HOUR)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(HOUR)
 }
 
 fn key(epoch: usize, number: usize) -> DedupKey {
@@ -199,7 +199,7 @@ async fn record(
     mut some: Vec<DedupKey>,
     said: &mut Vec<String>,
 ) -> Vec<DedupKey> {
-    let mine = receipt();
+    let mine = terms();
     let recorded = again(|| adapter.record(&some, &mine)).await;
     for (key, recorded) in some.iter().zip(&recorded) {
         if *recorded == Recorded::First {
@@ -219,7 +219,7 @@ async fn claim(
     mut some: Vec<DedupKey>,
     said: &mut Vec<String>,
 ) -> Vec<DedupKey> {
-    let mine = receipt();
+    let mine = terms();
     let (mut done, mut failed, mut known) = (Vec::new(), Vec::new(), Vec::new());
     for (key, claimed) in some.iter().zip(again(|| adapter.claim(&some, &mine)).await) {
         match claimed {

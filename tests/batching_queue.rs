@@ -13,14 +13,14 @@ use sqlx::postgres::PgPoolOptions;
 use support::postgres::Schema;
 use support::{dedup_key, polled};
 use tower_dedup::adapter::{
-    Batching, Claimed, LeaseAdapter, Maintain, PostgresAdapter, Receipt, Released, Renewed,
-    SqliteAdapter, Token,
+    Batching, CallTerms, Claimed, LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Released,
+    Renewed, SqliteAdapter, Token,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
-fn receipt() -> Receipt {
+fn terms() -> CallTerms {
     let hour = Duration::from_secs(3_600);
-    Receipt::new(Token::random(), hour).with_lease(hour)
+    CallTerms::new(Token::random(), hour).with_lease(hour)
 }
 
 fn one(id: &str) -> [DedupKey; 1] {
@@ -47,7 +47,7 @@ async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
 /// earlier with those of its kind.
 async fn calls_for_one_key_keep_their_order<A: LeaseAdapter>(adapter: A) {
     for round in 0..20 {
-        let (mine, other) = (receipt(), one(&format!("other-{round}")));
+        let (mine, other) = (terms(), one(&format!("other-{round}")));
         let key = one(&format!("key-{round}"));
         assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
         let (first, released, renewed) = join3(
@@ -76,16 +76,16 @@ async fn calls_for_one_key_keep_their_order_on_sqlite() {
 async fn some_go<A: LeaseAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
     let gone: Vec<_> = (0..many).map(|at| one(&format!("gone-{round}-{at}"))).collect();
     for key in &gone {
-        assert!(polled(adapter.renew(key, &receipt()), 1, false).await.is_none());
+        assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
     }
     gone
 }
 
-async fn who_is_gone_is_not_sent<A: LeaseAdapter + Maintain>(adapter: A) {
+async fn who_is_gone_is_not_sent<A: LeaseAdapter + MaintenanceAdapter>(adapter: A) {
     for round in 0..20 {
         let gone = some_go(&adapter, round, 4).await;
         let stays = one(&format!("stays-{round}"));
-        assert_eq!(adapter.renew(&stays, &receipt()).await.unwrap(), [Renewed::Held]);
+        assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), [Renewed::Held]);
         for [key] in &gone {
             assert_eq!(adapter.get(key).await.unwrap(), None, "{}", key.id());
         }
@@ -107,7 +107,7 @@ async fn who_is_gone_takes_no_room<A: LeaseAdapter>(adapter: A) {
     for round in 0..20 {
         some_go(&adapter, round, 8).await;
         let stay: Vec<_> = (0..8).map(|at| one(&format!("stays-{round}-{at}"))).collect();
-        let (mine, late) = (receipt(), one(&format!("late-{round}")));
+        let (mine, late) = (terms(), one(&format!("late-{round}")));
         let all = join_all(stay.iter().map(|key| adapter.renew(key, &mine)));
         let (renewed, refused) = join(all, adapter.renew(&late, &mine)).await;
         for renewed in renewed {
@@ -135,12 +135,12 @@ async fn many_do_not_wait_for_the_batch_before_them() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await.batching(Batching::new());
     let held = one("held");
-    adapter.claim(&held, &receipt()).await.unwrap();
+    adapter.claim(&held, &terms()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(1).connect_lazy(&schema.url()).unwrap();
     let mut theirs = pool.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM webhook_deliveries FOR UPDATE").execute(&mut *theirs).await.unwrap();
     for round in 0..50 {
-        let mine = receipt();
+        let mine = terms();
         let keys: Vec<_> = (0..40).map(|at| one(&format!("{round}-{at}"))).collect();
         let waits = pin!(adapter.renew(&held, &mine));
         let many = join_all(keys.iter().map(|key| adapter.claim(key, &mine)));

@@ -14,7 +14,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use support::{Handler, by_header, dedup_key, request, result, send};
 use tower::Layer;
-use tower_dedup::adapter::{Maintain, MemoryAdapter};
+use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, LogIds, OnMissingKey, Verified, key, provider,
 };

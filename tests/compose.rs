@@ -35,10 +35,11 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::{
-    DedupAdapter, DynAdapter, EntryState, LeaseAdapter, Maintain, MemoryAdapter, SqliteAdapter,
+    DedupAdapter, DynAdapter, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter,
+    SqliteAdapter,
 };
 use tower_dedup::key::{KeyExtractor, KeyPart};
-use tower_dedup::ledger::{ArrivalLedger, LeaseLedger};
+use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{
     ConfigError, Dedup, DedupHandle, DedupKey, DedupLayer, DedupResult, Delivery, Error, KeyError,
     OnMissingKey, ResponseBody, ResponseFuture, Verified, key,
@@ -61,7 +62,7 @@ fn store() -> Store {
     Arc::new(MemoryAdapter::new())
 }
 
-fn dedup(store: &Store) -> DedupLayer<LeaseLedger<Store>> {
+fn dedup(store: &Store) -> DedupLayer<Lease<Store>> {
     DedupLayer::new(key::header("x-id").namespace("acme"), Arc::clone(store))
 }
 
@@ -451,7 +452,7 @@ async fn a_panic_behind_catch_panic_is_500_and_the_key_is_free() {
     let attempts = service_fn(async |request: Request<Full<Bytes>>| {
         let delivery = request.extensions().get::<Delivery>().unwrap();
         assert!(delivery.attempt() > 1, "the first attempt fails");
-        assert!(!delivery.takeover());
+        assert!(!delivery.is_takeover());
         Ok::<_, Infallible>(response())
     });
     let service =
@@ -678,12 +679,12 @@ fn is_cloned<T: Clone + Send + Sync + 'static>() {}
 fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
 fn is_debug<T: Debug>() {}
 fn is_adapter<T: DedupAdapter + LeaseAdapter>() {}
-fn is_maintained<T: Maintain>() {}
+fn is_maintained<T: MaintenanceAdapter>() {}
 
 /// A body that can be sent, and is not `Sync`: what axum's is.
 type Unsync = axum::body::Body;
 
-type Lease = LeaseLedger<Arc<dyn DynAdapter>>;
+type Erased = Lease<Arc<dyn DynAdapter>>;
 
 /// Clone and Send, and not Sync.
 type Inner = BoxCloneService<Request<Full<Bytes>>, Response<Unsync>, Infallible>;
@@ -691,13 +692,13 @@ type SyncInner = BoxCloneSyncService<Request<Full<Bytes>>, Response<Unsync>, Inf
 
 #[test]
 fn types_are_as_shareable_as_promised() {
-    is_cloned::<DedupLayer<Lease>>();
-    is_cloned::<DedupLayer<ArrivalLedger<MemoryAdapter>, Unsync>>();
-    is_cloned::<Dedup<SyncInner, Lease>>();
-    is_cloned::<Dedup<SyncInner, Lease, Unsync>>();
-    is_send::<Dedup<Inner, Lease>>();
-    is_send::<ResponseFuture<Inner, Lease, Full<Bytes>, Unsync, Full<Bytes>>>();
-    is_send::<ResponseFuture<Inner, Lease, Full<Bytes>, hyper::body::Incoming, Full<Bytes>>>();
+    is_cloned::<DedupLayer<Erased>>();
+    is_cloned::<DedupLayer<OnArrival<MemoryAdapter>, Unsync>>();
+    is_cloned::<Dedup<SyncInner, Erased>>();
+    is_cloned::<Dedup<SyncInner, Erased, Unsync>>();
+    is_send::<Dedup<Inner, Erased>>();
+    is_send::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
+    is_send::<ResponseFuture<Inner, Erased, Full<Bytes>, hyper::body::Incoming, Full<Bytes>>>();
     is_send::<ResponseBody<Unsync>>();
     is_shared::<ResponseBody<Full<Bytes>>>();
     is_cloned::<DedupHandle>();
@@ -716,9 +717,9 @@ fn types_are_as_shareable_as_promised() {
 
 #[test]
 fn types_show_themselves() {
-    is_debug::<DedupLayer<LeaseLedger<Arc<MemoryAdapter>>>>();
-    is_debug::<Dedup<SyncInner, Lease>>();
-    is_debug::<ResponseFuture<Inner, Lease, Full<Bytes>, Unsync, Full<Bytes>>>();
+    is_debug::<DedupLayer<Lease<Arc<MemoryAdapter>>>>();
+    is_debug::<Dedup<SyncInner, Erased>>();
+    is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
     is_debug::<DedupHandle>();
     is_debug::<Delivery>();
 }

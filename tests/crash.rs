@@ -62,7 +62,7 @@ async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: Strin
         "{} {} {}\n",
         delivery.key().unwrap().id(),
         delivery.attempt(),
-        if delivery.takeover() { "takeover" } else { "-" }
+        if delivery.is_takeover() { "takeover" } else { "-" }
     );
     let file = OpenOptions::new().append(true).create(true).open(dir.join("effects"));
     file.unwrap().write_all(line.as_bytes()).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use support::{Handler, by_header, dedup_key, request, result, send, until};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{EntryState, Maintain, MemoryAdapter, SqliteAdapter};
+use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
 use tower_dedup::{DedupLayer, DedupResult, OnInFlight};
 
 fn memory() -> Arc<MemoryAdapter> {
@@ -89,7 +89,7 @@ async fn trap_1_and_2_after_a_failure_the_next_delivery_runs() {
 
         let retry = service.clone().oneshot(request("a")).await.unwrap();
         assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{failure}");
-        assert_eq!((handler.last().attempt(), handler.last().takeover()), (2, false));
+        assert_eq!((handler.last().attempt(), handler.last().is_takeover()), (2, false));
         let third = service.oneshot(request("a")).await.unwrap();
         assert_eq!(result(&third), Some("duplicate"), "{failure}");
         assert_eq!(handler.runs(), 2);

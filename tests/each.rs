@@ -1,4 +1,4 @@
-//! Batches: a key for every element of a JSON array, by the rules of `key::each`.
+//! Batches: a key for every event of a JSON array, by the rules of `key::each`.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 mod support;
@@ -11,7 +11,7 @@ use http_body_util::Full;
 use support::{Fault, Faulty, Handler, until};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::key::{self, Batch, Element, Extracted, KeyExtractor, Keys, RequestRef};
+use tower_dedup::key::{self, Batch, Event, Extracted, KeyExtractor, Keys, RequestRef};
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey, OnUnavailable,
 };
@@ -32,7 +32,7 @@ fn keys(extractor: &KeyExtractor, body: &str) -> Keys {
 }
 
 fn ids(extractor: &KeyExtractor, body: &str) -> Vec<String> {
-    keys(extractor, body).elements().iter().map(|element| element.key().id().to_owned()).collect()
+    keys(extractor, body).events().iter().map(|event| event.key().id().to_owned()).collect()
 }
 
 fn events() -> KeyExtractor {
@@ -74,7 +74,7 @@ fn parts_of_the_head_are_composed_as_elsewhere() {
     assert_eq!(ids(&optional, r#"[{"id":1}]"#), ["|1"]);
     let required = by(key::header("x-none").and(key::json("/id")));
     assert_eq!(read(&required, r#"[{"id":1}]"#), Ok(Extracted::Missing));
-    // Two of them are malformed, but not for a list without elements.
+    // Two of them are malformed, but not for a list without events.
     let twice = by(key::header("x-twice").optional().and(key::json("/id")));
     let error = read(&twice, r#"[{"id":1}]"#).unwrap_err();
     assert_eq!(error.kind(), KeyErrorKind::Repeated);
@@ -96,7 +96,7 @@ fn a_star_names_the_arrays_of_every_element_on_the_way() {
 fn elements_are_slices_of_the_body_unless_they_change_on_a_retry() {
     let body = r#"{"events":[ {"id":1} , {"id":2} ]}"#;
     let payloads = |keys: &Keys| -> Vec<Option<Bytes>> {
-        keys.elements().iter().map(|element| element.payload().cloned()).collect()
+        keys.events().iter().map(|event| event.payload().cloned()).collect()
     };
     let with = payloads(&keys(&events(), body));
     assert_eq!(
@@ -133,7 +133,7 @@ fn what_is_malformed_says_which_element_it_is() {
     assert_eq!(error.kind(), KeyErrorKind::NotAnId);
     assert_eq!(
         error.to_string(),
-        "JSON value /id of element 2 is neither a string, an integer nor a boolean"
+        "JSON value /id of event 2 is neither a string, an integer nor a boolean"
     );
     let error = read(&events(), r#"{"events":{"0":{"id":1}}}"#).unwrap_err();
     assert_eq!(error.kind(), KeyErrorKind::NotAnArray);
@@ -158,7 +158,7 @@ fn a_list_of_one_is_a_batch_and_one_event_is_none() {
     assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_batch());
     assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_batch());
     let key = DedupKey::new("acme", "1").unwrap();
-    assert!(Keys::new(vec![Element::new(key.clone())]).unwrap().is_batch());
+    assert!(Keys::new(vec![Event::new(key.clone())]).unwrap().is_batch());
     assert!(!Keys::one(key).is_batch());
 }
 
@@ -167,20 +167,20 @@ fn second_identities_are_read_from_the_element() {
     let extractor = events().second_identity("object", key::json("/object"));
     let found = keys(&extractor, r#"{"object":"x","events":[{"id":1,"object":"o"},{"id":2}]}"#);
     let seconds: Vec<_> = found
-        .elements()
+        .events()
         .iter()
-        .map(|element| element.second_identity().map(|key| (key.namespace(), key.id())))
+        .map(|event| event.second_identity().map(|key| (key.namespace(), key.id())))
         .collect();
     assert_eq!(seconds, [Some(("acme.object", "o")), None]);
     // In a list of one as well: the whole body is not what it is known by.
     let by_body = events().second_identity("body", key::body_digest());
     let one = keys(&by_body, r#"{"events":[{}, {"id":1}]}"#.replace("{}, ", "").as_str());
     let two = keys(&by_body, r#"{"events":[{"id":2}, {"id":1}]}"#);
-    assert_eq!(one.elements()[0].second_identity(), two.elements()[1].second_identity());
-    assert_eq!(one.elements()[0].identities().count(), 2);
+    assert_eq!(one.events()[0].second_identity(), two.events()[1].second_identity());
+    assert_eq!(one.events()[0].identities().count(), 2);
 }
 
-/// What is read from the head is in the id of every element.
+/// What is read from the head is in the id of every event.
 #[test]
 fn a_long_header_is_not_multiplied() {
     let by_query = key::each("", key::query("q").and(key::json(""))).namespace("acme");
@@ -227,8 +227,8 @@ async fn a_retry_that_is_batched_anew_runs_what_is_new_in_it() {
 async fn a_batch_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
     let handler = Handler::default();
     let body = |count: usize| {
-        let elements: Vec<_> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();
-        format!("{{\"events\":[{}]}}", elements.join(","))
+        let events: Vec<_> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();
+        format!("{{\"events\":[{}]}}", events.join(","))
     };
     let dedup = || DedupLayer::new(events(), MemoryAdapter::new());
     for (dedup, body, status, runs) in [
@@ -264,7 +264,7 @@ async fn body_of_a_batch_is_dropped_while_its_completion_is_pending() {
         let dedup = DedupLayer::new(events(), Arc::clone(&store));
         let dedup = dedup.on_unavailable(OnUnavailable::Open);
         let dedup = if fingerprint {
-            dedup.fingerprint(key::body_digest(), tower_dedup::OnMismatch::Refuse)
+            dedup.compare_payload(key::body_digest(), tower_dedup::OnMismatch::Refuse)
         } else {
             dedup
         };

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use support::{Fault, Faulty, Handler, Op, by_header, dedup_key, request, result, send, until};
 use tower::Layer;
-use tower_dedup::adapter::{EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Token};
-use tower_dedup::ledger::{ArrivalLedger, LeaseLedger};
+use tower_dedup::adapter::{
+    CallTerms, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Token,
+};
+use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{DedupLayer, OnUnavailable, Purger};
 
 type Store = Arc<Faulty<MemoryAdapter>>;
@@ -21,11 +23,11 @@ fn store() -> Store {
     Faulty::new(MemoryAdapter::new())
 }
 
-fn lease(store: &Store) -> DedupLayer<LeaseLedger<Store>> {
+fn lease(store: &Store) -> DedupLayer<Lease<Store>> {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
-fn arrival(store: &Store) -> DedupLayer<ArrivalLedger<Store>> {
+fn arrival(store: &Store) -> DedupLayer<OnArrival<Store>> {
     DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
@@ -87,7 +89,7 @@ async fn a_claim_whose_answer_was_lost_does_not_block_its_key() {
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
         assert_eq!(send(&service, request("a")).await.status(), 200, "{fault:?}");
         assert_eq!(handler.runs(), 1);
-        assert!(!handler.last().takeover(), "released, not lapsed");
+        assert!(!handler.last().is_takeover(), "released, not lapsed");
     }
 }
 
@@ -127,7 +129,7 @@ async fn success_is_success_even_if_the_store_goes_away() {
             // Long past the lease: it is renewed until the completion is there.
             tokio::time::sleep(Duration::from_millis(150)).await;
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-            let other = Receipt::new(Token::random(), Duration::from_secs(60));
+            let other = CallTerms::new(Token::random(), Duration::from_secs(60));
             let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
             assert!(
                 !matches!(elsewhere[..], [tower_dedup::adapter::Claimed::First { .. }]),
@@ -249,7 +251,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
         async move { send(&service, request("a")).await.status() }
     });
     until(|| store.calls(Op::Renew) >= 3).await;
-    let twin = Receipt::new(Token::random(), Duration::from_secs(60));
+    let twin = CallTerms::new(Token::random(), Duration::from_secs(60));
     let twin = store.inner().claim(&[dedup_key("a")], &twin).await.unwrap();
     assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
     assert_eq!(run.await.unwrap(), 200);
@@ -268,7 +270,7 @@ async fn trap_4_a_lost_lease_is_told_and_undoes_nothing() {
         let late = tokio::spawn(async move { send(&service, request("a")).await.status() });
         handler.running(1).await;
         store.inner().advance(Duration::from_secs(1));
-        let taker = Receipt::new(Token::random(), Duration::from_secs(60))
+        let taker = CallTerms::new(Token::random(), Duration::from_secs(60))
             .with_lease(Duration::from_secs(60));
         let keys = [dedup_key("a")];
         let taken = store.inner().claim(&keys, &taker).await.unwrap();
@@ -413,13 +415,13 @@ async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
         async move { send(&service, request("a")).await.status() }
     });
     handler.running(1).await;
-    assert!(handler.last().done(&dedup_key("a")));
+    assert!(handler.last().mark_done(&dedup_key("a")));
     store.set(Op::Complete, Fault::Fail);
     handler.release();
     assert_eq!(first.await.unwrap(), 500);
     for _ in 0..6 {
         tokio::time::sleep(SOON).await;
-        let other = Receipt::new(Token::random(), Duration::from_secs(60));
+        let other = CallTerms::new(Token::random(), Duration::from_secs(60));
         let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
         assert_eq!(elsewhere, [tower_dedup::adapter::Claimed::InFlight]);
     }
@@ -525,7 +527,7 @@ async fn background_work_is_bounded() {
 async fn the_purger_survives_its_store() {
     let store = store();
     for id in 0..250 {
-        let brief = Receipt::new(Token::random(), Duration::from_secs(3_600));
+        let brief = CallTerms::new(Token::random(), Duration::from_secs(3_600));
         let keys = [dedup_key(&id.to_string())];
         tower_dedup::adapter::DedupAdapter::record(&*store, &keys, &brief).await.unwrap();
     }

@@ -13,10 +13,10 @@ use support::postgres::Schema;
 use support::{Body, Fault, Faulty, Handler, Op, by_header, dedup_key, result, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    EntryState, LeaseAdapter, Maintain, MemoryAdapter, PostgresAdapter, Recall, Receipt, Token,
-    Wanted,
+    CallTerms, EntryState, Fetch, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, PostgresAdapter,
+    Recall, Token,
 };
-use tower_dedup::key::{self, DedupKey, Element, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{DedupLayer, OnMismatch, Replay, provider};
 
 fn event(id: &str, body: &'static str) -> Request<Body> {
@@ -46,14 +46,14 @@ fn refused() -> (u16, Option<String>) {
 async fn another_payload_is_refused_by_choice<S: Setup>(setup: S) {
     let handler = Handler::default();
     let layer = DedupLayer::with_ledger(by_header(), setup.ledger().await)
-        .fingerprint(key::body_digest(), OnMismatch::Refuse);
+        .compare_payload(key::body_digest(), OnMismatch::Refuse);
     let service = layer.layer(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
     assert_eq!(answer!(&service, event("a", "two")), refused());
     assert_eq!(answer!(&service, event("a", "one")), duplicate());
     // Another process compares as well.
     let other = DedupLayer::with_ledger(by_header(), setup.ledger().await)
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&other, event("a", "two")), refused());
     assert_eq!(answer!(&other, event("a", "one")), duplicate());
@@ -64,18 +64,18 @@ async fn another_payload_is_refused_by_choice<S: Setup>(setup: S) {
 async fn another_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
     let handler = Handler::default();
     let service = DedupLayer::with_ledger(by_header(), setup.ledger().await)
-        .fingerprint(key::body_digest(), OnMismatch::Report)
+        .compare_payload(key::body_digest(), OnMismatch::Report)
         .layer(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
     assert_eq!(answer!(&service, event("a", "two")), duplicate());
     assert_eq!(handler.runs(), 1);
 }
 
-/// In a batch each element is compared by its own bytes, wherever it is batched.
+/// In a batch each event is compared by its own bytes, wherever it is batched.
 async fn elements_of_a_batch_are_compared_one_by_one<S: Setup>(setup: S) {
     let handler = Handler::default();
     let service = DedupLayer::with_ledger(by_word(), setup.ledger().await)
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&service, words("a=1 b=1 c=1")), ran());
     assert_eq!(answer!(&service, words("c=1 a=1")), duplicate());
@@ -129,13 +129,12 @@ fn by_word() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let body = request.body();
         let text = std::str::from_utf8(body).unwrap();
-        let elements = text.split_whitespace().map(|word| {
+        let events = text.split_whitespace().map(|word| {
             let (id, payload) = word.split_once('=').unwrap();
             let payload = body.slice_ref(payload.as_bytes());
-            Ok(Element::new(DedupKey::new("test", id)?).with_payload(payload))
+            Ok(Event::new(DedupKey::new("test", id)?).with_payload(payload))
         });
-        Ok(Keys::new(elements.collect::<Result<_, _>>()?)
-            .map_or(Extracted::Missing, Extracted::Keys))
+        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     })
     .unwrap()
 }
@@ -148,7 +147,7 @@ fn words(words: &'static str) -> Request<Body> {
 async fn what_a_failed_handler_was_given_is_not_compared() {
     let handler = Handler::default().then(500);
     let service = DedupLayer::new(by_header(), MemoryAdapter::new())
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), (500, None));
     assert_eq!(answer!(&service, event("a", "two")), ran());
@@ -161,7 +160,7 @@ async fn only_what_is_named_is_compared() {
     let handler = Handler::default();
     let amount = key::json("/amount").and(key::json("/currency").optional());
     let service = DedupLayer::new(by_header(), MemoryAdapter::new())
-        .fingerprint(amount, OnMismatch::Refuse)
+        .compare_payload(amount, OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&service, event("a", r#"{"amount":5,"attempt":1}"#)), ran());
     assert_eq!(answer!(&service, event("a", r#"{"attempt":2,"amount":5}"#)), duplicate());
@@ -181,7 +180,7 @@ async fn a_key_without_a_fingerprint_is_not_compared() {
     let plain = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     assert_eq!(answer!(&plain, event("a", "one")), ran());
     let compared = DedupLayer::new(by_header(), adapter)
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&compared, event("a", "two")), duplicate());
 }
@@ -193,7 +192,7 @@ async fn a_second_identity_is_not_compared() {
     let keys = by_header().second_identity("change", key::json("/object"));
     let adapter = Arc::new(MemoryAdapter::new());
     let service = DedupLayer::new(keys, Arc::clone(&adapter))
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&service, event("evt_1", r#"{"object":"in_1","n":1}"#)), ran());
     assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)), duplicate());
@@ -209,12 +208,12 @@ async fn a_second_identity_is_not_compared() {
 async fn a_store_that_does_not_recall_gives_the_new_events_back() {
     for fault in [Fault::Fail, Fault::Hang] {
         let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
-        let known = Receipt::new(Token::random(), Duration::from_secs(60));
+        let known = CallTerms::new(Token::random(), Duration::from_secs(60));
         store.complete(&[dedup_key("known")], &known).await.unwrap();
         store.set(Op::Recall, fault);
         let bound = Duration::from_millis(50);
         let lease = DedupLayer::new(by_word(), Arc::clone(&store))
-            .fingerprint(key::body_digest(), OnMismatch::Refuse)
+            .compare_payload(key::body_digest(), OnMismatch::Refuse)
             .store_timeout(bound);
         let handle = lease.handle();
         let service = lease.layer(handler.service());
@@ -224,7 +223,7 @@ async fn a_store_that_does_not_recall_gives_the_new_events_back() {
         assert_eq!(entry.unwrap().state, EntryState::Released, "{fault:?}");
 
         let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
-            .fingerprint(key::body_digest(), OnMismatch::Refuse)
+            .compare_payload(key::body_digest(), OnMismatch::Refuse)
             .store_timeout(bound);
         let handle = arrival.handle();
         let service = arrival.layer(handler.service());
@@ -244,49 +243,49 @@ async fn responses_are_asked_for_only_where_one_is_replayed() {
     let store = Faulty::new(MemoryAdapter::new());
     let handler = Handler::default();
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     for (body, answer) in [("a=1", ran()), ("a=1", duplicate()), ("a=2", refused())] {
         assert_eq!(answer!(&lease, words(body)), answer, "{body}");
     }
     assert_eq!(answer!(&lease, words("a=1 b=1")), ran());
     assert_eq!(answer!(&lease, words("a=1 b=1")), duplicate());
-    assert_eq!(store.wanted(), [Wanted::Payload; 4]);
+    assert_eq!(store.wanted(), [Fetch::Digest; 4]);
 
     let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&arrival, words("a=1")), duplicate());
     assert_eq!(answer!(&arrival, words("a=1 c=1")), ran());
     let wanted = store.wanted();
-    assert!(!wanted.is_empty() && wanted.iter().all(|wanted| *wanted == Wanted::Payload));
+    assert!(!wanted.is_empty() && wanted.iter().all(|wanted| *wanted == Fetch::Digest));
 
     // A response that is replayed is that to one event: a batch has none.
     let replaying = DedupLayer::new(by_word(), Arc::clone(&store))
         .replay(Replay::new())
         .layer(handler.service());
     assert_eq!(answer!(&replaying, words("a=1")), duplicate());
-    assert_eq!(store.wanted(), [Wanted::All]);
+    assert_eq!(store.wanted(), [Fetch::DigestAndResponse]);
     assert_eq!(answer!(&replaying, words("a=1 b=1")), duplicate());
-    assert_eq!(store.wanted(), [Wanted::Payload]);
+    assert_eq!(store.wanted(), [Fetch::Digest]);
 }
 
 /// The caller of a worker may go away between the claim and what follows.
 #[tokio::test]
 async fn a_delivery_that_is_dropped_while_it_recalls_leaves_nothing_behind() {
-    use tower_dedup::ledger::{ArrivalLedger, BeginContext, LeaseLedger, Ledger, Recalls};
+    use tower_dedup::ledger::{BeginContext, Lease, Ledger, OnArrival, Recalls};
     let store = Faulty::new(MemoryAdapter::new());
-    let known = Receipt::new(Token::random(), Duration::from_secs(60));
+    let known = CallTerms::new(Token::random(), Duration::from_secs(60));
     store.complete(&[dedup_key("known")], &known).await.unwrap();
     store.set(Op::Recall, Fault::Hang);
     let keys =
-        |new| Keys::new(["known", new].map(|id| Element::new(dedup_key(id))).to_vec()).unwrap();
+        |new| Keys::new(["known", new].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
     let mut context = BeginContext::new(
         Duration::from_secs(60),
         Duration::from_secs(60),
         Duration::from_secs(60),
     );
-    let lease = LeaseLedger::new(Arc::clone(&store));
+    let lease = Lease::new(Arc::clone(&store));
     context.recaller = Some(lease.recaller());
     let claimed = keys("claimed");
     let begun = tokio::time::timeout(Duration::from_millis(50), lease.begin(&claimed, &context));
@@ -295,7 +294,7 @@ async fn a_delivery_that_is_dropped_while_it_recalls_leaves_nothing_behind() {
     let entry = store.get(&dedup_key("claimed")).await.unwrap();
     assert_eq!(entry.unwrap().state, EntryState::Released);
 
-    let arrival = ArrivalLedger::new(Arc::clone(&store));
+    let arrival = OnArrival::new(Arc::clone(&store));
     let recorded = keys("recorded");
     let begun = tokio::time::timeout(Duration::from_millis(50), arrival.begin(&recorded, &context));
     assert!(begun.await.is_err());
@@ -311,7 +310,7 @@ async fn a_transaction_asks_for_no_second_connection() {
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let handler = Handler::default();
     let service = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool))
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&service, words("a=1")), ran());
     assert_eq!(answer!(&service, words("a=1 b=1")), ran());
@@ -323,7 +322,7 @@ async fn a_transaction_asks_for_no_second_connection() {
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let keys = by_header().second_identity("change", key::json("/object"));
     let service = DedupLayer::transactional(keys, PostgresAdapter::new(pool))
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&service, event("evt_1", r#"{"object":"in_1","n":1}"#)), ran());
     assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)), duplicate());
@@ -331,13 +330,13 @@ async fn a_transaction_asks_for_no_second_connection() {
     assert_eq!(handler.runs(), 4);
 }
 
-/// A sender that counts its attempts in each element: its preset says that they are not compared,
+/// A sender that counts its attempts in each event: its preset says that they are not compared,
 /// in a batch of one as in any other.
 #[tokio::test]
 async fn elements_without_bytes_of_their_own_are_not_compared() {
     let handler = Handler::default();
     let service = DedupLayer::new(provider::HUBSPOT, MemoryAdapter::new())
-        .fingerprint(key::body_digest(), OnMismatch::Refuse)
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     let batch = |attempt: u32| {
         let body = format!(
@@ -356,7 +355,7 @@ async fn a_reported_mismatch_replays() {
     use http_body_util::BodyExt;
     let (adapter, handler) = (Arc::new(MemoryAdapter::new()), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter))
-        .fingerprint(key::body_digest(), OnMismatch::Report)
+        .compare_payload(key::body_digest(), OnMismatch::Report)
         .replay(Replay::new())
         .layer(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
@@ -366,8 +365,13 @@ async fn a_reported_mismatch_replays() {
     let body: Bytes = answer.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "handled");
     // What is stored is the digest that anybody can compute.
-    let kept =
-        adapter.recall(&[dedup_key("a")], Wanted::All).await.unwrap().pop().unwrap().unwrap();
+    let kept = adapter
+        .recall(&[dedup_key("a")], Fetch::DigestAndResponse)
+        .await
+        .unwrap()
+        .pop()
+        .unwrap()
+        .unwrap();
     let hex: String =
         kept.payload_sha256.unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
     // `printf one | sha256sum`

@@ -23,8 +23,8 @@ use support::{by_header, dedup_key, result};
 use tokio::sync::Barrier;
 use tower::ServiceExt;
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, Forgotten, Identifier, LeaseAdapter, Maintain,
-    PostgresAdapter, Receipt, Recorded, Released, Renewed, SqliteAdapter, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Renewed, SqliteAdapter, Token,
 };
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
@@ -40,8 +40,8 @@ fn sql(words: &str) -> String {
     blocks.find(|block| block.contains(words)).expect("a block with these words").to_owned()
 }
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
 }
 
 /// The event that the guide looks for, among others.
@@ -53,9 +53,9 @@ async fn record<A: DedupAdapter>(adapter: &A) {
     let others = [("github", "THE-OTHER-ID"), ("acme", "THE-ID")];
     for (namespace, id) in others {
         let key = [DedupKey::new(namespace, id).unwrap()];
-        assert_eq!(adapter.record(&key, &receipt()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.record(&key, &terms()).await.unwrap(), [Recorded::First]);
     }
-    assert_eq!(adapter.record(&the_event(), &receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.record(&the_event(), &terms()).await.unwrap(), [Recorded::First]);
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn postgres_finds_the_event_that_was_seen() {
             .fetch_one(&mut connection)
             .await
             .unwrap();
-    assert_eq!(fingerprint, the_event()[0].fingerprint());
+    assert_eq!(fingerprint, the_event()[0].log_id());
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn the_privileges_of_the_guide_are_enough() {
     adapter("migrator").migrate().await.unwrap();
     run(&mut admin, sql("TO app")).await;
 
-    let (app, mine) = (adapter("app"), receipt());
+    let (app, mine) = (adapter("app"), terms());
     app.migrate().await.unwrap();
     let [a, b, c] = ["a", "b", "c"].map(|id| [dedup_key(id)]);
     assert_eq!(app.record(&a, &mine).await.unwrap(), [Recorded::First]);
@@ -148,7 +148,7 @@ async fn the_privileges_of_the_guide_are_enough() {
     assert_eq!(app.complete(&b, &mine).await.unwrap(), [Completed::Held]);
     assert!(app.get(&b[0]).await.unwrap().is_some());
     assert_eq!(app.forget(&b[0]).await.unwrap(), Forgotten::Removed);
-    let past = Receipt::new(Token::random(), Duration::ZERO);
+    let past = CallTerms::new(Token::random(), Duration::ZERO);
     assert_eq!(app.record(&c, &past).await.unwrap(), [Recorded::First]);
     let aged = "UPDATE webhooks.webhook_deliveries SET expires_at = now() - interval '1 hour'";
     run(&mut admin, aged.to_owned()).await;

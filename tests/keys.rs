@@ -17,10 +17,8 @@ use http_body_util::Full;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_dedup::adapter::{DynAdapter, Maintain, MemoryAdapter};
-use tower_dedup::key::{
-    self, Element, Extracted, KeyExtractor, KeyPart, Keys, Pointer, RequestRef,
-};
+use tower_dedup::adapter::{DynAdapter, MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::key::{self, Event, Extracted, KeyExtractor, KeyPart, Keys, Pointer, RequestRef};
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, Delivery, KeyError, KeyErrorKind, OnMissingKey,
 };
@@ -43,9 +41,9 @@ fn read<B: Into<Bytes>>(part: &KeyPart, request: Request<B>) -> Answer {
     let extractor = part.clone().namespace("n");
     match extractor.extract(&RequestRef::new(&head, &body.into())) {
         Ok(Extracted::Keys(keys)) => {
-            let [element] = keys.elements() else { panic!("not one element: {keys:?}") };
-            assert_eq!((element.key().namespace(), element.second_identity()), ("n", None));
-            id(element.key().id())
+            let [event] = keys.events() else { panic!("not one event: {keys:?}") };
+            assert_eq!((event.key().namespace(), event.second_identity()), ("n", None));
+            id(event.key().id())
         }
         Ok(Extracted::Missing) => MISSING,
         Ok(other) => panic!("{other:?}"),
@@ -596,16 +594,16 @@ fn one_id_in_two_namespaces_is_two_keys() {
 fn a_second_identity_lives_in_a_namespace_below() {
     let extractor = key::header("a").namespace("acme").second_identity("object", key::header("b"));
     let both = || letters(&[("a", "1"), ("b", "2")]);
-    let element = |first: &str, second: &str| {
-        let element = Element::new(dedup_key(first, "1"));
-        let element = element.with_second_identity(dedup_key(second, "2"));
-        Extracted::Keys(element.into())
+    let event = |first: &str, second: &str| {
+        let event = Event::new(dedup_key(first, "1"));
+        let event = event.with_second_identity(dedup_key(second, "2"));
+        Extracted::Keys(event.into())
     };
-    assert_eq!(extract(&extractor, both()), element("acme", "acme.object"));
+    assert_eq!(extract(&extractor, both()), event("acme", "acme.object"));
     // It moves along, from a namespace with a dot as well.
     let moved = extractor.clone().namespace("acme.eu");
-    assert_eq!(extract(&moved, both()), element("acme.eu", "acme.eu.object"));
-    assert_eq!(extract(&moved.namespace("x"), both()), element("x", "x.object"));
+    assert_eq!(extract(&moved, both()), event("acme.eu", "acme.eu.object"));
+    assert_eq!(extract(&moved.namespace("x"), both()), event("x", "x.object"));
     // Without its value there is one identity; without the first there is none.
     let one = Extracted::Keys(Keys::one(dedup_key("acme", "1")));
     assert_eq!(extract(&extractor, letters(&[("a", "1")])), one);
@@ -638,8 +636,8 @@ fn namespace_by_adds_a_value_to_the_namespaces_of_all_identities() {
         let mut request = letters(&[("a", "1"), ("b", "2")]);
         *request.uri_mut() = path.parse().unwrap();
         let Extracted::Keys(keys) = extract(&extractor, request) else { panic!("keys") };
-        let [element] = keys.elements() else { panic!("one") };
-        element.identities().cloned().collect::<Vec<_>>()
+        let [event] = keys.events() else { panic!("one") };
+        event.identities().cloned().collect::<Vec<_>>()
     };
     assert_eq!(
         identities("/billing"),
@@ -718,7 +716,7 @@ fn keys_say_where_they_were_read_and_never_what() {
 
 /// A handler behind a layer, counting its runs, and the store that the layer writes to.
 struct Bench {
-    layer: DedupLayer<tower_dedup::ledger::LeaseLedger<Arc<dyn DynAdapter>>>,
+    layer: DedupLayer<tower_dedup::ledger::Lease<Arc<dyn DynAdapter>>>,
     store: Arc<dyn DynAdapter>,
     runs: Arc<AtomicUsize>,
 }
@@ -881,12 +879,12 @@ async fn namespaces_share_a_store_and_nothing_else() {
     assert_eq!(bench.stored().await, 2);
 }
 
-/// One element per line.
+/// One event per line.
 fn lines() -> KeyExtractor {
     KeyExtractor::from_fn("lines", |request| {
         let body = std::str::from_utf8(request.body())
             .map_err(|_| KeyError::new(KeyErrorKind::Rejected, "the body"))?;
-        let keys = body.lines().map(|line| DedupKey::new("lines", line).map(Element::new));
+        let keys = body.lines().map(|line| DedupKey::new("lines", line).map(Event::new));
         let keys = keys.collect::<Result<Vec<_>, _>>()?;
         Ok(Keys::new(keys).map_or(Extracted::Missing, Extracted::Keys))
     })
@@ -1096,8 +1094,8 @@ proptest! {
             let extracted = extractor.extract(&request);
             prop_assert_eq!(&extracted, &extractor.clone().extract(&request), "{:?}", extractor);
             let Ok(Extracted::Keys(keys)) = extracted else { continue };
-            prop_assert_eq!(keys.elements().len(), 1);
-            for identity in keys.elements()[0].identities() {
+            prop_assert_eq!(keys.events().len(), 1);
+            for identity in keys.events()[0].identities() {
                 let id = identity.id();
                 prop_assert!((1..=key::MAX_ID_LEN).contains(&id.len()) && !id.contains('\0'));
             }

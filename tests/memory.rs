@@ -6,8 +6,8 @@ use std::time::Duration;
 use allocation_counter::AllocationInfo;
 use futures_util::FutureExt;
 use tower_dedup::adapter::{
-    AtCapacity, Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, MemoryAdapter,
-    PURGE_GRACE, Recall, Receipt, Recorded, Token, Wanted,
+    AtCapacity, CallTerms, Claimed, Completed, DedupAdapter, Fetch, LeaseAdapter,
+    MaintenanceAdapter, MemoryAdapter, PURGE_GRACE, Recall, Recorded, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
@@ -22,8 +22,8 @@ fn keys(ids: std::ops::Range<usize>) -> Vec<DedupKey> {
     ids.map(key).collect()
 }
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), RETENTION).with_lease(Duration::from_secs(10))
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), RETENTION).with_lease(Duration::from_secs(10))
 }
 
 fn now<T>(call: impl Future<Output = T>) -> T {
@@ -31,7 +31,7 @@ fn now<T>(call: impl Future<Output = T>) -> T {
 }
 
 fn record(adapter: &MemoryAdapter, keys: &[DedupKey]) -> Result<Vec<Recorded>, Error> {
-    now(adapter.record(keys, &receipt()))
+    now(adapter.record(keys, &terms()))
 }
 
 fn is_full<T>(answer: Result<T, Error>) -> bool {
@@ -53,7 +53,7 @@ fn a_complete_key_takes_64_bytes_at_most() {
     // Neither is anything left of claims.
     let info = measure(|| {
         for id in 0..KEYS {
-            let (keys, mine) = ([key(id)], receipt());
+            let (keys, mine) = ([key(id)], terms());
             assert_eq!(now(adapter.claim(&keys, &mine)).unwrap(), [Claimed::first(1, false)]);
             assert_eq!(now(adapter.complete(&keys, &mine)).unwrap(), [Completed::Held]);
         }
@@ -66,7 +66,7 @@ fn a_complete_key_takes_64_bytes_at_most() {
 #[test]
 fn a_burst_of_claims_leaves_nothing_behind_once_they_are_complete() {
     let adapter = roomy();
-    let mine = receipt();
+    let mine = terms();
     let info = measure(|| {
         let keys = keys(0..KEYS);
         for keys in keys.chunks(4_096) {
@@ -127,7 +127,7 @@ fn a_call_allocates_its_answer_and_little_else() {
     let allocations = |call: &dyn Fn(&[DedupKey])| {
         measure(|| keys.chunks(1).for_each(call)).count_total as f64 / keys.len() as f64
     };
-    let mine = receipt();
+    let mine = terms();
     let claims = allocations(&|key| drop(now(adapter.claim(key, &mine))));
     let completions = allocations(&|key| drop(now(adapter.complete(key, &mine))));
     let duplicates = allocations(&|key| drop(record(&adapter, key)));
@@ -143,9 +143,9 @@ fn the_smallest_stores_hold_what_they_say() {
             assert_eq!(record(&adapter, &[key(id)]).unwrap(), [Recorded::First], "{asked} {id}");
         }
         assert!(is_full(record(&adapter, &[key(held)])), "{asked}");
-        assert!(is_full(now(adapter.claim(&[key(held)], &receipt()))), "{asked}");
-        assert!(is_full(now(adapter.renew(&[key(held)], &receipt()))), "{asked}");
-        assert!(is_full(now(adapter.complete(&[key(held)], &receipt()))), "{asked}");
+        assert!(is_full(now(adapter.claim(&[key(held)], &terms()))), "{asked}");
+        assert!(is_full(now(adapter.renew(&[key(held)], &terms()))), "{asked}");
+        assert!(is_full(now(adapter.complete(&[key(held)], &terms()))), "{asked}");
         // What is there is served.
         let again = record(&adapter, &[key(0)]).unwrap();
         assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{asked}");
@@ -182,15 +182,15 @@ fn a_set_that_fits_exactly_is_taken_and_one_more_is_not() {
 fn a_set_that_does_not_fit_evicts_nobody() {
     let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
     record(&adapter, &keys(0..3)).unwrap();
-    now(adapter.claim(&[key(3)], &receipt())).unwrap();
+    now(adapter.claim(&[key(3)], &terms())).unwrap();
     // Three could go for four.
     assert!(is_full(record(&adapter, &keys(10..14))));
-    assert!(is_full(now(adapter.claim(&keys(10..14), &receipt()))));
+    assert!(is_full(now(adapter.claim(&keys(10..14), &terms()))));
     for id in 0..4 {
         assert!(now(adapter.get(&key(id))).unwrap().is_some(), "{id}");
     }
     assert_eq!(record(&adapter, &keys(10..13)).unwrap(), [Recorded::First; 3]);
-    assert_eq!(now(adapter.claim(&[key(3)], &receipt())).unwrap(), [Claimed::InFlight]);
+    assert_eq!(now(adapter.claim(&[key(3)], &terms())).unwrap(), [Claimed::InFlight]);
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn a_set_evicts_none_of_its_own_keys() {
 fn the_key_nearest_to_its_expiry_is_evicted_first() {
     let adapter = MemoryAdapter::with_capacity(6).at_capacity(AtCapacity::EvictOldest);
     let keep = |id: usize, seconds: u64| {
-        let terms = Receipt::new(Token::random(), Duration::from_secs(seconds));
+        let terms = CallTerms::new(Token::random(), Duration::from_secs(seconds));
         assert_eq!(now(adapter.record(&[key(id)], &terms)).unwrap(), [Recorded::First]);
     };
     for (id, seconds) in [(0, 500), (1, 100), (2, 300), (3, 600), (4, 200), (5, 400)] {
@@ -230,13 +230,13 @@ fn trap_32_the_longest_and_the_shortest_times_do_no_harm() {
     let odd = odd.map(|time| [time, Duration::from_secs(600 * 365 * 86_400)]);
     for (id, retention) in odd.into_iter().flatten().enumerate() {
         for lease in odd.into_iter().flatten() {
-            let (keys, mine) = ([key(id)], Receipt::new(Token::random(), retention));
+            let (keys, mine) = ([key(id)], CallTerms::new(Token::random(), retention));
             let mine = mine.with_lease(lease);
             now(adapter.claim(&keys, &mine)).unwrap();
             now(adapter.renew(&keys, &mine)).unwrap();
             now(adapter.get(&keys[0])).unwrap();
             now(adapter.complete(&keys, &mine)).unwrap();
-            now(adapter.recall(&keys, Wanted::All)).unwrap();
+            now(adapter.recall(&keys, Fetch::DigestAndResponse)).unwrap();
             now(adapter.purge(10)).unwrap();
         }
     }

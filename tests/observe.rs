@@ -11,7 +11,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use support::{Fault, Faulty, Handler, Op, by_header, request, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    AtCapacity, DedupAdapter, Maintain, MemoryAdapter, Receipt, Recorded, Token,
+    AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Recorded, Token,
 };
 use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key};
 use tracing::field::{Field, Visit};
@@ -106,7 +106,7 @@ fn every_delivery_ends_in_one_event_with_its_facts() {
             );
             assert!(event["duration_ms"].parse::<f64>().unwrap() >= 0.0);
             // The id is personal data: not unless asked.
-            assert_eq!(event["id"], support::dedup_key("+15005550006").fingerprint());
+            assert_eq!(event["id"], support::dedup_key("+15005550006").log_id());
             assert_eq!(event.contains_key("age_ms"), outcome == "duplicate");
             assert_eq!(event.contains_key("attempt"), outcome != "duplicate");
         }
@@ -185,7 +185,7 @@ fn every_outcome_is_counted_under_its_name() {
         handle.drain().await;
         let ended = log.all("completed in the background");
         assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
-        let dying = Receipt::new(Token::random(), Duration::from_secs(3_600));
+        let dying = CallTerms::new(Token::random(), Duration::from_secs(3_600));
         let keys = [support::dedup_key("taken")];
         tower_dedup::adapter::LeaseAdapter::claim(&*store, &keys, &dying).await.unwrap();
         let _ = deliver("taken").await;
@@ -241,7 +241,7 @@ fn mismatches_and_responses_that_are_not_kept_are_told() {
     observed(async |log, snapshotter| {
         let handler = Handler::default();
         let reporting = DedupLayer::new(by_header(), store())
-            .fingerprint(key::body_digest(), OnMismatch::Report)
+            .compare_payload(key::body_digest(), OnMismatch::Report)
             .replay(Replay::new().body_limit(3));
         let deliver = async |layer: &DedupLayer<_>, body: &'static str| {
             let mut event = request("a");
@@ -251,17 +251,17 @@ fn mismatches_and_responses_that_are_not_kept_are_told() {
         assert_eq!(deliver(&reporting, "one").await, 200);
         let not_kept = "response not kept: duplicates of this event are answered without it";
         assert_eq!(log.last(not_kept)["why"], "its body is too long");
-        assert_eq!(log.last(not_kept)["id"], support::dedup_key("a").fingerprint());
+        assert_eq!(log.last(not_kept)["id"], support::dedup_key("a").log_id());
         let differs = "payload mismatch: this event was handled with another payload";
         assert!(log.all(differs).is_empty());
         assert_eq!(deliver(&reporting, "two").await, 200);
-        assert_eq!(log.last(differs)["id"], support::dedup_key("a").fingerprint());
+        assert_eq!(log.last(differs)["id"], support::dedup_key("a").log_id());
         assert_eq!(log.last(differs)["level"], "WARN");
         let event = log.last("delivery");
         assert_eq!((&*event["outcome"], &*event["status"]), ("mismatch", "200"));
         assert!(event.contains_key("age_ms"));
 
-        let refusing = reporting.fingerprint(key::body_digest(), OnMismatch::Refuse);
+        let refusing = reporting.compare_payload(key::body_digest(), OnMismatch::Refuse);
         assert_eq!(deliver(&refusing, "two").await, 422);
         assert_eq!(log.last("delivery")["status"], "422");
         let sums = measured(&snapshotter);
@@ -340,7 +340,7 @@ const NEARLY_FULL: &str = "nearly full: the memory store has taken four fifths o
 async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
     for id in ids {
         let keys = [support::dedup_key(&id.to_string())];
-        let day = Receipt::new(Token::random(), Duration::from_secs(86_400));
+        let day = CallTerms::new(Token::random(), Duration::from_secs(86_400));
         assert_eq!(adapter.record(&keys, &day).await.unwrap(), [Recorded::First]);
     }
 }
@@ -371,7 +371,7 @@ fn evictions_of_a_full_memory_store_are_counted_and_logged_with_their_age() {
         assert!(!measured(&snapshotter).get(&evicted).is_some_and(|count| *count > 0.0));
         let mut set: Vec<_> = (20..22).map(|id| support::dedup_key(&id.to_string())).collect();
         set.sort();
-        let day = Receipt::new(Token::random(), Duration::from_secs(86_400));
+        let day = CallTerms::new(Token::random(), Duration::from_secs(86_400));
         adapter.record(&set, &day).await.unwrap();
         assert_eq!(measured(&snapshotter).get(&evicted), Some(&2.0));
     });

@@ -11,15 +11,15 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use support::dedup_key;
 use support::postgres::{Schema, Server, shared};
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, Forgotten, Identifier, LeaseAdapter, Maintain,
-    PostgresAdapter, Receipt, Recorded, Released, Token, TransactionAdapter,
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Token, TransactionAdapter,
 };
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
 }
 
 fn keys(ids: std::ops::Range<u32>) -> Vec<DedupKey> {
@@ -47,7 +47,7 @@ async fn many_processes_may_make_the_schema_at_once() {
             let name = name.clone();
             tokio::spawn(async move {
                 let adapter = PostgresAdapter::connect(shared()).await.unwrap().schema(name);
-                adapter.record(&[dedup_key("a")], &receipt()).await.unwrap()
+                adapter.record(&[dedup_key("a")], &terms()).await.unwrap()
             })
         });
         let answers = join_all(all).await;
@@ -76,11 +76,11 @@ async fn trap_29_a_failed_migration_is_retried() {
     let options = PgConnectOptions::from_str(&schema.url()).unwrap().username(&role).password("");
     let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(options));
     for _ in 0..2 {
-        let refused = adapter.record(&[dedup_key("a")], &receipt()).await.unwrap_err();
+        let refused = adapter.record(&[dedup_key("a")], &terms()).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused, "{refused:?}");
     }
     run(&mut admin, format!("GRANT CREATE ON SCHEMA {} TO {role}", schema.name())).await;
-    let recorded = adapter.record(&[dedup_key("a")], &receipt()).await.unwrap();
+    let recorded = adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
     assert_eq!(recorded, [Recorded::First]);
     run(&mut admin, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
@@ -98,7 +98,7 @@ async fn the_schema_sql_is_enough() {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&pool).await.unwrap();
     }
     let adapter = place(PostgresAdapter::new(pool.clone()));
-    let claimed = adapter.claim(&keys(0..3), &receipt()).await.unwrap();
+    let claimed = adapter.claim(&keys(0..3), &terms()).await.unwrap();
     assert_eq!(claimed, [Claimed::first(1, false); 3]);
     assert_eq!(adapter.count().await.unwrap(), 3);
     adapter.close().await;
@@ -125,11 +125,11 @@ async fn trap_7_duplicates_write_nothing() {
     // Its own, for its log is watched.
     let server = Server::start();
     let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
-    let (known, mine) = (keys(0..100), receipt());
+    let (known, mine) = (keys(0..100), terms());
     adapter.claim(&known, &mine).await.unwrap();
     adapter.complete(&known, &mine).await.unwrap();
     let in_flight = keys(100..200);
-    adapter.claim(&in_flight, &receipt()).await.unwrap();
+    adapter.claim(&in_flight, &terms()).await.unwrap();
     let pool = pool(&server.url()).await;
     // What only vacuum and the like write is out of the way.
     for sql in
@@ -142,15 +142,15 @@ async fn trap_7_duplicates_write_nothing() {
         sqlx::query_scalar(sql).fetch_one(&pool).await.unwrap()
     };
     // The first look may set hint bits, or clean a page.
-    adapter.claim(&known, &receipt()).await.unwrap();
+    adapter.claim(&known, &terms()).await.unwrap();
     let before = position().await;
     for round in 0..50 {
-        let claimed = adapter.claim(&known, &receipt()).await.unwrap();
+        let claimed = adapter.claim(&known, &terms()).await.unwrap();
         assert!(claimed.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{round}");
-        let claimed = adapter.claim(&in_flight, &receipt()).await.unwrap();
+        let claimed = adapter.claim(&in_flight, &terms()).await.unwrap();
         assert_eq!(claimed, [Claimed::InFlight; 100]);
-        adapter.record(&known, &receipt()).await.unwrap();
-        let opened = adapter.open(&known, &receipt()).await.unwrap();
+        adapter.record(&known, &terms()).await.unwrap();
+        let opened = adapter.open(&known, &terms()).await.unwrap();
         assert!(opened.transaction.is_none());
     }
     let written = position().await - before;
@@ -166,7 +166,7 @@ async fn completions_are_heap_only_updates() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
     for id in 0..EVENTS {
-        let (keys, mine) = (keys(id..id + 1), receipt());
+        let (keys, mine) = (keys(id..id + 1), terms());
         adapter.claim(&keys, &mine).await.unwrap();
         assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
     }
@@ -205,17 +205,17 @@ async fn a_crash_of_the_database_takes_nothing_that_was_acknowledged() {
         let adapter = PostgresAdapter::new(connect()).asynchronous_claims(true);
         let ids = |part: u32| keys(round * 300 + part * 100..round * 300 + part * 100 + 100);
         let (completed, recorded, committed) = (ids(0), ids(1), ids(2));
-        let mine = receipt();
+        let mine = terms();
         adapter.claim(&completed, &mine).await.unwrap();
         adapter.complete(&completed, &mine).await.unwrap();
-        adapter.record(&recorded, &receipt()).await.unwrap();
+        adapter.record(&recorded, &terms()).await.unwrap();
         let opened = adapter.open(&committed, &mine).await.unwrap();
         adapter.commit(opened.transaction.unwrap(), &committed, &mine).await.unwrap();
         // At once: what was not flushed is lost.
         server.restart_immediately();
         let adapter = PostgresAdapter::new(connect());
         for keys in [&completed, &recorded, &committed] {
-            let again = adapter.claim(keys, &receipt()).await.unwrap();
+            let again = adapter.claim(keys, &terms()).await.unwrap();
             assert!(again.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{again:?}");
         }
     }
@@ -227,24 +227,24 @@ async fn a_crash_of_the_database_takes_nothing_that_was_acknowledged() {
 async fn a_standby_answers_nothing_until_it_is_promoted() {
     let primary = Server::start();
     let adapter = PostgresAdapter::connect(&primary.url()).await.unwrap();
-    let (known, new, mine) = ([dedup_key("known")], [dedup_key("new")], receipt());
+    let (known, new, mine) = ([dedup_key("known")], [dedup_key("new")], terms());
     adapter.record(&known, &mine).await.unwrap();
     let standby = primary.standby();
     let other = PostgresAdapter::new(pool(&standby.url()).await);
     // Operators may look.
     assert!(other.get(&known[0]).await.unwrap().is_some());
     for keys in [&known, &new] {
-        assert!(other.record(keys, &receipt()).await.unwrap_err().is_transient());
-        assert!(other.claim(keys, &receipt()).await.unwrap_err().is_transient());
-        assert!(other.complete(keys, &receipt()).await.unwrap_err().is_transient());
-        assert!(other.open(keys, &receipt()).await.unwrap_err().is_transient());
+        assert!(other.record(keys, &terms()).await.unwrap_err().is_transient());
+        assert!(other.claim(keys, &terms()).await.unwrap_err().is_transient());
+        assert!(other.complete(keys, &terms()).await.unwrap_err().is_transient());
+        assert!(other.open(keys, &terms()).await.unwrap_err().is_transient());
     }
     primary.stop_immediately();
     standby.promote();
     // The same pool, with no restart.
-    let again = other.record(&known, &receipt()).await.unwrap();
+    let again = other.record(&known, &terms()).await.unwrap();
     assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
-    assert_eq!(other.claim(&new, &receipt()).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(other.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
 }
 
 /// A database that takes no writes for a while.
@@ -253,18 +253,18 @@ async fn a_read_only_database_is_no_answer_and_recovers() {
     let schema = Schema::fresh();
     let (known, new) = ([dedup_key("known")], [dedup_key("new")]);
     let writing = adapter(&schema).await;
-    writing.record(&known, &receipt()).await.unwrap();
+    writing.record(&known, &terms()).await.unwrap();
     let read_only = PgConnectOptions::from_str(&schema.url())
         .unwrap()
         .options([("default_transaction_read_only", "on")]);
     let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(read_only));
     for keys in [&known, &new] {
-        let refused = adapter.claim(keys, &receipt()).await.unwrap_err();
+        let refused = adapter.claim(keys, &terms()).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused);
-        let refused = adapter.open(keys, &receipt()).await;
+        let refused = adapter.open(keys, &terms()).await;
         assert!(refused.is_ok_and(|opened| opened.transaction.is_none()) || keys == &new);
     }
-    assert_eq!(writing.claim(&new, &receipt()).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(writing.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
 }
 
 /// Every connection is cut, as by a restart behind a proxy: the next call does not show it.
@@ -285,7 +285,7 @@ async fn a_pool_of_dead_connections_is_no_outage() {
         // All connections are open.
         let open = (0..4).map(|id| {
             let adapter = adapter.clone();
-            async move { adapter.record(&[dedup_key(&format!("{round}-{id}"))], &receipt()).await }
+            async move { adapter.record(&[dedup_key(&format!("{round}-{id}"))], &terms()).await }
         });
         for answer in join_all(open).await {
             assert_eq!(answer.unwrap(), [Recorded::First], "round {round}");
@@ -300,9 +300,9 @@ async fn a_pool_of_dead_connections_is_no_outage() {
 async fn many_replicas_may_purge_at_once() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
-    adapter.record(&keys(0..2_000), &receipt()).await.unwrap();
+    adapter.record(&keys(0..2_000), &terms()).await.unwrap();
     let live = [dedup_key("live")];
-    adapter.claim(&live, &receipt()).await.unwrap();
+    adapter.claim(&live, &terms()).await.unwrap();
     let sql = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '2 hours'";
     sqlx::query(sql).execute(&pool).await.unwrap();
     let all = (0..4).map(|_| {
@@ -332,7 +332,7 @@ async fn purging_goes_by_the_index() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
     for batch in 0..5 {
-        adapter.record(&keys(batch * 4_000..(batch + 1) * 4_000), &receipt()).await.unwrap();
+        adapter.record(&keys(batch * 4_000..(batch + 1) * 4_000), &terms()).await.unwrap();
     }
     sqlx::query("ANALYZE webhook_deliveries").execute(&pool).await.unwrap();
     adapter.purge(100).await.unwrap();
@@ -352,8 +352,8 @@ async fn purging_goes_by_the_index() {
 async fn releases_of_a_stranger_are_told() {
     let schema = Schema::fresh();
     let adapter = adapter(&schema).await;
-    let (key, mine) = ([dedup_key("a")], receipt());
+    let (key, mine) = ([dedup_key("a")], terms());
     adapter.claim(&key, &mine).await.unwrap();
-    assert_eq!(adapter.release(&key, &receipt()).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.release(&key, &terms()).await.unwrap(), [Released::NotHeld]);
     assert_eq!(adapter.release(&key, &mine).await.unwrap(), [Released::Released]);
 }

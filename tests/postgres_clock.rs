@@ -10,8 +10,9 @@ use support::dedup_key;
 use support::effects::{AT_A_GATE, Database, MINUTE};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter,
-    Maintain, PostgresAdapter, Receipt, Recorded, Renewed, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten,
+    LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Recorded, Renewed, Token,
+    TransactionAdapter,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -19,8 +20,8 @@ const DAY: Duration = Duration::from_secs(86_400);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A lease of a minute, and a day's retention.
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), DAY).with_lease(MINUTE)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), DAY).with_lease(MINUTE)
 }
 
 fn one(id: &str) -> [DedupKey; 1] {
@@ -64,7 +65,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
             let now = SystemTime::now();
             if hours < 0 { now - HOUR } else { now + HOUR }
         };
-        let (mine, before) = (receipt(), store_now());
+        let (mine, before) = (terms(), store_now());
         let set: Vec<_> = ["a", "b", "c"].into_iter().flat_map(one).collect();
         let claimed = adapter.claim(&set, &mine).await.unwrap();
         assert_eq!(claimed, [Claimed::first(1, false); 3]);
@@ -82,14 +83,14 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
 
         // The lease has a second left.
         set_clock(&database, start + 30).await;
-        assert_eq!(adapter.claim(&set, &receipt()).await.unwrap(), [Claimed::InFlight; 3]);
-        assert_eq!(adapter.open(&one("a"), &receipt()).await.unwrap().answers, [Claimed::InFlight]);
+        assert_eq!(adapter.claim(&set, &terms()).await.unwrap(), [Claimed::InFlight; 3]);
+        assert_eq!(adapter.open(&one("a"), &terms()).await.unwrap().answers, [Claimed::InFlight]);
         assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
         assert_eq!(adapter.renew(&one("b"), &mine).await.unwrap(), [Renewed::Held]);
         assert_eq!(adapter.complete(&one("c"), &mine).await.unwrap(), [Completed::Held]);
         // And is over, but for the renewed one.
         set_clock(&database, start + 61).await;
-        let others = receipt();
+        let others = terms();
         let claimed = adapter.claim(&set, &others).await.unwrap();
         assert_eq!(claimed[..2], [Claimed::first(2, true), Claimed::InFlight]);
         assert!(matches!(claimed[2], Claimed::Duplicate(_)));
@@ -98,11 +99,11 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         set_clock(&database, start + 86_400 - 600).await;
         assert_eq!(adapter.purge(100).await.unwrap(), 0);
         for id in ["c", "recorded", "transactional"] {
-            let claimed = adapter.claim(&one(id), &receipt()).await.unwrap();
+            let claimed = adapter.claim(&one(id), &terms()).await.unwrap();
             assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{id}: {claimed:?}");
         }
         set_clock(&database, start + 86_400 + 61 * 2).await;
-        assert_eq!(adapter.claim(&one("c"), &receipt()).await.unwrap(), [Claimed::first(1, false)]);
+        assert_eq!(adapter.claim(&one("c"), &terms()).await.unwrap(), [Claimed::first(1, false)]);
         // What is left of the others has expired with its lease. An adapter of another process: to
         // this one, the store's clock has jumped.
         set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
@@ -144,13 +145,13 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
                 let (adapter, keys) = (adapter.clone(), one(&id));
                 async move {
                     if transactional {
-                        let opened = adapter.open(&keys, &receipt()).await.unwrap();
+                        let opened = adapter.open(&keys, &terms()).await.unwrap();
                         // To be seen, it has to be there: the transaction of the claim commits.
                         let mut transaction = opened.transaction.unwrap();
                         transaction.connection().execute("COMMIT").await.unwrap();
                         opened.answers
                     } else {
-                        adapter.claim(&keys, &receipt()).await.unwrap()
+                        adapter.claim(&keys, &terms()).await.unwrap()
                     }
                 }
             });
@@ -176,7 +177,7 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
     let mut granted = false;
     // On a machine that is busy, the claim may have waited for as long as it does by then.
     for attempt in 0..50 {
-        let (id, mine) = (format!("{attempt}"), receipt());
+        let (id, mine) = (format!("{attempt}"), terms());
         adapter.claim(&one(&id), &mine).await.unwrap();
         adapter.release(&one(&id), &mine).await.unwrap();
         let mut theirs = database.effects.pool().begin().await.unwrap();
@@ -185,7 +186,7 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
         theirs.execute(lock).await.unwrap();
         let claim = tokio::spawn({
             let (adapter, keys) = (adapter.clone(), one(&id));
-            async move { adapter.claim(&keys, &receipt()).await.unwrap() }
+            async move { adapter.claim(&keys, &terms()).await.unwrap() }
         });
         let waits = "SELECT count(*) FROM pg_stat_activity \
                      WHERE application_name = $1 AND wait_event_type = 'Lock'";
@@ -229,11 +230,11 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                 async move {
                     match case {
                         "record" => {
-                            let recorded = adapter.record(&keys, &receipt()).await.unwrap();
+                            let recorded = adapter.record(&keys, &terms()).await.unwrap();
                             matches!(recorded[..], [Recorded::Duplicate(_)])
                         }
                         "open" => {
-                            let opened = adapter.open(&keys, &receipt()).await.unwrap();
+                            let opened = adapter.open(&keys, &terms()).await.unwrap();
                             matches!(opened.answers[..], [Claimed::Duplicate(_)])
                                 && opened.transaction.is_none()
                         }
@@ -244,7 +245,7 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                             matches!(recorded.unwrap(), Recorded::Duplicate(_))
                         }
                         _ => {
-                            let claimed = adapter.claim(&keys, &receipt()).await.unwrap();
+                            let claimed = adapter.claim(&keys, &terms()).await.unwrap();
                             matches!(claimed.last(), Some(Claimed::Duplicate(_)))
                         }
                     }

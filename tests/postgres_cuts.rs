@@ -17,9 +17,9 @@ use support::proxy::{Cut, Proxy};
 use support::{Body, Handler, by_header, dedup_key, polled, request, result, send};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::key::{Element, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::{
-    Begin, BeginContext, Claim, Ledger, Outcome, TransactionLedger, TxHandle,
+    Begin, BeginContext, Claim, HandlerSuccess, Ledger, Transactional, TxHandle,
 };
 use tower_dedup::{DedupLayer, Delivery, OnInFlight, ResponseBody};
 
@@ -56,7 +56,7 @@ async fn a_dropped_call_leaves_nothing_behind() {
     // By a detour: no answer is there so soon that nobody waits for it.
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(3, proxy.options(database.options()));
-    let ledger = TransactionLedger::new(PostgresAdapter::new(pool));
+    let ledger = Transactional::new(PostgresAdapter::new(pool));
     let layer = DedupLayer::with_ledger(by_header(), ledger.clone());
     let service = layer.layer(tower::service_fn(write));
     send(&service, request("the schema is there")).await;
@@ -81,7 +81,7 @@ async fn a_dropped_call_leaves_nothing_behind() {
 
 /// A delivery whose `stage` is dropped after so many polls. Answers whether it had ended by then.
 async fn cut_off(
-    ledger: &TransactionLedger<PostgresAdapter>,
+    ledger: &Transactional<PostgresAdapter>,
     id: &str,
     stage: Stage,
     polls: usize,
@@ -97,11 +97,11 @@ async fn cut_off(
     let mut tx = extensions.get::<TxHandle<Postgres>>().unwrap().lend().unwrap();
     effect(&mut tx, claim.delivery()).await.unwrap();
     if stage == Stage::Keep {
-        assert!(tx.done(&dedup_key(id)).await.unwrap());
+        assert!(tx.mark_done(&dedup_key(id)).await.unwrap());
         effect(&mut tx, claim.delivery()).await.unwrap();
     }
     if stage == Stage::Mark {
-        let marked = polled(tx.done(&dedup_key(id)), polls, again).await;
+        let marked = polled(tx.mark_done(&dedup_key(id)), polls, again).await;
         // To be rolled back, if it is not done.
         effect(&mut tx, claim.delivery()).await.unwrap();
         drop(tx);
@@ -111,7 +111,9 @@ async fn cut_off(
     drop(tx);
     let ended = match stage {
         Stage::Begin | Stage::Mark => return true,
-        Stage::Commit => polled(claim.commit(&Outcome::new(StatusCode::OK)), polls, again).await,
+        Stage::Commit => {
+            polled(claim.commit(&HandlerSuccess::new(StatusCode::OK)), polls, again).await
+        }
         Stage::Rollback | Stage::Keep => polled(claim.rollback(), polls, again).await,
     };
     ended.map(Result::unwrap).is_some()
@@ -341,8 +343,8 @@ async fn a_connection_that_breaks_in_a_batch_keeps_events_with_their_effects() {
 fn by_word() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let body = std::str::from_utf8(request.body()).unwrap();
-        let elements = body.split(' ').map(|id| Element::new(dedup_key(id)));
-        Ok(Keys::new(elements.collect()).map_or(Extracted::Missing, Extracted::Keys))
+        let events = body.split(' ').map(|id| Event::new(dedup_key(id)));
+        Ok(Keys::new(events.collect()).map_or(Extracted::Missing, Extracted::Keys))
     })
     .unwrap()
 }
@@ -358,7 +360,7 @@ async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infa
     for key in delivery.keys() {
         let insert = "INSERT INTO effects (id, takeover) VALUES ($1, false)";
         let written = sqlx::query(insert).bind(key.id().to_owned()).execute(&mut *tx).await;
-        if written.is_err() || key.id().starts_with("poison") || tx.done(key).await.is_err() {
+        if written.is_err() || key.id().starts_with("poison") || tx.mark_done(key).await.is_err() {
             return Ok(answer(false));
         }
     }

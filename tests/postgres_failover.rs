@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Receipt, Recorded,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Recorded,
     Released, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
@@ -39,8 +39,8 @@ const SENDERS: usize = 32;
 
 type Service = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), HOUR).with_lease(HOUR)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(HOUR)
 }
 
 fn pool_of(url: &str, connections: u32, synchronous_commit: &str) -> PgPool {
@@ -403,7 +403,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
         let key = |name: &str| [dedup_key(&format!("{setting} {name}"))];
         let (batched, one, undone, open, user) =
             (key("batched"), key("one"), key("undone"), key("open"), key("user"));
-        let (claimed, recorded, mine) = (key("claimed"), key("recorded"), receipt());
+        let (claimed, recorded, mine) = (key("claimed"), key("recorded"), terms());
         adapter.claim(&batched, &mine).await.unwrap();
         single.claim(&one, &mine).await.unwrap();
         single.record(&undone, &mine).await.unwrap();
@@ -476,7 +476,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     cluster.promote().await;
     let promoted = PostgresAdapter::connect(&cluster.primary.url()).await.unwrap();
     for key in complete {
-        let again = promoted.claim(std::slice::from_ref(&key), &receipt()).await.unwrap();
+        let again = promoted.claim(std::slice::from_ref(&key), &terms()).await.unwrap();
         assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{key:?}: {again:?}");
     }
 }
@@ -554,10 +554,9 @@ async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
     for (name, batching) in [("batched", Batching::new()), ("single", Batching::off())] {
         let adapter = async || PostgresAdapter::new(demoted.pool().await).batching(batching);
         let recorded =
-            adapter().await.record(&[dedup_key(&format!("{name} record"))], &receipt()).await;
+            adapter().await.record(&[dedup_key(&format!("{name} record"))], &terms()).await;
         assert_eq!(recorded.unwrap(), [Recorded::First]);
-        let claimed =
-            adapter().await.claim(&[dedup_key(&format!("{name} claim"))], &receipt()).await;
+        let claimed = adapter().await.claim(&[dedup_key(&format!("{name} claim"))], &terms()).await;
         assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
     }
 }
@@ -566,7 +565,7 @@ async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
 async fn a_pool_full_of_connections_to_a_demoted_server_opens_a_transaction() {
     let demoted = Demoted::start().await;
     let adapter = PostgresAdapter::new(demoted.pool().await);
-    let (keys, mine) = ([dedup_key("opened")], receipt());
+    let (keys, mine) = ([dedup_key("opened")], terms());
     let opened = adapter.open(&keys, &mine).await.unwrap();
     assert_eq!(opened.answers, [Claimed::first(1, false)]);
     adapter.commit(opened.transaction.unwrap(), &keys, &mine).await.unwrap();

@@ -10,16 +10,16 @@ use support::dedup_key;
 use support::effects::{Database, MINUTE};
 use support::postgres::Server;
 use tower_dedup::adapter::{
-    Batching, Claimed, DedupAdapter, Forgotten, LeaseAdapter, Maintain, OpenTransaction,
-    PostgresAdapter, Receipt, Recorded, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, DedupAdapter, Forgotten, LeaseAdapter, MaintenanceAdapter,
+    OpenTransaction, PostgresAdapter, Recorded, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
 /// As many keys as a delivery has at most, by default.
 const MOST: usize = 4_096;
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), MINUTE).with_lease(MINUTE)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
 }
 
 fn keys(of: &str, count: usize) -> Vec<DedupKey> {
@@ -29,7 +29,7 @@ fn keys(of: &str, count: usize) -> Vec<DedupKey> {
 }
 
 async fn open(adapter: &PostgresAdapter, keys: &[DedupKey]) -> OpenTransaction<Postgres> {
-    let opened = adapter.open(keys, &receipt()).await.unwrap();
+    let opened = adapter.open(keys, &terms()).await.unwrap();
     assert!(opened.answers.iter().all(|answer| *answer == Claimed::first(1, false)));
     opened.transaction.unwrap()
 }
@@ -51,7 +51,7 @@ async fn open_deliveries_of_most_keys_leave_the_lock_table_to_others() {
         let keys = keys(&format!("{delivery}"), MOST);
         transactions.push(open(&adapter, &keys).await);
         // A copy of it is in flight, all of it, and takes no lock that stays.
-        let copy = adapter.open(&keys, &receipt()).await.unwrap();
+        let copy = adapter.open(&keys, &terms()).await.unwrap();
         assert!(copy.transaction.is_none());
         assert!(copy.answers.iter().all(|answer| *answer == Claimed::InFlight), "{delivery}");
     }
@@ -73,13 +73,13 @@ async fn single_key_of_a_large_open_delivery_is_in_flight() {
         let transaction = open(&adapter, &all).await;
         for place in [0, 1, 62, 63, 64, 150, 299] {
             let one = &all[place..=place];
-            let opened = adapter.open(one, &receipt()).await.unwrap();
+            let opened = adapter.open(one, &terms()).await.unwrap();
             assert_eq!(opened.answers, [Claimed::InFlight], "{place}");
             assert!(opened.transaction.is_none());
-            assert_eq!(adapter.claim(one, &receipt()).await.unwrap(), [Claimed::InFlight]);
+            assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
         }
         adapter.rollback(transaction).await.unwrap();
-        let opened = adapter.open(&all, &receipt()).await.unwrap();
+        let opened = adapter.open(&all, &terms()).await.unwrap();
         assert!(opened.answers.iter().all(|answer| *answer == Claimed::first(1, false)));
         adapter.rollback(opened.transaction.unwrap()).await.unwrap();
     }
@@ -95,7 +95,7 @@ async fn free_key_beside_one_of_a_large_open_delivery_is_not_said_to_be_in_fligh
     for place in [0, 299] {
         let mut mixed = vec![all[place].clone(), dedup_key("a-free"), dedup_key("z-free")];
         mixed.sort();
-        match adapter.open(&mixed, &receipt()).await {
+        match adapter.open(&mixed, &terms()).await {
             Ok(opened) => {
                 for (key, answer) in mixed.iter().zip(opened.answers) {
                     let free = *key != all[place];
@@ -116,7 +116,7 @@ async fn claim_of_a_large_open_delivery_ends_in_time() {
     let adapter = PostgresAdapter::new(database.pool(3));
     let all = keys("large", MOST);
     let transaction = open(&adapter, &all).await;
-    let mine = receipt();
+    let mine = terms();
     let soon = Duration::from_secs(20);
     let claim = tokio::time::timeout(soon, adapter.claim(&all, &mine));
     let claimed = claim.await.expect("an end").unwrap();
@@ -126,7 +126,7 @@ async fn claim_of_a_large_open_delivery_ends_in_time() {
     let claimed = claim.await.expect("an end");
     assert!(claimed.is_err(), "{:?}", claimed.map(|answers| answers.len()));
     // Those who come after it are served.
-    let other = adapter.claim(&[dedup_key("other")], &receipt()).await.unwrap();
+    let other = adapter.claim(&[dedup_key("other")], &terms()).await.unwrap();
     assert_eq!(other, [Claimed::first(1, false)]);
     adapter.rollback(transaction).await.unwrap();
 }
@@ -150,7 +150,7 @@ async fn record_beside_a_locked_key_is_granted() {
     let adapter = PostgresAdapter::new(database.pool(3));
     let all = keys("held", 2);
     let transaction = open(&adapter, &all[..1]).await;
-    let recorded = adapter.record(&all, &receipt()).await.unwrap();
+    let recorded = adapter.record(&all, &terms()).await.unwrap();
     assert_eq!(recorded, [Recorded::InFlight, Recorded::First]);
     adapter.rollback(transaction).await.unwrap();
 }

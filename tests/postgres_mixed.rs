@@ -11,12 +11,12 @@ use support::effects::{AT_A_GATE, Database, MINUTE};
 use support::postgres::Server;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Receipt, Recorded,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Recorded,
     Token,
 };
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), MINUTE).with_lease(MINUTE)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
 }
 
 fn key(of: &str, id: usize) -> [DedupKey; 1] {
@@ -31,9 +31,9 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
     const OTHERS: usize = 30;
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(2)).batching(Batching::new().lanes(1));
-    let mine = receipt();
+    let mine = terms();
     for id in 0..DUPLICATES {
-        let recorded = adapter.record(&key("known", id), &receipt()).await.unwrap();
+        let recorded = adapter.record(&key("known", id), &terms()).await.unwrap();
         assert_eq!(recorded, [Recorded::First]);
     }
     let held: Vec<_> = (0..OTHERS).flat_map(|id| key("held", id)).collect();
@@ -43,14 +43,14 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
     let gate = database.gate("BEFORE INSERT ON webhook_deliveries").await;
     let first = tokio::spawn({
         let adapter = adapter.clone();
-        async move { adapter.claim(&key("first", 0), &receipt()).await }
+        async move { adapter.claim(&key("first", 0), &terms()).await }
     });
     database.until_sessions(AT_A_GATE, 1).await;
     let claims = |of: &'static str, count: usize| {
         let adapter = adapter.clone();
         let claims = (0..count).map(move |id| {
             let adapter = adapter.clone();
-            tokio::spawn(async move { adapter.claim(&key(of, id), &receipt()).await.unwrap() })
+            tokio::spawn(async move { adapter.claim(&key(of, id), &terms()).await.unwrap() })
         });
         join_all(claims.collect::<Vec<_>>())
     };
@@ -121,7 +121,7 @@ async fn batches_over_slow_commits_are_not_rolled_back() {
             (0..CALLERS).map(move |id| {
                 let process = process.clone();
                 tokio::spawn(async move {
-                    process.claim(&key(&format!("{round}"), id), &receipt()).await.unwrap()
+                    process.claim(&key(&format!("{round}"), id), &terms()).await.unwrap()
                 })
             })
         });

@@ -21,8 +21,8 @@ use support::{Body, Handler, by_header, dedup_key, request, result, send, until}
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, EntryState, Forgotten, Identifier, LeaseAdapter, Maintain,
-    PostgresAdapter, Receipt, Recorded, Released, Renewed, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, Identifier, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Renewed, Token,
 };
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
 
@@ -77,8 +77,8 @@ async fn duplicates_of_a_slow_delivery_hold_nobody_up() {
     database.until_nothing_is_open().await;
 }
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), MINUTE).with_lease(MINUTE)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
 }
 
 /// The row of a key, as somebody writes it who uses no adapter.
@@ -92,15 +92,15 @@ const INSERT: &str = "INSERT INTO webhook_deliveries \
 async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
     let soon = async {
         let one = std::slice::from_ref(held);
-        assert_eq!(adapter.claim(one, &receipt()).await.unwrap(), [Claimed::InFlight]);
-        assert_eq!(adapter.record(one, &receipt()).await.unwrap(), [Recorded::InFlight]);
+        assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
+        assert_eq!(adapter.record(one, &terms()).await.unwrap(), [Recorded::InFlight]);
         // In the middle of a set, and so early and so late in the order of rows.
         for _ in 0..3 {
             let mut keys: Vec<_> =
                 (0..15).map(|_| dedup_key(&format!("{:016x}", rand::random::<u64>()))).collect();
             keys.push(held.clone());
             keys.sort_unstable();
-            let claimed = adapter.claim(&keys, &receipt()).await.unwrap();
+            let claimed = adapter.claim(&keys, &terms()).await.unwrap();
             for (key, claimed) in keys.iter().zip(claimed) {
                 let granted = Claimed::first(1, false);
                 assert_eq!(claimed, if key == held { Claimed::InFlight } else { granted });
@@ -123,7 +123,7 @@ async fn a_claim_does_not_wait_for_a_transactional_delivery() {
     let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
     let adapter = PostgresAdapter::new(database.pool(3));
     // A new row, and one that is there, released.
-    let claimed = receipt();
+    let claimed = terms();
     adapter.claim(&[dedup_key("seized")], &claimed).await.unwrap();
     adapter.release(&[dedup_key("seized")], &claimed).await.unwrap();
     for id in ["new", "seized"] {
@@ -136,7 +136,7 @@ async fn a_claim_does_not_wait_for_a_transactional_delivery() {
         is_in_flight(&adapter, &dedup_key(id)).await;
         held.release();
         assert_eq!(delivery.await.unwrap(), 200);
-        let claimed = adapter.claim(&[dedup_key(id)], &receipt()).await.unwrap();
+        let claimed = adapter.claim(&[dedup_key(id)], &terms()).await.unwrap();
         assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
     }
 }
@@ -158,7 +158,7 @@ async fn a_claim_does_not_wait_for_a_users_transaction() {
     theirs.rollback().await.unwrap();
     assert_eq!(send(&transactional, request("inserted")).await.status(), 200);
 
-    let claimed = receipt();
+    let claimed = terms();
     adapter.claim(&[dedup_key("locked")], &claimed).await.unwrap();
     adapter.release(&[dedup_key("locked")], &claimed).await.unwrap();
     let mut theirs = database.effects.pool().begin().await.unwrap();
@@ -168,7 +168,7 @@ async fn a_claim_does_not_wait_for_a_users_transaction() {
     let twin = send(&transactional, request("locked")).await;
     assert_eq!(result(&twin), Some("in-flight"));
     // What is complete is not written again, so nobody asks for its lock.
-    let complete = adapter.claim(&[dedup_key("inserted")], &receipt()).await.unwrap();
+    let complete = adapter.claim(&[dedup_key("inserted")], &terms()).await.unwrap();
     assert!(matches!(complete[..], [Claimed::Duplicate(_)]), "{complete:?}");
     assert_eq!(result(&send(&transactional, request("inserted")).await), Some("duplicate"));
     theirs.commit().await.unwrap();
@@ -364,7 +364,7 @@ async fn the_users_lock_timeout_is_in_force_in_the_handler() {
             }));
         // A new row, one that is released, one that is taken over.
         for (id, lease) in [("released", MINUTE), ("lapsed", Duration::ZERO)] {
-            let claimed = receipt().with_lease(lease);
+            let claimed = terms().with_lease(lease);
             adapter.claim(&[dedup_key(id)], &claimed).await.unwrap();
             if lease == MINUTE {
                 adapter.release(&[dedup_key(id)], &claimed).await.unwrap();
@@ -533,7 +533,7 @@ async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
         held.running(1).await;
         let records = (0..5).map(|record| {
             let (adapter, keys) = (adapter.clone(), [dedup_key(&record.to_string())]);
-            tokio::spawn(async move { adapter.record(&keys, &receipt()).await.unwrap() })
+            tokio::spawn(async move { adapter.record(&keys, &terms()).await.unwrap() })
         });
         let records: Vec<_> = records.collect();
         tokio::task::yield_now().await;
@@ -573,8 +573,8 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     assert!(refused.is_err(), "the role may do too much to show anything");
 
     adapter.migrate().await.unwrap();
-    let (first, none) = (Claimed::first(1, false), receipt().with_lease(Duration::ZERO));
-    let ([a, b, c], mine) = (["a", "b", "c"].map(|id| [dedup_key(id)]), receipt());
+    let (first, none) = (Claimed::first(1, false), terms().with_lease(Duration::ZERO));
+    let ([a, b, c], mine) = (["a", "b", "c"].map(|id| [dedup_key(id)]), terms());
     assert_eq!(adapter.record(&a, &mine).await.unwrap(), [Recorded::First]);
     assert_eq!(adapter.unrecord(&a, &mine).await.unwrap(), [Released::Released]);
     assert_eq!(adapter.claim(&a, &mine).await.unwrap(), [first]);
@@ -585,7 +585,7 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     assert_eq!(adapter.claim(&b, &mine).await.unwrap(), [Claimed::first(2, true)]);
     assert_eq!(adapter.release(&b, &mine).await.unwrap(), [Released::Released]);
     assert_eq!(adapter.forget(&b[0]).await.unwrap(), Forgotten::Removed);
-    let brief = Receipt::new(Token::random(), Duration::ZERO);
+    let brief = CallTerms::new(Token::random(), Duration::ZERO);
     assert_eq!(adapter.record(&c, &brief).await.unwrap(), [Recorded::First]);
     let aged = "UPDATE keys.webhook_deliveries SET expires_at = now() - interval '1 hour' \
         WHERE id = 'c'";

@@ -13,13 +13,13 @@ use support::postgres::{Schema, Server, shared};
 use support::{request, result, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, Forgotten, LeaseAdapter, Maintain, PostgresAdapter,
-    Receipt, Recorded, Released, Renewed, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Renewed, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), MINUTE).with_lease(MINUTE)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
 }
 
 fn one(id: &str) -> [DedupKey; 1] {
@@ -32,9 +32,9 @@ async fn pool(url: &str) -> PgPool {
 
 /// What each kind of call comes to, and what each ledger makes of a row that somebody holds.
 async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
-    let (mine, key) = (receipt(), one("leased"));
+    let (mine, key) = (terms(), one("leased"));
     assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
-    assert_eq!(adapter.claim(&key, &receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), [Claimed::InFlight]);
     assert_eq!(adapter.renew(&key, &mine).await.unwrap(), [Renewed::Held]);
     assert_eq!(adapter.release(&key, &mine).await.unwrap(), [Released::Released]);
     assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(2, false)]);
@@ -53,15 +53,15 @@ async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
 
     let held = one("transactional");
     let transaction = adapter.open(&held, &mine).await.unwrap().transaction.unwrap();
-    assert_eq!(adapter.claim(&held, &receipt()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.open(&held, &receipt()).await.unwrap().answers, [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&held, &terms()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.open(&held, &terms()).await.unwrap().answers, [Claimed::InFlight]);
     adapter.commit(transaction, &held, &mine).await.unwrap();
     assert!(matches!(
-        adapter.open(&held, &receipt()).await.unwrap().answers[..],
+        adapter.open(&held, &terms()).await.unwrap().answers[..],
         [Claimed::Duplicate(_)]
     ));
     assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::Removed);
-    let short = Receipt::new(Token::random(), Duration::ZERO);
+    let short = CallTerms::new(Token::random(), Duration::ZERO);
     adapter.record(&one("purged"), &short).await.unwrap();
     let aged = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '61 minutes' \
                 WHERE id = 'purged'";
@@ -72,7 +72,7 @@ async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
 
 /// A row held by somebody who takes no advisory lock: an error, 55P03, which has a text.
 async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &PgPool) {
-    let (key, mine) = (one("held"), receipt());
+    let (key, mine) = (one("held"), terms());
     adapter.claim(&key, &mine).await.unwrap();
     adapter.release(&key, &mine).await.unwrap();
     let mut theirs = pool.begin().await.unwrap();
@@ -80,10 +80,10 @@ async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &Pg
     assert_eq!(theirs.execute(lock).await.unwrap().rows_affected(), 1);
     let mut set = vec![key[0].clone(), dedup_key("in front"), dedup_key("z")];
     set.sort();
-    for answer in set.iter().zip(adapter.claim(&set, &receipt()).await.unwrap()) {
+    for answer in set.iter().zip(adapter.claim(&set, &terms()).await.unwrap()) {
         assert_eq!(answer.1 == Claimed::InFlight, *answer.0 == key[0]);
     }
-    assert_eq!(adapter.open(&key, &receipt()).await.unwrap().answers, [Claimed::InFlight]);
+    assert_eq!(adapter.open(&key, &terms()).await.unwrap().answers, [Claimed::InFlight]);
     theirs.rollback().await.unwrap();
 }
 
@@ -126,7 +126,7 @@ async fn index_that_is_made_concurrently_holds_no_claim_up() {
         async move { pool.execute(of_the_guide("CONCURRENTLY")).await }
     });
     database.until_sessions("wait_event_type = 'Lock'", 1).await;
-    let mine = receipt();
+    let mine = terms();
     let claimed = tokio::time::timeout(MINUTE, adapter.claim(&one("a"), &mine)).await.unwrap();
     assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
     assert!(!index.is_finished());
@@ -179,7 +179,7 @@ async fn database_without_all_characters_is_refused() {
         admin.execute(AssertSqlSafe(create)).await.unwrap();
         let pool = pool(&url(&name)).await;
         let adapter = PostgresAdapter::new(pool.clone());
-        let claimed = adapter.claim(&one("ключ"), &receipt()).await;
+        let claimed = adapter.claim(&one("ключ"), &terms()).await;
         match claimed {
             Ok(claimed) => assert_eq!((works, claimed), (true, vec![Claimed::first(1, false)])),
             Err(error) => assert_eq!((works, error.kind()), (false, ErrorKind::Config)),
@@ -210,7 +210,7 @@ async fn error_that_leaves_the_outcome_open_is_no_refusal() {
              FOR EACH ROW EXECUTE FUNCTION fail()"
         );
         pool.execute(sqlx::raw_sql(AssertSqlSafe(raise))).await.unwrap();
-        let error = adapter.claim(&one("a"), &receipt()).await.unwrap_err();
+        let error = adapter.claim(&one("a"), &terms()).await.unwrap_err();
         assert_eq!(error.kind(), kind, "{code}");
     }
 }

@@ -11,13 +11,13 @@ use support::effects::{Database, MINUTE, answer, lend, transactional};
 use support::{Body, dedup_key, request, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, DedupAdapter, LeaseAdapter, Maintain, PostgresAdapter, Recall, Receipt, Token,
-    TransactionAdapter, Wanted,
+    Batching, CallTerms, DedupAdapter, Fetch, LeaseAdapter, MaintenanceAdapter, PostgresAdapter,
+    Recall, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, Replay};
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), MINUTE).with_lease(MINUTE)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
 }
 
 fn keys(of: &str, count: usize) -> Vec<DedupKey> {
@@ -72,10 +72,10 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
         adapter.migrate().await.unwrap();
         watch.nothing_is_left("migrate").await;
         for count in [1, 3, 100] {
-            let (mine, leased) = (receipt(), keys(&format!("leased{count}"), count));
+            let (mine, leased) = (terms(), keys(&format!("leased{count}"), count));
             adapter.claim(&leased, &mine).await.unwrap();
             watch.nothing_is_left("claim").await;
-            adapter.claim(&leased, &receipt()).await.unwrap();
+            adapter.claim(&leased, &terms()).await.unwrap();
             adapter.renew(&leased, &mine).await.unwrap();
             watch.nothing_is_left("renew").await;
             adapter.release(&leased, &mine).await.unwrap();
@@ -86,7 +86,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             watch.nothing_is_left("complete").await;
             adapter.claim(&leased, &mine).await.unwrap();
             watch.nothing_is_left("duplicate").await;
-            adapter.recall(&leased, Wanted::All).await.unwrap();
+            adapter.recall(&leased, Fetch::DigestAndResponse).await.unwrap();
             watch.nothing_is_left("recall").await;
             let recorded = keys(&format!("recorded{count}"), count);
             adapter.record(&recorded, &mine).await.unwrap();
@@ -98,7 +98,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
             // Batches go around what is locked.
             if batching != Batching::off() {
-                adapter.claim(&opened[..1], &receipt()).await.unwrap();
+                adapter.claim(&opened[..1], &terms()).await.unwrap();
             }
             adapter.rollback(transaction).await.unwrap();
             watch.nothing_is_left("rollback").await;

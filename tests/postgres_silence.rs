@@ -21,8 +21,8 @@ use support::proxy::{Cut, Proxy};
 use support::{Body, Handler, by_header, dedup_key, request, send};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
-    Batching, Claimed, DedupAdapter, LeaseAdapter, Maintain, PostgresAdapter, Receipt, Recorded,
-    Released, Token,
+    Batching, CallTerms, Claimed, DedupAdapter, LeaseAdapter, MaintenanceAdapter, PostgresAdapter,
+    Recorded, Released, Token,
 };
 use tower_dedup::{DedupHandle, DedupLayer, ErrorKind, OnInFlight};
 
@@ -408,8 +408,8 @@ fn a_runtime_that_is_not_driven_delays_no_other() {
     let claim = |id: &str| {
         let (adapter, keys) = (adapter.clone(), [dedup_key(id)]);
         async move {
-            let receipt = Receipt::new([1; 16].into(), MINUTE).with_lease(MINUTE);
-            tokio::time::timeout(IN_TIME, adapter.claim(&keys, &receipt)).await.expect("in time")
+            let terms = CallTerms::new([1; 16].into(), MINUTE).with_lease(MINUTE);
+            tokio::time::timeout(IN_TIME, adapter.claim(&keys, &terms)).await.expect("in time")
         }
     };
     first.block_on(claim("a")).unwrap();
@@ -434,8 +434,8 @@ async fn lanes_follow_the_connect_options_of_the_pool() {
     let pool = database.pool_with(2, options("old"));
     let adapter = adapter(&pool, Batching::new());
     let claim = async |id: &str| {
-        let receipt = Receipt::new([1; 16].into(), MINUTE).with_lease(MINUTE);
-        adapter.claim(&[dedup_key(id)], &receipt).await
+        let terms = CallTerms::new([1; 16].into(), MINUTE).with_lease(MINUTE);
+        adapter.claim(&[dedup_key(id)], &terms).await
     };
     claim("a").await.unwrap();
     pool.set_connect_options(options("new"));
@@ -578,7 +578,7 @@ async fn record_that_waits_in_its_commit_is_not_said_to_be_absent() {
         adapter.migrate().await.unwrap();
         let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
         let (keys, mine) =
-            ([dedup_key(&format!("{batching:?}"))], Receipt::new(rand_token(), MINUTE));
+            ([dedup_key(&format!("{batching:?}"))], CallTerms::new(rand_token(), MINUTE));
         let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.record(&keys, &mine));
         assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
         let start = Instant::now();
@@ -648,8 +648,8 @@ async fn a_closed_adapter_opens_no_connection() {
         for opened in [false, true] {
             let pool = database.pool(2);
             let adapter = adapter(&pool, batching);
-            let receipt = Receipt::new([1; 16].into(), MINUTE);
-            let record = async |id: &str| adapter.record(&[dedup_key(id)], &receipt).await;
+            let terms = CallTerms::new([1; 16].into(), MINUTE);
+            let record = async |id: &str| adapter.record(&[dedup_key(id)], &terms).await;
             if opened {
                 let id = format!("{batching:?}");
                 assert_eq!(record(&id).await.unwrap(), [Recorded::First]);

@@ -12,8 +12,8 @@ use support::postgres::Schema;
 use support::{Body, by_header, dedup_key, request, result, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, Forgotten, LeaseAdapter, Maintain, PostgresAdapter,
-    Receipt, Recorded, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
@@ -165,7 +165,7 @@ async fn keys_are_given_back_under_a_role_and_a_search_path_of_the_handler() {
     let database = Database::fresh().await;
     let role = Role::fresh(&database).await;
     let adapter = PostgresAdapter::new(database.pool(2));
-    let mine = Receipt::new(Token::random(), MINUTE).with_lease(MINUTE);
+    let mine = CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE);
     let (done, rest) = ([dedup_key("a")], [dedup_key("b")]);
     let both = [done[0].clone(), rest[0].clone()];
     let mut transaction = adapter.open(&both, &mine).await.unwrap().transaction.unwrap();
@@ -224,8 +224,8 @@ async fn search_path_of_a_session_does_not_change_the_table() {
     assert_eq!(own.count().await.unwrap(), 0, "the other table");
 }
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), MINUTE).with_lease(MINUTE)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
 }
 
 /// The table is found, and dropped: as by a restore, or by a switch to another database behind the
@@ -235,7 +235,7 @@ async fn table_that_goes_away_is_made_again() {
     for batching in [Batching::new(), Batching::off()] {
         let database = Database::fresh().await;
         let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
-        let (key, mine) = ([dedup_key("a")], receipt());
+        let (key, mine) = ([dedup_key("a")], terms());
         let service = tower_dedup::DedupLayer::transactional(by_header(), adapter.clone());
         let service = service.layer(writes_and_runs("SELECT"));
         adapter.migrate().await.unwrap();
@@ -262,7 +262,7 @@ async fn table_that_goes_away_is_made_again() {
                     let found = tower_dedup::adapter::Recall::recall(
                         &adapter,
                         &key,
-                        tower_dedup::adapter::Wanted::Payload,
+                        tower_dedup::adapter::Fetch::Digest,
                     );
                     assert_eq!(found.await.unwrap().len(), 1);
                 }
@@ -291,7 +291,7 @@ async fn table_that_goes_away_under_a_crowd_is_made_again() {
     database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
     let claims = (0..200).map(|id| {
         let adapter = adapter.clone();
-        tokio::spawn(async move { adapter.claim(&[dedup_key(&id.to_string())], &receipt()).await })
+        tokio::spawn(async move { adapter.claim(&[dedup_key(&id.to_string())], &terms()).await })
     });
     let claims = futures_util::future::join_all(claims.collect::<Vec<_>>());
     for claimed in tokio::time::timeout(MINUTE, claims).await.unwrap() {

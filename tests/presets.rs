@@ -12,7 +12,7 @@ use http_body_util::Full;
 use serde::Deserialize;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::key::{self, Element, Extracted, KeyExtractor, RequestRef};
+use tower_dedup::key::{self, Event, Extracted, KeyExtractor, RequestRef};
 use tower_dedup::provider::{self, Preset};
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyErrorKind, OnMissingKey};
 
@@ -90,19 +90,19 @@ fn case(json: &str, name: &str) -> Case {
     cases(json).into_iter().find(|case| case.name == name).unwrap()
 }
 
-/// The one element of a delivery that has one.
-fn element(extracted: Extracted) -> Element {
+/// The one event of a delivery that has one.
+fn event(extracted: Extracted) -> Event {
     match extracted {
-        Extracted::Keys(keys) => match keys.elements() {
-            [element] => element.clone(),
-            other => panic!("not one element: {other:?}"),
+        Extracted::Keys(keys) => match keys.events() {
+            [event] => event.clone(),
+            other => panic!("not one event: {other:?}"),
         },
         other => panic!("no key: {other:?}"),
     }
 }
 
 fn key_of(preset: Preset, name: &str, json: &str) -> DedupKey {
-    element(case(json, name).extract(preset)).key().clone()
+    event(case(json, name).extract(preset)).key().clone()
 }
 
 fn extract(extractor: &KeyExtractor, request: Request<&str>) -> Extracted {
@@ -111,9 +111,9 @@ fn extract(extractor: &KeyExtractor, request: Request<&str>) -> Extracted {
     extractor.extract(&RequestRef::new(&head, &body)).unwrap()
 }
 
-fn assert_key(element: &Element, namespace: &str, id: &str, case: &str) {
-    assert_eq!((element.key().namespace(), element.key().id()), (namespace, id), "{case}");
-    assert_eq!(element.second_identity(), None, "{case}");
+fn assert_key(event: &Event, namespace: &str, id: &str, case: &str) {
+    assert_eq!((event.key().namespace(), event.key().id()), (namespace, id), "{case}");
+    assert_eq!(event.second_identity(), None, "{case}");
 }
 
 /// The keys of all handler runs while every case is delivered twice through a layer.
@@ -148,7 +148,7 @@ fn standard_webhooks_samples_give_the_keys_they_expect() {
         let extracted = case.extract(provider::STANDARD_WEBHOOKS);
         match &case.expected_key {
             Some(Expected::Id(id)) => {
-                assert_key(&element(extracted), "standard-webhooks", id, &case.name);
+                assert_key(&event(extracted), "standard-webhooks", id, &case.name);
             }
             // The one case without an id.
             None => assert_eq!(extracted, Extracted::Missing, "{}", case.name),
@@ -197,14 +197,14 @@ fn github(guid: &str, body: &'static str) -> Extracted {
 #[test]
 fn github_keys_are_the_delivery_guid_whatever_the_body() {
     for body in GITHUB {
-        assert_key(&element(github(GUID, body)), "github", GUID, body);
+        assert_key(&event(github(GUID, body)), "github", GUID, body);
     }
     // A redelivery has the same guid, another event has another.
     let other = "72d3162e-cc78-11e3-81ab-4c9367dc0959";
-    assert_key(&element(github(other, GITHUB[0])), "github", other, "another guid");
+    assert_key(&event(github(other, GITHUB[0])), "github", other, "another guid");
     // Configured as a form, and none at all.
-    assert_key(&element(github(GUID, "payload=%7B%7D")), "github", GUID, "form");
-    assert_key(&element(github(GUID, "")), "github", GUID, "empty");
+    assert_key(&event(github(GUID, "payload=%7B%7D")), "github", GUID, "form");
+    assert_key(&event(github(GUID, "")), "github", GUID, "empty");
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn github_keys_do_not_depend_on_the_signature() {
         case.headers.insert("X-GitHub-Delivery".to_owned(), GUID.to_owned());
         let forged = if case.valid { "" } else { " (forged)" };
         let what = format!("{}{forged}", case.body_utf8);
-        assert_key(&element(case.extract(provider::GITHUB)), "github", GUID, &what);
+        assert_key(&event(case.extract(provider::GITHUB)), "github", GUID, &what);
     }
 }
 
@@ -231,7 +231,7 @@ fn github_hook_id_can_be_added_where_several_hooks_post_to_one_route() {
             .header("X-GitHub-Hook-ID", hook)
             .body(GITHUB[0])
             .unwrap();
-        element(extract(&extractor, request))
+        event(extract(&extractor, request))
     };
     assert_key(&of_hook("292430182"), "github-hooks", &format!("{GUID}|292430182"), "composed");
     assert_ne!(of_hook("292430182").key(), of_hook("292430183").key());
@@ -243,10 +243,10 @@ fn github_hook_id_can_be_added_where_several_hooks_post_to_one_route() {
 fn stripe_samples_give_the_keys_they_expect() {
     for case in cases(STRIPE) {
         let Some(Expected::Id(id)) = &case.expected_key else { panic!("{}: no id", case.name) };
-        assert_key(&element(case.extract(provider::STRIPE)), "stripe", id, &case.name);
+        assert_key(&event(case.extract(provider::STRIPE)), "stripe", id, &case.name);
     }
     let request = Request::post("/hook").body(STRIPE_EVENT).unwrap();
-    let fixture = element(extract(&provider::STRIPE.into(), request));
+    let fixture = event(extract(&provider::STRIPE.into(), request));
     assert_key(&fixture, "stripe", "evt_1Pgc76B7WZ01zgkWwyRHS12y", "fixture");
 }
 
@@ -272,7 +272,7 @@ fn stripe_thin_events_have_their_id_in_the_same_place() {
 fn stripe_twin_events_share_the_second_identity_where_it_is_asked_for() {
     let extractor = KeyExtractor::from(provider::STRIPE)
         .second_identity("object", key::json("/data/object/id").and(key::json("/type")));
-    let of = |body: &str| element(extract(&extractor, Request::post("/").body(body).unwrap()));
+    let of = |body: &str| event(extract(&extractor, Request::post("/").body(body).unwrap()));
     let first = of(STRIPE_EVENT);
     let second = first.second_identity().unwrap();
     assert_eq!(
@@ -365,7 +365,7 @@ fn twilio_samples_give_the_keys_they_expect() {
             assert!(case.expected_key.is_none(), "{name}");
             continue;
         };
-        assert_key(&element(extracted), "twilio", id, name);
+        assert_key(&event(extracted), "twilio", id, name);
         match &case.expected_key {
             Some(Expected::Fields(fields)) => {
                 for field in fields {
@@ -392,7 +392,7 @@ fn a_twilio_retry_with_an_idempotency_token_gives_the_key_of_the_first_try() {
     let retry = case(TWILIO, "sms-status-delivered-retry");
     assert!(retry.headers.contains_key("I-Twilio-Idempotency-Token"));
     assert_eq!(
-        element(retry.extract(provider::TWILIO)).key(),
+        event(retry.extract(provider::TWILIO)).key(),
         &key_of(provider::TWILIO, "sms-status-delivered", TWILIO)
     );
 }
@@ -425,7 +425,7 @@ fn twilio_calls_are_known_by_call_and_status() {
         ("AccountSid=AC1&CallSid=CA1%7Cringing", "AC1|CA1%7Cringing||||"),
     ] {
         for extracted in twilio(parameters) {
-            assert_key(&element(extracted), "twilio", id, parameters);
+            assert_key(&event(extracted), "twilio", id, parameters);
         }
     }
 }
@@ -440,7 +440,7 @@ fn twilio_message_status_wins_over_its_older_name() {
         ("AccountSid=AC1&CallSid=CA1&MessageSid=SM1", "AC1|SM1|"),
     ] {
         for extracted in twilio(parameters) {
-            assert_key(&element(extracted), "twilio", id, parameters);
+            assert_key(&event(extracted), "twilio", id, parameters);
         }
     }
 }

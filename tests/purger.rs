@@ -13,7 +13,8 @@ use support::postgres::Schema;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_dedup::adapter::{
-    DedupAdapter, Entry, Forgotten, Maintain, PURGE_GRACE, PostgresAdapter, Receipt, Token,
+    CallTerms, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE, PostgresAdapter,
+    Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind, Purger};
 
@@ -47,7 +48,7 @@ impl Scripted {
     }
 }
 
-impl Maintain for Scripted {
+impl MaintenanceAdapter for Scripted {
     async fn purge(&self, _: u32) -> Result<u64, Error> {
         self.begun_at.lock().unwrap().push(Instant::now());
         self.begun.notify_one();
@@ -188,7 +189,7 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
     let pool = with_a_clock(&schema).await;
     let adapter = PostgresAdapter::new(pool.clone());
     let keys = [dedup_key("a")];
-    let day = Receipt::new(Token::random(), 24 * PURGE_GRACE);
+    let day = CallTerms::new(Token::random(), 24 * PURGE_GRACE);
     adapter.record(&keys, &day).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
     set_ahead(&pool, "1 month").await;
@@ -218,7 +219,7 @@ async fn purge_on_postgres_goes_on_where_the_last_portion_ended_and_misses_nothi
     let record = async |ids: std::ops::Range<u32>, expired: &str| {
         for id in ids {
             let keys = [dedup_key(&format!("{expired}-{id}"))];
-            adapter.record(&keys, &Receipt::new(Token::random(), PURGE_GRACE)).await.unwrap();
+            adapter.record(&keys, &CallTerms::new(Token::random(), PURGE_GRACE)).await.unwrap();
             let at = "UPDATE webhook_deliveries \
                 SET expires_at = now() - $1::text::interval WHERE id = $2";
             let at = sqlx::query(at).bind(expired).bind(keys[0].id());

@@ -17,9 +17,11 @@ use support::{Body, Handler, by_header, dedup_key, request, result, send, until}
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
-use tower_dedup::adapter::{PostgresAdapter, Receipt, SqliteAdapter, Token, TransactionAdapter};
+use tower_dedup::adapter::{CallTerms, PostgresAdapter, SqliteAdapter, Token, TransactionAdapter};
 use tower_dedup::key::Keys;
-use tower_dedup::ledger::{Begin, BeginContext, Claim, Ledger, Others, Outcome, TransactionLedger};
+use tower_dedup::ledger::{
+    Begin, BeginContext, Claim, HandlerSuccess, Ledger, Remainder, Transactional,
+};
 use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
 
 /// What an inner service and a ledger saw, and what they are to do.
@@ -104,7 +106,7 @@ impl Ledger for Elsewhere {
             return Ok(Begin::InFlight);
         }
         let delivery = Delivery::new(Vec::new(), 1, false);
-        Ok(Begin::first(Free(delivery), Others::default()))
+        Ok(Begin::first(Free(delivery), Remainder::default()))
     }
 
     fn background(&self) -> usize {
@@ -123,7 +125,7 @@ impl Claim for Free {
 
     fn attach(&self, _: &mut Extensions) {}
 
-    async fn commit(self, _: &Outcome) -> Result<(), Error> {
+    async fn commit(self, _: &HandlerSuccess) -> Result<(), Error> {
         Ok(())
     }
 
@@ -184,7 +186,7 @@ async fn a_waiter_whose_inner_service_breaks_returns_its_error_and_claims_nothin
 /// the file's turn) until a waiter of a failed event stands in line for it, and other events hold
 /// the places of the limit.
 async fn nobody_starves<A, H>(
-    layer: DedupLayer<TransactionLedger<A>>,
+    layer: DedupLayer<Transactional<A>>,
     hold_the_store: impl AsyncFnOnce() -> H,
 ) where
     A: TransactionAdapter,
@@ -236,8 +238,8 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
     nobody_starves(layer, async || {
-        let receipt = Receipt::new(Token::random(), Duration::from_secs(60));
-        turn.open(&[dedup_key("held")], &receipt).await.unwrap().transaction
+        let terms = CallTerms::new(Token::random(), Duration::from_secs(60));
+        turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
     })
     .await;
 }

@@ -17,7 +17,7 @@ use sqlx::{PgPool, SqlitePool};
 use support::postgres::Schema;
 use support::{by_header, dedup_key, result};
 use tower::ServiceExt;
-use tower_dedup::adapter::{Forgotten, Maintain, PostgresAdapter, SqliteAdapter};
+use tower_dedup::adapter::{Forgotten, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::{DedupLayer, DedupTx, Delivery, OnInFlight};
 
 const RECIPES: &str = include_str!("../src/docs/recipes.md");

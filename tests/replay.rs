@@ -18,11 +18,11 @@ use support::ledgers::Setup;
 use support::{Body, Fault, Faulty, Op, by_header, dedup_key, request, result, until};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, EntryState, Kept, LeaseAdapter, Maintain, MemoryAdapter,
-    Recall, Receipt, Recorded, Released, Renewed, Token, Wanted,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, LeaseAdapter,
+    MaintenanceAdapter, MemoryAdapter, Recall, Recorded, Released, Renewed, StoredData, Token,
 };
-use tower_dedup::key::{DedupKey, Element, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{LeaseLedger, Replays};
+use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::ledger::{Lease, Replays};
 use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Error, Replay};
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
@@ -207,7 +207,7 @@ fn data(bytes: &'static str) -> Result<Frame<Bytes>, BoxError> {
 fn replaying(
     adapter: &Arc<MemoryAdapter>,
     replay: Replay,
-) -> DedupLayer<LeaseLedger<Arc<MemoryAdapter>>> {
+) -> DedupLayer<Lease<Arc<MemoryAdapter>>> {
     DedupLayer::new(by_header(), Arc::clone(adapter)).replay(replay)
 }
 
@@ -346,7 +346,7 @@ async fn what_is_not_recorded_yet_is_replayed_all_the_same() {
     store.set(Op::Complete, Fault::Fail);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
-    assert_eq!(store.recall(&[dedup_key("a")], Wanted::All).await.unwrap(), [None]);
+    assert_eq!(store.recall(&[dedup_key("a")], Fetch::DigestAndResponse).await.unwrap(), [None]);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     store.set(Op::Complete, Fault::None);
@@ -360,7 +360,7 @@ async fn what_is_not_recorded_yet_is_replayed_all_the_same() {
 #[tokio::test]
 async fn an_event_without_a_kept_response_is_a_plain_duplicate() {
     let adapter = Arc::new(MemoryAdapter::new());
-    let earlier = Receipt::new(Token::random(), Duration::from_secs(60));
+    let earlier = CallTerms::new(Token::random(), Duration::from_secs(60));
     adapter.complete(&[dedup_key("a")], &earlier).await.unwrap();
     let handler = Counted::default();
     let run = handler.clone();
@@ -374,17 +374,16 @@ async fn an_event_without_a_kept_response_is_a_plain_duplicate() {
 #[tokio::test]
 async fn a_batch_is_not_kept_and_either_identity_recalls() {
     let by_query = KeyExtractor::from_fn("test", |request| {
-        let elements = request.uri().query().unwrap_or_default().split('&').map(|id| {
-            let element = |id| DedupKey::new("test", id).map(Element::new);
+        let events = request.uri().query().unwrap_or_default().split('&').map(|id| {
+            let event = |id| DedupKey::new("test", id).map(Event::new);
             match id.split_once('=') {
                 Some((id, second)) => {
-                    Ok(element(id)?.with_second_identity(DedupKey::new("second", second)?))
+                    Ok(event(id)?.with_second_identity(DedupKey::new("second", second)?))
                 }
-                None => element(id),
+                None => event(id),
             }
         });
-        Ok(Keys::new(elements.collect::<Result<_, _>>()?)
-            .map_or(Extracted::Missing, Extracted::Keys))
+        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     });
     let handler = Counted::default();
     let run = handler.clone();
@@ -462,47 +461,51 @@ async fn the_response_to_a_head_is_not_kept() {
     let mut head = request("a");
     *head.method_mut() = Method::HEAD;
     assert_eq!(seen(service.clone().oneshot(head).await.unwrap()).await.0, 200);
-    let kept = adapter.recall(&[dedup_key("a")], Wanted::All).await.unwrap();
-    assert_eq!(kept, [Some(Kept::default())]);
+    let kept = adapter.recall(&[dedup_key("a")], Fetch::DigestAndResponse).await.unwrap();
+    assert_eq!(kept, [Some(StoredData::default())]);
 }
 
 /// A store in which keys are forgotten as soon as somebody asks what is kept with them.
 struct Forgetful(MemoryAdapter);
 
 impl DedupAdapter for Forgetful {
-    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.0.record(keys, receipt).await
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+        self.0.record(keys, terms).await
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.0.unrecord(keys, receipt).await
+    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.0.unrecord(keys, terms).await
     }
 }
 
 impl LeaseAdapter for Forgetful {
-    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.0.claim(keys, receipt).await
+    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
+        self.0.claim(keys, terms).await
     }
 
-    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        self.0.renew(keys, receipt).await
+    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
+        self.0.renew(keys, terms).await
     }
 
     async fn complete(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Completed>, Error> {
-        self.0.complete(keys, receipt).await
+        self.0.complete(keys, terms).await
     }
 
-    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.0.release(keys, receipt).await
+    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.0.release(keys, terms).await
     }
 }
 
 impl Recall for Forgetful {
-    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(
+        &self,
+        keys: &[DedupKey],
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
         for key in keys {
             self.0.forget(key).await?;
         }

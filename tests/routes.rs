@@ -13,7 +13,7 @@ use axum::extract::{MatchedPath, Request};
 use axum::routing::{MethodRouter, post};
 use support::{Handler, by_header, request, result, send};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{Maintain, MemoryAdapter};
+use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, DedupTx, Delivery, key, provider};
 use tracing::field::{Field, Visit};

@@ -10,11 +10,11 @@ use support::{Body, Handler, dedup_key, result, send};
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_dedup::adapter::{
-    DedupAdapter, EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Recorded, Released,
-    Token,
+    CallTerms, DedupAdapter, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Recorded,
+    Released, Token,
 };
-use tower_dedup::key::{self, DedupKey, Element, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{ArrivalLedger, Begin, BeginContext, Ledger};
+use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::ledger::{Begin, BeginContext, Ledger, OnArrival};
 use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
 
 fn memory() -> Arc<MemoryAdapter> {
@@ -25,15 +25,14 @@ fn memory() -> Arc<MemoryAdapter> {
 fn by_word() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let body = std::str::from_utf8(request.body()).unwrap();
-        let elements = body.split_whitespace().map(|word| {
+        let events = body.split_whitespace().map(|word| {
             Ok(match word.split_once('=') {
-                Some((id, second)) => Element::new(DedupKey::new("test", id)?)
+                Some((id, second)) => Event::new(DedupKey::new("test", id)?)
                     .with_second_identity(DedupKey::new("test.second", second)?),
-                None => Element::new(DedupKey::new("test", word)?),
+                None => Event::new(DedupKey::new("test", word)?),
             })
         });
-        Ok(Keys::new(elements.collect::<Result<_, _>>()?)
-            .map_or(Extracted::Missing, Extracted::Keys))
+        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     })
     .unwrap()
 }
@@ -59,7 +58,9 @@ async fn trap_35_a_batch_runs_what_is_new_in_it() {
     assert_eq!(ids(&handler.last()), ["a", "b", "c"]);
     send(&service, batch("c d b d e")).await;
     assert_eq!(ids(&handler.last()), ["d", "e"]);
-    assert!(handler.last().is_new(&dedup_key("d")) && !handler.last().is_new(&dedup_key("c")));
+    assert!(
+        handler.last().needs_run(&dedup_key("d")) && !handler.last().needs_run(&dedup_key("c"))
+    );
     assert_eq!(result(&send(&service, batch("e a")).await), Some("duplicate"));
     assert_eq!(handler.runs(), 2);
     assert_eq!(send(&service, batch("  ")).await.status(), 400);
@@ -93,7 +94,7 @@ async fn idempotency_key_of_a_batch_is_the_same_when_only_a_part_runs_again() {
             async move { send(&service, batch("a b")).await.status() }
         });
         handler.running(1).await;
-        assert!(handler.last().done(&dedup_key("a")));
+        assert!(handler.last().mark_done(&dedup_key("a")));
         handler.release();
         assert_eq!(deliver.await.unwrap(), 500);
         handler.last()
@@ -115,8 +116,8 @@ async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
         async move { send(&service, batch("a poison c")).await.status() }
     });
     handler.running(1).await;
-    assert!(handler.last().done(&dedup_key("a")));
-    assert!(!handler.last().done(&dedup_key("not of this batch")));
+    assert!(handler.last().mark_done(&dedup_key("a")));
+    assert!(!handler.last().mark_done(&dedup_key("not of this batch")));
     handler.release();
     assert_eq!(first.await.unwrap(), 500);
     assert!(matches!(state(&adapter, "a").await, Some(EntryState::Complete { .. })));
@@ -131,8 +132,8 @@ async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
 async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    let elsewhere =
-        Receipt::new(Token::random(), Duration::from_secs(60)).with_lease(Duration::from_secs(60));
+    let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
+        .with_lease(Duration::from_secs(60));
     adapter.claim(&[dedup_key("b")], &elsewhere).await.unwrap();
     let partial = send(&service, batch("a b c")).await;
     assert_eq!((partial.status(), result(&partial)), (503.try_into().unwrap(), Some("in-flight")));
@@ -201,8 +202,8 @@ async fn twins_in_every_order_run_once() {
     }
     let mut runs = std::collections::HashMap::new();
     for delivery in handler.deliveries() {
-        for element in delivery.elements() {
-            *runs.entry(element.second_identity().unwrap().clone()).or_insert(0) += 1;
+        for event in delivery.events() {
+            *runs.entry(event.second_identity().unwrap().clone()).or_insert(0) += 1;
         }
     }
     assert_eq!(runs.len(), 100);
@@ -233,8 +234,8 @@ async fn on_arrival_batches_and_twins_behave_alike() {
     send(&service, batch("a b=x")).await;
     send(&service, batch("b c=x d")).await;
     assert_eq!(ids(&handler.last()), ["d"]);
-    let elsewhere =
-        Receipt::new(Token::random(), Duration::from_secs(60)).with_lease(Duration::from_secs(60));
+    let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
+        .with_lease(Duration::from_secs(60));
     adapter.claim(&[dedup_key("e")], &elsewhere).await.unwrap();
     assert_eq!(send(&service, batch("e f")).await.status(), 503);
     assert_eq!(ids(&handler.last()), ["f"]);
@@ -267,8 +268,8 @@ async fn second_identities_of_closures() {
     let (adapter, handler) = (memory(), Handler::default());
     let same = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let key = dedup_key("a");
-    let element = Element::new(key.clone()).with_second_identity(key);
-    assert_eq!(element.second_identity(), None);
+    let event = Event::new(key.clone()).with_second_identity(key);
+    assert_eq!(event.second_identity(), None);
     send(&same, batch("a")).await;
     assert!(!handler.last().lease_lost());
 
@@ -280,7 +281,7 @@ async fn second_identities_of_closures() {
         request
     };
     send(&service, keys("evt_1")).await;
-    assert!(handler.last().elements()[0].second_identity().is_some());
+    assert!(handler.last().events()[0].second_identity().is_some());
     assert_eq!(result(&send(&service, keys("evt_1")).await), Some("duplicate"));
 }
 
@@ -315,15 +316,15 @@ impl Gate {
 }
 
 impl DedupAdapter for Gated {
-    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        let answers = self.inner.record(keys, receipt).await;
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+        let answers = self.inner.record(keys, terms).await;
         self.records.pass().await;
         answers
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
         self.unrecords.pass().await;
-        self.inner.unrecord(keys, receipt).await
+        self.inner.unrecord(keys, terms).await
     }
 }
 
@@ -333,12 +334,12 @@ impl DedupAdapter for Gated {
 async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
     for given_back_in_between in [true, false] {
         let store = Arc::new(Gated::default());
-        let ledger = ArrivalLedger::new(Arc::clone(&store));
+        let ledger = OnArrival::new(Arc::clone(&store));
         let minute = Duration::from_secs(60);
-        let elsewhere = Receipt::new(Token::random(), minute).with_lease(minute);
+        let elsewhere = CallTerms::new(Token::random(), minute).with_lease(minute);
         let second = [DedupKey::new("test.second", "w").unwrap()];
         store.inner.claim(&second, &elsewhere).await.unwrap();
-        let event = Element::new(dedup_key("g")).with_second_identity(second[0].clone());
+        let event = Event::new(dedup_key("g")).with_second_identity(second[0].clone());
         let begin = || {
             let (ledger, keys) = (ledger.clone(), Keys::from(event.clone()));
             tokio::spawn(async move {

@@ -13,7 +13,8 @@ use sqlx::{Connection, SqliteConnection, SqlitePool};
 use support::{Handler, by_header, dedup_key, request, result, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    DedupAdapter, EntryState, Identifier, Maintain, Receipt, Recorded, SqliteAdapter, Token,
+    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, Recorded, SqliteAdapter,
+    Token,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
@@ -43,8 +44,8 @@ impl File {
     }
 }
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
 }
 
 async fn run(connection: &mut SqliteConnection, sql: &'static str) {
@@ -155,7 +156,7 @@ async fn a_full_file_recovers_when_there_is_room() {
     let full = async {
         for n in 0..10_000 {
             let keys = [dedup_key(&format!("{filler}{n}"))];
-            if adapter.record(&keys, &receipt()).await.is_err() {
+            if adapter.record(&keys, &terms()).await.is_err() {
                 return;
             }
         }
@@ -187,10 +188,10 @@ async fn trap_29_a_failed_migration_is_tried_again() {
     let mut other = file.connection().await;
     run(&mut other, "BEGIN EXCLUSIVE").await;
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &receipt()).await.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap_err().kind(), ErrorKind::Refused);
     assert_eq!(adapter.migrate().await.unwrap_err().kind(), ErrorKind::Refused);
     run(&mut other, "ROLLBACK").await;
-    assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
 }
 
 /// Migrations of one file by many at once, and by many processes.
@@ -203,7 +204,7 @@ async fn many_migrate_at_once() {
             let url = file.url();
             tasks.spawn(async move {
                 let adapter = SqliteAdapter::connect(&url).await.unwrap();
-                adapter.record(&[dedup_key("a")], &receipt()).await.unwrap()
+                adapter.record(&[dedup_key("a")], &terms()).await.unwrap()
             });
         }
         let answers = tasks.join_all().await;
@@ -221,7 +222,7 @@ fn many_processes_migrate_at_once() {
         runtime.block_on(async {
             let adapter = SqliteAdapter::connect(&url).await.unwrap();
             adapter.migrate().await.unwrap();
-            adapter.record(&[dedup_key("a")], &receipt()).await.unwrap();
+            adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
         });
         return;
     }
@@ -253,7 +254,7 @@ async fn the_migration_touches_nothing_of_the_users() {
     sqlx::query("CREATE TABLE orders (id INTEGER)").execute(&pool).await.unwrap();
     let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("seen").unwrap());
     adapter.migrate().await.unwrap();
-    adapter.record(&[dedup_key("a")], &receipt()).await.unwrap();
+    adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
     let mut tables: Vec<String> =
         sqlx::query_scalar("SELECT name FROM sqlite_schema WHERE type = 'table'")
             .fetch_all(&pool)
@@ -273,7 +274,7 @@ async fn tables_may_be_called_as_words_of_sql() {
     let pool = SqlitePool::connect_with(options).await.unwrap();
     let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("order").unwrap());
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
     assert_eq!(adapter.purge(1).await.unwrap() + adapter.count().await.unwrap(), 1);
     adapter.close().await;
     let _: i64 = sqlx::query_scalar("SELECT 1").fetch_one(&pool).await.unwrap();
@@ -292,9 +293,9 @@ async fn the_schema_can_be_made_by_hand() {
         sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
     }
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
     let other = file.connect().await;
-    assert_eq!(other.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(other.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
 }
 
 #[tokio::test]

@@ -10,8 +10,8 @@ use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use support::dedup_key;
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, EntryState, Kept, LeaseAdapter, Maintain, Recall, Receipt,
-    Recorded, Released, Renewed, SqliteAdapter, Token, Wanted,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, LeaseAdapter,
+    MaintenanceAdapter, Recall, Recorded, Released, Renewed, SqliteAdapter, StoredData, Token,
 };
 use tower_dedup::{Error, ErrorKind};
 
@@ -20,8 +20,8 @@ const CALLERS: usize = 40;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
 }
 
 /// A file, and somebody else who writes to it.
@@ -97,7 +97,7 @@ async fn strangers(mut other: SqliteConnection) -> SqliteConnection {
 async fn claims_meet_what_was_written_since_they_looked() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
-        let (adapter, mine, key) = (adapter.clone(), receipt(), [dedup_key(&format!("k{at}"))]);
+        let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
         async move {
             let claimed = patiently(|| adapter.claim(&key, &mine)).await;
             (claimed[0], adapter.renew(&key, &mine).await.unwrap()[0])
@@ -123,7 +123,7 @@ async fn claims_meet_what_was_written_since_they_looked() {
 async fn records_meet_what_was_written_since_they_looked() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
-        let (adapter, mine, key) = (adapter.clone(), receipt(), [dedup_key(&format!("k{at}"))]);
+        let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
         async move {
             let recorded = patiently(|| adapter.record(&key, &mine)).await;
             let again = adapter.record(&key, &mine).await.unwrap();
@@ -162,13 +162,13 @@ const ODD: [(&str, Completed); 7] = [
 async fn completions(odd: &[(&str, Completed)]) {
     let (_dir, adapter, other) = file().await;
     let key = |at: usize| [dedup_key(&format!("k{at}"))];
-    let receipts: Vec<_> = (0..CALLERS).map(|_| receipt()).collect();
-    let claims = receipts.iter().enumerate().map(|(at, mine)| {
+    let call_terms: Vec<_> = (0..CALLERS).map(|_| terms()).collect();
+    let claims = call_terms.iter().enumerate().map(|(at, mine)| {
         let (adapter, key) = (adapter.clone(), key(at));
         async move { patiently(|| adapter.claim(&key, mine)).await }
     });
     join_all(claims).await;
-    let calls = receipts.iter().enumerate().map(|(at, mine)| {
+    let calls = call_terms.iter().enumerate().map(|(at, mine)| {
         let (adapter, mine, key) = (adapter.clone(), mine.clone(), key(at));
         async move { patiently(|| adapter.complete(&key, &mine)).await[0] }
     });
@@ -204,14 +204,14 @@ async fn completions_are_told_whose_key_it_was() {
 async fn a_completion_keeps_what_it_carries_itself() {
     let (_dir, adapter, _other) = file().await;
     let keys = [dedup_key("released"), dedup_key("new")];
-    let failed = receipt();
+    let failed = terms();
     adapter.claim(&keys[..1], &failed).await.unwrap();
     assert_eq!(adapter.release(&keys[..1], &failed).await.unwrap(), [Released::Released]);
-    let plain = receipt();
+    let plain = terms();
     let carries = plain.clone().with_payloads(keys.iter().map(|key| (key.clone(), [7; 32])));
     let claimed = adapter.claim(&keys, &carries).await.unwrap();
     assert_eq!(claimed, [Claimed::first(2, false), Claimed::first(1, false)]);
     assert_eq!(adapter.complete(&keys, &plain).await.unwrap(), [Completed::Held; 2]);
-    let nothing = [Some(Kept::default()), Some(Kept::default())];
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), nothing);
+    let nothing = [Some(StoredData::default()), Some(StoredData::default())];
+    assert_eq!(adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(), nothing);
 }

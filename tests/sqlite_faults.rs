@@ -13,8 +13,8 @@ use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
 use support::{Body, by_header, dedup_key, request, result, send};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, Receipt, Recorded,
-    SqliteAdapter, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter,
+    Recorded, SqliteAdapter, Token, TransactionAdapter,
 };
 use tower_dedup::ledger::TxHandle;
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
@@ -64,8 +64,8 @@ impl File {
     }
 }
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
 }
 
 async fn count(pool: &SqlitePool, table: &str) -> i64 {
@@ -151,7 +151,7 @@ async fn a_deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
 async fn a_transactional_completion_after_its_retention_is_remembered_for_another() {
     let file = File::new();
     let adapter = SqliteAdapter::new(file.pool(2).await);
-    let (keys, mine) = ([dedup_key("a")], receipt());
+    let (keys, mine) = ([dedup_key("a")], terms());
     let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
     // The handler ran for longer than the retention.
     sqlx::query("UPDATE webhook_deliveries SET expires_at = 1")
@@ -159,13 +159,13 @@ async fn a_transactional_completion_after_its_retention_is_remembered_for_anothe
         .await
         .unwrap();
     adapter.commit(open, &keys, &mine).await.unwrap();
-    let again = adapter.claim(&keys, &receipt()).await.unwrap();
+    let again = adapter.claim(&keys, &terms()).await.unwrap();
     assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
     let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
     let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
     assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
     // One that has not expired keeps its expiry.
-    let (keys, mine) = ([dedup_key("b")], receipt());
+    let (keys, mine) = ([dedup_key("b")], terms());
     let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
     sqlx::query("UPDATE webhook_deliveries SET expires_at = expires_at + 7200000 WHERE id = 'b'")
         .execute(open.connection())
@@ -180,7 +180,7 @@ async fn a_transactional_completion_after_its_retention_is_remembered_for_anothe
 async fn purge_that_does_not_get_its_turn_is_refused() {
     let file = File::new();
     let adapter = file.connect().await.gate_timeout(Duration::from_millis(50));
-    let open = adapter.open(&[dedup_key("a")], &receipt()).await.unwrap().transaction.unwrap();
+    let open = adapter.open(&[dedup_key("a")], &terms()).await.unwrap().transaction.unwrap();
     let refused = adapter.purge(10).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Refused);
     adapter.rollback(open).await.unwrap();
@@ -204,15 +204,15 @@ async fn others_get_on_beside_an_unpolled_call(batching: Batching) {
     adapter.migrate().await.unwrap();
     let other = file.connect().await;
     other.migrate().await.unwrap();
-    let (keys, mine) = ([dedup_key("a")], receipt());
+    let (keys, mine) = ([dedup_key("a")], terms());
     let dedup = dedup_key("a");
     let renewal = left_unpolled(adapter.renew(&keys, &mine)).await;
     let forgotten = left_unpolled(adapter.forget(&dedup)).await;
     let purge = left_unpolled(adapter.purge(10)).await;
     let started = Instant::now();
-    let claimed = other.claim(&[dedup_key("b")], &receipt()).await.unwrap();
+    let claimed = other.claim(&[dedup_key("b")], &terms()).await.unwrap();
     assert_eq!(claimed, [Claimed::first(1, false)]);
-    let opened = other.open(&[dedup_key("c")], &receipt()).await.unwrap();
+    let opened = other.open(&[dedup_key("c")], &terms()).await.unwrap();
     other.rollback(opened.transaction.unwrap()).await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     drop((renewal, forgotten, purge));
@@ -235,18 +235,18 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
         let adapter = SqliteAdapter::new(file.pool(2).await).batching(batching);
         let keys = [dedup_key("a")];
         let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
-        assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
         let mut other = file.connection().await;
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        let claimed = adapter.claim(&keys, &receipt()).await.unwrap();
+        let claimed = adapter.claim(&keys, &terms()).await.unwrap();
         assert_eq!(claimed, [Claimed::first(1, false)]);
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
         assert_eq!(adapter.purge(10).await.unwrap(), 0);
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        let open = adapter.open(&keys, &receipt()).await.unwrap().transaction.unwrap();
-        adapter.commit(open, &keys, &receipt()).await.unwrap_err();
+        let open = adapter.open(&keys, &terms()).await.unwrap().transaction.unwrap();
+        adapter.commit(open, &keys, &terms()).await.unwrap_err();
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
         assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
@@ -254,7 +254,7 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
         let first = adapter.record_in(&mut tx, &keys[0], HOUR).await.unwrap();
         assert_eq!(first, Recorded::First);
         tx.commit().await.unwrap();
-        let again = adapter.record(&keys, &receipt()).await.unwrap();
+        let again = adapter.record(&keys, &terms()).await.unwrap();
         assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
     }
 }
@@ -276,7 +276,7 @@ async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
                     for _ in 0..at * 20 {
                         tokio::task::yield_now().await;
                     }
-                    adapter.complete(&key, &receipt()).await
+                    adapter.complete(&key, &terms()).await
                 })
             });
             for completed in futures_util::future::join_all(calls).await {
@@ -290,7 +290,7 @@ async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
 async fn refuses(adapter: &SqliteAdapter) {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        let refused = adapter.claim(&[dedup_key("probe")], &receipt()).await;
+        let refused = adapter.claim(&[dedup_key("probe")], &terms()).await;
         match refused {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
@@ -303,11 +303,11 @@ async fn refuses(adapter: &SqliteAdapter) {
     }
     // All calls alike.
     let keys = [dedup_key("a")];
-    adapter.record(&keys, &receipt()).await.unwrap_err();
-    adapter.complete(&keys, &receipt()).await.unwrap_err();
+    adapter.record(&keys, &terms()).await.unwrap_err();
+    adapter.complete(&keys, &terms()).await.unwrap_err();
     adapter.purge(1).await.unwrap_err();
     adapter.get(&keys[0]).await.unwrap_err();
-    adapter.open(&keys, &receipt()).await.unwrap_err();
+    adapter.open(&keys, &terms()).await.unwrap_err();
 }
 
 #[cfg(unix)]
@@ -318,7 +318,7 @@ async fn a_replaced_file_is_refused_until_it_is_back() {
     let adapters = [file.connect().await, SqliteAdapter::new(users)];
     for (at, adapter) in adapters.iter().enumerate() {
         let keys = [dedup_key(&format!("k{at}"))];
-        assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
     }
     other.connect().await.migrate().await.unwrap();
     let aside = file.dir.path().join("aside.db");
@@ -333,7 +333,7 @@ async fn a_replaced_file_is_refused_until_it_is_back() {
     }
     std::fs::rename(&aside, file.path()).unwrap();
     for (at, adapter) in adapters.iter().enumerate() {
-        let again = adapter.record(&[dedup_key(&format!("k{at}"))], &receipt()).await.unwrap();
+        let again = adapter.record(&[dedup_key(&format!("k{at}"))], &terms()).await.unwrap();
         assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
     }
 }
@@ -344,8 +344,8 @@ async fn an_in_memory_pool_goes_on_working() {
     let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await;
     let adapter = SqliteAdapter::new(pool.unwrap());
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    let again = adapter.record(&keys, &receipt()).await.unwrap();
+    let again = adapter.record(&keys, &terms()).await.unwrap();
     assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
 }

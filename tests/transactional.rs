@@ -23,14 +23,14 @@ use support::{by_header, dedup_key, result, until};
 use tokio::sync::{Notify, Semaphore};
 use tower::ServiceExt;
 use tower_dedup::adapter::{
-    EntryState, Forgotten, LeaseAdapter, Maintain, PostgresAdapter, Receipt, Recorded,
+    CallTerms, EntryState, Forgotten, LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Recorded,
     SqliteAdapter, Token, TransactionAdapter,
 };
-use tower_dedup::key::{Element, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{LeaseLedger, TransactionLedger, TxHandle, TxUnavailable};
+use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::ledger::{Lease, Transactional, TxHandle, TxUnavailable};
 use tower_dedup::{
-    DedupKey, DedupLayer, DedupTx, DedupWorker, Delivery, ErrorKind, OnInFlight, Purger, Ran,
-    RunError, Work,
+    DedupKey, DedupLayer, DedupTx, Deduplicator, Delivery, ErrorKind, OnInFlight, Purger,
+    RunContext, RunError, RunOutcome,
 };
 
 /// A database with a table of effects.
@@ -349,7 +349,7 @@ async fn a_failed_handler_leaves_neither_key_nor_effect<D: Db>() {
     assert_eq!(db.adapter().get(&dedup_key("a")).await.unwrap(), None);
     assert!(db.effects().await.is_empty());
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
-    assert!(!world.last().takeover());
+    assert!(!world.last().is_takeover());
     assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 5));
 }
 
@@ -411,7 +411,7 @@ async fn a_raw_commit_never_leaves_a_complete_key<D: Db>() {
             db.advance(Duration::from_secs(61)).await;
             assert_eq!(send(&app, "a", "").await.status(), 200);
             let delivery = world.last();
-            assert_eq!((delivery.takeover(), delivery.attempt()), (true, 2));
+            assert_eq!((delivery.is_takeover(), delivery.attempt()), (true, 2));
         } else {
             // The commit was turned into a rollback.
             assert!(db.effects().await.is_empty());
@@ -557,15 +557,14 @@ async fn a_twin_elsewhere_is_told_at_once<D: Db>() {
 fn by_words() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let words = request.headers()["events"].to_str().unwrap();
-        let elements = words.split_whitespace().map(|word| {
+        let events = words.split_whitespace().map(|word| {
             Ok(match word.split_once('=') {
-                Some((id, second)) => Element::new(DedupKey::new("test", id)?)
+                Some((id, second)) => Event::new(DedupKey::new("test", id)?)
                     .with_second_identity(DedupKey::new("test.second", second)?),
-                None => Element::new(DedupKey::new("test", word)?),
+                None => Event::new(DedupKey::new("test", word)?),
             })
         });
-        Ok(Keys::new(elements.collect::<Result<_, _>>()?)
-            .map_or(Extracted::Missing, Extracted::Keys))
+        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     })
     .unwrap()
 }
@@ -591,8 +590,8 @@ async fn a_batch_commits_what_is_new<D: Db>() {
     assert_eq!(ids(&world.last()), ["d", "c"]);
     assert_eq!(result(&send_batch(&app, "a d", "insert").await), Some("duplicate"));
     // One of them is leased by somebody else: the rest commits, and the answer is 503.
-    let lease =
-        Receipt::new(Token::random(), Duration::from_secs(60)).with_lease(Duration::from_secs(60));
+    let lease = CallTerms::new(Token::random(), Duration::from_secs(60))
+        .with_lease(Duration::from_secs(60));
     db.adapter().claim(&[dedup_key("e")], &lease).await.unwrap();
     let partial = send_batch(&app, "e f", "insert").await;
     assert_eq!((partial.status().as_u16(), result(&partial)), (503, Some("in-flight")));
@@ -613,15 +612,15 @@ async fn second_identities_commit_with_the_first<D: Db>() {
     assert_eq!(result(&send_batch(&app, "b=y", "insert").await), Some("duplicate"));
     // It runs elsewhere under its other name: what was granted is given back.
     let second = DedupKey::new("test.second", "z").unwrap();
-    let lease =
-        Receipt::new(Token::random(), Duration::from_secs(60)).with_lease(Duration::from_secs(60));
+    let lease = CallTerms::new(Token::random(), Duration::from_secs(60))
+        .with_lease(Duration::from_secs(60));
     db.adapter().claim(std::slice::from_ref(&second), &lease).await.unwrap();
     assert_eq!(result(&send_batch(&app, "c=z", "insert").await), Some("in-flight"));
     let partial = send_batch(&app, "c=z d", "insert").await;
     assert_eq!((partial.status().as_u16(), ids(&world.last())), (503, vec!["d"]));
     db.adapter().release(&[second], &lease).await.unwrap();
     assert_eq!(send_batch(&app, "c=z", "insert").await.status(), 200);
-    assert!(!world.last().takeover());
+    assert!(!world.last().is_takeover());
     assert_eq!(db.effects().await, ["a", "c", "d"]);
 }
 
@@ -630,7 +629,7 @@ async fn leases_on_the_same_table_are_respected<D: Db>() {
     let layer = DedupLayer::transactional(by_header(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
     let lease = || {
-        Receipt::new(Token::random(), Duration::from_secs(3_600))
+        CallTerms::new(Token::random(), Duration::from_secs(3_600))
             .with_lease(Duration::from_secs(60))
     };
     let (live, released) = ([dedup_key("live")], [dedup_key("released")]);
@@ -641,15 +640,15 @@ async fn leases_on_the_same_table_are_respected<D: Db>() {
     assert_eq!(result(&send(&app, "live", "insert").await), Some("in-flight"));
     assert_eq!(send(&app, "released", "insert").await.status(), 200);
     let delivery = world.last();
-    assert_eq!((delivery.attempt(), delivery.takeover()), (2, false));
+    assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, false));
     // A takeover that fails leaves everything as it was.
     db.advance(Duration::from_secs(61)).await;
     assert_eq!(send(&app, "live", "insert 500").await.status(), 500);
     let delivery = world.last();
-    assert_eq!((delivery.attempt(), delivery.takeover()), (2, true));
+    assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, true));
     assert_eq!(send(&app, "live", "insert").await.status(), 200);
     let delivery = world.last();
-    assert_eq!((delivery.attempt(), delivery.takeover()), (2, true));
+    assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, true));
     assert_eq!(db.effects().await, ["live", "released"]);
 }
 
@@ -746,9 +745,9 @@ async fn a_commit_that_fails_is_no_2xx<D: Db>() {
 
 async fn a_worker_commits_with_its_key<D: Db>() {
     let db = D::create().await;
-    let worker = DedupWorker::new(TransactionLedger::new(db.adapter()));
+    let worker = Deduplicator::new(Transactional::new(db.adapter()));
     let key = dedup_key("a");
-    let insert = async |work: Work| {
+    let insert = async |work: RunContext| {
         let mut tx = work.transaction::<D::Database>().unwrap();
         D::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await.unwrap();
         tx
@@ -757,9 +756,9 @@ async fn a_worker_commits_with_its_key<D: Db>() {
         drop(insert(work).await);
         Err::<(), _>("no")
     });
-    assert!(matches!(failed.await, Err(RunError::Work("no"))));
+    assert!(matches!(failed.await, Err(RunError::Handler("no"))));
     assert!(db.effects().await.is_empty());
-    // Kept beyond its end, the transaction cannot be committed.
+    // StoredData beyond its end, the transaction cannot be committed.
     let kept = worker.run(&key, async |work| Ok::<_, &str>(insert(work).await)).await;
     match kept {
         Err(RunError::Store(error)) => assert_eq!(error.kind(), ErrorKind::Transaction),
@@ -772,22 +771,22 @@ async fn a_worker_commits_with_its_key<D: Db>() {
                 Ok::<_, &str>(())
             });
             match ran.await.unwrap() {
-                Ran::First(()) => break,
+                RunOutcome::First(()) => break,
                 // What was kept is still being rolled back.
-                Ran::InFlight => tokio::task::yield_now().await,
+                RunOutcome::InFlight => tokio::task::yield_now().await,
                 other => panic!("{other:?}"),
             }
         }
     };
     tokio::time::timeout(Duration::from_secs(20), first).await.expect("a first run");
     let again = worker.run(&key, async |_| Ok::<_, &str>(())).await.unwrap();
-    assert!(matches!(again, Ran::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
     assert_eq!(db.effects().await, ["a"]);
-    let leased = DedupWorker::new(LeaseLedger::new(db.adapter()));
+    let leased = Deduplicator::new(Lease::new(db.adapter()));
     let other = dedup_key("b");
     let absent = leased
         .run(&other, async |work| Err::<(), _>(work.transaction::<D::Database>().unwrap_err()));
-    assert!(matches!(absent.await, Err(RunError::Work(TxUnavailable::Absent))));
+    assert!(matches!(absent.await, Err(RunError::Handler(TxUnavailable::Absent))));
 }
 
 /// Another schema's table of the same name is another table.
@@ -819,7 +818,7 @@ async fn recording_in_a_transaction_on_postgres() {
     assert!(matches!(again, Recorded::Duplicate(_)), "{again:?}");
     three.rollback().await.unwrap();
     // A lapsed lease is taken, a live one is not.
-    let lease = Receipt::new(Token::random(), hour).with_lease(Duration::from_secs(60));
+    let lease = CallTerms::new(Token::random(), hour).with_lease(Duration::from_secs(60));
     adapter.claim(&[dedup_key("b")], &lease).await.unwrap();
     let mut four = db.pool.begin().await.unwrap();
     let live = adapter.record_in(&mut four, &dedup_key("b"), hour).await.unwrap();

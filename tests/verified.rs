@@ -38,8 +38,8 @@ use shared::verify::{Verify, VerifyLayer};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_dedup::adapter::{Maintain, MemoryAdapter};
-use tower_dedup::ledger::LeaseLedger;
+use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::ledger::Lease;
 use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
 
 /// Every vector: the scheme, the file, and how many of its cases are genuine and forged.
@@ -566,7 +566,7 @@ impl Site {
         Self { verify, ..self.clone() }
     }
 
-    fn dedup(&self) -> DedupLayer<LeaseLedger<Store>> {
+    fn dedup(&self) -> DedupLayer<Lease<Store>> {
         DedupLayer::new(self.key.clone(), Arc::clone(&self.store)).require_verified()
     }
 

@@ -5,7 +5,7 @@
 //!    entries bring their own time to live; a plain `insert`, which tells nobody who was first, is
 //!    measured as well.
 //! 2. In turn, 100,000 keys at a time, so that a machine whose speed drifts slows both. Making keys,
-//!    tokens and receipts is part of neither, but happens just before, as it does in a server. Time
+//!    tokens and call_terms is part of neither, but happens just before, as it does in a server. Time
 //!    counts from the empty store on, growth included, in one thread; it is that thread's time on a
 //!    processor, so that what else the machine does counts for little.
 //! 3. Bytes are those the allocator was asked for, less those given back, in a run of their own:
@@ -23,8 +23,8 @@ use moka::sync::Cache;
 use rustix::time::{ClockId, clock_gettime};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Recorded,
-    Token,
+    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter, MemoryAdapter,
+    Recorded, Token,
 };
 
 /// So many of one, then as many of the other.
@@ -87,17 +87,17 @@ fn key(number: usize) -> DedupKey {
     DedupKey::new("stripe", &id(number)).expect("a key")
 }
 
-fn receipt() -> Receipt {
-    Receipt::new(Token::random(), RETENTION).with_lease(LEASE)
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), RETENTION).with_lease(LEASE)
 }
 
 /// The keys of a turn, block by block.
-fn blocks(start: usize) -> impl Iterator<Item = Vec<(DedupKey, Receipt)>> {
+fn blocks(start: usize) -> impl Iterator<Item = Vec<(DedupKey, CallTerms)>> {
     (start..start + TURN).step_by(BLOCK).map(block)
 }
 
-fn block(start: usize) -> Vec<(DedupKey, Receipt)> {
-    (start..start + BLOCK).map(|number| (key(number), receipt())).collect()
+fn block(start: usize) -> Vec<(DedupKey, CallTerms)> {
+    (start..start + BLOCK).map(|number| (key(number), terms())).collect()
 }
 
 /// What moka keeps with a key: who recorded it, and for how long.
@@ -128,22 +128,22 @@ fn moka_block(start: usize) -> Vec<(String, Value)> {
     (start..start + BLOCK).map(|number| (format!("stripe:{}", id(number)), value())).collect()
 }
 
-fn record(adapter: &MemoryAdapter, block: &[(DedupKey, Receipt)]) -> Duration {
+fn record(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
     let start = clock();
-    for (key, receipt) in block {
-        let recorded = adapter.record(std::slice::from_ref(key), receipt).now_or_never();
+    for (key, terms) in block {
+        let recorded = adapter.record(std::slice::from_ref(key), terms).now_or_never();
         assert_eq!(recorded.expect("no wait").expect("room"), [Recorded::First]);
     }
     clock() - start
 }
 
-fn lease(adapter: &MemoryAdapter, block: &[(DedupKey, Receipt)]) -> Duration {
+fn lease(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
     let start = clock();
-    for (key, receipt) in block {
+    for (key, terms) in block {
         let keys = std::slice::from_ref(key);
-        let claimed = adapter.claim(keys, receipt).now_or_never();
+        let claimed = adapter.claim(keys, terms).now_or_never();
         assert_eq!(claimed.expect("no wait").expect("room"), [Claimed::first(1, false)]);
-        let completed = adapter.complete(keys, receipt).now_or_never();
+        let completed = adapter.complete(keys, terms).now_or_never();
         assert_eq!(completed.expect("no wait").expect("room"), [Completed::Held]);
     }
     clock() - start
@@ -261,13 +261,13 @@ fn not_counted<T>(run: impl FnOnce() -> T) -> T {
 fn allocations() -> (f64, f64) {
     let (adapter, block) = (adapter(TURN), blocks(0).flatten().collect::<Vec<_>>());
     let claims = allocation_counter::measure(|| {
-        for (key, receipt) in &block {
-            drop(adapter.claim(std::slice::from_ref(key), receipt).now_or_never());
+        for (key, terms) in &block {
+            drop(adapter.claim(std::slice::from_ref(key), terms).now_or_never());
         }
     });
     let completions = allocation_counter::measure(|| {
-        for (key, receipt) in &block {
-            drop(adapter.complete(std::slice::from_ref(key), receipt).now_or_never());
+        for (key, terms) in &block {
+            drop(adapter.complete(std::slice::from_ref(key), terms).now_or_never());
         }
     });
     let per_call = |count: u64| count as f64 / TURN as f64;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{Claimed, Completed, LeaseAdapter, Receipt, Token};
+use tower_dedup::adapter::{CallTerms, Claimed, Completed, LeaseAdapter, Token};
 
 use super::rounds::Caller;
 
@@ -13,8 +13,8 @@ pub(crate) const NAMESPACE: &str = "bench";
 const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 const LEASE: Duration = Duration::from_secs(60);
 
-pub(crate) fn receipt(token: Token) -> Receipt {
-    Receipt::new(token, RETENTION).with_lease(LEASE)
+pub(crate) fn terms(token: Token) -> CallTerms {
+    CallTerms::new(token, RETENTION).with_lease(LEASE)
 }
 
 /// An id that was not used before, of 28 bytes in no order, as senders make them.
@@ -45,18 +45,18 @@ pub(crate) struct Ours<A>(pub(crate) A);
 
 impl<A: LeaseAdapter + Clone> Store for Ours<A> {
     async fn claim(&self, key: &DedupKey, token: Token) {
-        let claimed = self.0.claim(std::slice::from_ref(key), &receipt(token)).await;
+        let claimed = self.0.claim(std::slice::from_ref(key), &terms(token)).await;
         let claimed = claimed.expect("a claim");
         assert!(matches!(claimed[..], [Claimed::First { .. }]), "{claimed:?}");
     }
 
     async fn complete(&self, key: &DedupKey, token: Token) {
-        let completed = self.0.complete(std::slice::from_ref(key), &receipt(token)).await;
+        let completed = self.0.complete(std::slice::from_ref(key), &terms(token)).await;
         assert_eq!(completed.expect("a completion"), [Completed::Held]);
     }
 
     async fn duplicate(&self, key: &DedupKey) {
-        let claimed = self.0.claim(std::slice::from_ref(key), &receipt(Token::random())).await;
+        let claimed = self.0.claim(std::slice::from_ref(key), &terms(Token::random())).await;
         let claimed = claimed.expect("a claim");
         assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
     }

@@ -90,8 +90,8 @@ use sqlx::{Postgres, Sqlite};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
-use tower_dedup::adapter::{self, DynAdapter, Maintain, PostgresAdapter, SqliteAdapter};
-use tower_dedup::ledger::{ArrivalLedger, LeaseLedger, Ledger, TransactionLedger};
+use tower_dedup::adapter::{self, DynAdapter, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
+use tower_dedup::ledger::{Lease, Ledger, OnArrival, Transactional};
 use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, Purger, provider};
 
 /// How long a shutdown may take in all.
@@ -160,21 +160,21 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let (store, (webhooks, handles)): (Arc<dyn DynAdapter>, _) = match options.ledger {
         LedgerKind::Lease => {
             let store = adapter::connect(url).await?;
-            (store.clone(), routes.over(&LeaseLedger::new(store), receive))
+            (store.clone(), routes.over(&Lease::new(store), receive))
         }
         LedgerKind::OnArrival => {
             let store = adapter::connect(url).await?;
-            (store.clone(), routes.over(&ArrivalLedger::new(store), receive))
+            (store.clone(), routes.over(&OnArrival::new(store), receive))
         }
         // A transaction is of one kind of database, and so is the handler that takes it.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
             let store = SqliteAdapter::connect(url).await?;
-            let ledger = TransactionLedger::new(store.clone());
+            let ledger = Transactional::new(store.clone());
             (Arc::new(store), routes.over(&ledger, receive_in::<Sqlite>))
         }
         LedgerKind::Transactional if url.starts_with("postgres") => {
             let store = PostgresAdapter::connect(url).await?;
-            let ledger = TransactionLedger::new(store.clone());
+            let ledger = Transactional::new(store.clone());
             (Arc::new(store), routes.over(&ledger, receive_in::<Postgres>))
         }
         LedgerKind::Transactional => {
@@ -301,7 +301,7 @@ async fn receive(
     if let Some(delivery) = delivery {
         for key in delivery.keys() {
             effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
-            delivery.done(key);
+            delivery.mark_done(key);
         }
     }
     Ok(answer(&headers, &body))

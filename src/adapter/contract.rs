@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::kept::{Kept, StoredResponse};
+use super::stored::{StoredData, StoredResponse};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -28,7 +28,7 @@ use crate::key::DedupKey;
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
 /// use std::time::Duration;
-/// use tower_dedup::adapter::{DedupAdapter, Receipt, Recorded, Released, Seen, Token};
+/// use tower_dedup::adapter::{DedupAdapter, CallTerms, Recorded, Released, Seen, Token};
 /// use tower_dedup::{DedupKey, Error};
 ///
 /// /// Remembers everything, for ever.
@@ -36,23 +36,23 @@ use crate::key::DedupKey;
 /// struct Forever(Mutex<HashMap<DedupKey, Token>>);
 ///
 /// impl DedupAdapter for Forever {
-///     async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
+///     async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
 ///         let mut seen = self.0.lock().unwrap();
 ///         Ok(keys
 ///             .iter()
-///             .map(|key| match *seen.entry(key.clone()).or_insert(receipt.token()) {
-///                 token if token == receipt.token() => Recorded::First,
+///             .map(|key| match *seen.entry(key.clone()).or_insert(terms.token()) {
+///                 token if token == terms.token() => Recorded::First,
 ///                 _ => Recorded::Duplicate(Seen::new(Duration::ZERO)),
 ///             })
 ///             .collect())
 ///     }
 ///
-///     async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
+///     async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
 ///         let mut seen = self.0.lock().unwrap();
 ///         Ok(keys
 ///             .iter()
 ///             .map(|key| match seen.get(key) {
-///                 Some(token) if *token == receipt.token() => {
+///                 Some(token) if *token == terms.token() => {
 ///                     seen.remove(key);
 ///                     Released::Released
 ///                 }
@@ -65,28 +65,28 @@ use crate::key::DedupKey;
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let adapter = Forever::default();
 /// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
-/// let receipt = Receipt::new(Token::random(), Duration::from_secs(60));
-/// assert_eq!(adapter.record(&keys, &receipt).await.unwrap(), [Recorded::First]);
+/// let terms = CallTerms::new(Token::random(), Duration::from_secs(60));
+/// assert_eq!(adapter.record(&keys, &terms).await.unwrap(), [Recorded::First]);
 /// // The same token again: the answer was lost, and is given again.
-/// assert_eq!(adapter.record(&keys, &receipt).await.unwrap(), [Recorded::First]);
-/// let other = Receipt::new(Token::random(), Duration::from_secs(60));
+/// assert_eq!(adapter.record(&keys, &terms).await.unwrap(), [Recorded::First]);
+/// let other = CallTerms::new(Token::random(), Duration::from_secs(60));
 /// assert!(matches!(adapter.record(&keys, &other).await.unwrap()[..], [Recorded::Duplicate(_)]));
 /// # });
 /// ```
 pub trait DedupAdapter: Send + Sync + 'static {
-    /// Records each key as complete for the receipt's retention, unless it is complete already or
+    /// Records each key as complete for the terms's retention, unless it is complete already or
     /// in flight.
     fn record(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<Vec<Recorded>, Error>> + Send;
 
     /// Undoes a `record` of this token. A key that another token recorded is left alone.
     fn unrecord(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send;
 }
 
@@ -103,7 +103,7 @@ pub trait LeaseAdapter: DedupAdapter {
     fn claim(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<Vec<Claimed>, Error>> + Send;
 
     /// Moves `lease_until` of every key that this token holds; a lapsed or missing one is revived
@@ -111,7 +111,7 @@ pub trait LeaseAdapter: DedupAdapter {
     fn renew(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<Vec<Renewed>, Error>> + Send;
 
     /// Marks each key complete, whoever holds its lease by now; a missing one is inserted.
@@ -121,7 +121,7 @@ pub trait LeaseAdapter: DedupAdapter {
     fn complete(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<Vec<Completed>, Error>> + Send;
 
     /// Gives up the lease of every key that this token holds and has not completed. The key's
@@ -129,11 +129,11 @@ pub trait LeaseAdapter: DedupAdapter {
     fn release(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send;
 }
 
-/// How long an expired key stays in the store before [`Maintain::purge`] deletes it: one hour.
+/// How long an expired key stays in the store before [`MaintenanceAdapter::purge`] deletes it: one hour.
 ///
 /// The store's clock says whether a key has expired, and may be wrong for a while. Once it is right
 /// again, so is its judgement of every row that is still there. A clock that is ahead by less than an
@@ -141,7 +141,7 @@ pub trait LeaseAdapter: DedupAdapter {
 pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
 
 /// What an operator and the purger do with a store.
-pub trait Maintain: Send + Sync + 'static {
+pub trait MaintenanceAdapter: Send + Sync + 'static {
     /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier, and returns how many
     /// it deleted. Fewer than `limit` means that there are no more. A live lease is never among them,
     /// nor is one that lapsed less than `PURGE_GRACE` ago.
@@ -206,7 +206,7 @@ impl fmt::Debug for Token {
 ///
 /// Cloning is cheap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Receipt {
+pub struct CallTerms {
     token: Token,
     retention: Duration,
     lease: Duration,
@@ -217,7 +217,7 @@ pub struct Receipt {
 /// The SHA-256 of each key's payload, sorted by key.
 pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
 
-impl Receipt {
+impl CallTerms {
     /// The terms of a `record`: no lease.
     #[must_use]
     pub const fn new(token: Token, retention: Duration) -> Self {
@@ -256,13 +256,13 @@ impl Receipt {
     /// What a store that can [`Recall`](super::Recall) keeps with this key once it is complete;
     /// `None` if there is nothing to keep.
     #[must_use]
-    pub fn kept_for(&self, key: &DedupKey) -> Option<Kept> {
+    pub fn stored_data_for(&self, key: &DedupKey) -> Option<StoredData> {
         let payload = self.payloads.as_deref().and_then(|payloads| {
             let place = payloads.binary_search_by(|(of, _)| of.cmp(key)).ok()?;
             Some(payloads[place].1)
         });
         let keeps = payload.is_some() || self.response.is_some();
-        keeps.then(|| Kept::new(payload, self.response.clone()))
+        keeps.then(|| StoredData::new(payload, self.response.clone()))
     }
 
     /// Whether there is anything to keep with any key.
@@ -463,17 +463,17 @@ macro_rules! forward {
             fn record(
                 &self,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<Vec<Recorded>, Error>> + Send {
-                (**self).record(keys, receipt)
+                (**self).record(keys, terms)
             }
 
             fn unrecord(
                 &self,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send {
-                (**self).unrecord(keys, receipt)
+                (**self).unrecord(keys, terms)
             }
         }
 
@@ -481,37 +481,37 @@ macro_rules! forward {
             fn claim(
                 &self,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<Vec<Claimed>, Error>> + Send {
-                (**self).claim(keys, receipt)
+                (**self).claim(keys, terms)
             }
 
             fn renew(
                 &self,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<Vec<Renewed>, Error>> + Send {
-                (**self).renew(keys, receipt)
+                (**self).renew(keys, terms)
             }
 
             fn complete(
                 &self,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<Vec<Completed>, Error>> + Send {
-                (**self).complete(keys, receipt)
+                (**self).complete(keys, terms)
             }
 
             fn release(
                 &self,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send {
-                (**self).release(keys, receipt)
+                (**self).release(keys, terms)
             }
         }
 
-        impl<A: Maintain + ?Sized> Maintain for $handle<A> {
+        impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for $handle<A> {
             fn purge(&self, limit: u32) -> impl Future<Output = Result<u64, Error>> + Send {
                 (**self).purge(limit)
             }

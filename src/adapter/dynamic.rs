@@ -3,14 +3,14 @@
 use futures_util::future::BoxFuture;
 
 use super::contract::{
-    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
-    Released, Renewed,
+    CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, Recorded, Released, Renewed,
 };
-use super::kept::{Kept, Recall, Wanted};
+use super::stored::{Fetch, Recall, StoredData};
 use crate::error::Error;
 use crate::key::DedupKey;
 
-/// The boxed twin of [`LeaseAdapter`], [`Maintain`] and [`Recall`], implemented for everything that
+/// The boxed twin of [`LeaseAdapter`], [`MaintenanceAdapter`] and [`Recall`], implemented for everything that
 /// implements all three. `Arc<dyn DynAdapter>` is an adapter again.
 ///
 /// Each call costs one allocation more than the adapter it stands for.
@@ -19,110 +19,110 @@ pub trait DynAdapter: Send + Sync + 'static {
     fn dyn_record<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Recorded>, Error>>;
     /// [`DedupAdapter::unrecord`]
     fn dyn_unrecord<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Released>, Error>>;
     /// [`LeaseAdapter::claim`]
     fn dyn_claim<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Claimed>, Error>>;
     /// [`LeaseAdapter::renew`]
     fn dyn_renew<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Renewed>, Error>>;
     /// [`LeaseAdapter::complete`]
     fn dyn_complete<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Completed>, Error>>;
     /// [`LeaseAdapter::release`]
     fn dyn_release<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Released>, Error>>;
     /// [`Recall::recall`]
     fn dyn_recall<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        wanted: Wanted,
-    ) -> BoxFuture<'a, Result<Vec<Option<Kept>>, Error>>;
-    /// [`Maintain::purge`]
+        wanted: Fetch,
+    ) -> BoxFuture<'a, Result<Vec<Option<StoredData>>, Error>>;
+    /// [`MaintenanceAdapter::purge`]
     fn dyn_purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, Error>>;
-    /// [`Maintain::forget`]
+    /// [`MaintenanceAdapter::forget`]
     fn dyn_forget<'a>(&'a self, key: &'a DedupKey) -> BoxFuture<'a, Result<Forgotten, Error>>;
-    /// [`Maintain::get`]
+    /// [`MaintenanceAdapter::get`]
     fn dyn_get<'a>(&'a self, key: &'a DedupKey) -> BoxFuture<'a, Result<Option<Entry>, Error>>;
-    /// [`Maintain::count`]
+    /// [`MaintenanceAdapter::count`]
     fn dyn_count(&self) -> BoxFuture<'_, Result<u64, Error>>;
-    /// [`Maintain::close`]
+    /// [`MaintenanceAdapter::close`]
     fn dyn_close(&self) -> BoxFuture<'_, ()>;
 }
 
-impl<A: LeaseAdapter + Maintain + Recall> DynAdapter for A {
+impl<A: LeaseAdapter + MaintenanceAdapter + Recall> DynAdapter for A {
     fn dyn_record<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Recorded>, Error>> {
-        Box::pin(self.record(keys, receipt))
+        Box::pin(self.record(keys, terms))
     }
 
     fn dyn_unrecord<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Released>, Error>> {
-        Box::pin(self.unrecord(keys, receipt))
+        Box::pin(self.unrecord(keys, terms))
     }
 
     fn dyn_claim<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Claimed>, Error>> {
-        Box::pin(self.claim(keys, receipt))
+        Box::pin(self.claim(keys, terms))
     }
 
     fn dyn_renew<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Renewed>, Error>> {
-        Box::pin(self.renew(keys, receipt))
+        Box::pin(self.renew(keys, terms))
     }
 
     fn dyn_complete<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Completed>, Error>> {
-        Box::pin(self.complete(keys, receipt))
+        Box::pin(self.complete(keys, terms))
     }
 
     fn dyn_release<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        receipt: &'a Receipt,
+        terms: &'a CallTerms,
     ) -> BoxFuture<'a, Result<Vec<Released>, Error>> {
-        Box::pin(self.release(keys, receipt))
+        Box::pin(self.release(keys, terms))
     }
 
     fn dyn_recall<'a>(
         &'a self,
         keys: &'a [DedupKey],
-        wanted: Wanted,
-    ) -> BoxFuture<'a, Result<Vec<Option<Kept>>, Error>> {
+        wanted: Fetch,
+    ) -> BoxFuture<'a, Result<Vec<Option<StoredData>>, Error>> {
         Box::pin(self.recall(keys, wanted))
     }
 
@@ -148,44 +148,48 @@ impl<A: LeaseAdapter + Maintain + Recall> DynAdapter for A {
 }
 
 impl DedupAdapter for dyn DynAdapter {
-    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.dyn_record(keys, receipt).await
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+        self.dyn_record(keys, terms).await
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.dyn_unrecord(keys, receipt).await
+    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.dyn_unrecord(keys, terms).await
     }
 }
 
 impl LeaseAdapter for dyn DynAdapter {
-    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.dyn_claim(keys, receipt).await
+    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
+        self.dyn_claim(keys, terms).await
     }
 
-    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        self.dyn_renew(keys, receipt).await
+    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
+        self.dyn_renew(keys, terms).await
     }
 
     async fn complete(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Completed>, Error> {
-        self.dyn_complete(keys, receipt).await
+        self.dyn_complete(keys, terms).await
     }
 
-    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.dyn_release(keys, receipt).await
+    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.dyn_release(keys, terms).await
     }
 }
 
 impl Recall for dyn DynAdapter {
-    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(
+        &self,
+        keys: &[DedupKey],
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
         self.dyn_recall(keys, wanted).await
     }
 }
 
-impl Maintain for dyn DynAdapter {
+impl MaintenanceAdapter for dyn DynAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
         self.dyn_purge(limit).await
     }

@@ -13,7 +13,7 @@
 //! 6. A store that cannot answer says so with an [`Error`]. It never guesses.
 //!
 //! A third party implements [`DedupAdapter`] for the `on_arrival` ledger, [`LeaseAdapter`] for the
-//! `lease` ledger too, and [`Maintain`] for purging and looking things up; then runs the
+//! `lease` ledger too, and [`MaintenanceAdapter`] for purging and looking things up; then runs the
 //! conformance suite (feature `conformance`) against it.
 //!
 //! # Choosing a store at run time
@@ -41,7 +41,6 @@ use crate::error::{ConfigError, Error};
 mod batch;
 mod contract;
 mod dynamic;
-mod kept;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "postgres")]
@@ -50,6 +49,7 @@ mod postgres;
 mod sql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod stored;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
@@ -57,11 +57,10 @@ mod transaction;
 pub use batch::Batching;
 pub(crate) use contract::Payloads;
 pub use contract::{
-    Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter, Maintain,
-    PURGE_GRACE, Receipt, Recorded, Released, Renewed, Seen, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, PURGE_GRACE, Recorded, Released, Renewed, Seen, Token,
 };
 pub use dynamic::DynAdapter;
-pub use kept::{Kept, Recall, StoredResponse, Wanted};
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
@@ -70,6 +69,7 @@ pub use postgres::PostgresAdapter;
 pub use sql::Identifier;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteAdapter;
+pub use stored::{Fetch, Recall, StoredData, StoredResponse};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{OpenTransaction, Opened, TransactionAdapter};
 

@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, Database, Pool};
 // `sqlx` names the type of a database's transaction manager, but not the trait.
 use sqlx_core::transaction::TransactionManager;
 
-use super::contract::{Claimed, Maintain, Receipt};
+use super::contract::{CallTerms, Claimed, MaintenanceAdapter};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -30,7 +30,7 @@ use crate::key::DedupKey;
 /// 4. A transaction that is dropped is rolled back.
 /// 5. A mark is a savepoint of ours: what was written before it can be kept when the rest is rolled
 ///    back. One whose call was dropped, or timed out, may be there or not.
-pub trait TransactionAdapter: Maintain {
+pub trait TransactionAdapter: MaintenanceAdapter {
     /// The database.
     type Database: Database;
 
@@ -39,7 +39,7 @@ pub trait TransactionAdapter: Maintain {
     fn open(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<Opened<Self::Database>, Error>> + Send;
 
     /// Gives up what [`open`](Self::open) has granted, while the transaction goes on: once it
@@ -48,7 +48,7 @@ pub trait TransactionAdapter: Maintain {
         &self,
         transaction: &mut OpenTransaction<Self::Database>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Sets this mark; in place of that other one, which is the last, if it is given.
@@ -78,7 +78,7 @@ pub trait TransactionAdapter: Maintain {
         &self,
         transaction: OpenTransaction<Self::Database>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Rolls the transaction back.
@@ -101,18 +101,18 @@ macro_rules! forward {
             fn open(
                 &self,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<Opened<Self::Database>, Error>> + Send {
-                (**self).open(keys, receipt)
+                (**self).open(keys, terms)
             }
 
             fn give_back(
                 &self,
                 transaction: &mut OpenTransaction<Self::Database>,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<(), Error>> + Send {
-                (**self).give_back(transaction, keys, receipt)
+                (**self).give_back(transaction, keys, terms)
             }
 
             fn mark(
@@ -136,9 +136,9 @@ macro_rules! forward {
                 &self,
                 transaction: OpenTransaction<Self::Database>,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> impl Future<Output = Result<(), Error>> + Send {
-                (**self).commit(transaction, keys, receipt)
+                (**self).commit(transaction, keys, terms)
             }
 
             fn rollback(

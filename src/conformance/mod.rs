@@ -54,7 +54,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::adapter::{LeaseAdapter, Maintain};
+use crate::adapter::{LeaseAdapter, MaintenanceAdapter};
 
 pub mod cases;
 mod processes;
@@ -64,7 +64,7 @@ pub use processes::processes_race_for_keys;
 /// A store under test.
 pub trait Store: Sized + Send + Sync + 'static {
     /// The adapter under test.
-    type Adapter: LeaseAdapter + Maintain;
+    type Adapter: LeaseAdapter + MaintenanceAdapter;
 
     /// How many processes race for one store, where it has an [`address`](Self::address).
     const PROCESSES: usize = 2;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::cases::{LEASE, key, receipt};
+use super::cases::{LEASE, key, terms};
 use super::{Store, runtime};
 use crate::adapter::{Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded};
 
@@ -106,7 +106,7 @@ async fn work<S: Store>(address: &str) {
         tokio::spawn(async move {
             let (mut claims, mut records) = (vec![0_u32; KEYS], vec![0_u32; KEYS]);
             for round in 0..KEYS {
-                let (claimed, mine) = ([key(&format!("claim-{round}"))], receipt(LEASE));
+                let (claimed, mine) = ([key(&format!("claim-{round}"))], terms(LEASE));
                 let claim = adapter.claim(&claimed, &mine).await.expect("a claim");
                 if let [Claimed::First { .. }] = claim[..] {
                     claims[round] += 1;
@@ -114,7 +114,7 @@ async fn work<S: Store>(address: &str) {
                     assert_eq!(done, [Completed::Held]);
                 }
                 let recorded = [key(&format!("record-{round}"))];
-                let record = adapter.record(&recorded, &receipt(LEASE)).await.expect("a record");
+                let record = adapter.record(&recorded, &terms(LEASE)).await.expect("a record");
                 if record == [Recorded::First] {
                     records[round] += 1;
                 }

@@ -1,19 +1,19 @@
-//! [`Batch`]: a key for every element of a JSON array in the body.
+//! [`Batch`]: a key for every event of a JSON array in the body.
 //!
-//! 1. A pointer names the array. As a token of it, `*` stands for every element of an array on the
+//! 1. A pointer names the array. As a token of it, `*` stands for every event of an array on the
 //!    way: `/entry/*/changes/*/value/messages` names an array for every change of every entry.
-//! 2. The part is read once for each element, on a request that has the head of the delivery and,
-//!    as its body, the element's own bytes. So JSON pointers start at the element,
-//!    [`body_digest`](super::body_digest) is that of the element, and headers are still there.
-//! 3. An array that is missing anywhere, and an element without a key, make the whole delivery
+//! 2. The part is read once for each event, on a request that has the head of the delivery and,
+//!    as its body, the event's own bytes. So JSON pointers start at the event,
+//!    [`body_digest`](super::body_digest) is that of the event, and headers are still there.
+//! 3. An array that is missing anywhere, and an event without a key, make the whole delivery
 //!    [`Missing`](super::Extracted::Missing): a key for the rest of it would let what has none be
 //!    taken for a duplicate.
 //! 4. Where all arrays are empty, there is nothing to deduplicate:
 //!    [`Bypass`](super::Extracted::Bypass). A 400 would be sent again for ever.
 //! 5. What is there and no array, and a name that occurs twice on the way, are malformed.
-//! 6. A delivery has at most 65,536 elements; what is beyond is not read. Neither are ids that
+//! 6. A delivery has at most 65,536 events; what is beyond is not read. Neither are ids that
 //!    have more than 32 MiB together: a long header would be in each of them.
-//! 7. The elements are slices of the body, not copies. What is read from the head is read once, and
+//! 7. The events are slices of the body, not copies. What is read from the head is read once, and
 //!    the time is linear in the body.
 
 use std::fmt;
@@ -28,14 +28,14 @@ use super::json::{NameIs, Pointer, array_index};
 use super::part::KeyPart;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
-/// The most elements of one delivery. The layer's own bound is lower; this one is met before a
+/// The most events of one delivery. The layer's own bound is lower; this one is met before a
 /// single key has been made.
 const MOST_ELEMENTS: usize = 65_536;
 
 /// The most bytes of all ids of one delivery, before the long ones are hashed.
 const MOST_ID_BYTES: usize = 32 << 20;
 
-/// Reads a key for every element of a JSON array: [`each`] makes it.
+/// Reads a key for every event of a JSON array: [`each`] makes it.
 #[derive(Debug, Clone)]
 pub struct Batch {
     array: Pointer,
@@ -43,7 +43,7 @@ pub struct Batch {
     payload: bool,
 }
 
-/// The keys of a batch: what `part` reads from each element of the array that `pointer` names.
+/// The keys of a batch: what `part` reads from each event of the array that `pointer` names.
 /// [`Batch::new`] for a pointer that is surely one.
 ///
 /// # Panics
@@ -63,7 +63,7 @@ pub struct Batch {
 /// let Ok(Extracted::Keys(keys)) = events.extract(&RequestRef::new(&head, &body)) else {
 ///     panic!("keys");
 /// };
-/// let ids: Vec<_> = keys.elements().iter().map(|element| element.key().id()).collect();
+/// let ids: Vec<_> = keys.events().iter().map(|event| event.key().id()).collect();
 /// assert_eq!(ids[..2], ["1", "2"]);
 /// assert!(ids[2].starts_with("body_44136fa355b3678a"), "the SHA-256 of {{}}");
 /// # Ok::<(), http::Error>(())
@@ -75,8 +75,8 @@ pub fn each(pointer: &str, part: KeyPart) -> Batch {
 }
 
 impl Batch {
-    /// The keys of a batch: what `part` reads from each element of the array at a JSON pointer
-    /// (RFC 6901), in which `*` stands for every element of an array on the way.
+    /// The keys of a batch: what `part` reads from each event of the array at a JSON pointer
+    /// (RFC 6901), in which `*` stands for every event of an array on the way.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Batch {
         Ok(Self { array: Pointer::new(pointer)?, part, payload: true })
     }
 
-    /// Leaves the elements' bytes out of the keys, for a sender that changes them from one attempt
+    /// Leaves the events' bytes out of the keys, for a sender that changes them from one attempt
     /// to the next: where the layer compares payloads, a retry would be another event under a
     /// known key.
     #[must_use]
@@ -117,19 +117,19 @@ impl Batch {
     }
 
     pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
-        let Some(elements) = elements(request.body(), &self.array)? else {
+        let Some(events) = events(request.body(), &self.array)? else {
             return Ok(Found::Missing);
         };
         let mut items = Items::default();
-        if elements.is_empty() {
+        if events.is_empty() {
             return Ok(items.into());
         }
         let part = self.part.with_head_of(request);
         let mut missing = false;
         // To the end even if one is missing, as in a composite key: what is malformed is malformed.
-        for (index, body) in elements.iter().enumerate() {
+        for (index, body) in events.iter().enumerate() {
             let id = part.read(&request.with_body(body)).map_err(|error| {
-                KeyError::new(error.kind(), format!("{} of element {index}", error.place()))
+                KeyError::new(error.kind(), format!("{} of event {index}", error.place()))
             })?;
             match id {
                 Some(id) => items.push(&id, body.clone(), self.payload)?,
@@ -140,14 +140,14 @@ impl Batch {
     }
 }
 
-/// The elements of a batch that have been read so far, within the bounds.
+/// The events of a batch that have been read so far, within the bounds.
 #[derive(Debug, Default)]
 pub(crate) struct Items {
     items: Vec<Item>,
     id_bytes: usize,
 }
 
-/// One element.
+/// One event.
 #[derive(Debug)]
 pub(crate) struct Item {
     /// As it is stored, so that long ones do not add up.
@@ -170,7 +170,7 @@ impl Items {
     }
 }
 
-/// A long part that all elements share is in each of their ids.
+/// A long part that all events share is in each of their ids.
 pub(super) fn check_id_bytes(bytes: usize) -> Result<(), KeyError> {
     if bytes <= MOST_ID_BYTES {
         return Ok(());
@@ -178,16 +178,16 @@ pub(super) fn check_id_bytes(bytes: usize) -> Result<(), KeyError> {
     Err(KeyError::new(KeyErrorKind::TooMany, "the body"))
 }
 
-/// No elements: nothing to deduplicate.
+/// No events: nothing to deduplicate.
 impl From<Items> for Found {
     fn from(Items { items, .. }: Items) -> Self {
         if items.is_empty() { Self::Bypass } else { Self::Each(items) }
     }
 }
 
-/// The elements of all arrays that `pointer` names in `body`, in its order, as slices of it;
+/// The events of all arrays that `pointer` names in `body`, in its order, as slices of it;
 /// `None` if one of the arrays is missing.
-pub(crate) fn elements(body: &Bytes, pointer: &Pointer) -> Result<Option<Vec<Bytes>>, KeyError> {
+pub(crate) fn events(body: &Bytes, pointer: &Pointer) -> Result<Option<Vec<Bytes>>, KeyError> {
     let mut walk = Walk::default();
     let mut json = serde_json::Deserializer::from_slice(body);
     let step = Step { tokens: pointer.tokens(), walk: &mut walk };
@@ -203,13 +203,13 @@ pub(crate) fn elements(body: &Bytes, pointer: &Pointer) -> Result<Option<Vec<Byt
     if walk.missing {
         return Ok(None);
     }
-    Ok(Some(walk.elements.into_iter().map(|raw| body.slice_ref(raw.get().as_bytes())).collect()))
+    Ok(Some(walk.events.into_iter().map(|raw| body.slice_ref(raw.get().as_bytes())).collect()))
 }
 
 /// What has been met on the way.
 #[derive(Default)]
 struct Walk<'de> {
-    elements: Vec<&'de RawValue>,
+    events: Vec<&'de RawValue>,
     missing: bool,
     /// What is wrong, where it is not the JSON that is wrong.
     fault: Option<KeyErrorKind>,
@@ -227,7 +227,7 @@ impl Step<'_, '_> {
         Err(E::custom("malformed key"))
     }
 
-    /// A value that has no elements and no members.
+    /// A value that has no events and no members.
     fn leaf<E: serde::de::Error>(self) -> Result<(), E> {
         if self.wants_array() {
             return self.fail(KeyErrorKind::NotAnArray);
@@ -283,11 +283,11 @@ impl<'de> Visitor<'de> for Step<'_, 'de> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
         let Some((token, rest)) = self.tokens.split_first() else {
-            while let Some(element) = items.next_element::<&'de RawValue>()? {
-                if self.walk.elements.len() == MOST_ELEMENTS {
+            while let Some(event) = items.next_element::<&'de RawValue>()? {
+                if self.walk.events.len() == MOST_ELEMENTS {
                     return self.fail(KeyErrorKind::TooMany);
                 }
-                self.walk.elements.push(element);
+                self.walk.events.push(event);
             }
             return Ok(());
         };
@@ -338,15 +338,15 @@ mod tests {
 
     fn at(pointer: &str, body: &str) -> Result<Option<Vec<String>>, KeyErrorKind> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let found = elements(&body, &Pointer::new(pointer).unwrap());
+        let found = events(&body, &Pointer::new(pointer).unwrap());
         let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();
         found
             .map(|found| found.map(|all| all.into_iter().map(text).collect()))
             .map_err(|error| error.kind())
     }
 
-    fn found(elements: &[&str]) -> Result<Option<Vec<String>>, KeyErrorKind> {
-        Ok(Some(elements.iter().map(|&element| element.to_owned()).collect()))
+    fn found(events: &[&str]) -> Result<Option<Vec<String>>, KeyErrorKind> {
+        Ok(Some(events.iter().map(|&event| event.to_owned()).collect()))
     }
 
     #[test]
@@ -360,9 +360,9 @@ mod tests {
     #[test]
     fn elements_are_slices_of_the_body() {
         let body = Bytes::from_static(br#"{"a":[11,22]}"#);
-        let all = elements(&body, &Pointer::new("/a").unwrap()).unwrap().unwrap();
+        let all = events(&body, &Pointer::new("/a").unwrap()).unwrap().unwrap();
         let offsets: Vec<_> =
-            all.iter().map(|element| element.as_ptr().addr() - body.as_ptr().addr()).collect();
+            all.iter().map(|event| event.as_ptr().addr() - body.as_ptr().addr()).collect();
         assert_eq!(offsets, [6, 9]);
     }
 

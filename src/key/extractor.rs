@@ -10,7 +10,7 @@ use http::{HeaderMap, Method, Uri, request};
 
 use super::batch::{Batch, Item, check_id_bytes};
 use super::digest::{body_id, sha256_hex};
-use super::id::{DedupKey, Element, Keys, MAX_NAMESPACE_LEN, check_namespace};
+use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::part::KeyPart;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
@@ -56,7 +56,7 @@ impl<'r> RequestRef<'r> {
         &self.head.extensions
     }
 
-    /// The raw body, all of it. Within a [`Batch`], that of the element.
+    /// The raw body, all of it. Within a [`Batch`], that of the event.
     #[must_use]
     pub fn body(&self) -> &'r Bytes {
         self.body
@@ -169,17 +169,17 @@ impl KeyExtractor {
     /// # Example
     ///
     /// ```
-    /// use tower_dedup::key::{DedupKey, Element, Extracted, KeyExtractor, Keys};
+    /// use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
     ///
     /// // One event per line of the body, known by its first word.
     /// let lines = KeyExtractor::from_fn("lines", |request| {
     ///     let body = String::from_utf8_lossy(request.body());
-    ///     let elements = body
+    ///     let events = body
     ///         .lines()
     ///         .filter_map(|line| line.split_whitespace().next())
-    ///         .map(|id| DedupKey::new("lines", id).map(Element::new))
+    ///         .map(|id| DedupKey::new("lines", id).map(Event::new))
     ///         .collect::<Result<Vec<_>, _>>()?;
-    ///     Ok(Keys::new(elements).map_or(Extracted::Missing, Extracted::Keys))
+    ///     Ok(Keys::new(events).map_or(Extracted::Missing, Extracted::Keys))
     /// })?;
     /// # let _ = lines;
     /// # Ok::<(), tower_dedup::ConfigError>(())
@@ -287,12 +287,12 @@ impl KeyExtractor {
         }
     }
 
-    /// Gives every element a second identity: it is a duplicate if *either* is complete.
+    /// Gives every event a second identity: it is a duplicate if *either* is complete.
     ///
     /// For senders that report one change by two events of different ids. The second identity
-    /// lives in the namespace `{namespace}.{label}`. In a [`Batch`] it is read from the element, as
-    /// the key is; a closure ([`from_fn`](Self::from_fn)) gives the elements of a batch theirs. An
-    /// element without that value has one identity. Mind that a later, legitimate change of the
+    /// lives in the namespace `{namespace}.{label}`. In a [`Batch`] it is read from the event, as
+    /// the key is; a closure ([`from_fn`](Self::from_fn)) gives the events of a batch theirs. An
+    /// event without that value has one identity. Mind that a later, legitimate change of the
     /// same object shares the second identity and is taken for a duplicate until the retention
     /// ends.
     ///
@@ -360,8 +360,8 @@ impl KeyExtractor {
         Ok(match found {
             Found::One(id) => return self.one(&id, request),
             Found::Each(items) => {
-                let elements = self.elements(items, request)?;
-                Keys::new(elements).map_or(Extracted::Missing, Extracted::Keys)
+                let events = self.events(items, request)?;
+                Keys::new(events).map_or(Extracted::Missing, Extracted::Keys)
             }
             Found::Bypass => Extracted::Bypass,
             Found::Missing => Extracted::Missing,
@@ -380,55 +380,51 @@ impl KeyExtractor {
         Ok(Namespaces { key: scoped(&self.namespace, &value), second: scoped(second, &value) })
     }
 
-    /// The element of a delivery of one event, with all its identities.
+    /// The event of a delivery of one event, with all its identities.
     fn one(&self, id: &str, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
         let namespaces = self.namespaces(request)?;
-        let element = Element::new(DedupKey::in_namespace(&namespaces.key, id)?);
+        let event = Event::new(DedupKey::in_namespace(&namespaces.key, id)?);
         let Some((_, part)) = &self.second else {
-            return Ok(Extracted::Keys(element.into()));
+            return Ok(Extracted::Keys(event.into()));
         };
         let second = part.read(request)?;
-        Ok(Extracted::Keys(with_second(element, &namespaces.second, second)?.into()))
+        Ok(Extracted::Keys(with_second(event, &namespaces.second, second)?.into()))
     }
 
-    /// The elements of a batch, with all their identities.
-    fn elements(
-        &self,
-        items: Vec<Item>,
-        request: &RequestRef<'_>,
-    ) -> Result<Vec<Element>, KeyError> {
+    /// The events of a batch, with all their identities.
+    fn events(&self, items: Vec<Item>, request: &RequestRef<'_>) -> Result<Vec<Event>, KeyError> {
         let namespaces = self.namespaces(request)?;
         let second = self.second.as_ref().map(|(_, part)| part.with_head_of(request));
         let mut id_bytes = 0;
-        let element = |item: Item| {
-            let mut element = Element::new(DedupKey::in_namespace(&namespaces.key, &item.id)?);
+        let event = |item: Item| {
+            let mut event = Event::new(DedupKey::in_namespace(&namespaces.key, &item.id)?);
             if let Some(part) = &second {
                 let id = part.read(&request.with_body(&item.body))?;
                 id_bytes += id.as_ref().map_or(0, |id| id.len());
                 check_id_bytes(id_bytes)?;
-                element = with_second(element, &namespaces.second, id)?;
+                event = with_second(event, &namespaces.second, id)?;
             }
-            Ok(if item.payload { element.with_payload(item.body) } else { element })
+            Ok(if item.payload { event.with_payload(item.body) } else { event })
         };
-        items.into_iter().map(element).collect()
+        items.into_iter().map(event).collect()
     }
 
-    /// What a closure found, with the second identity if it is one element that has none.
+    /// What a closure found, with the second identity if it is one event that has none.
     fn with_second_of_one(
         &self,
         extracted: Extracted,
         request: &RequestRef<'_>,
     ) -> Result<Extracted, KeyError> {
         let Extracted::Keys(keys) = &extracted else { return Ok(extracted) };
-        let (Some((_, part)), [element]) = (&self.second, keys.elements()) else {
+        let (Some((_, part)), [event]) = (&self.second, keys.events()) else {
             return Ok(extracted);
         };
-        if element.second_identity().is_some() {
+        if event.second_identity().is_some() {
             return Ok(extracted);
         }
         let namespace = self.namespaces(request)?.second;
-        let element = with_second(element.clone(), &namespace, part.read(request)?)?;
-        Ok(Extracted::Keys(keys.with_only(element)))
+        let event = with_second(event.clone(), &namespace, part.read(request)?)?;
+        Ok(Extracted::Keys(keys.with_only(event)))
     }
 
     /// The key of a delivery that is known by its raw body only.
@@ -476,13 +472,9 @@ fn scoped(namespace: &str, value: &str) -> Cow<'static, str> {
     }
 }
 
-fn with_second(
-    element: Element,
-    namespace: &str,
-    id: Option<Cow<'_, str>>,
-) -> Result<Element, KeyError> {
-    let Some(id) = id else { return Ok(element) };
-    Ok(element.with_second_identity(DedupKey::in_namespace(namespace, &id)?))
+fn with_second(event: Event, namespace: &str, id: Option<Cow<'_, str>>) -> Result<Event, KeyError> {
+    let Some(id) = id else { return Ok(event) };
+    Ok(event.with_second_identity(DedupKey::in_namespace(namespace, &id)?))
 }
 
 impl fmt::Debug for KeyExtractor {

@@ -28,7 +28,7 @@ pub struct DedupKey {
 }
 
 impl DedupKey {
-    /// A key for code outside the layer: [`forget`](crate::adapter::Maintain::forget), a queue
+    /// A key for code outside the layer: [`forget`](crate::adapter::MaintenanceAdapter::forget), a queue
     /// worker, a test.
     ///
     /// An id over [`MAX_ID_LEN`] bytes is replaced by its SHA-256, as the layer does.
@@ -96,7 +96,7 @@ impl DedupKey {
     /// The first 16 hex digits of the id's SHA-256: what logs carry unless they are told to carry
     /// ids. `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
     #[must_use]
-    pub fn fingerprint(&self) -> String {
+    pub fn log_id(&self) -> String {
         let mut hex = sha256_hex(self.id().as_bytes());
         hex.truncate(16);
         hex
@@ -105,7 +105,7 @@ impl DedupKey {
 
 impl fmt::Debug for DedupKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DedupKey({} #{})", self.namespace(), self.fingerprint())
+        write!(f, "DedupKey({} #{})", self.namespace(), self.log_id())
     }
 }
 
@@ -114,14 +114,14 @@ impl fmt::Debug for DedupKey {
 /// It is a duplicate if *any* of its identities is complete, in flight if any is, and all of them
 /// are claimed and completed together.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Element {
+pub struct Event {
     key: DedupKey,
     second: Option<DedupKey>,
     payload: Option<Bytes>,
 }
 
-impl Element {
-    /// An element with one identity.
+impl Event {
+    /// An event with one identity.
     #[must_use]
     pub fn new(key: DedupKey) -> Self {
         Self { key, second: None, payload: None }
@@ -134,16 +134,16 @@ impl Element {
         self
     }
 
-    /// Adds the element's own bytes of a batch's body, to be told from another element of the same
+    /// Adds the event's own bytes of a batch's body, to be told from another event of the same
     /// key where the layer compares payloads. The layer hashes them and lets them go: a handler's
-    /// elements carry none.
+    /// events carry none.
     #[must_use]
     pub fn with_payload(mut self, payload: Bytes) -> Self {
         self.payload = Some(payload);
         self
     }
 
-    /// The key that the element is known by.
+    /// The key that the event is known by.
     #[must_use]
     pub fn key(&self) -> &DedupKey {
         &self.key
@@ -155,7 +155,7 @@ impl Element {
         self.second.as_ref()
     }
 
-    /// The element's own bytes of a batch's body, if the extractor has said which they are.
+    /// The event's own bytes of a batch's body, if the extractor has said which they are.
     #[must_use]
     pub fn payload(&self) -> Option<&Bytes> {
         self.payload.as_ref()
@@ -167,10 +167,10 @@ impl Element {
     }
 }
 
-impl fmt::Debug for Element {
+impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Payloads carry secrets.
-        f.debug_struct("Element")
+        f.debug_struct("Event")
             .field("key", &self.key)
             .field("second", &self.second)
             .field("payload_len", &self.payload.as_ref().map(Bytes::len))
@@ -178,10 +178,10 @@ impl fmt::Debug for Element {
     }
 }
 
-/// The elements of one delivery: at least one, in the order of the request.
+/// The events of one delivery: at least one, in the order of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    elements: List<Element>,
+    events: List<Event>,
     batch: bool,
 }
 
@@ -189,24 +189,24 @@ impl Keys {
     /// The keys of a delivery that carries one event.
     #[must_use]
     pub fn one(key: DedupKey) -> Self {
-        Element::new(key).into()
+        Event::new(key).into()
     }
 
-    /// The keys of a batch; `None` if there is no element.
+    /// The keys of a batch; `None` if there is no event.
     #[must_use]
-    pub fn new(elements: Vec<Element>) -> Option<Self> {
-        (!elements.is_empty()).then(|| Self { elements: elements.into(), batch: true })
+    pub fn new(events: Vec<Event>) -> Option<Self> {
+        (!events.is_empty()).then(|| Self { events: events.into(), batch: true })
     }
 
-    /// The same kind of delivery, with this element for its one.
-    pub(super) fn with_only(&self, element: Element) -> Self {
-        Self { elements: List::one(element), batch: self.batch }
+    /// The same kind of delivery, with this event for its one.
+    pub(super) fn with_only(&self, event: Event) -> Self {
+        Self { events: List::one(event), batch: self.batch }
     }
 
-    /// The same keys without the elements' bytes, each of which keeps the whole body alive.
+    /// The same keys without the events' bytes, each of which keeps the whole body alive.
     pub(crate) fn without_payloads(mut self) -> Self {
-        for element in &mut *self.elements {
-            element.payload = None;
+        for event in &mut *self.events {
+            event.payload = None;
         }
         self
     }
@@ -217,30 +217,30 @@ impl Keys {
         self.batch
     }
 
-    /// The elements, in the order of the request.
+    /// The events, in the order of the request.
     #[must_use]
-    pub fn elements(&self) -> &[Element] {
-        &self.elements
+    pub fn events(&self) -> &[Event] {
+        &self.events
     }
 
-    /// The first element's key, which logs and spans name.
+    /// The first event's key, which logs and spans name.
     #[must_use]
     pub fn first(&self) -> &DedupKey {
         // No constructor makes an empty list.
-        self.elements[0].key()
+        self.events[0].key()
     }
 
-    /// How many identities all elements have together.
+    /// How many identities all events have together.
     #[must_use]
     pub fn identity_count(&self) -> usize {
-        self.elements.iter().map(|element| element.identities().count()).sum()
+        self.events.iter().map(|event| event.identities().count()).sum()
     }
 }
 
 /// The keys of a delivery that carries this one event.
-impl From<Element> for Keys {
-    fn from(element: Element) -> Self {
-        Self { elements: List::one(element), batch: false }
+impl From<Event> for Keys {
+    fn from(event: Event) -> Self {
+        Self { events: List::one(event), batch: false }
     }
 }
 
@@ -296,7 +296,7 @@ mod tests {
         let key = DedupKey::new("twilio", "+15005550006").unwrap();
         let shown = format!("{key:?} {:?}", Keys::one(key.clone()));
         assert!(!shown.contains("15005550006"), "{shown}");
-        assert!(shown.contains(&key.fingerprint()), "{shown}");
+        assert!(shown.contains(&key.log_id()), "{shown}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!    [`or`](KeyPart::or) (the first that is present) and [`optional`](KeyPart::optional).
 //! 3. [`namespace`](KeyPart::namespace) makes a [`KeyExtractor`] of it, which is what the layer
 //!    takes. It answers keys, *bypass* (a handshake) or *missing*.
-//! 4. [`each`] reads a part from every element of a JSON array: a [`Batch`], with a key for each.
+//! 4. [`each`] reads a part from every event of a JSON array: a [`Batch`], with a key for each.
 //! 5. A value that is there but repeated, empty, not UTF-8, or holds a NUL is malformed: the layer
 //!    answers 400 and records nothing. It is never guessed at.
 //! 6. In a composed id, `%` and `|` inside a part are written `%25` and `%7C`, and the parts are
@@ -31,7 +31,7 @@
 //!     .unwrap()
 //!     .into_parts();
 //! match extractor.extract(&key::RequestRef::new(&head, &body)).unwrap() {
-//!     Extracted::Keys(keys) => assert_eq!(keys.elements()[0].key().id(), "a%7Cb|17"),
+//!     Extracted::Keys(keys) => assert_eq!(keys.events()[0].key().id(), "a%7Cb|17"),
 //!     other => panic!("{other:?}"),
 //! }
 //! ```
@@ -48,13 +48,13 @@ mod part;
 mod query;
 
 pub use batch::{Batch, each};
-pub(crate) use batch::{Items, elements};
+pub(crate) use batch::{Items, events};
 #[cfg(feature = "sqlite")]
 pub(crate) use digest::hex;
 pub(crate) use digest::{body_id, derive};
 pub use extractor::{Extracted, KeyExtractor, RequestRef};
 pub(crate) use extractor::{Found, Reader};
-pub use id::{DedupKey, Element, Keys, MAX_ID_LEN};
+pub use id::{DedupKey, Event, Keys, MAX_ID_LEN};
 pub use json::Pointer;
 pub(crate) use list::List;
 pub(crate) use part::compose;

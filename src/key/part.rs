@@ -234,7 +234,7 @@ impl KeyPart {
     }
 
     /// The same part with what it reads from the head read already: what does not change from one
-    /// element of a batch to the next is not looked for again in each.
+    /// event of a batch to the next is not looked for again in each.
     pub(super) fn with_head_of(&self, request: &RequestRef<'_>) -> Self {
         let all = |parts: &[Self]| parts.iter().map(|part| part.with_head_of(request)).collect();
         Self(match &self.0 {

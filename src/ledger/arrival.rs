@@ -1,4 +1,4 @@
-//! [`ArrivalLedger`]: the key becomes permanent before the handler runs.
+//! [`OnArrival`]: the key becomes permanent before the handler runs.
 //!
 //! 1. At most once: a handler that fails, panics, or dies with its process is not run again. That
 //!    is right for effects that are worse twice than never, and wrong for everything else.
@@ -16,16 +16,16 @@ use std::time::Duration;
 use http::Extensions;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::background::{Background, Step, Work};
 use super::call::{store_call, undone};
 use super::fold::{Answer, fold, plan};
 use super::pending::Pending;
 use super::recall::{Recaller, Recalls, doubt, look_ahead, recall};
-use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
-use crate::adapter::{DedupAdapter, Recall, Receipt, Recorded};
+use super::retry::{Background, RetryJob, RetryResult};
+use super::{Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder};
+use crate::adapter::{CallTerms, DedupAdapter, Recall, Recorded};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::key::{DedupKey, Element, Keys};
+use crate::key::{DedupKey, Event, Keys};
 use crate::observe;
 use crate::policy::OnUnavailable;
 
@@ -41,7 +41,7 @@ const UNDO_PATIENCE: Duration = Duration::from_secs(20);
 /// Records on arrival: no event runs twice, and one whose handler fails is lost.
 ///
 /// Cloning makes another handle to the same ledger.
-pub struct ArrivalLedger<A>(Arc<Inner<A>>);
+pub struct OnArrival<A>(Arc<Inner<A>>);
 
 struct Inner<A> {
     adapter: Arc<A>,
@@ -53,7 +53,7 @@ struct Inner<A> {
     background: Background,
 }
 
-impl<A> ArrivalLedger<A> {
+impl<A> OnArrival<A> {
     /// A ledger over this store.
     #[must_use]
     pub fn new(adapter: A) -> Self {
@@ -72,19 +72,19 @@ impl<A> ArrivalLedger<A> {
     }
 }
 
-impl<A> Clone for ArrivalLedger<A> {
+impl<A> Clone for OnArrival<A> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<A: fmt::Debug> fmt::Debug for ArrivalLedger<A> {
+impl<A: fmt::Debug> fmt::Debug for OnArrival<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ArrivalLedger").field("adapter", &self.0.adapter).finish_non_exhaustive()
+        f.debug_struct("OnArrival").field("adapter", &self.0.adapter).finish_non_exhaustive()
     }
 }
 
-impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
+impl<A: DedupAdapter> Ledger for OnArrival<A> {
     type Claim = ArrivalClaim;
 
     async fn begin(
@@ -93,29 +93,29 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         let inner = &self.0;
-        let receipt = context.receipt();
-        let (elements, flat) = plan(keys);
-        let before = look_ahead(context, &elements, &flat).await?;
+        let terms = context.terms();
+        let (events, flat) = plan(keys);
+        let before = look_ahead(context, &events, &flat).await?;
         // Room to undo it, before there is anything to undo: an undoing that is refused is an
         // event lost.
         let Some(room) = inner.background.reserve() else {
             return Err(Error::new(ErrorKind::Unavailable, "reserving room to undo a record"));
         };
         let undone = inner.undoing.removals();
-        let twofold = flat.len() > elements.len();
+        let twofold = flat.len() > events.len();
         // To the end, where what is to be undone is pending in its turn.
         let _recording = twofold.then(|| inner.recording.add((*flat).into()));
         let unrun = Unrun { inner, keys: &flat, room: Some(room), context };
-        let call = Box::pin(async { inner.adapter.record(&flat, &receipt).await });
+        let call = Box::pin(async { inner.adapter.record(&flat, &terms).await });
         let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
             Ok(recorded) => recorded,
             Err(error) if context.on_unavailable == OnUnavailable::Open => {
                 observe::unprotected(keys.first(), &error);
                 if let Some(room) = unrun.disarm() {
-                    inner.record_behind(room, &flat, receipt, context.store_timeout);
+                    inner.record_behind(room, &flat, terms, context.store_timeout);
                 }
-                let delivery = Delivery::unprotected(elements.into());
-                return Ok(Begin::first(ArrivalClaim { delivery }, Others::default()));
+                let delivery = Delivery::unprotected(events.into());
+                return Ok(Begin::first(ArrivalClaim { delivery }, Remainder::default()));
             }
             Err(error) => {
                 if !error.is_unknown() {
@@ -137,17 +137,17 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
             })
             .collect();
         if twofold {
-            inner.doubt_halves(&elements, &flat, &mut answers);
+            inner.doubt_halves(&events, &flat, &mut answers);
         }
         if context.recaller.is_some() {
             doubt(&flat, &mut answers, &before);
         }
         let here = |key: &DedupKey| before.get(key).cloned();
-        let response = recall(context, &elements, &flat, &mut answers, here).await?;
-        let mut folded = fold(elements, &flat, &answers);
+        let response = recall(context, &events, &flat, &mut answers, here).await?;
+        let mut folded = fold(events, &flat, &answers);
         let give_back = std::mem::take(&mut folded.give_back);
         if let (Some(room), false) = (room, give_back.is_empty()) {
-            inner.undo_behind(room, &give_back, receipt, context.store_timeout);
+            inner.undo_behind(room, &give_back, terms, context.store_timeout);
         }
         if folded.new.is_empty() {
             return Ok(folded.without_any_new(response));
@@ -166,9 +166,9 @@ impl<A: DedupAdapter> Ledger for ArrivalLedger<A> {
     }
 }
 
-impl<A: DedupAdapter> FailOpen for ArrivalLedger<A> {}
+impl<A: DedupAdapter> FailOpen for OnArrival<A> {}
 
-impl<A: DedupAdapter + Recall> Recalls for ArrivalLedger<A> {
+impl<A: DedupAdapter + Recall> Recalls for OnArrival<A> {
     fn recaller(&self) -> Recaller {
         Recaller::new(Arc::clone(&self.0.adapter))
     }
@@ -180,24 +180,24 @@ impl<A: DedupAdapter> Inner<A> {
         self: &Arc<Self>,
         room: OwnedSemaphorePermit,
         keys: &[DedupKey],
-        receipt: Receipt,
+        terms: CallTerms,
         bound: Duration,
     ) {
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
         let keys: Arc<[DedupKey]> = keys.into();
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            let receipt = receipt.clone();
+            let terms = terms.clone();
             async move {
-                let call = Box::pin(async { inner.adapter.record(&keys, &receipt).await });
+                let call = Box::pin(async { inner.adapter.record(&keys, &terms).await });
                 match store_call("record", bound, keys.len(), call).await {
-                    Ok(_) => Step::Settled,
-                    Err(_) => Step::Again,
+                    Ok(_) => RetryResult::Done,
+                    Err(_) => RetryResult::Again,
                 }
             }
         };
         let work =
-            Work { operation: "record", key: first, bound: UNDO_BOUND, patience: UNDO_BOUND };
+            RetryJob { operation: "record", key: first, bound: UNDO_BOUND, patience: UNDO_BOUND };
         self.background.repeat_with(room, work, attempt, ());
     }
 
@@ -208,10 +208,10 @@ impl<A: DedupAdapter> Inner<A> {
 
     /// Of an event that is a duplicate under one identity only: another delivery that is being
     /// recorded may have been granted that one, and give it back. It is in flight.
-    fn doubt_halves(&self, elements: &[Element], flat: &[DedupKey], answers: &mut [Answer]) {
-        for element in elements.iter().filter(|element| element.second_identity().is_some()) {
+    fn doubt_halves(&self, events: &[Event], flat: &[DedupKey], answers: &mut [Answer]) {
+        for event in events.iter().filter(|event| event.second_identity().is_some()) {
             let places: Vec<usize> =
-                element.identities().filter_map(|key| flat.binary_search(key).ok()).collect();
+                event.identities().filter_map(|key| flat.binary_search(key).ok()).collect();
             let is_duplicate = |place: &usize| matches!(answers[*place], Answer::Duplicate(_));
             if places.iter().all(is_duplicate) {
                 continue;
@@ -230,7 +230,7 @@ impl<A: DedupAdapter> Inner<A> {
         self: &Arc<Self>,
         room: OwnedSemaphorePermit,
         keys: &[DedupKey],
-        receipt: Receipt,
+        terms: CallTerms,
         bound: Duration,
     ) {
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
@@ -238,14 +238,14 @@ impl<A: DedupAdapter> Inner<A> {
         let until_then = self.undoing.add(Arc::clone(&keys));
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            let receipt = receipt.clone();
+            let terms = terms.clone();
             async move {
-                let call = Box::pin(async { inner.adapter.unrecord(&keys, &receipt).await });
+                let call = Box::pin(async { inner.adapter.unrecord(&keys, &terms).await });
                 undone(store_call("unrecord", bound, keys.len(), call).await)
             }
         };
         let patience = UNDO_PATIENCE.max(bound.saturating_mul(10));
-        let work = Work { operation: "unrecord", key: first, bound: UNDO_BOUND, patience };
+        let work = RetryJob { operation: "unrecord", key: first, bound: UNDO_BOUND, patience };
         self.background.repeat_with(room, work, attempt, until_then);
     }
 }
@@ -270,8 +270,8 @@ impl<A: DedupAdapter> Unrun<'_, A> {
 impl<A: DedupAdapter> Drop for Unrun<'_, A> {
     fn drop(&mut self) {
         if let Some(room) = self.room.take() {
-            let (receipt, bound) = (self.context.receipt(), self.context.store_timeout);
-            self.inner.undo_behind(room, self.keys, receipt, bound);
+            let (terms, bound) = (self.context.terms(), self.context.store_timeout);
+            self.inner.undo_behind(room, self.keys, terms, bound);
         }
     }
 }
@@ -289,7 +289,7 @@ impl Claim for ArrivalClaim {
 
     fn attach(&self, _: &mut Extensions) {}
 
-    async fn commit(self, _: &Outcome) -> Result<(), Error> {
+    async fn commit(self, _: &HandlerSuccess) -> Result<(), Error> {
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::task::coop::unconstrained;
 
-use super::background::Step;
+use super::retry::RetryResult;
 use crate::adapter::Released;
 use crate::error::{Error, ErrorKind};
 use crate::observe;
@@ -79,10 +79,10 @@ fn checked<T>(
 }
 
 /// What the answers to a repeated release or undoing come to.
-pub(super) fn undone(answer: Result<Vec<Released>, Error>) -> Step {
+pub(super) fn undone(answer: Result<Vec<Released>, Error>) -> RetryResult {
     match answer {
-        Ok(all) if all.iter().all(|one| *one == Released::Released) => Step::Settled,
-        Ok(_) => Step::Absent,
-        Err(_) => Step::Again,
+        Ok(all) if all.iter().all(|one| *one == Released::Released) => RetryResult::Done,
+        Ok(_) => RetryResult::NotHeld,
+        Err(_) => RetryResult::Again,
     }
 }

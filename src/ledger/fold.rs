@@ -1,23 +1,23 @@
 //! From one answer per key to one answer per delivery.
 //!
-//! 1. An element is a duplicate if any of its identities is complete, else in flight if any is,
+//! 1. An event is a duplicate if any of its identities is complete, else in flight if any is,
 //!    else new.
-//! 2. All identities of all elements are asked for in one call, sorted, so that every store sees
+//! 2. All identities of all events are asked for in one call, sorted, so that every store sees
 //!    them in one order.
-//! 3. An element that shares an identity with an earlier one of the same delivery is a duplicate
+//! 3. An event that shares an identity with an earlier one of the same delivery is a duplicate
 //!    of that one.
-//! 4. What was granted to an element that does not run is given back, except the key of one that is
+//! 4. What was granted to an event that does not run is given back, except the key of one that is
 //!    a duplicate by its second identity: that event was handled under another key, and is complete
 //!    under this one from now on. The other way round nothing was handled under the second identity:
 //!    somebody else's event may come under it yet.
-//! 5. An element that was handled with another payload is a duplicate, and is told.
+//! 5. An event that was handled with another payload is a duplicate, and is told.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::{Begin, Known, Others};
+use super::{Begin, DuplicateInfo, Remainder};
 use crate::adapter::{Claimed, Recorded, Seen, StoredResponse};
-use crate::key::{DedupKey, Element, Keys, List};
+use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
 /// The answer of a store for one key, whatever the contract.
@@ -49,31 +49,30 @@ impl From<Recorded> for Answer {
     }
 }
 
-/// The elements that stand for themselves, and all their identities, sorted.
-pub(super) fn plan(keys: &Keys) -> (List<Element>, List<DedupKey>) {
-    if let [only] = keys.elements()
+/// The events that stand for themselves, and all their identities, sorted.
+pub(super) fn plan(keys: &Keys) -> (List<Event>, List<DedupKey>) {
+    if let [only] = keys.events()
         && only.second_identity().is_none()
     {
         return (List::one(only.clone()), List::one(only.key().clone()));
     }
     let mut seen = HashSet::new();
-    let mut elements = Vec::with_capacity(keys.elements().len());
-    for element in keys.elements() {
-        if element.identities().any(|key| seen.contains(key)) {
+    let mut events = Vec::with_capacity(keys.events().len());
+    for event in keys.events() {
+        if event.identities().any(|key| seen.contains(key)) {
             continue;
         }
-        seen.extend(element.identities().cloned());
-        elements.push(element.clone());
+        seen.extend(event.identities().cloned());
+        events.push(event.clone());
     }
     let mut flat: Vec<DedupKey> = seen.into_iter().collect();
     flat.sort_unstable();
-    (elements.into(), flat.into())
+    (events.into(), flat.into())
 }
 
-/// All identities of these elements, sorted.
-pub(super) fn identities<'e>(elements: impl IntoIterator<Item = &'e Element>) -> Vec<DedupKey> {
-    let mut keys: Vec<DedupKey> =
-        elements.into_iter().flat_map(Element::identities).cloned().collect();
+/// All identities of these events, sorted.
+pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> Vec<DedupKey> {
+    let mut keys: Vec<DedupKey> = events.into_iter().flat_map(Event::identities).cloned().collect();
     keys.sort_unstable();
     keys
 }
@@ -84,39 +83,39 @@ pub(super) fn granted(flat: &[DedupKey], answers: &[Answer]) -> Vec<DedupKey> {
     granted.map(|(key, _)| key.clone()).collect()
 }
 
-/// What a delivery's elements come to.
+/// What a delivery's events come to.
 #[derive(Debug, Default)]
 pub(super) struct Folded {
-    pub(super) new: List<Element>,
+    pub(super) new: List<Event>,
     pub(super) attempt: u32,
     pub(super) takeover: bool,
     pub(super) in_flight: bool,
     pub(super) duplicate: Option<Seen>,
     pub(super) mismatch: bool,
-    /// Granted to elements that are in flight under another identity.
+    /// Granted to events that are in flight under another identity.
     pub(super) give_back: Vec<DedupKey>,
-    /// Granted to elements that are duplicates under another identity.
+    /// Granted to events that are duplicates under another identity.
     pub(super) keep: Vec<DedupKey>,
 }
 
 impl Folded {
     /// The events that do not run.
-    pub(super) fn others(&self) -> Others {
-        Others { in_flight: self.in_flight, mismatch: self.mismatch }
+    pub(super) fn others(&self) -> Remainder {
+        Remainder { in_flight: self.in_flight, mismatch: self.mismatch }
     }
 
     /// What the delivery comes to if nothing of it is to run.
     pub(super) fn without_any_new<C>(&self, response: Option<Arc<StoredResponse>>) -> Begin<C> {
         match self.duplicate {
             Some(seen) if !self.in_flight => {
-                let known = Known { seen, response };
+                let known = DuplicateInfo { seen, response };
                 if self.mismatch { Begin::Mismatch(known) } else { Begin::Duplicate(known) }
             }
             _ => Begin::InFlight,
         }
     }
 
-    /// All identities of the elements to run, sorted.
+    /// All identities of the events to run, sorted.
     pub(super) fn held(&self) -> List<DedupKey> {
         match &*self.new {
             [only] if only.second_identity().is_none() => List::one(only.key().clone()),
@@ -126,17 +125,17 @@ impl Folded {
 }
 
 /// Folds `answers`, one per key of `flat`, which is sorted.
-pub(super) fn fold(elements: List<Element>, flat: &[DedupKey], answers: &[Answer]) -> Folded {
+pub(super) fn fold(events: List<Event>, flat: &[DedupKey], answers: &[Answer]) -> Folded {
     let mut folded = Folded::default();
     // Most deliveries carry one event of one identity.
-    if let ([Answer::First { attempt, takeover }], [_]) = (answers, &*elements) {
-        return Folded { new: elements, attempt: *attempt, takeover: *takeover, ..folded };
+    if let ([Answer::First { attempt, takeover }], [_]) = (answers, &*events) {
+        return Folded { new: events, attempt: *attempt, takeover: *takeover, ..folded };
     }
     let mut new = Vec::new();
-    for element in Vec::from(elements) {
+    for event in Vec::from(events) {
         let (mut granted, mut attempts, mut took_over) = (Vec::new(), 0, false);
         let (mut seen, mut in_flight) = (None, false);
-        for key in element.identities() {
+        for key in event.identities() {
             let place = flat.binary_search(key).ok();
             match place.and_then(|place| answers.get(place)).copied() {
                 Some(Answer::First { attempt, takeover }) => {
@@ -157,7 +156,7 @@ pub(super) fn fold(elements: List<Element>, flat: &[DedupKey], answers: &[Answer
         if let Some(seen) = seen {
             folded.duplicate.get_or_insert(seen);
             let (key, second): (Vec<_>, Vec<_>) =
-                granted.into_iter().partition(|granted| granted == element.key());
+                granted.into_iter().partition(|granted| granted == event.key());
             folded.keep.extend(key);
             folded.give_back.extend(second);
         } else if in_flight {
@@ -166,7 +165,7 @@ pub(super) fn fold(elements: List<Element>, flat: &[DedupKey], answers: &[Answer
         } else {
             folded.attempt = folded.attempt.max(attempts);
             folded.takeover |= took_over;
-            new.push(element);
+            new.push(event);
         }
     }
     folded.new = new.into();
@@ -183,8 +182,8 @@ mod tests {
         DedupKey::new("n", id).unwrap()
     }
 
-    fn twin(id: &str, second: &str) -> Element {
-        Element::new(key(id)).with_second_identity(key(second))
+    fn twin(id: &str, second: &str) -> Event {
+        Event::new(key(id)).with_second_identity(key(second))
     }
 
     const FIRST: Answer = Answer::First { attempt: 1, takeover: false };
@@ -193,10 +192,10 @@ mod tests {
     #[test]
     fn any_complete_identity_makes_a_duplicate_and_any_running_one_makes_it_wait() {
         let keys = Keys::new(vec![twin("a", "b"), twin("c", "d"), twin("e", "f")]).unwrap();
-        let (elements, flat) = plan(&keys);
+        let (events, flat) = plan(&keys);
         assert_eq!(*flat, ["a", "b", "c", "d", "e", "f"].map(key));
         let answers = [FIRST, DUPLICATE, Answer::InFlight, FIRST, FIRST, FIRST];
-        let folded = fold(elements, &flat, &answers);
+        let folded = fold(events, &flat, &answers);
         assert_eq!(*folded.new, [twin("e", "f")]);
         assert!(folded.in_flight && folded.duplicate.is_some());
         assert_eq!(folded.keep, [key("a")]);
@@ -206,27 +205,27 @@ mod tests {
     #[test]
     fn only_a_key_is_kept_and_never_a_second_identity_under_which_nothing_was_handled() {
         let keys = Keys::new(vec![twin("a", "b"), twin("c", "d")]).unwrap();
-        let (elements, flat) = plan(&keys);
-        let folded = fold(elements, &flat, &[FIRST, DUPLICATE, DUPLICATE, FIRST]);
+        let (events, flat) = plan(&keys);
+        let folded = fold(events, &flat, &[FIRST, DUPLICATE, DUPLICATE, FIRST]);
         assert_eq!((folded.keep, folded.give_back), (vec![key("a")], vec![key("d")]));
-        let (elements, flat) = plan(&keys);
+        let (events, flat) = plan(&keys);
         let other = Answer::Mismatch(Seen::new(Duration::ZERO));
-        let folded = fold(elements, &flat, &[FIRST, DUPLICATE, other, FIRST]);
+        let folded = fold(events, &flat, &[FIRST, DUPLICATE, other, FIRST]);
         assert_eq!((folded.keep, folded.give_back), (vec![key("a")], vec![key("d")]));
     }
 
     #[test]
     fn an_element_that_shares_an_identity_with_an_earlier_one_is_its_duplicate() {
-        let keys = Keys::new(vec![twin("a", "x"), twin("b", "x"), Element::new(key("a"))]).unwrap();
-        let (elements, flat) = plan(&keys);
-        assert_eq!(*elements, [twin("a", "x")]);
+        let keys = Keys::new(vec![twin("a", "x"), twin("b", "x"), Event::new(key("a"))]).unwrap();
+        let (events, flat) = plan(&keys);
+        assert_eq!(*events, [twin("a", "x")]);
         assert_eq!(*flat, ["a", "x"].map(key));
     }
 
     #[test]
     fn a_missing_answer_is_never_a_grant() {
-        let (elements, flat) = plan(&Keys::one(key("a")));
-        let folded = fold(elements, &flat, &[]);
+        let (events, flat) = plan(&Keys::one(key("a")));
+        let folded = fold(events, &flat, &[]);
         assert!(folded.new.is_empty() && folded.in_flight);
     }
 }

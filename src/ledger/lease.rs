@@ -1,4 +1,4 @@
-//! [`LeaseLedger`]: the key becomes permanent when the handler has succeeded.
+//! [`Lease`]: the key becomes permanent when the handler has succeeded.
 //!
 //! 1. A delivery claims its keys under a lease, which is renewed while the handler runs. A process
 //!    that dies leaves a lease that lapses: the retry runs, flagged as a takeover.
@@ -18,15 +18,15 @@ use std::time::Duration;
 use http::Extensions;
 use tokio::time::Instant;
 
-use super::background::{Background, Step, Work};
 use super::call::{store_call, undone};
 use super::fold::{Answer, Folded, fold, granted, identities, plan};
 use super::pending::Pending;
 use super::recall::{Recaller, Recalls, Replays, recall};
-use super::renewal::{Kept, Lease, Renewals};
-use super::{Begin, BeginContext, Claim, FailOpen, Ledger, Others, Outcome};
+use super::renewal::{HeldLease, RenewalGuard, Renewals};
+use super::retry::{Background, RetryJob, RetryResult};
+use super::{Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder};
 use crate::adapter::{
-    Claimed, Completed, LeaseAdapter, Recall, Receipt, Released, Seen, StoredResponse,
+    CallTerms, Claimed, Completed, LeaseAdapter, Recall, Released, Seen, StoredResponse,
 };
 use crate::delivery::Delivery;
 use crate::error::Error;
@@ -50,7 +50,7 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 /// process and no store dies.
 ///
 /// Cloning makes another handle to the same ledger.
-pub struct LeaseLedger<A>(Arc<Inner<A>>);
+pub struct Lease<A>(Arc<Inner<A>>);
 
 struct Inner<A> {
     adapter: Arc<A>,
@@ -63,7 +63,7 @@ struct Inner<A> {
     releases: Background,
 }
 
-impl<A> LeaseLedger<A> {
+impl<A> Lease<A> {
     /// A ledger over this store.
     #[must_use]
     pub fn new(adapter: A) -> Self {
@@ -83,19 +83,19 @@ impl<A> LeaseLedger<A> {
     }
 }
 
-impl<A> Clone for LeaseLedger<A> {
+impl<A> Clone for Lease<A> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<A: fmt::Debug> fmt::Debug for LeaseLedger<A> {
+impl<A: fmt::Debug> fmt::Debug for Lease<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseLedger").field("adapter", &self.0.adapter).finish_non_exhaustive()
+        f.debug_struct("Lease").field("adapter", &self.0.adapter).finish_non_exhaustive()
     }
 }
 
-impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
+impl<A: LeaseAdapter> Ledger for Lease<A> {
     type Claim = LeaseClaim<A>;
 
     async fn begin(
@@ -104,7 +104,7 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         let inner = &self.0;
-        let (elements, flat) = plan(keys);
+        let (events, flat) = plan(keys);
         // What has succeeded here, and is not recorded yet, is complete for this process.
         let rest = inner.completing.rest(&flat);
         let asked = rest.as_deref().unwrap_or(&flat);
@@ -117,10 +117,10 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
             Err(error) if context.on_unavailable == OnUnavailable::Open && rest.is_none() => {
                 unheld.disarm();
                 observe::unprotected(keys.first(), &error);
-                let delivery = Delivery::unprotected(elements.into());
-                let lease = Lease::new(flat, context.receipt(), context.store_timeout, delivery);
+                let delivery = Delivery::unprotected(events.into());
+                let lease = HeldLease::new(flat, context.terms(), context.store_timeout, delivery);
                 let claim = LeaseClaim::new(inner, Arc::new(lease), None);
-                return Ok(Begin::first(claim, Others::default()));
+                return Ok(Begin::first(claim, Remainder::default()));
             }
             Err(error) => {
                 if !error.is_unknown() {
@@ -134,13 +134,13 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
             unheld.keys = Cow::Owned(granted(&flat, &answers));
             let here = |key: &DedupKey| inner.completing.kept(key);
             // Boxed, for most layers do without.
-            let recalled = Box::pin(recall(context, &elements, &flat, &mut answers, here));
+            let recalled = Box::pin(recall(context, &events, &flat, &mut answers, here));
             recalled.await?
         } else {
             None
         };
         unheld.disarm();
-        let folded = fold(elements, &flat, &answers);
+        let folded = fold(events, &flat, &answers);
         let (begin, yields) = inner.begin_with(folded, response, asked_at, context);
         if yields {
             tokio::task::yield_now().await;
@@ -158,15 +158,15 @@ impl<A: LeaseAdapter> Ledger for LeaseLedger<A> {
     }
 }
 
-impl<A: LeaseAdapter> FailOpen for LeaseLedger<A> {}
+impl<A: LeaseAdapter> FailOpen for Lease<A> {}
 
-impl<A: LeaseAdapter + Recall> Recalls for LeaseLedger<A> {
+impl<A: LeaseAdapter + Recall> Recalls for Lease<A> {
     fn recaller(&self) -> Recaller {
         Recaller::new(Arc::clone(&self.0.adapter))
     }
 }
 
-impl<A: LeaseAdapter + Recall> Replays for LeaseLedger<A> {}
+impl<A: LeaseAdapter + Recall> Replays for Lease<A> {}
 
 impl<A: LeaseAdapter> Inner<A> {
     async fn claim(
@@ -174,8 +174,8 @@ impl<A: LeaseAdapter> Inner<A> {
         keys: &[DedupKey],
         context: &BeginContext,
     ) -> Result<Vec<Claimed>, Error> {
-        let receipt = context.receipt();
-        let call = Box::pin(async { self.adapter.claim(keys, &receipt).await });
+        let terms = context.terms();
+        let call = Box::pin(async { self.adapter.claim(keys, &terms).await });
         store_call("claim", context.store_timeout, keys.len(), call).await
     }
 
@@ -187,14 +187,14 @@ impl<A: LeaseAdapter> Inner<A> {
         asked_at: Instant,
         context: &BeginContext,
     ) -> (Begin<LeaseClaim<A>>, bool) {
-        let (receipt, store_timeout) = (context.receipt(), context.store_timeout);
+        let (terms, store_timeout) = (context.terms(), context.store_timeout);
         let (give_back, keep) =
             (std::mem::take(&mut folded.give_back), std::mem::take(&mut folded.keep));
         if !give_back.is_empty() {
-            self.release_behind(&give_back, receipt.clone(), store_timeout);
+            self.release_behind(&give_back, terms.clone(), store_timeout);
         }
         if !keep.is_empty() {
-            self.complete_behind(&keep, receipt.clone(), store_timeout, None, None);
+            self.complete_behind(&keep, terms.clone(), store_timeout, None, None);
         }
         if folded.new.is_empty() {
             return (folded.without_any_new(response), false);
@@ -206,7 +206,7 @@ impl<A: LeaseAdapter> Inner<A> {
         {
             observe::takeover(key, folded.attempt);
         }
-        let lease = Arc::new(Lease::new(keys, receipt, store_timeout, delivery));
+        let lease = Arc::new(HeldLease::new(keys, terms, store_timeout, delivery));
         let (kept, yields) = self.renewals.keep(&self.adapter, Arc::clone(&lease), asked_at);
         (Begin::first(LeaseClaim::new(self, lease, kept), others), yields)
     }
@@ -215,10 +215,10 @@ impl<A: LeaseAdapter> Inner<A> {
     async fn complete(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
         store_timeout: Duration,
     ) -> Result<Vec<Completed>, Error> {
-        let call = Box::pin(async { self.adapter.complete(keys, receipt).await });
+        let call = Box::pin(async { self.adapter.complete(keys, terms).await });
         store_call("complete", store_timeout, keys.len(), call).await
     }
 
@@ -227,31 +227,32 @@ impl<A: LeaseAdapter> Inner<A> {
     fn complete_behind(
         self: &Arc<Self>,
         keys: &[DedupKey],
-        receipt: Receipt,
+        terms: CallTerms,
         store_timeout: Duration,
-        kept: Option<Kept>,
+        kept: Option<RenewalGuard>,
         delivery: Option<Delivery>,
     ) {
         let keys: Arc<[DedupKey]> = keys.into();
-        let completing = self.completing.add_with(Arc::clone(&keys), |key| receipt.kept_for(key));
+        let completing =
+            self.completing.add_with(Arc::clone(&keys), |key| terms.stored_data_for(key));
         let until_then = (completing, kept);
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            let (delivery, receipt) = (delivery.clone(), receipt.clone());
+            let (delivery, terms) = (delivery.clone(), terms.clone());
             async move {
-                match inner.complete(&keys, &receipt, store_timeout).await {
+                match inner.complete(&keys, &terms, store_timeout).await {
                     Ok(answers) => {
                         if let Some(delivery) = &delivery {
                             tell_lost(&keys, &answers, delivery);
                         }
-                        Step::Settled
+                        RetryResult::Done
                     }
-                    Err(_) => Step::Again,
+                    Err(_) => RetryResult::Again,
                 }
             }
         };
-        let work = Work {
+        let work = RetryJob {
             operation: "complete",
             key: first,
             bound: COMPLETION_BOUND,
@@ -262,26 +263,26 @@ impl<A: LeaseAdapter> Inner<A> {
 
     /// Completes, in the background, what a handler that failed has marked as done, and keeps its
     /// lease meanwhile.
-    fn complete_done_behind(self: &Arc<Self>, done: &[DedupKey], of: &Lease) {
+    fn complete_done_behind(self: &Arc<Self>, done: &[DedupKey], of: &HeldLease) {
         if done.is_empty() {
             return;
         }
-        let (receipt, delivery) = (of.receipt.clone(), of.delivery.clone());
+        let (terms, delivery) = (of.terms.clone(), of.delivery.clone());
         let keys = done.to_vec().into();
-        let lease = Lease::new(keys, receipt.clone(), of.store_timeout, delivery.clone());
+        let lease = HeldLease::new(keys, terms.clone(), of.store_timeout, delivery.clone());
         lease.settle();
         // No handler follows that could block anything.
         let (kept, _) = self.renewals.keep(&self.adapter, Arc::new(lease), Instant::now());
-        self.complete_behind(done, receipt, of.store_timeout, kept, Some(delivery));
+        self.complete_behind(done, terms, of.store_timeout, kept, Some(delivery));
     }
 
     async fn release(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
         store_timeout: Duration,
     ) -> Result<Vec<Released>, Error> {
-        let call = Box::pin(async { self.adapter.release(keys, receipt).await });
+        let call = Box::pin(async { self.adapter.release(keys, terms).await });
         store_call("release", store_timeout, keys.len(), call).await
     }
 
@@ -290,17 +291,17 @@ impl<A: LeaseAdapter> Inner<A> {
     fn release_behind(
         self: &Arc<Self>,
         keys: &[DedupKey],
-        receipt: Receipt,
+        terms: CallTerms,
         store_timeout: Duration,
     ) {
         let (inner, first) = (Arc::clone(self), keys.first().cloned());
         let keys: Arc<[DedupKey]> = keys.into();
         let patience = RELEASE_PATIENCE.max(store_timeout.saturating_mul(2));
-        let work = Work { operation: "release", key: first, bound: receipt.lease(), patience };
+        let work = RetryJob { operation: "release", key: first, bound: terms.lease(), patience };
         let attempt = move || {
             let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            let receipt = receipt.clone();
-            async move { undone(inner.release(&keys, &receipt, store_timeout).await) }
+            let terms = terms.clone();
+            async move { undone(inner.release(&keys, &terms, store_timeout).await) }
         };
         self.releases.repeat(work, attempt, ());
     }
@@ -325,7 +326,7 @@ impl<A: LeaseAdapter> Drop for Unheld<'_, A> {
     fn drop(&mut self) {
         if !self.keys.is_empty() {
             let context = self.context;
-            self.inner.release_behind(&self.keys, context.receipt(), context.store_timeout);
+            self.inner.release_behind(&self.keys, context.terms(), context.store_timeout);
         }
     }
 }
@@ -369,9 +370,9 @@ pub struct LeaseClaim<A: LeaseAdapter> {
 }
 
 struct Held {
-    lease: Arc<Lease>,
+    lease: Arc<HeldLease>,
     /// None if the delivery runs unprotected.
-    kept: Option<Kept>,
+    kept: Option<RenewalGuard>,
     left: Left,
 }
 
@@ -380,13 +381,13 @@ enum Left {
     /// The handler has not ended: what it has marked as done decides.
     Undecided,
     /// It has succeeded. With the terms of its response, if that is stored.
-    Completion(Option<Box<Receipt>>),
+    Completion(Option<Box<CallTerms>>),
     /// It has failed.
     Release(Vec<DedupKey>),
 }
 
 impl<A: LeaseAdapter> LeaseClaim<A> {
-    fn new(inner: &Arc<Inner<A>>, lease: Arc<Lease>, kept: Option<Kept>) -> Self {
+    fn new(inner: &Arc<Inner<A>>, lease: Arc<HeldLease>, kept: Option<RenewalGuard>) -> Self {
         let (inner, delivery) = (Arc::clone(inner), lease.delivery.clone());
         Self { inner, delivery, held: Some(Held { lease, kept, left: Left::Undecided }) }
     }
@@ -395,7 +396,7 @@ impl<A: LeaseAdapter> LeaseClaim<A> {
 /// The keys that a handler has marked as done, with all identities of their events, and the others.
 fn by_done(delivery: &Delivery) -> (Vec<DedupKey>, Vec<DedupKey>) {
     let (done, rest): (Vec<_>, Vec<_>) =
-        delivery.elements().iter().partition(|element| delivery.is_done(element.key()));
+        delivery.events().iter().partition(|event| delivery.is_done(event.key()));
     (identities(done), identities(rest))
 }
 
@@ -408,21 +409,24 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
 
     /// One attempt, then the background. Never an error: what the handler did, it did.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
-    fn commit(mut self, outcome: &Outcome) -> impl Future<Output = Result<(), Error>> + Send {
+    fn commit(
+        mut self,
+        outcome: &HandlerSuccess,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
         async move {
             let Some(held) = &mut self.held else { return Ok(()) };
             let lease = Arc::clone(&held.lease);
             lease.settle();
             // Boxed, for most layers keep no response.
-            let with_response = match outcome.completes(&lease.receipt) {
+            let with_response = match outcome.completes(&lease.terms) {
                 Cow::Borrowed(_) => None,
-                Cow::Owned(receipt) => Some(Box::new(receipt)),
+                Cow::Owned(terms) => Some(Box::new(terms)),
             };
             // From here on, a claim that is dropped completes in the background.
             held.left = Left::Completion(with_response.clone());
-            let receipt = with_response.as_deref().unwrap_or(&lease.receipt);
+            let terms = with_response.as_deref().unwrap_or(&lease.terms);
             let (keys, store_timeout) = (lease.keys(), lease.store_timeout);
-            if let Ok(answers) = self.inner.complete(keys, receipt, store_timeout).await {
+            if let Ok(answers) = self.inner.complete(keys, terms, store_timeout).await {
                 self.held = None;
                 tell_lost(keys, &answers, &self.delivery);
             }
@@ -435,11 +439,11 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
         // Before the release, or a renewal could cross it and look like a lost lease.
         drop(held.kept.take());
         let lease = Arc::clone(&held.lease);
-        let Lease { receipt, store_timeout, delivery, .. } = &*lease;
+        let HeldLease { terms, store_timeout, delivery, .. } = &*lease;
         let (done, rest) = by_done(delivery);
         let mut outcome = Ok(());
         if !done.is_empty() {
-            match self.inner.complete(&done, receipt, *store_timeout).await {
+            match self.inner.complete(&done, terms, *store_timeout).await {
                 Ok(answers) => tell_lost(&done, &answers, delivery),
                 Err(error) => {
                     self.inner.complete_done_behind(&done, &lease);
@@ -455,7 +459,7 @@ impl<A: LeaseAdapter> Claim for LeaseClaim<A> {
         if let Some(held) = &mut self.held {
             held.left = Left::Release(rest.clone());
         }
-        match self.inner.release(&rest, receipt, *store_timeout).await {
+        match self.inner.release(&rest, terms, *store_timeout).await {
             // The claim of an unprotected delivery may be on its way still.
             Ok(_) if !delivery.is_unprotected() => self.held = None,
             released => outcome = outcome.and(released.map(drop)),
@@ -470,9 +474,9 @@ impl<A: LeaseAdapter> Drop for LeaseClaim<A> {
         let (inner, store_timeout) = (&self.inner, lease.store_timeout);
         let rest = match left {
             Left::Completion(with_response) => {
-                let receipt = with_response.map_or_else(|| lease.receipt.clone(), |boxed| *boxed);
+                let terms = with_response.map_or_else(|| lease.terms.clone(), |boxed| *boxed);
                 let told = Some(self.delivery.clone());
-                inner.complete_behind(lease.keys(), receipt, store_timeout, kept, told);
+                inner.complete_behind(lease.keys(), terms, store_timeout, kept, told);
                 return;
             }
             Left::Release(rest) => rest,
@@ -484,7 +488,7 @@ impl<A: LeaseAdapter> Drop for LeaseClaim<A> {
         };
         drop(kept);
         if !rest.is_empty() {
-            inner.release_behind(&rest, lease.receipt.clone(), store_timeout);
+            inner.release_behind(&rest, lease.terms.clone(), store_timeout);
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! | ledger | key is permanent | handler fails or panics | process dies mid-handler | concurrent duplicate | effect |
 //! |---|---|---|---|---|---|
-//! | [`LeaseLedger`] (default) | after a successful response | released at once; the retry runs | the lease lapses; the retry runs (takeover) | waits, then 200; past the bound 503 | at least once; once while no process and no store dies |
-//! | [`ArrivalLedger`] | before the handler | lost | lost | 200 | at most once |
-//! | `TransactionLedger` (features `postgres`, `sqlite`) | in the same COMMIT as the handler's writes | rolled back with them | rolled back with them | waits, then 200; past the bound 503 | exactly once, for all that is written in that database |
+//! | [`Lease`] (default) | after a successful response | released at once; the retry runs | the lease lapses; the retry runs (takeover) | waits, then 200; past the bound 503 | at least once; once while no process and no store dies |
+//! | [`OnArrival`] | before the handler | lost | lost | 200 | at most once |
+//! | `Transactional` (features `postgres`, `sqlite`) | in the same COMMIT as the handler's writes | rolled back with them | rolled back with them | waits, then 200; past the bound 503 | exactly once, for all that is written in that database |
 //!
 //! 1. The layer makes the token before the call. After an unknown outcome (a timeout, a lost
 //!    connection) the ledger undoes by token in the background: a lost answer neither blocks a key
@@ -26,14 +26,13 @@ use std::time::Duration;
 
 use http::{Extensions, StatusCode};
 
-use crate::adapter::{Payloads, Receipt, Seen, StoredResponse, Token};
+use crate::adapter::{CallTerms, Payloads, Seen, StoredResponse, Token};
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::key::Keys;
 use crate::policy::OnUnavailable;
 
 mod arrival;
-mod background;
 mod call;
 mod fold;
 mod lease;
@@ -42,16 +41,17 @@ mod lend;
 mod pending;
 mod recall;
 mod renewal;
+mod retry;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) mod transaction;
 
-pub use arrival::{ArrivalClaim, ArrivalLedger};
-pub use lease::{LeaseClaim, LeaseLedger};
+pub use arrival::{ArrivalClaim, OnArrival};
+pub use lease::{Lease, LeaseClaim};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use lend::TxUnavailable;
 pub use recall::{Recaller, Recalls, Replays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use transaction::{TransactionClaim, TransactionLedger, TxHandle};
+pub use transaction::{TransactionClaim, Transactional, TxHandle};
 
 /// Decides whether a delivery is the first, and makes its key permanent.
 pub trait Ledger: Send + Sync + 'static {
@@ -97,9 +97,9 @@ pub trait Claim: Send + 'static {
     ///
     /// Only from a ledger whose commit decides whether the handler's effect exists: the layer
     /// answers 503 then.
-    fn commit(self, outcome: &Outcome) -> impl Future<Output = Result<(), Error>> + Send;
+    fn commit(self, outcome: &HandlerSuccess) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// The handler failed. Events that it marked as [done](Delivery::done) are completed all the
+    /// The handler failed. Events that it marked as [done](Delivery::mark_done) are completed all the
     /// same.
     ///
     /// # Errors
@@ -126,19 +126,19 @@ pub enum Begin<C> {
         /// What the delivery holds.
         claim: C,
         /// The events of a batch that do not run.
-        others: Others,
+        others: Remainder,
     },
     /// Every event that is not complete runs elsewhere.
     InFlight,
     /// Every event is complete.
-    Duplicate(Known),
+    Duplicate(DuplicateInfo),
     /// Every event is complete, and one of them was handled with another payload.
-    Mismatch(Known),
+    Mismatch(DuplicateInfo),
 }
 
 impl<C> Begin<C> {
     /// Run the handler.
-    pub const fn first(claim: C, others: Others) -> Self {
+    pub const fn first(claim: C, others: Remainder) -> Self {
         Self::First { claim, others }
     }
 }
@@ -146,7 +146,7 @@ impl<C> Begin<C> {
 /// What became of the events of a batch that do not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Others {
+pub struct Remainder {
     /// Some run elsewhere: the final answer must not be a 2xx.
     pub in_flight: bool,
     /// One was handled with another payload.
@@ -156,14 +156,14 @@ pub struct Others {
 /// A delivery of which nothing is new.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Known {
+pub struct DuplicateInfo {
     /// What is known of its first event that is complete.
     pub seen: Seen,
     /// The response to that, if it was kept and is asked for.
     pub response: Option<Arc<StoredResponse>>,
 }
 
-impl Known {
+impl DuplicateInfo {
     /// A delivery whose response was not kept.
     #[must_use]
     pub const fn new(seen: Seen) -> Self {
@@ -223,11 +223,11 @@ impl BeginContext {
 
     /// The same terms for a store.
     #[must_use]
-    pub fn receipt(&self) -> Receipt {
-        let receipt = Receipt::new(self.token, self.retention).with_lease(self.lease);
+    pub fn terms(&self) -> CallTerms {
+        let terms = CallTerms::new(self.token, self.retention).with_lease(self.lease);
         match &self.payloads {
-            Some(payloads) => receipt.with_sorted_payloads(Arc::clone(payloads)),
-            None => receipt,
+            Some(payloads) => terms.with_sorted_payloads(Arc::clone(payloads)),
+            None => terms,
         }
     }
 }
@@ -235,14 +235,14 @@ impl BeginContext {
 /// How a handler succeeded.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Outcome {
+pub struct HandlerSuccess {
     /// The status of its response.
     pub status: StatusCode,
     /// The response itself, if it is to be kept.
     pub response: Option<Arc<StoredResponse>>,
 }
 
-impl Outcome {
+impl HandlerSuccess {
     /// A response of this status.
     #[must_use]
     pub const fn new(status: StatusCode) -> Self {
@@ -257,10 +257,10 @@ impl Outcome {
     }
 
     /// The terms of the completion that this outcome asks for.
-    fn completes<'r>(&self, receipt: &'r Receipt) -> Cow<'r, Receipt> {
+    fn completes<'r>(&self, terms: &'r CallTerms) -> Cow<'r, CallTerms> {
         match &self.response {
-            Some(response) => Cow::Owned(receipt.clone().with_response(Arc::clone(response))),
-            None => Cow::Borrowed(receipt),
+            Some(response) => Cow::Owned(terms.clone().with_response(Arc::clone(response))),
+            None => Cow::Borrowed(terms),
         }
     }
 }

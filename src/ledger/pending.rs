@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::adapter::Kept;
+use crate::adapter::StoredData;
 use crate::key::DedupKey;
 
 #[derive(Default)]
@@ -21,7 +21,7 @@ struct Held {
     /// How often the key was added.
     times: usize,
     /// What will be kept with it.
-    kept: Kept,
+    kept: StoredData,
 }
 
 impl Pending {
@@ -52,7 +52,7 @@ impl Pending {
     }
 
     /// What will be kept with a key that is pending.
-    pub(super) fn kept(&self, key: &DedupKey) -> Option<Kept> {
+    pub(super) fn kept(&self, key: &DedupKey) -> Option<StoredData> {
         if self.is_empty() { None } else { self.lock().get(key).map(|held| held.kept.clone()) }
     }
 
@@ -69,13 +69,13 @@ impl Pending {
     pub(super) fn add_with(
         self: &Arc<Self>,
         keys: Arc<[DedupKey]>,
-        kept_for: impl Fn(&DedupKey) -> Option<Kept>,
+        stored_data_for: impl Fn(&DedupKey) -> Option<StoredData>,
     ) -> StillPending {
         let mut set = self.lock();
         for key in keys.iter() {
             let held = set.entry(key.clone()).or_default();
             held.times += 1;
-            if let Some(kept) = kept_for(key) {
+            if let Some(kept) = stored_data_for(key) {
                 held.kept = kept;
             }
         }

@@ -7,7 +7,7 @@
 //! 2. A store that does not answer it leaves the delivery unanswered: an empty 200 in the place of
 //!    the handler's response would be a wrong answer. A key that was complete, and is not any more
 //!    when that is asked, is in flight: the next look finds out.
-//! 3. Payloads are compared for the key of an element, not for its second identity, under which
+//! 3. Payloads are compared for the key of an event, not for its second identity, under which
 //!    another event may have been handled, and only with that of a key that is complete: what was
 //!    begun and not finished has had no effect that could differ.
 //! 4. A response is replayed to a delivery of one event. That of a batch answered for other events
@@ -22,11 +22,11 @@ use futures_util::future::BoxFuture;
 use super::call::store_call;
 use super::fold::Answer;
 use super::{BeginContext, Ledger};
-use crate::adapter::{Kept, Recall, StoredResponse, Wanted};
+use crate::adapter::{Fetch, Recall, StoredData, StoredResponse};
 use crate::error::Error;
-use crate::key::{DedupKey, Element};
+use crate::key::{DedupKey, Event};
 
-type Ask = dyn Fn(Vec<DedupKey>, Wanted) -> BoxFuture<'static, Result<Vec<Option<Kept>>, Error>>
+type Ask = dyn Fn(Vec<DedupKey>, Fetch) -> BoxFuture<'static, Result<Vec<Option<StoredData>>, Error>>
     + Send
     + Sync;
 
@@ -62,15 +62,15 @@ impl Recaller {
         }))
     }
 
-    /// For a delivery of these elements.
+    /// For a delivery of these events.
     async fn ask(
         &self,
         context: &BeginContext,
-        elements: &[Element],
+        events: &[Event],
         keys: Vec<DedupKey>,
-    ) -> Result<Vec<Option<Kept>>, Error> {
-        let replays = context.replays && elements.len() == 1;
-        let wanted = if replays { Wanted::All } else { Wanted::Payload };
+    ) -> Result<Vec<Option<StoredData>>, Error> {
+        let replays = context.replays && events.len() == 1;
+        let wanted = if replays { Fetch::DigestAndResponse } else { Fetch::Digest };
         let count = keys.len();
         store_call("recall", context.store_timeout, count, self.0(keys, wanted)).await
     }
@@ -88,18 +88,22 @@ impl fmt::Debug for Recaller {
 /// event that was handled by whoever asks in between.
 pub(super) async fn look_ahead(
     context: &BeginContext,
-    elements: &[Element],
+    events: &[Event],
     flat: &[DedupKey],
-) -> Result<HashMap<DedupKey, Kept>, Error> {
+) -> Result<HashMap<DedupKey, StoredData>, Error> {
     let recaller = context.recaller.as_ref().filter(|_| !flat.is_empty());
     let Some(recaller) = recaller else { return Ok(HashMap::new()) };
-    let kept = recaller.ask(context, elements, flat.to_vec()).await?;
+    let kept = recaller.ask(context, events, flat.to_vec()).await?;
     let known = flat.iter().zip(kept).filter_map(|(key, kept)| Some((key.clone(), kept?)));
     Ok(known.collect())
 }
 
 /// Takes what is complete since we looked ahead for in flight: the retry finds what is kept with it.
-pub(super) fn doubt(flat: &[DedupKey], answers: &mut [Answer], known: &HashMap<DedupKey, Kept>) {
+pub(super) fn doubt(
+    flat: &[DedupKey],
+    answers: &mut [Answer],
+    known: &HashMap<DedupKey, StoredData>,
+) {
     for (key, answer) in flat.iter().zip(answers) {
         if matches!(answer, Answer::Duplicate(_)) && !known.contains_key(key) {
             *answer = Answer::InFlight;
@@ -114,26 +118,27 @@ pub(super) fn doubt(flat: &[DedupKey], answers: &mut [Answer], known: &HashMap<D
 /// store does not know yet.
 pub(super) async fn recall(
     context: &BeginContext,
-    elements: &[Element],
+    events: &[Event],
     flat: &[DedupKey],
     answers: &mut [Answer],
-    here: impl Fn(&DedupKey) -> Option<Kept>,
+    here: impl Fn(&DedupKey) -> Option<StoredData>,
 ) -> Result<Option<Arc<StoredResponse>>, Error> {
     let Some(recaller) = &context.recaller else { return Ok(None) };
     let complete: Vec<usize> =
         (0..flat.len()).filter(|place| matches!(answers[*place], Answer::Duplicate(_))).collect();
-    let mut kept: Vec<Option<Kept>> = complete.iter().map(|place| here(&flat[*place])).collect();
+    let mut kept: Vec<Option<StoredData>> =
+        complete.iter().map(|place| here(&flat[*place])).collect();
     let absent: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
     if !absent.is_empty() {
         let keys: Vec<DedupKey> =
             absent.iter().map(|place| flat[complete[*place]].clone()).collect();
-        let found = recaller.ask(context, elements, keys).await?;
+        let found = recaller.ask(context, events, keys).await?;
         for (place, found) in absent.into_iter().zip(found) {
             kept[place] = found;
         }
     }
     let mut response = None;
-    let receipt = context.receipt();
+    let terms = context.terms();
     for (place, kept) in complete.into_iter().zip(kept) {
         let Answer::Duplicate(seen) = answers[place] else { continue };
         let Some(kept) = kept else {
@@ -141,13 +146,13 @@ pub(super) async fn recall(
             continue;
         };
         let key = &flat[place];
-        let asked = receipt.kept_for(key).and_then(|asked| asked.payload_sha256);
+        let asked = terms.stored_data_for(key).and_then(|asked| asked.payload_sha256);
         if let (Some(asked), Some(was)) = (asked, kept.payload_sha256)
             && asked != was
         {
             answers[place] = Answer::Mismatch(seen);
         }
-        if let [only] = elements
+        if let [only] = events
             && (response.is_none() || only.key() == key)
         {
             response = kept.response.or(response);

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::call::store_call;
-use crate::adapter::{LeaseAdapter, Receipt, Renewed};
+use crate::adapter::{CallTerms, LeaseAdapter, Renewed};
 use crate::delivery::Delivery;
 use crate::key::{DedupKey, List};
 use crate::observe;
@@ -40,30 +40,30 @@ struct State {
 }
 
 struct Running {
-    lease: Arc<Lease>,
+    lease: Arc<HeldLease>,
     due: Instant,
 }
 
 /// Leases to renew, by their places.
-type Due = Vec<(usize, Arc<Lease>)>;
+type Due = Vec<(usize, Arc<HeldLease>)>;
 
 /// A lease to keep: of a delivery, and shared with its claim.
-pub(super) struct Lease {
+pub(super) struct HeldLease {
     keys: List<DedupKey>,
-    pub(super) receipt: Receipt,
+    pub(super) terms: CallTerms,
     pub(super) store_timeout: Duration,
     pub(super) delivery: Delivery,
     settling: AtomicBool,
 }
 
-impl Lease {
+impl HeldLease {
     pub(super) fn new(
         keys: List<DedupKey>,
-        receipt: Receipt,
+        terms: CallTerms,
         store_timeout: Duration,
         delivery: Delivery,
     ) -> Self {
-        Self { keys, receipt, store_timeout, delivery, settling: AtomicBool::new(false) }
+        Self { keys, terms, store_timeout, delivery, settling: AtomicBool::new(false) }
     }
 
     /// Sorted.
@@ -79,18 +79,18 @@ impl Lease {
 
     /// When to renew it, if it counts from `since`.
     fn due(&self, since: Instant) -> Instant {
-        since + clamped(self.receipt.lease() / 3)
+        since + clamped(self.terms.lease() / 3)
     }
 }
 
 /// Keeps a lease for as long as it lives.
-pub(super) struct Kept {
+pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
     runtime: runtime::Id,
     place: usize,
 }
 
-impl Drop for Kept {
+impl Drop for RenewalGuard {
     fn drop(&mut self) {
         let mut states = self.renewals.lock();
         let Some(state) = states.get_mut(&self.runtime) else { return };
@@ -106,7 +106,7 @@ impl Drop for Kept {
 }
 
 impl Renewals {
-    /// Keeps `lease`, which counts from `since`, until the returned [`Kept`] is dropped; `None`
+    /// Keeps `lease`, which counts from `since`, until the returned [`RenewalGuard`] is dropped; `None`
     /// outside a runtime.
     ///
     /// If the second value is true, the caller has to yield once before it runs a handler: the
@@ -115,9 +115,9 @@ impl Renewals {
     pub(super) fn keep<A: LeaseAdapter>(
         self: &Arc<Self>,
         adapter: &Arc<A>,
-        lease: Arc<Lease>,
+        lease: Arc<HeldLease>,
         since: Instant,
-    ) -> (Option<Kept>, bool) {
+    ) -> (Option<RenewalGuard>, bool) {
         let Ok(runtime) = Handle::try_current() else { return (None, false) };
         let (kept, starts, earlier) = self.add(runtime.id(), lease, since);
         if let Some(earlier) = &earlier {
@@ -136,9 +136,9 @@ impl Renewals {
     fn add(
         self: &Arc<Self>,
         runtime: runtime::Id,
-        lease: Arc<Lease>,
+        lease: Arc<HeldLease>,
         since: Instant,
-    ) -> (Kept, bool, Option<Arc<Notify>>) {
+    ) -> (RenewalGuard, bool, Option<Arc<Notify>>) {
         let due = lease.due(since);
         let mut states = self.lock();
         let state = states.entry(runtime).or_default();
@@ -146,7 +146,7 @@ impl Renewals {
         let starts = !std::mem::replace(&mut state.sweeping, true);
         let sleeps_too_long = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
         let earlier = sleeps_too_long.then(|| Arc::clone(&state.earlier));
-        (Kept { renewals: Arc::clone(self), runtime, place }, starts, earlier)
+        (RenewalGuard { renewals: Arc::clone(self), runtime, place }, starts, earlier)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<runtime::Id, State>> {
@@ -230,9 +230,9 @@ async fn renew<A: LeaseAdapter>(
     runtime: runtime::Id,
     adapter: Arc<A>,
     place: usize,
-    lease: Arc<Lease>,
+    lease: Arc<HeldLease>,
 ) {
-    let call = Box::pin(async { adapter.renew(lease.keys(), &lease.receipt).await });
+    let call = Box::pin(async { adapter.renew(lease.keys(), &lease.terms).await });
     let answer = store_call("renew", lease.store_timeout, lease.keys().len(), call).await;
     let mut states = renewals.lock();
     let Some(state) = states.get_mut(&runtime) else { return };
@@ -253,7 +253,7 @@ async fn renew<A: LeaseAdapter>(
             }
         }
         Err(_) => {
-            running.due = Instant::now() + clamped(lease.receipt.lease() / 12);
+            running.due = Instant::now() + clamped(lease.terms.lease() / 12);
             state.earlier.notify_one();
         }
     }

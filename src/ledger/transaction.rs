@@ -1,4 +1,4 @@
-//! [`TransactionLedger`]: the key becomes permanent in the same COMMIT as what the handler wrote.
+//! [`Transactional`]: the key becomes permanent in the same COMMIT as what the handler wrote.
 //!
 //! 1. A delivery claims its keys in a transaction, lends it to the handler, and commits it after a
 //!    success, before the response leaves. A handler that fails has its transaction rolled back,
@@ -11,7 +11,7 @@
 //! 4. A commit that fails is 503 where a retry may succeed, and so is one whose outcome is unknown:
 //!    the retry finds out. The layer never runs a handler again by itself.
 //! 5. An event that this process is running already is in flight without asking the store.
-//! 6. [`DedupTx::done`] sets a mark, and counts only once that is surely there. Where the handler
+//! 6. [`DedupTx::mark_done`] sets a mark, and counts only once that is surely there. Where the handler
 //!    fails, what it wrote after its last mark is rolled back, the rest is committed with the keys
 //!    that it has marked by then, and the other keys are free. Of a call that was cut off, the
 //!    database tells whether its mark is there. Where there is none, all is rolled back.
@@ -36,8 +36,8 @@ use super::fold::{Answer, fold, identities, plan};
 use super::lend::{Borrower, TxUnavailable};
 use super::pending::{Pending, StillPending};
 use super::recall::{Recaller, Recalls, Replays, doubt, look_ahead, recall};
-use super::{Begin, BeginContext, Claim, Ledger, Outcome};
-use crate::adapter::{OpenTransaction, Recall, Receipt, TransactionAdapter};
+use super::{Begin, BeginContext, Claim, HandlerSuccess, Ledger};
+use crate::adapter::{CallTerms, OpenTransaction, Recall, TransactionAdapter};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Keys};
@@ -47,7 +47,7 @@ use crate::observe;
 /// exactly once.
 ///
 /// Cloning makes another handle to the same ledger.
-pub struct TransactionLedger<A>(Arc<Inner<A>>);
+pub struct Transactional<A>(Arc<Inner<A>>);
 
 struct Inner<A> {
     adapter: Arc<A>,
@@ -55,7 +55,7 @@ struct Inner<A> {
     running: Arc<Pending>,
 }
 
-impl<A> TransactionLedger<A> {
+impl<A> Transactional<A> {
     /// A ledger over this database.
     #[must_use]
     pub fn new(adapter: A) -> Self {
@@ -69,21 +69,19 @@ impl<A> TransactionLedger<A> {
     }
 }
 
-impl<A> Clone for TransactionLedger<A> {
+impl<A> Clone for Transactional<A> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<A: fmt::Debug> fmt::Debug for TransactionLedger<A> {
+impl<A: fmt::Debug> fmt::Debug for Transactional<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransactionLedger")
-            .field("adapter", &self.0.adapter)
-            .finish_non_exhaustive()
+        f.debug_struct("Transactional").field("adapter", &self.0.adapter).finish_non_exhaustive()
     }
 }
 
-impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
+impl<A: TransactionAdapter> Ledger for Transactional<A> {
     type Claim = TransactionClaim<A>;
 
     async fn begin(
@@ -92,17 +90,17 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         let inner = &self.0;
-        let (elements, flat) = plan(keys);
+        let (events, flat) = plan(keys);
         let rest = inner.running.rest(&flat);
         let asked = rest.as_deref().unwrap_or(&flat);
         if asked.is_empty() {
             return Ok(Begin::InFlight);
         }
-        let (receipt, bound) = (context.receipt(), context.store_timeout);
+        let (terms, bound) = (context.terms(), context.store_timeout);
         // Of one key, the answer is either a transaction or what there is to recall.
         let several = flat.len() > 1 && context.recaller.is_some();
-        let before = look_ahead(context, &elements, if several { asked } else { &[] }).await?;
-        let open = Box::pin(inner.adapter.open(asked, &receipt));
+        let before = look_ahead(context, &events, if several { asked } else { &[] }).await?;
+        let open = Box::pin(inner.adapter.open(asked, &terms));
         let opened = bounded("begin", bound.saturating_add(inner.adapter.patience()), open).await?;
         if opened.answers.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the answers of the store"));
@@ -119,21 +117,21 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
             doubt(&flat, &mut answers, &before);
         }
         let here = |key: &DedupKey| before.get(key).cloned();
-        let response = recall(context, &elements, &flat, &mut answers, here).await?;
-        let mut folded = fold(elements, &flat, &answers);
+        let response = recall(context, &events, &flat, &mut answers, here).await?;
+        let mut folded = fold(events, &flat, &answers);
         let keep = std::mem::take(&mut folded.keep);
         let Some(mut transaction) = opened.transaction else {
             return Ok(folded.without_any_new(response));
         };
         if !folded.give_back.is_empty() {
-            let given = inner.adapter.give_back(&mut transaction, &folded.give_back, &receipt);
+            let given = inner.adapter.give_back(&mut transaction, &folded.give_back, &terms);
             bounded("give_back", bound, Box::pin(given)).await?;
         }
         if folded.new.is_empty() {
             let ended = if keep.is_empty() {
                 bounded("rollback", bound, Box::pin(inner.adapter.rollback(transaction))).await
             } else {
-                let kept = inner.adapter.commit(transaction, &keep, &receipt);
+                let kept = inner.adapter.commit(transaction, &keep, &terms);
                 bounded("commit", bound, Box::pin(kept)).await
             };
             ended?;
@@ -151,9 +149,9 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
         }
         let running = inner.running.add(Arc::clone(&held));
         let adapter = Arc::clone(&inner.adapter);
-        let terms = Arc::new(Terms { adapter, delivery, keys: held, receipt, bound });
-        let slot = terms.slot(transaction);
-        Ok(Begin::first(TransactionClaim { terms, slot, _running: running }, others))
+        let open = Arc::new(OpenDelivery { adapter, delivery, keys: held, terms, bound });
+        let slot = open.slot(transaction);
+        Ok(Begin::first(TransactionClaim { open, slot, _running: running }, others))
     }
 
     fn background(&self) -> usize {
@@ -163,35 +161,35 @@ impl<A: TransactionAdapter> Ledger for TransactionLedger<A> {
     async fn drain(&self) {}
 }
 
-impl<A: TransactionAdapter + Recall> Recalls for TransactionLedger<A> {
+impl<A: TransactionAdapter + Recall> Recalls for Transactional<A> {
     fn recaller(&self) -> Recaller {
         Recaller::new(Arc::clone(&self.0.adapter))
     }
 }
 
-impl<A: TransactionAdapter + Recall> Replays for TransactionLedger<A> {}
+impl<A: TransactionAdapter + Recall> Replays for Transactional<A> {}
 
 /// What a delivery's transaction ends by.
-struct Terms<A> {
+struct OpenDelivery<A> {
     adapter: Arc<A>,
     delivery: Delivery,
     keys: Arc<[DedupKey]>,
-    receipt: Receipt,
+    terms: CallTerms,
     bound: Duration,
 }
 
-impl<A: TransactionAdapter> Terms<A> {
+impl<A: TransactionAdapter> OpenDelivery<A> {
     /// A slot whose transaction is ended, in a task of its own, should it be dropped.
     fn slot(self: &Arc<Self>, transaction: OpenTransaction<A::Database>) -> Arc<Slot<A::Database>> {
-        let terms = Arc::clone(self);
+        let open = Arc::clone(self);
         let runtime = tokio::runtime::Handle::current();
         let abandon = move |transaction, marks| {
-            let terms = Arc::clone(&terms);
+            let open = Arc::clone(&open);
             // Whoever lets go may be a thread without a runtime, where sqlx's own drop panics. One
             // that has ended drops the task, and its connection, right here.
             let _entered = runtime.enter();
             runtime.spawn(async move {
-                let _ = terms.rollback(transaction, &marks).await;
+                let _ = open.rollback(transaction, &marks).await;
             });
         };
         Arc::new(Slot {
@@ -218,7 +216,7 @@ impl<A: TransactionAdapter> Terms<A> {
         &self,
         mut transaction: OpenTransaction<A::Database>,
         marks: &Marks,
-        outcome: &Outcome,
+        outcome: &HandlerSuccess,
     ) -> Result<(), Error> {
         if marks.asked > 0 {
             // A transaction that the handler has broken says so here, while what it has marked can
@@ -231,8 +229,8 @@ impl<A: TransactionAdapter> Terms<A> {
                 return Err(error);
             }
         }
-        let receipt = outcome.completes(&self.receipt);
-        self.adapter.commit(transaction, &self.keys, &receipt).await
+        let terms = outcome.completes(&self.terms);
+        self.adapter.commit(transaction, &self.keys, &terms).await
     }
 
     async fn rollback(
@@ -264,13 +262,13 @@ impl<A: TransactionAdapter> Terms<A> {
         };
         let given = match &*rest {
             [] => Ok(()),
-            rest => self.adapter.give_back(&mut transaction, rest, &self.receipt).await,
+            rest => self.adapter.give_back(&mut transaction, rest, &self.terms).await,
         };
         if let Err(error) = given {
             let _ = self.adapter.rollback(transaction).await;
             return Err(error);
         }
-        self.adapter.commit(transaction, &done, &self.receipt).await
+        self.adapter.commit(transaction, &done, &self.terms).await
     }
 
     /// The last mark that is there.
@@ -290,7 +288,7 @@ impl<A: TransactionAdapter> Terms<A> {
     /// The keys to complete with this mark, with all identities of their events, and the others.
     fn keys_by(&self, mark: u32, marks: &Marks) -> (Vec<DedupKey>, Vec<DedupKey>) {
         let done: HashSet<&DedupKey> = marks.keys_by(mark).collect();
-        let undone = self.delivery.elements().iter().filter(|event| !done.contains(event.key()));
+        let undone = self.delivery.events().iter().filter(|event| !done.contains(event.key()));
         let rest = identities(undone);
         let done = self.keys.iter().filter(|key| rest.binary_search(key).is_err());
         (done.cloned().collect(), rest)
@@ -299,7 +297,7 @@ impl<A: TransactionAdapter> Terms<A> {
 
 /// A delivery whose keys are claimed in a transaction.
 pub struct TransactionClaim<A: TransactionAdapter> {
-    terms: Arc<Terms<A>>,
+    open: Arc<OpenDelivery<A>>,
     slot: Arc<Slot<A::Database>>,
     /// To the end: a twin that finds the key free has to find the row too.
     _running: StillPending,
@@ -307,7 +305,7 @@ pub struct TransactionClaim<A: TransactionAdapter> {
 
 impl<A: TransactionAdapter> Claim for TransactionClaim<A> {
     fn delivery(&self) -> &Delivery {
-        &self.terms.delivery
+        &self.open.delivery
     }
 
     fn attach(&self, extensions: &mut Extensions) {
@@ -316,21 +314,21 @@ impl<A: TransactionAdapter> Claim for TransactionClaim<A> {
         extensions.insert(mark);
     }
 
-    async fn commit(self, outcome: &Outcome) -> Result<(), Error> {
+    async fn commit(self, outcome: &HandlerSuccess) -> Result<(), Error> {
         let Some((transaction, marks)) = self.slot.close() else {
             return Err(Error::new(
                 ErrorKind::Transaction,
                 "committing: the handler has kept its transaction",
             ));
         };
-        let commit = Box::pin(self.terms.commit(transaction, &marks, outcome));
-        bounded("commit", self.terms.bound, commit).await
+        let commit = Box::pin(self.open.commit(transaction, &marks, outcome));
+        bounded("commit", self.open.bound, commit).await
     }
 
     async fn rollback(self) -> Result<(), Error> {
         // What somebody has kept is rolled back when they let go.
         let Some((transaction, marks)) = self.slot.close() else { return Ok(()) };
-        self.terms.rollback(transaction, &marks).await
+        self.open.rollback(transaction, &marks).await
     }
 }
 
@@ -345,7 +343,7 @@ impl<A: TransactionAdapter> Drop for TransactionClaim<A> {
 impl<A: TransactionAdapter> fmt::Debug for TransactionClaim<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TransactionClaim")
-            .field("delivery", &self.terms.delivery)
+            .field("delivery", &self.open.delivery)
             .finish_non_exhaustive()
     }
 }
@@ -536,7 +534,7 @@ impl<DB: Database> DedupTx<DB> {
     /// # Cancel safety
     ///
     /// The event counts as done if the mark was set by then, or with the next one that is.
-    pub async fn done(&mut self, key: &DedupKey) -> Result<bool, Error> {
+    pub async fn mark_done(&mut self, key: &DedupKey) -> Result<bool, Error> {
         let slot = &self.slot;
         if !slot.delivery.runs(key) {
             return Ok(false);

@@ -7,7 +7,7 @@ use crate::key::{self, RequestRef};
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
 ///
 /// GitHub never retries by itself; a person can send a delivery again for three days, and it keeps
-/// its id: to let such a redelivery run, [`forget`](crate::adapter::Maintain::forget) the key. All
+/// its id: to let such a redelivery run, [`forget`](crate::adapter::MaintenanceAdapter::forget) the key. All
 /// webhooks that subscribe to an event share the value: where a repository's and an organisation's
 /// webhook post to one URL and both must be handled, give each its own route and namespace. The
 /// signature covers the body, not this header. An answer that is not a 2xx loses the event: write a

@@ -36,7 +36,7 @@ use crate::key;
 ///     let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
 ///         panic!("keys");
 ///     };
-///     keys.elements()[0].identities().map(DedupKey::clone).collect::<Vec<_>>()
+///     keys.events()[0].identities().map(DedupKey::clone).collect::<Vec<_>>()
 /// };
 /// let (first, again) = (identities("a"), identities("b"));
 /// assert_ne!(first[0], again[0]);

@@ -93,7 +93,7 @@ impl Preset {
         self.name
     }
 
-    /// The key in words (Markdown): header names, and JSON pointers into the body or the element.
+    /// The key in words (Markdown): header names, and JSON pointers into the body or the event.
     /// `?` marks a part that may be missing.
     #[must_use]
     pub const fn key_in_words(&self) -> &'static str {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::preset::{DAY, Floor, POST, Preset, Retries, Rule};
 use crate::error::KeyError;
 use crate::key::{
-    self, Found, Items, KeyPart, Pointer, Reader, RequestRef, body_id, compose, elements,
+    self, Found, Items, KeyPart, Pointer, Reader, RequestRef, body_id, compose, events,
 };
 
 /// WhatsApp and other webhooks of Meta: of each update, what identifies it.
@@ -77,13 +77,13 @@ impl Rules {
     }
 
     fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
-        let Some(entries) = elements(request.body(), &self.entries)? else {
+        let Some(entries) = events(request.body(), &self.entries)? else {
             return Ok(Found::Missing);
         };
         let mut items = Items::default();
         let mut complete = true;
         for entry in entries {
-            let changes = elements(&entry, &self.changes)?.unwrap_or_default();
+            let changes = events(&entry, &self.changes)?.unwrap_or_default();
             if changes.is_empty() {
                 items.push(&body_id(&entry), entry, true)?;
                 continue;
@@ -109,8 +109,8 @@ impl Rules {
 
     /// The messages and statuses of a change, in the order of the request; `true` is a status.
     fn updates(&self, change: &Bytes) -> Result<Vec<(Bytes, bool)>, KeyError> {
-        let messages = elements(change, &self.messages)?.unwrap_or_default();
-        let statuses = elements(change, &self.statuses)?.unwrap_or_default();
+        let messages = events(change, &self.messages)?.unwrap_or_default();
+        let statuses = events(change, &self.statuses)?.unwrap_or_default();
         let messages = messages.into_iter().map(|update| (update, false));
         let statuses = statuses.into_iter().map(|update| (update, true));
         let mut updates: Vec<_> = messages.chain(statuses).collect();

@@ -19,10 +19,10 @@ use super::Shared;
 use super::answer::{Answer, panic_message, status};
 use super::paths::{HANDLED, Path};
 use crate::adapter::{Payloads, StoredResponse};
-use crate::body::{self, Kept, ResponseBody};
+use crate::body::{self, Buffered, ResponseBody};
 use crate::error::{Error, ErrorKind};
-use crate::key::{DedupKey, Element, Keys};
-use crate::ledger::{Begin, Claim, Known, Ledger, Others, Outcome as Handled};
+use crate::key::{DedupKey, Event, Keys};
+use crate::ledger::{Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, Remainder};
 use crate::observe::{self, Outcome, Report};
 use crate::policy::{LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay};
 use crate::response::DedupResult;
@@ -124,7 +124,7 @@ fn report<S, L, B, E>(job: &Job<S, L>, facts: &mut Facts, outcome: Outcome, answ
         outcome,
         meters: &config.meters,
         key: Some(job.keys.first()),
-        keys: job.keys.elements().len(),
+        keys: job.keys.events().len(),
         plain_ids: config.log_ids == LogIds::Plain,
         attempt: facts.attempt,
         age: facts.age,
@@ -190,7 +190,7 @@ where
 }
 
 /// As the first delivery was answered, if that was kept.
-fn duplicate<B, E>(known: Known) -> Answer<B, E> {
+fn duplicate<B, E>(known: DuplicateInfo) -> Answer<B, E> {
     known.response.map_or(Answer::Own(DedupResult::Duplicate), Answer::Replay)
 }
 
@@ -305,7 +305,7 @@ impl<S, L: Ledger> Job<S, L> {
 async fn handle<S, L, B, ResBody>(
     job: &mut Job<S, L>,
     mut claim: L::Claim,
-    others: Others,
+    others: Remainder,
     facts: &mut Facts,
 ) -> (Outcome, Answer<ResBody, S::Error>)
 where
@@ -317,7 +317,7 @@ where
     let delivery = claim.delivery().clone();
     // Before it runs: on arrival, a twin on another path is a duplicate from here on.
     delivery.keys().for_each(|key| HANDLED.insert(key, job.path));
-    facts.attempt = Some((delivery.attempt(), delivery.takeover()));
+    facts.attempt = Some((delivery.attempt(), delivery.is_takeover()));
     // Whose response has no body, where that to a GET has one.
     let is_head = job.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
     let mut answer = match call(job, &mut claim).await {
@@ -336,9 +336,9 @@ where
         Ok(Err(_)) => Outcome::Failed,
         Err(_panic) => Outcome::Panicked,
     };
-    let mut handled = Handled::new(facts.status.unwrap_or_default());
+    let mut handled = HandlerSuccess::new(facts.status.unwrap_or_default());
     if let (Ok(Ok(response)), Some(replay), [only]) =
-        (&mut answer, &job.shared.config.replay, job.keys.elements())
+        (&mut answer, &job.shared.config.replay, job.keys.events())
         && ended == Outcome::Completed
         && !is_head
     {
@@ -358,7 +358,7 @@ where
         }
     }
     let outcome = settle(ended, claim, &handled, facts).await;
-    job.shared.gate.waiters.wake(delivery.elements().iter().flat_map(Element::identities));
+    job.shared.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
     let own = |outcome, result| (outcome, Answer::Own(result));
     match (outcome, answer) {
         // The handler's doing is a 500; the store's is worth a retry.
@@ -393,8 +393,8 @@ async fn kept<ResBody: Body<Data = Bytes>>(
     let Some(body) = body.into_inner() else {
         return Some((Response::from_parts(head, ResponseBody::own()), None));
     };
-    let (body, stored) = match body::keep(body, replay.limit(), time).await.ok()? {
-        Kept::Whole(bytes, body) => match replay.select(&head.headers) {
+    let (body, stored) = match body::buffer_response(body, replay.limit(), time).await.ok()? {
+        Buffered::Whole(bytes, body) => match replay.select(&head.headers) {
             Ok(headers) => {
                 let stored = StoredResponse::new(head.status, headers, bytes);
                 (body, Some(Arc::new(stored)))
@@ -404,7 +404,7 @@ async fn kept<ResBody: Body<Data = Bytes>>(
                 (body, None)
             }
         },
-        Kept::Not(why, body) => {
+        Buffered::Not(why, body) => {
             observe::response_not_kept(key, why);
             (body, None)
         }
@@ -417,7 +417,7 @@ async fn kept<ResBody: Body<Data = Bytes>>(
 fn settle<C: Claim>(
     ended: Outcome,
     claim: C,
-    handled: &Handled,
+    handled: &HandlerSuccess,
     facts: &mut Facts,
 ) -> impl Future<Output = Outcome> {
     async move {

@@ -105,12 +105,12 @@ impl<S, L> Start<S, L> {
         };
         if self.is_nested(&keys) {
             self.shared.config.meters.nested();
-            self.report(Outcome::Bypass, None, Some(keys.first()), keys.elements().len(), None);
+            self.report(Outcome::Bypass, None, Some(keys.first()), keys.events().len(), None);
             return Next::Inner(self.pass(body));
         }
         let Some(permit) = self.shared.gate.permit_to_run() else {
             let (result, outcome) = (DedupResult::Unavailable, Outcome::Overloaded);
-            let count = keys.elements().len();
+            let count = keys.events().len();
             return Next::Own(self.refuse(result, outcome, Some(keys.first()), count, None));
         };
         let Self { inner, head, shared, started } = self;
@@ -136,7 +136,7 @@ impl<S, L> Start<S, L> {
     /// Returns `true` if an outer layer runs this very delivery.
     fn is_nested(&self, keys: &Keys) -> bool {
         let outer = self.head.extensions.get::<Delivery>();
-        outer.is_some_and(|outer| keys.elements().iter().any(|event| outer.runs(event.key())))
+        outer.is_some_and(|outer| keys.events().iter().any(|event| outer.runs(event.key())))
     }
 
     fn pass<B>(&mut self, body: Bytes) -> S::Future
@@ -167,25 +167,25 @@ impl<S, L> Start<S, L> {
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
-        let payloads = match &config.fingerprint {
-            Some(fingerprint) => Some(self.payloads(&fingerprint.part, &keys, body)?),
+        let payloads = match &config.compare_payload {
+            Some(compared) => Some(self.payloads(&compared.part, &keys, body)?),
             None => None,
         };
         // What is held for a pending completion must not hold the body as well.
         Ok(Some((keys.without_payloads(), payloads)))
     }
 
-    /// The SHA-256 of each element's payload. That of a batch's element is its own bytes; where an
+    /// The SHA-256 of each event's payload. That of a batch's event is its own bytes; where an
     /// extractor does not say which those are, they are not compared.
     fn payloads(&self, part: &KeyPart, keys: &Keys, body: &Bytes) -> Result<Payloads, KeyError> {
-        let elements = keys.elements();
-        let mut payloads = Vec::with_capacity(elements.len());
-        for element in elements {
-            let Some(bytes) = element.payload().or((!keys.is_batch()).then_some(body)) else {
+        let events = keys.events();
+        let mut payloads = Vec::with_capacity(events.len());
+        for event in events {
+            let Some(bytes) = event.payload().or((!keys.is_batch()).then_some(body)) else {
                 continue;
             };
             if let Some(digest) = part.sha256(&RequestRef::new(&self.head, bytes))? {
-                payloads.push((element.key().clone(), digest));
+                payloads.push((event.key().clone(), digest));
             }
         }
         // Of two of one key, the first: the other one is its duplicate within the delivery.

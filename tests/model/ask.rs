@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Claimed, Entry, EntryState, Kept, LeaseAdapter, Maintain, PURGE_GRACE, Recall, Receipt,
-    Recorded, Token, Wanted,
+    CallTerms, Claimed, Entry, EntryState, Fetch, LeaseAdapter, MaintenanceAdapter, PURGE_GRACE,
+    Recall, Recorded, StoredData, Token,
 };
 
 use super::call::{Call, FOR_EVER, Terms};
@@ -25,7 +25,7 @@ pub(crate) enum Told {
     Number(u64),
 }
 
-pub(crate) async fn ask<A: LeaseAdapter + Maintain + Recall>(
+pub(crate) async fn ask<A: LeaseAdapter + MaintenanceAdapter + Recall>(
     adapter: &A,
     call: &Call,
 ) -> Result<Told, String> {
@@ -35,36 +35,39 @@ pub(crate) async fn ask<A: LeaseAdapter + Maintain + Recall>(
     let (places, answers) = match call {
         Call::Record(places, terms) => {
             let keys = keys(places);
-            let recorded = adapter.record(&keys, &receipt(&keys, *terms)).await.map_err(text)?;
+            let recorded = adapter.record(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
             (places.clone(), all(recorded, read_recorded))
         }
         Call::Unrecord(places, terms) => {
             let keys = keys(places);
-            let undone = adapter.unrecord(&keys, &receipt(&keys, *terms)).await.map_err(text)?;
+            let undone = adapter.unrecord(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
             (places.clone(), all(undone, Answer::Released))
         }
         Call::Claim(places, terms) => {
             let keys = keys(places);
-            let claimed = adapter.claim(&keys, &receipt(&keys, *terms)).await.map_err(text)?;
+            let claimed = adapter.claim(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
             (places.clone(), all(claimed, read_claimed))
         }
         Call::Renew(places, terms) => {
             let keys = keys(places);
-            let renewed = adapter.renew(&keys, &receipt(&keys, *terms)).await.map_err(text)?;
+            let renewed = adapter.renew(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
             (places.clone(), all(renewed, Answer::Renewed))
         }
         Call::Complete(places, terms) => {
             let keys = keys(places);
-            let completed = adapter.complete(&keys, &receipt(&keys, *terms)).await.map_err(text)?;
+            let completed =
+                adapter.complete(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
             (places.clone(), all(completed, Answer::Completed))
         }
         Call::Release(places, terms) => {
             let keys = keys(places);
-            let released = adapter.release(&keys, &receipt(&keys, *terms)).await.map_err(text)?;
+            let released =
+                adapter.release(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
             (places.clone(), all(released, Answer::Released))
         }
         Call::Recall(places) => {
-            let recalled = adapter.recall(&keys(places), Wanted::All).await.map_err(text)?;
+            let recalled =
+                adapter.recall(&keys(places), Fetch::DigestAndResponse).await.map_err(text)?;
             (places.clone(), all(recalled, read_recalled))
         }
         Call::Get(place) => {
@@ -93,13 +96,13 @@ fn keys(places: &[usize]) -> Vec<DedupKey> {
     places.iter().copied().map(key).collect()
 }
 
-fn receipt(keys: &[DedupKey], terms: Terms) -> Receipt {
+fn call_terms(keys: &[DedupKey], terms: Terms) -> CallTerms {
     let time = |steps| if steps == FOR_EVER { Duration::MAX } else { STEP * steps };
-    let receipt = Receipt::new(Token::from([terms.token; 16]), time(terms.retention))
+    let call = CallTerms::new(Token::from([terms.token; 16]), time(terms.retention))
         .with_lease(time(terms.lease));
     match terms.payload {
-        Some(payload) => receipt.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32]))),
-        None => receipt,
+        Some(payload) => call.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32]))),
+        None => call,
     }
 }
 
@@ -147,7 +150,7 @@ fn read_claimed(claimed: Claimed) -> Answer {
     }
 }
 
-fn read_recalled(kept: Option<Kept>) -> Answer {
+fn read_recalled(kept: Option<StoredData>) -> Answer {
     Answer::Recalled(kept.map(|kept| kept.payload_sha256.map(|payload| payload[0])))
 }
 

@@ -7,14 +7,15 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::{
-    Batching, LeaseAdapter, Maintain, MemoryAdapter, PostgresAdapter, Recall, SqliteAdapter,
+    Batching, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, Recall,
+    SqliteAdapter,
 };
 
 use super::support::aging::{age_file, age_schema};
 use super::support::postgres::Schema;
 
 pub(crate) trait World {
-    type Adapter: LeaseAdapter + Maintain + Recall;
+    type Adapter: LeaseAdapter + MaintenanceAdapter + Recall;
 
     /// Whether a call may be more than one step to others.
     const IN_SEVERAL_STATEMENTS: bool = true;

@@ -51,9 +51,9 @@ pub(crate) fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Ou
     }
     match preset.extractor().extract(&RequestRef::new(head, body)) {
         Ok(Extracted::Keys(keys)) => {
-            let elements = keys.elements();
-            assert!(elements.iter().all(|element| element.key().namespace() == preset.name()));
-            let ids = elements.iter().map(|element| element.key().id().to_owned());
+            let events = keys.events();
+            assert!(events.iter().all(|event| event.key().namespace() == preset.name()));
+            let ids = events.iter().map(|event| event.key().id().to_owned());
             match keys.is_batch() {
                 true => Outcome::Keys { keys: ids.collect() },
                 false => Outcome::Key { key: ids.collect() },

@@ -136,9 +136,9 @@ fn every_preset_moves_to_another_namespace() {
             let Ok(Extracted::Keys(found)) = moved.extract(&request) else {
                 continue;
             };
-            keys += found.elements().len();
-            for element in found.elements() {
-                assert_eq!(element.key().namespace(), "elsewhere", "{}", case.name);
+            keys += found.events().len();
+            for event in found.events() {
+                assert_eq!(event.key().namespace(), "elsewhere", "{}", case.name);
             }
         }
         assert!(keys > 0, "{preset:?}");

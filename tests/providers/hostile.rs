@@ -36,7 +36,7 @@ fn deep(open: &str, close: &str) -> String {
     format!("{}{}", open.repeat(20_000), close.repeat(20_000))
 }
 
-/// Every body, as itself and as the element of every list that a preset reads.
+/// Every body, as itself and as the event of every list that a preset reads.
 fn bodies() -> Vec<(&'static str, Vec<u8>)> {
     let long = "x".repeat(1 << 20);
     let field = |value: &str| {
@@ -44,7 +44,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
         let fields: Vec<_> = names.iter().map(|name| format!("\"{name}\":{value}")).collect();
         format!("{{{}}}", fields.join(","))
     };
-    let elements = [
+    let events = [
         ("deep lists", deep("[", "]")),
         ("deep objects", deep("{\"a\":", "}")),
         ("one megabyte in one field", format!("{{\"id\":\"{long}\"}}")),
@@ -64,19 +64,19 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
         ("nothing", String::new()),
     ];
     let mut bodies = Vec::new();
-    for (what, element) in elements {
+    for (what, event) in events {
         // Without optimisation a megabyte takes its time: it is tried in fewer places.
-        let places = if element.len() > 100_000 { 3 } else { usize::MAX };
+        let places = if event.len() > 100_000 { 3 } else { usize::MAX };
         let wrapped = [
-            element.clone(),
-            format!("[{element}]"),
-            format!(r#"{{"entry":[{{"changes":[{{"value":{{"messages":[{element}]}}}}]}}]}}"#),
-            format!(r#"{{"notificationItems":[{{"NotificationRequestItem":{element}}}]}}"#),
-            format!(r#"{{"notificationItems":{element}}}"#),
-            format!(r#"{{"entry":{element}}}"#),
-            format!(r#"{{"entry":[{element}]}}"#),
-            format!(r#"{{"entry":[{{"changes":[{element}]}}]}}"#),
-            format!(r#"{{"message":{element},"subscription":{element}}}"#),
+            event.clone(),
+            format!("[{event}]"),
+            format!(r#"{{"entry":[{{"changes":[{{"value":{{"messages":[{event}]}}}}]}}]}}"#),
+            format!(r#"{{"notificationItems":[{{"NotificationRequestItem":{event}}}]}}"#),
+            format!(r#"{{"notificationItems":{event}}}"#),
+            format!(r#"{{"entry":{event}}}"#),
+            format!(r#"{{"entry":[{event}]}}"#),
+            format!(r#"{{"entry":[{{"changes":[{event}]}}]}}"#),
+            format!(r#"{{"message":{event},"subscription":{event}}}"#),
         ];
         for wrapped in wrapped.into_iter().take(places) {
             bodies.push((what, wrapped.into_bytes()));
@@ -139,14 +139,14 @@ fn what_is_malformed_is_so_for_a_reason() {
     ] {
         assert_eq!(kind(preset, body), Err(expected), "{preset:?}: {body}");
     }
-    // A malformed element is so even behind one without a key.
+    // A malformed event is so even behind one without a key.
     let body = r#"[{"eventId":1},{"portalId":[]}]"#;
     assert_eq!(kind(provider::HUBSPOT, body), Err(KeyErrorKind::NotAnId));
 }
 
 /// Batches of every sender that sends some: how a list of `count` looks.
 fn batches(count: usize) -> Vec<(provider::Preset, &'static str, String)> {
-    let list = |element: &str| vec![element; count].join(",");
+    let list = |event: &str| vec![event; count].join(",");
     vec![
         (provider::SENDGRID, "application/json", format!("[{}]", list("{}"))),
         (provider::SENDGRID, "application/json", format!("[{}]", list("0"))),
@@ -215,7 +215,7 @@ fn two_hundred_thousand_elements_are_too_many() {
     assert_eq!(kind(provider::WHATSAPP, body), Err(KeyErrorKind::TooMany));
 }
 
-/// A part that all elements share would be copied into each of their ids: a body of two megabytes
+/// A part that all events share would be copied into each of their ids: a body of two megabytes
 /// would need tens of gigabytes.
 #[test]
 fn a_long_part_is_not_multiplied() {
@@ -235,7 +235,7 @@ fn a_long_part_is_not_multiplied() {
         (entry(&vec!["{}"; 40_000].join(",")), 40_000),
     ] {
         match kind(provider::WHATSAPP, body) {
-            Ok(Extracted::Keys(keys)) => assert_eq!((keys.elements().len(), count), (few, few)),
+            Ok(Extracted::Keys(keys)) => assert_eq!((keys.events().len(), count), (few, few)),
             refused => assert_eq!((refused, count), (Err(KeyErrorKind::TooMany), 40_000)),
         }
     }
@@ -250,8 +250,8 @@ fn elements_carry_their_own_bytes_unless_these_change_on_a_retry() {
             let extracted = preset.extractor().extract(&RequestRef::new(&head, &body));
             let Ok(Extracted::Keys(keys)) = extracted else { continue };
             let within = body.as_ptr_range();
-            for element in keys.elements() {
-                let Some(payload) = element.payload() else {
+            for event in keys.events() {
+                let Some(payload) = event.payload() else {
                     assert!(!keys.is_batch() || preset.name() == "hubspot", "{}", case.name);
                     continue;
                 };

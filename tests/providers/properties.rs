@@ -111,7 +111,7 @@ proptest! {
             prop_assert_eq!(&extracted, &extractor.extract(&request), "{:?}", preset);
             let Ok(Extracted::Keys(keys)) = extracted else { continue };
             prop_assert!(preset.is_batch() || !keys.is_batch(), "{:?}", preset);
-            for element in keys.elements() {
+            for element in keys.events() {
                 let id = element.key().id();
                 prop_assert!((1..=key::MAX_ID_LEN).contains(&id.len()) && !id.contains('\0'));
             }
@@ -133,7 +133,7 @@ proptest! {
         let Ok(Extracted::Keys(keys)) = events.extract(&RequestRef::new(&head, &body)) else {
             panic!("no keys");
         };
-        let keys = keys.elements();
+        let keys = keys.events();
         prop_assert_eq!(keys.len(), elements.len());
         for (one, of_one) in elements.iter().zip(keys) {
             for (other, of_other) in elements.iter().zip(keys) {

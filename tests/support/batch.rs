@@ -16,9 +16,10 @@ use sqlx::{AssertSqlSafe, Connection, Database, PgPool};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
-    DynAdapter, EntryState, Maintain, MemoryAdapter, PostgresAdapter, Receipt, SqliteAdapter, Token,
+    CallTerms, DynAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter,
+    SqliteAdapter, Token,
 };
-use tower_dedup::key::{Element, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::{Ledger, TxHandle};
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, Delivery, OnInFlight, ResponseBody};
 
@@ -49,15 +50,14 @@ pub(crate) const LATE: Duration = Duration::from_secs(20);
 pub(crate) fn by_word() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let body = std::str::from_utf8(request.body()).unwrap();
-        let elements = words(body).map(|(name, _)| {
+        let events = words(body).map(|(name, _)| {
             Ok(match name.split_once('=') {
-                Some((id, second)) => Element::new(DedupKey::new("test", id)?)
+                Some((id, second)) => Event::new(DedupKey::new("test", id)?)
                     .with_second_identity(DedupKey::new("test.second", second)?),
-                None => Element::new(DedupKey::new("test", name)?),
+                None => Event::new(DedupKey::new("test", name)?),
             })
         });
-        Ok(Keys::new(elements.collect::<Result<_, _>>()?)
-            .map_or(Extracted::Missing, Extracted::Keys))
+        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     })
     .unwrap()
 }
@@ -149,7 +149,7 @@ pub(crate) async fn split(
     let (head, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let delivery = head.extensions.get::<Delivery>().unwrap().clone();
-    assert!(delivery.keys().all(|key| delivery.is_new(key)));
+    assert!(delivery.keys().all(|key| delivery.needs_run(key)));
     runs.lock().unwrap().push(delivery.clone());
     (delivery, head, String::from_utf8(body.to_vec()).unwrap())
 }
@@ -164,7 +164,7 @@ pub(crate) async fn apart(
     let mut failed = false;
     for (name, way) in words(&body) {
         let key = dedup_key(id(name));
-        if !delivery.is_new(&key) {
+        if !delivery.needs_run(&key) {
             continue;
         }
         match way {
@@ -176,7 +176,7 @@ pub(crate) async fn apart(
             _ => {
                 effects.lock().unwrap().push(id(name).to_owned());
                 if !head.headers.contains_key("bulk") {
-                    assert!(delivery.done(&key));
+                    assert!(delivery.mark_done(&key));
                 }
             }
         }
@@ -195,8 +195,8 @@ pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answe
     let mut failed = false;
     for (name, way) in words(&body) {
         let key = dedup_key(id(name));
-        assert!(!delivery.done(&key), "only the transaction can keep it");
-        if !delivery.is_new(&key) {
+        assert!(!delivery.mark_done(&key), "only the transaction can keep it");
+        if !delivery.needs_run(&key) {
             continue;
         }
         let mut savepoint = tx.begin().await.unwrap();
@@ -211,7 +211,7 @@ pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answe
             _ => {
                 savepoint.commit().await.unwrap();
                 match way {
-                    "" => assert!(tx.done(&key).await.unwrap()),
+                    "" => assert!(tx.mark_done(&key).await.unwrap()),
                     "undone" => {}
                     way => {
                         if let Some(answer) = misuse::<DB>(&mut tx, way).await {
@@ -446,6 +446,6 @@ pub(crate) fn ids(words: &str) -> Vec<String> {
     words.split_whitespace().map(str::to_owned).collect()
 }
 
-pub(crate) fn receipt() -> Receipt {
-    Receipt::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
+pub(crate) fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
 }

@@ -11,7 +11,7 @@ use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 use tower::Service;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::ledger::{TransactionLedger, TxHandle};
+use tower_dedup::ledger::{Transactional, TxHandle};
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
 use super::postgres::Schema;
@@ -84,7 +84,7 @@ impl Effects {
 pub(crate) async fn effect(connection: &mut PgConnection, delivery: &Delivery) -> sqlx::Result<()> {
     sqlx::query("INSERT INTO effects (id, takeover) VALUES ($1, $2)")
         .bind(delivery.key().map(|key| key.id().to_owned()))
-        .bind(delivery.takeover())
+        .bind(delivery.is_takeover())
         .execute(connection)
         .await
         .map(drop)
@@ -237,7 +237,7 @@ pub(crate) fn answer(success: bool) -> Response<Body> {
     response
 }
 
-pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<TransactionLedger<PostgresAdapter>> {
+pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<Transactional<PostgresAdapter>> {
     DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
 }
 

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, SqliteAdapter};
-use tower_dedup::ledger::{ArrivalLedger, LeaseLedger, Ledger, Recalls, TransactionLedger};
+use tower_dedup::ledger::{Lease, Ledger, OnArrival, Recalls, Transactional};
 
 use super::postgres::Schema;
 
@@ -20,14 +20,14 @@ pub(crate) trait Setup: Sized {
 pub(crate) struct OnMemory(Arc<MemoryAdapter>);
 
 impl Setup for OnMemory {
-    type Ledger = LeaseLedger<Arc<MemoryAdapter>>;
+    type Ledger = Lease<Arc<MemoryAdapter>>;
 
     async fn create() -> Self {
         Self(Arc::new(MemoryAdapter::new()))
     }
 
     async fn ledger(&self) -> Self::Ledger {
-        LeaseLedger::new(Arc::clone(&self.0))
+        Lease::new(Arc::clone(&self.0))
     }
 }
 
@@ -41,28 +41,28 @@ impl OnSqlite {
 }
 
 impl Setup for OnSqlite {
-    type Ledger = LeaseLedger<SqliteAdapter>;
+    type Ledger = Lease<SqliteAdapter>;
 
     async fn create() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
     async fn ledger(&self) -> Self::Ledger {
-        LeaseLedger::new(self.adapter().await)
+        Lease::new(self.adapter().await)
     }
 }
 
 pub(crate) struct InSqlite(OnSqlite);
 
 impl Setup for InSqlite {
-    type Ledger = TransactionLedger<SqliteAdapter>;
+    type Ledger = Transactional<SqliteAdapter>;
 
     async fn create() -> Self {
         Self(OnSqlite::create().await)
     }
 
     async fn ledger(&self) -> Self::Ledger {
-        TransactionLedger::new(self.0.adapter().await)
+        Transactional::new(self.0.adapter().await)
     }
 }
 
@@ -75,28 +75,28 @@ impl OnPostgres {
 }
 
 impl Setup for OnPostgres {
-    type Ledger = LeaseLedger<PostgresAdapter>;
+    type Ledger = Lease<PostgresAdapter>;
 
     async fn create() -> Self {
         Self(Schema::fresh())
     }
 
     async fn ledger(&self) -> Self::Ledger {
-        LeaseLedger::new(self.adapter().await)
+        Lease::new(self.adapter().await)
     }
 }
 
 pub(crate) struct InPostgres(OnPostgres);
 
 impl Setup for InPostgres {
-    type Ledger = TransactionLedger<PostgresAdapter>;
+    type Ledger = Transactional<PostgresAdapter>;
 
     async fn create() -> Self {
         Self(OnPostgres::create().await)
     }
 
     async fn ledger(&self) -> Self::Ledger {
-        TransactionLedger::new(self.0.adapter().await)
+        Transactional::new(self.0.adapter().await)
     }
 }
 
@@ -104,38 +104,38 @@ impl Setup for InPostgres {
 pub(crate) struct ArrivedIn<S>(S);
 
 impl Setup for ArrivedIn<OnMemory> {
-    type Ledger = ArrivalLedger<Arc<MemoryAdapter>>;
+    type Ledger = OnArrival<Arc<MemoryAdapter>>;
 
     async fn create() -> Self {
         Self(OnMemory::create().await)
     }
 
     async fn ledger(&self) -> Self::Ledger {
-        ArrivalLedger::new(Arc::clone(&self.0.0))
+        OnArrival::new(Arc::clone(&self.0.0))
     }
 }
 
 impl Setup for ArrivedIn<OnSqlite> {
-    type Ledger = ArrivalLedger<SqliteAdapter>;
+    type Ledger = OnArrival<SqliteAdapter>;
 
     async fn create() -> Self {
         Self(OnSqlite::create().await)
     }
 
     async fn ledger(&self) -> Self::Ledger {
-        ArrivalLedger::new(self.0.adapter().await)
+        OnArrival::new(self.0.adapter().await)
     }
 }
 
 impl Setup for ArrivedIn<OnPostgres> {
-    type Ledger = ArrivalLedger<PostgresAdapter>;
+    type Ledger = OnArrival<PostgresAdapter>;
 
     async fn create() -> Self {
         Self(OnPostgres::create().await)
     }
 
     async fn ledger(&self) -> Self::Ledger {
-        ArrivalLedger::new(self.0.adapter().await)
+        OnArrival::new(self.0.adapter().await)
     }
 }
 

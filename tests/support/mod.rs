@@ -23,8 +23,8 @@ use http_body_util::Full;
 use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, Entry, Forgotten, Kept, LeaseAdapter, Maintain, Recall,
-    Receipt, Recorded, Released, Renewed, Wanted,
+    CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, Recall, Recorded, Released, Renewed, StoredData,
 };
 use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
 
@@ -245,7 +245,7 @@ pub(crate) struct Faulty<A> {
     faults: [Mutex<Fault>; OPS],
     calls: [AtomicU32; OPS],
     /// What each recall has wanted.
-    wanted: Mutex<Vec<Wanted>>,
+    wanted: Mutex<Vec<Fetch>>,
 }
 
 impl<A> Faulty<A> {
@@ -273,7 +273,7 @@ impl<A> Faulty<A> {
     }
 
     /// What each recall has wanted since this was asked last.
-    pub(crate) fn wanted(&self) -> Vec<Wanted> {
+    pub(crate) fn wanted(&self) -> Vec<Fetch> {
         std::mem::take(&mut self.wanted.lock().unwrap())
     }
 
@@ -314,10 +314,10 @@ macro_rules! faulty {
             $(async fn $method(
                 &self,
                 keys: &[DedupKey],
-                receipt: &Receipt,
+                terms: &CallTerms,
             ) -> Result<Vec<$answer>, Error> {
-                let (inner, keys, receipt) = (Arc::clone(&self.inner), keys.to_vec(), receipt.clone());
-                self.call(Op::$op, async move { inner.$method(&keys, &receipt).await }).await
+                let (inner, keys, terms) = (Arc::clone(&self.inner), keys.to_vec(), terms.clone());
+                self.call(Op::$op, async move { inner.$method(&keys, &terms).await }).await
             })+
         }
     };
@@ -328,14 +328,18 @@ faulty!(LeaseAdapter: claim Claim Claimed, renew Renew Renewed, complete Complet
     release Release Released);
 
 impl<A: Recall> Recall for Faulty<A> {
-    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(
+        &self,
+        keys: &[DedupKey],
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
         self.wanted.lock().unwrap().push(wanted);
         let (inner, keys) = (Arc::clone(&self.inner), keys.to_vec());
         self.call(Op::Recall, async move { inner.recall(&keys, wanted).await }).await
     }
 }
 
-impl<A: Maintain> Maintain for Faulty<A> {
+impl<A: MaintenanceAdapter> MaintenanceAdapter for Faulty<A> {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
         let inner = Arc::clone(&self.inner);
         self.call(Op::Purge, async move { inner.purge(limit).await }).await

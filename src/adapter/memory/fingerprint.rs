@@ -2,7 +2,7 @@
 
 use siphasher::sip128::SipHasher13 as SipHasher128;
 
-use super::super::contract::{Receipt, Token};
+use super::super::contract::{CallTerms, Token};
 use crate::key::DedupKey;
 
 /// 128 bits that stand for a key.
@@ -55,8 +55,8 @@ impl Keyed {
     /// Two tokens, whoever chose them, have the same with a probability of 1 in 2⁶⁴ over those
     /// numbers. Unlike a fingerprint, a tag is never looked up, and shown to nobody: it need not
     /// withstand who can try.
-    pub(super) fn caller(&self, receipt: &Receipt) -> Caller {
-        let token = receipt.token();
+    pub(super) fn caller(&self, terms: &CallTerms) -> Caller {
+        let token = terms.token();
         let bits = u128::from_le_bytes(*token.as_bytes());
         let (low, high) = (bits & u128::from(u64::MAX), bits >> 64);
         let [base, by_low, by_high] = self.tags;
@@ -140,8 +140,8 @@ mod tests {
     fn a_tag_tells_tokens_apart_that_differ_in_any_byte() {
         let keyed = Keyed::random();
         let caller = |token: [u8; 16]| {
-            let receipt = Receipt::new(Token::from(token), std::time::Duration::ZERO);
-            keyed.caller(&receipt)
+            let terms = CallTerms::new(Token::from(token), std::time::Duration::ZERO);
+            keyed.caller(&terms)
         };
         let mine = caller([0; 16]);
         let packed = Holder { token: None, tag: mine.tag };

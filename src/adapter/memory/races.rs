@@ -11,7 +11,7 @@ use shuttle::sync::Mutex;
 use shuttle::{Config, Runner, thread};
 
 use super::super::contract::{
-    Claimed, Completed, EntryState, Forgotten, Receipt, Recorded, Released, Renewed, Token,
+    CallTerms, Claimed, Completed, EntryState, Forgotten, Recorded, Released, Renewed, Token,
 };
 use super::fingerprint::Keyed;
 use super::shard::{SHARD_KEYS, Shard};
@@ -47,8 +47,8 @@ fn key(id: &str) -> DedupKey {
     DedupKey::new("n", id).unwrap()
 }
 
-fn receipt(token: u8) -> Receipt {
-    Receipt::new(Token::from([token; 16]), Duration::from_secs(100)).with_lease(LEASE)
+fn terms(token: u8) -> CallTerms {
+    CallTerms::new(Token::from([token; 16]), Duration::from_secs(100)).with_lease(LEASE)
 }
 
 /// Runs `each` as the threads 1 to `threads`, in every order of their steps, and hands `check`
@@ -87,13 +87,13 @@ fn one_of_three_callers_is_first() {
     fn each(table: &Explored, thread: u8) -> bool {
         let keys = [key("a")];
         if thread == 3 {
-            return table.record(&keys, &receipt(thread)).unwrap() == [Recorded::First];
+            return table.record(&keys, &terms(thread)).unwrap() == [Recorded::First];
         }
-        let claimed = table.claim(&keys, &receipt(thread)).unwrap();
+        let claimed = table.claim(&keys, &terms(thread)).unwrap();
         if claimed != [Claimed::first(1, false)] {
             return false;
         }
-        assert_eq!(table.complete(&keys, &receipt(thread)).unwrap(), [Completed::Held]);
+        assert_eq!(table.complete(&keys, &terms(thread)).unwrap(), [Completed::Held]);
         true
     }
     explore(
@@ -115,7 +115,7 @@ fn sets_that_overlap_are_claimed_in_one_step_whatever_their_order() {
         if thread == 2 {
             keys.reverse();
         }
-        table.claim(&keys, &receipt(thread)).unwrap()
+        table.claim(&keys, &terms(thread)).unwrap()
     }
     explore(
         2,
@@ -134,12 +134,12 @@ fn sets_that_overlap_are_claimed_in_one_step_whatever_their_order() {
 fn a_completion_is_never_lost_to_a_takeover_that_fails() {
     fn lapsed() -> Arc<Explored> {
         let table = table(1);
-        table.claim(&[key("a")], &receipt(1)).unwrap();
+        table.claim(&[key("a")], &terms(1)).unwrap();
         table.clock.advance(LEASE);
         table
     }
     fn each(table: &Explored, thread: u8) {
-        let (keys, mine) = ([key("a")], receipt(thread));
+        let (keys, mine) = ([key("a")], terms(thread));
         if thread == 1 {
             let completed = table.complete(&keys, &mine).unwrap();
             assert_ne!(completed, [Completed::Inserted]);
@@ -158,7 +158,7 @@ fn a_completion_is_never_lost_to_a_takeover_that_fails() {
 #[test]
 fn an_undone_record_leaves_the_key_to_one_other() {
     fn each(table: &Explored, thread: u8) -> Recorded {
-        let (keys, mine) = ([key("a")], receipt(thread));
+        let (keys, mine) = ([key("a")], terms(thread));
         let recorded = table.record(&keys, &mine).unwrap()[0];
         if thread == 1 {
             // A caller that gives up undoes what it may have done.
@@ -185,21 +185,21 @@ fn a_live_lease_is_neither_purged_nor_evicted_nor_forgotten() {
     fn full() -> Arc<Explored> {
         let mut table = Table::new(2, keyed());
         table.at_capacity = AtCapacity::EvictOldest;
-        table.record(&[key("old")], &receipt(0)).unwrap();
+        table.record(&[key("old")], &terms(0)).unwrap();
         Arc::new(table)
     }
     fn each(table: &Explored, thread: u8) {
         let keys = [key("a")];
         if thread == 1 {
             // It outlives its retention, which is over at once.
-            let brief = Receipt::new(Token::from([1; 16]), Duration::ZERO).with_lease(LEASE);
+            let brief = CallTerms::new(Token::from([1; 16]), Duration::ZERO).with_lease(LEASE);
             assert_eq!(table.claim(&keys, &brief).unwrap(), [Claimed::first(1, false)]);
             assert_eq!(table.renew(&keys, &brief).unwrap(), [Renewed::Held]);
             assert_eq!(table.complete(&keys, &brief.with_lease(LEASE)).unwrap(), [Completed::Held]);
             return;
         }
         for id in ["x", "y"] {
-            table.record(&[key(id)], &receipt(thread)).unwrap();
+            table.record(&[key(id)], &terms(thread)).unwrap();
         }
         if thread == 2 && table.forget(&keys[0]) == Forgotten::InFlight {
             table.purge(10);
@@ -212,13 +212,13 @@ fn a_live_lease_is_neither_purged_nor_evicted_nor_forgotten() {
 fn a_renewal_beside_a_purge_holds_the_lease() {
     fn lapsed() -> Arc<Explored> {
         let table = table(4);
-        let brief = Receipt::new(Token::from([1; 16]), Duration::ZERO).with_lease(LEASE);
+        let brief = CallTerms::new(Token::from([1; 16]), Duration::ZERO).with_lease(LEASE);
         table.claim(&[key("a")], &brief).unwrap();
         table.clock.advance(LEASE);
         table
     }
     fn each(table: &Explored, thread: u8) -> bool {
-        let (keys, mine) = ([key("a")], receipt(thread));
+        let (keys, mine) = ([key("a")], terms(thread));
         match thread {
             1 => table.renew(&keys, &mine).unwrap() == [Renewed::Held],
             2 => table.purge(1) == 0,
@@ -228,7 +228,7 @@ fn a_renewal_beside_a_purge_holds_the_lease() {
     explore(3, lapsed, each, |table, answers| {
         // Whoever came first has it.
         assert_ne!(answers[0], answers[2], "{answers:?}");
-        assert_eq!(table.claim(&[key("a")], &receipt(9)).unwrap(), [Claimed::InFlight]);
+        assert_eq!(table.claim(&[key("a")], &terms(9)).unwrap(), [Claimed::InFlight]);
         assert_eq!(table.count(), 1);
     });
 }

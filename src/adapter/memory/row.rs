@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::contract::{Receipt, Seen};
-use super::super::kept::Kept;
+use super::super::contract::{CallTerms, Seen};
+use super::super::stored::StoredData;
 use super::clock::ms;
 use super::fingerprint::{Caller, Holder};
 use crate::key::DedupKey;
@@ -20,7 +20,7 @@ pub(super) struct Row {
     pub(super) completed_at: Option<u64>,
     pub(super) expires_at: u64,
     /// Of a complete key.
-    pub(super) kept: Option<Arc<Kept>>,
+    pub(super) kept: Option<Arc<StoredData>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,22 +35,22 @@ pub(super) enum Standing {
 }
 
 impl Row {
-    pub(super) fn leased(caller: Caller, receipt: &Receipt, now: u64) -> Self {
+    pub(super) fn leased(caller: Caller, terms: &CallTerms, now: u64) -> Self {
         Self {
             holder: Some(caller.into()),
-            lease_until: now.saturating_add(ms(receipt.lease())),
+            lease_until: now.saturating_add(ms(terms.lease())),
             attempts: 1,
             takeover: false,
             first_seen_at: now,
             completed_at: None,
-            expires_at: expiry(receipt, now),
+            expires_at: expiry(terms, now),
             kept: None,
         }
     }
 
-    pub(super) fn complete(caller: Caller, key: &DedupKey, receipt: &Receipt, now: u64) -> Self {
-        let kept = receipt.kept_for(key).map(Arc::new);
-        Self { completed_at: Some(now), kept, ..Self::leased(caller, receipt, now) }
+    pub(super) fn complete(caller: Caller, key: &DedupKey, terms: &CallTerms, now: u64) -> Self {
+        let kept = terms.stored_data_for(key).map(Arc::new);
+        Self { completed_at: Some(now), kept, ..Self::leased(caller, terms, now) }
     }
 
     pub(super) fn standing(&self, now: u64) -> Standing {
@@ -87,8 +87,8 @@ impl Row {
     }
 }
 
-pub(super) fn expiry(receipt: &Receipt, now: u64) -> u64 {
-    now.saturating_add(ms(receipt.retention()))
+pub(super) fn expiry(terms: &CallTerms, now: u64) -> u64 {
+    now.saturating_add(ms(terms.retention()))
 }
 
 /// A complete key with nothing kept, which is what almost every key is, in 24 bytes.
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn only_what_is_complete_and_plain_is_packed() {
         assert!(packed(&complete()).is_some());
-        let kept = Some(Arc::new(Kept::default()));
+        let kept = Some(Arc::new(StoredData::default()));
         for wide in [
             Row { completed_at: None, ..complete() },
             Row { holder: None, ..complete() },

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::contract::{
-    Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter, Maintain, Receipt, Recorded,
-    Released, Renewed,
+    CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, Recorded, Released, Renewed,
 };
-use super::super::kept::{Kept, Recall, Wanted};
+use super::super::stored::{Fetch, Recall, StoredData};
 use super::fingerprint::Keyed;
 use super::shard::Shard;
 use super::table::Table;
@@ -28,14 +28,14 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::time::Duration;
 /// use tower_dedup::DedupKey;
-/// use tower_dedup::adapter::{Claimed, LeaseAdapter, MemoryAdapter, Receipt, Token};
+/// use tower_dedup::adapter::{Claimed, LeaseAdapter, MemoryAdapter, CallTerms, Token};
 ///
 /// let adapter = MemoryAdapter::with_capacity(10_000);
 /// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
-/// let mine = Receipt::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
+/// let mine = CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
 /// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
 ///
-/// let theirs = Receipt::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
+/// let theirs = CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
 /// assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::InFlight]);
 /// # });
 /// ```
@@ -118,44 +118,48 @@ impl fmt::Debug for MemoryAdapter {
 }
 
 impl DedupAdapter for MemoryAdapter {
-    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.table()?.record(keys, receipt)
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+        self.table()?.record(keys, terms)
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.table()?.unrecord(keys, receipt)
+    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.table()?.unrecord(keys, terms)
     }
 }
 
 impl LeaseAdapter for MemoryAdapter {
-    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.table()?.claim(keys, receipt)
+    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
+        self.table()?.claim(keys, terms)
     }
 
-    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        self.table()?.renew(keys, receipt)
+    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
+        self.table()?.renew(keys, terms)
     }
 
     async fn complete(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Completed>, Error> {
-        self.table()?.complete(keys, receipt)
+        self.table()?.complete(keys, terms)
     }
 
-    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.table()?.release(keys, receipt)
+    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.table()?.release(keys, terms)
     }
 }
 
 impl Recall for MemoryAdapter {
-    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(
+        &self,
+        keys: &[DedupKey],
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
         Ok(self.table()?.recall(keys, wanted))
     }
 }
 
-impl Maintain for MemoryAdapter {
+impl MaintenanceAdapter for MemoryAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
         Ok(self.table()?.purge(limit).into())
     }
@@ -187,24 +191,25 @@ mod tests {
         [DedupKey::new("n", &id.to_string()).unwrap()]
     }
 
-    fn receipt() -> Receipt {
-        Receipt::new(Token::random(), Duration::from_secs(100)).with_lease(Duration::from_secs(10))
+    fn terms() -> CallTerms {
+        CallTerms::new(Token::random(), Duration::from_secs(100))
+            .with_lease(Duration::from_secs(10))
     }
 
     #[tokio::test]
     async fn trap_30_at_capacity_a_new_key_is_refused_and_no_live_one_is_evicted() {
         let adapter = MemoryAdapter::with_capacity(3);
         for id in 0..3 {
-            adapter.record(&key(id), &receipt()).await.unwrap();
+            adapter.record(&key(id), &terms()).await.unwrap();
         }
-        let full = adapter.record(&key(3), &receipt()).await.unwrap_err();
+        let full = adapter.record(&key(3), &terms()).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::Full);
         for id in 0..3 {
-            let again = adapter.record(&key(id), &receipt()).await.unwrap();
+            let again = adapter.record(&key(id), &terms()).await.unwrap();
             assert!(matches!(again[..], [Recorded::Duplicate(_)]));
         }
         adapter.advance(Duration::from_secs(100));
-        assert_eq!(adapter.record(&key(3), &receipt()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.record(&key(3), &terms()).await.unwrap(), [Recorded::First]);
     }
 
     #[tokio::test]
@@ -212,17 +217,17 @@ mod tests {
         let set: Vec<DedupKey> = (0..5).flat_map(key).collect();
         for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
             let adapter = MemoryAdapter::with_capacity(4).at_capacity(at_capacity);
-            adapter.record(&set[..1], &receipt()).await.unwrap();
-            let full = adapter.record(&set, &receipt()).await.unwrap_err();
+            adapter.record(&set[..1], &terms()).await.unwrap();
+            let full = adapter.record(&set, &terms()).await.unwrap_err();
             assert_eq!(full.kind(), ErrorKind::Full);
-            let full = adapter.claim(&set, &receipt()).await.unwrap_err();
+            let full = adapter.claim(&set, &terms()).await.unwrap_err();
             assert_eq!(full.kind(), ErrorKind::Full);
             for (place, key) in set.iter().enumerate() {
                 let entry = adapter.get(key).await.unwrap();
                 assert_eq!(entry.is_some(), place == 0, "{at_capacity:?} {place}");
             }
             // The rest fits.
-            let rest = adapter.record(&set[1..4], &receipt()).await.unwrap();
+            let rest = adapter.record(&set[1..4], &terms()).await.unwrap();
             assert_eq!(rest, [Recorded::First; 3]);
         }
     }
@@ -230,15 +235,15 @@ mod tests {
     #[tokio::test]
     async fn eviction_is_a_choice_and_spares_what_is_in_flight() {
         let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
-        adapter.claim(&key(0), &receipt()).await.unwrap();
-        adapter.record(&key(1), &receipt()).await.unwrap();
-        adapter.record(&key(2), &receipt()).await.unwrap();
-        assert_eq!(adapter.claim(&key(0), &receipt()).await.unwrap(), [Claimed::InFlight]);
+        adapter.claim(&key(0), &terms()).await.unwrap();
+        adapter.record(&key(1), &terms()).await.unwrap();
+        adapter.record(&key(2), &terms()).await.unwrap();
+        assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), [Claimed::InFlight]);
         assert_eq!(adapter.get(&key(1)[0]).await.unwrap(), None);
-        adapter.claim(&key(2), &receipt()).await.unwrap();
+        adapter.claim(&key(2), &terms()).await.unwrap();
         adapter.forget(&key(2)[0]).await.unwrap();
-        adapter.claim(&key(3), &receipt()).await.unwrap();
-        let full = adapter.record(&key(4), &receipt()).await.unwrap_err();
+        adapter.claim(&key(3), &terms()).await.unwrap();
+        let full = adapter.record(&key(4), &terms()).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::Full);
     }
 
@@ -246,7 +251,7 @@ mod tests {
     async fn a_key_that_is_claimed_for_ever_takes_no_more_room() {
         let adapter = MemoryAdapter::with_capacity(10);
         for _ in 0..20_000 {
-            let mine = receipt();
+            let mine = terms();
             adapter.claim(&key(0), &mine).await.unwrap();
             adapter.release(&key(0), &mine).await.unwrap();
             adapter.advance(Duration::from_millis(1));
@@ -260,7 +265,7 @@ mod tests {
     async fn a_lease_that_outlives_its_retention_is_purged_an_hour_after_it_lapsed() {
         let adapter = MemoryAdapter::new();
         let brief =
-            Receipt::new(Token::random(), Duration::from_secs(1)).with_lease(2 * PURGE_GRACE);
+            CallTerms::new(Token::random(), Duration::from_secs(1)).with_lease(2 * PURGE_GRACE);
         adapter.claim(&key(0), &brief).await.unwrap();
         adapter.advance(PURGE_GRACE + Duration::from_secs(5));
         assert_eq!(adapter.purge(10).await.unwrap(), 0);
@@ -275,11 +280,11 @@ mod tests {
     async fn insertions_clear_expired_keys_without_a_purger() {
         let adapter = MemoryAdapter::new();
         for id in 0..2_000 {
-            adapter.record(&key(id), &receipt()).await.unwrap();
+            adapter.record(&key(id), &terms()).await.unwrap();
         }
         adapter.advance(Duration::from_secs(100));
         for id in 2_000..4_000 {
-            adapter.record(&key(id), &receipt()).await.unwrap();
+            adapter.record(&key(id), &terms()).await.unwrap();
         }
         let kept = adapter.count().await.unwrap();
         assert!((2_000..2_300).contains(&kept), "{kept}");

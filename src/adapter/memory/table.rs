@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::contract::{
-    Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Receipt, Recorded, Released,
+    CallTerms, Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Recorded, Released,
     Renewed,
 };
-use super::super::kept::{Kept, Wanted};
+use super::super::stored::{Fetch, StoredData};
 use super::clock::{Clock, ms};
 use super::fingerprint::{Caller, Fingerprint, Keyed};
 use super::lock::Lock;
@@ -98,9 +98,9 @@ impl<L: Lock> Table<L> {
     pub(super) fn record(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Recorded>, Error> {
-        self.each(keys, receipt, Absent::Added, |step| {
+        self.each(keys, terms, Absent::Added, |step| {
             if let Some(row) = step.row() {
                 match row.standing(step.now) {
                     Standing::Complete if row.is_of(&step.caller) => return Recorded::First,
@@ -109,7 +109,7 @@ impl<L: Lock> Table<L> {
                     Standing::Lapsed | Standing::Released | Standing::Expired => {}
                 }
             }
-            step.put(Row::complete(step.caller, step.key, receipt, step.now));
+            step.put(Row::complete(step.caller, step.key, terms, step.now));
             Recorded::First
         })
     }
@@ -117,9 +117,9 @@ impl<L: Lock> Table<L> {
     pub(super) fn unrecord(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Released>, Error> {
-        self.each(keys, receipt, Absent::Left, |step| match step.row() {
+        self.each(keys, terms, Absent::Left, |step| match step.row() {
             Some(row) if row.completed_at.is_some() && row.is_of(&step.caller) => {
                 step.remove();
                 Released::Released
@@ -131,10 +131,10 @@ impl<L: Lock> Table<L> {
     pub(super) fn claim(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
-        self.each(keys, receipt, Absent::Added, |step| {
-            let mut row = Row::leased(step.caller, receipt, step.now);
+        self.each(keys, terms, Absent::Added, |step| {
+            let mut row = Row::leased(step.caller, terms, step.now);
             if let Some(old) = step.row() {
                 match old.standing(step.now) {
                     _ if old.is_claimed_by(&step.caller) => {
@@ -161,16 +161,16 @@ impl<L: Lock> Table<L> {
     pub(super) fn renew(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Renewed>, Error> {
-        self.each(keys, receipt, Absent::Added, |step| {
-            let lease_until = step.now.saturating_add(ms(receipt.lease()));
+        self.each(keys, terms, Absent::Added, |step| {
+            let lease_until = step.now.saturating_add(ms(terms.lease()));
             match step.row() {
                 Some(row) if row.is_claimed_by(&step.caller) => {
                     step.put(Row { lease_until, ..row });
                 }
                 Some(_) => return Renewed::Lost,
-                None => step.put(Row::leased(step.caller, receipt, step.now)),
+                None => step.put(Row::leased(step.caller, terms, step.now)),
             }
             Renewed::Held
         })
@@ -179,23 +179,23 @@ impl<L: Lock> Table<L> {
     pub(super) fn complete(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Completed>, Error> {
-        self.each(keys, receipt, Absent::Added, |step| {
+        self.each(keys, terms, Absent::Added, |step| {
             let now = step.now;
             let expired = |row: &Row| row.expires_at <= now;
             let old = step.row().filter(|row| row.completed_at.is_none() || !expired(row));
             let Some(mut row) = old else {
-                let row = Row::complete(step.caller, step.key, receipt, now);
+                let row = Row::complete(step.caller, step.key, terms, now);
                 step.put(Row { attempts: 0, ..row });
                 return Completed::Inserted;
             };
             let held = row.is_of(&step.caller);
             if row.completed_at.is_none() {
                 row.completed_at = Some(now);
-                row.kept = receipt.kept_for(step.key).map(Arc::new);
+                row.kept = terms.stored_data_for(step.key).map(Arc::new);
                 if expired(&row) {
-                    row.expires_at = expiry(receipt, now);
+                    row.expires_at = expiry(terms, now);
                 }
                 step.put(row);
             }
@@ -206,9 +206,9 @@ impl<L: Lock> Table<L> {
     pub(super) fn release(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Released>, Error> {
-        self.each(keys, receipt, Absent::Left, |step| match step.row() {
+        self.each(keys, terms, Absent::Left, |step| match step.row() {
             Some(row) if row.is_claimed_by(&step.caller) => {
                 step.put(Row { holder: None, ..row });
                 Released::Released
@@ -217,12 +217,12 @@ impl<L: Lock> Table<L> {
         })
     }
 
-    pub(super) fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Vec<Option<Kept>> {
+    pub(super) fn recall(&self, keys: &[DedupKey], wanted: Fetch) -> Vec<Option<StoredData>> {
         let recalled = keys.iter().map(|key| {
             let row = self.look(key)?;
             let complete = row.standing(self.clock.now()) == Standing::Complete;
             let kept = complete.then(|| row.kept.as_deref().cloned().unwrap_or_default())?;
-            Some(if wanted == Wanted::Payload { Kept { response: None, ..kept } } else { kept })
+            Some(if wanted == Fetch::Digest { StoredData { response: None, ..kept } } else { kept })
         });
         recalled.collect()
     }
@@ -284,11 +284,11 @@ impl<L: Lock> Table<L> {
     fn each<T>(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
         absent: Absent,
         mut step: impl FnMut(&mut Step<'_>) -> T,
     ) -> Result<Vec<T>, Error> {
-        let caller = self.keyed.caller(receipt);
+        let caller = self.keyed.caller(terms);
         if let [key] = keys {
             let fingerprint = self.keyed.fingerprint(key);
             let mut shard = self.lock(fingerprint);

@@ -21,10 +21,10 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::super::batch::Carry;
-use super::super::contract::{Claimed, Completed, Receipt};
+use super::super::contract::{CallTerms, Claimed, Completed};
 use super::super::sql::{
-    self, Answers, Call, Database, Failed, Grant, Kind, PARTS, Rows, Taken, Terms, Told, completed,
-    completed_before, open_places,
+    self, Answers, Call, Database, Failed, Grant, Kind, PARTS, RowTerms, Rows, Taken, Told,
+    completed, completed_before, open_places,
 };
 use super::connections::Source;
 use super::rows::{
@@ -164,12 +164,12 @@ impl Through<'_> {
         let mut fresh = 0;
         for (place, row) in Places::new(&row_keys(&rows.keys)).of_rows(answered)? {
             *written = true;
-            let receipt = rows.receipt(place);
+            let terms = rows.terms(place);
             answers[place] = Some(if completes[place] {
-                Told::Completed(completion(&row, receipt)?)
+                Told::Completed(completion(&row, terms)?)
             } else {
                 fresh += 1;
-                let left = Claimed::left_behind(receipt);
+                let left = Claimed::left_behind(terms);
                 Told::Claimed((Claimed::granted(1, false), Some(left)))
             });
         }
@@ -274,9 +274,9 @@ impl Through<'_> {
 
     /// How long to wait for a lock.
     fn wait(&self, rows: &Rows<'_>) -> &'static str {
-        match &rows.terms {
-            Terms::One(_) => LOCK_TIMEOUT,
-            Terms::Each(_) => self.inner.lock_wait.bound(),
+        match &rows.row_terms {
+            RowTerms::One(_) => LOCK_TIMEOUT,
+            RowTerms::Each(_) => self.inner.lock_wait.bound(),
         }
     }
 
@@ -319,10 +319,10 @@ impl Through<'_> {
         granted: &mut bool,
     ) -> Result<(), sqlx::Error> {
         // Transactions of ours say so with an advisory lock.
-        let of_rows = match &rows.terms {
+        let of_rows = match &rows.row_terms {
             // A delivery of these very keys holds some of them by a lock of all.
-            Terms::One(_) => advisory_locks(&rows.keys),
-            Terms::Each(_) => rows.keys.iter().map(advisory_lock).collect(),
+            RowTerms::One(_) => advisory_locks(&rows.keys),
+            RowTerms::Each(_) => rows.keys.iter().map(advisory_lock).collect(),
         };
         let locks: Vec<i64> = open.iter().map(|place| of_rows[*place]).collect();
         let statements = self.inner.statements();
@@ -371,7 +371,7 @@ impl Through<'_> {
                         gone.push(place);
                         continue;
                     };
-                    match T::known(&stored, rows.receipt(place).token()) {
+                    match T::known(&stored, rows.terms(place).token()) {
                         Some(answer) => {
                             known += 1;
                             answers[place] = Some((answer, Some(stored)));
@@ -384,7 +384,7 @@ impl Through<'_> {
                         self.fetch(&take.seize, &rows.at(&free), take.insert.keeps).await?;
                     for (at, row) in seized {
                         *granted = true;
-                        let left = T::left_behind(rows.receipt(free[at]));
+                        let left = T::left_behind(rows.terms(free[at]));
                         answers[free[at]] = Some((grant(&row)?, Some(left)));
                     }
                 }
@@ -396,7 +396,7 @@ impl Through<'_> {
                 self.inner.plans.wrote(inserted.len());
                 for (at, _) in inserted {
                     *granted = true;
-                    let left = T::left_behind(rows.receipt(absent[at]));
+                    let left = T::left_behind(rows.terms(absent[at]));
                     answers[absent[at]] = Some((T::granted(1, false), Some(left)));
                 }
             }
@@ -423,7 +423,7 @@ impl Through<'_> {
             let asked = rows.at(&open);
             for (at, row) in self.write(&self.inner.statements().complete, &asked).await? {
                 *written = true;
-                answers[open[at]] = Some(completion(&row, asked.receipt(at))?);
+                answers[open[at]] = Some(completion(&row, asked.terms(at))?);
             }
             // What was complete before was not written again: was it by this token?
             let open = open_places(&answers);
@@ -434,7 +434,7 @@ impl Through<'_> {
             let read = &self.inner.statements().read;
             let stored = self.inner.look(self.source, read, &keys).await?;
             for (place, stored) in open.into_iter().zip(stored) {
-                answers[place] = completed_before(stored.as_ref(), rows.receipt(place).token());
+                answers[place] = completed_before(stored.as_ref(), rows.terms(place).token());
             }
         }
         Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
@@ -446,9 +446,9 @@ impl Through<'_> {
         context: &'static str,
         sql: &Arc<str>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<bool>, Error> {
-        let rows = Rows::one(keys, receipt);
+        let rows = Rows::one(keys, terms);
         let touched = self.fetch(sql, &rows, false).await;
         touched.map(|rows_of| among(&rows, &rows_of)).map_err(|error| store_error(context, error))
     }
@@ -464,10 +464,10 @@ fn among(rows: &Rows<'_>, answered: &[(usize, PgRow)]) -> Vec<bool> {
 }
 
 /// What a row says that was completed, after its key.
-fn completion(row: &PgRow, receipt: &Receipt) -> Result<Completed, sqlx::Error> {
+fn completion(row: &PgRow, terms: &CallTerms) -> Result<Completed, sqlx::Error> {
     let attempts: i32 = row.try_get(1)?;
     let token: Option<Uuid> = row.try_get(2)?;
-    Ok(completed(attempts.into(), token == Some(receipt.token().into())))
+    Ok(completed(attempts.into(), token == Some(terms.token().into())))
 }
 
 /// What a row says that was taken, after its key.

@@ -8,9 +8,9 @@ use futures_util::future::BoxFuture;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::super::contract::{Entry, Forgotten, Maintain, Receipt};
-use super::super::kept::{Kept, Recall, Wanted};
+use super::super::contract::{CallTerms, Entry, Forgotten, MaintenanceAdapter};
 use super::super::sql::{KeptRow, Portion};
+use super::super::stored::{Fetch, Recall, StoredData};
 use super::change::ROUNDS;
 use super::connections::Source;
 use super::rows::{Params, Places, advisory_lock, kept, row_keys, store_error};
@@ -20,7 +20,11 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 impl Recall for PostgresAdapter {
-    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(
+        &self,
+        keys: &[DedupKey],
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
         self.inner()
             .with_table(|statements| Box::pin(self.inner().recall(statements, keys, wanted)))
             .await
@@ -32,8 +36,8 @@ impl Inner {
         &self,
         statements: Arc<Statements>,
         keys: &[DedupKey],
-        wanted: Wanted,
-    ) -> Result<Vec<Option<Kept>>, Error> {
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
         let fault = |error| store_error("recalling keys", error);
         let row_keys = row_keys(keys);
         let statement = statements.recall(wanted);
@@ -95,7 +99,7 @@ impl Inner {
     ) -> Result<Forgotten, Error> {
         let fault = |error| store_error("forgetting", error);
         let keys = std::slice::from_ref(key);
-        let none = Receipt::new([0; 16].into(), Duration::ZERO);
+        let none = CallTerms::new([0; 16].into(), Duration::ZERO);
         for _ in 0..ROUNDS {
             let direct = self.through(Source::Pool);
             let gone = direct.touch("forgetting", &statements.forget, keys, &none).await?;
@@ -122,7 +126,7 @@ impl Inner {
     }
 }
 
-impl Maintain for PostgresAdapter {
+impl MaintenanceAdapter for PostgresAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
         let inner = self.inner();
         let purge = |limit, from| {

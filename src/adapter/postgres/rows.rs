@@ -15,9 +15,9 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 
-use super::super::contract::{Receipt, Token};
-use super::super::kept::{Kept, StoredResponse};
+use super::super::contract::{CallTerms, Token};
 use super::super::sql::{self, KeptRow, Rows, Stored};
+use super::super::stored::{StoredData, StoredResponse};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -192,14 +192,14 @@ pub(super) struct Columns<'k> {
 
 impl<'k> Columns<'k> {
     pub(super) fn new(rows: &'k Rows<'_>) -> Self {
-        let receipts = || (0..rows.len()).map(|place| rows.receipt(place));
+        let call_terms = || (0..rows.len()).map(|place| rows.terms(place));
         Self {
             keys: row_keys(&rows.keys),
             namespaces: rows.keys.iter().map(DedupKey::namespace).collect(),
             ids: rows.keys.iter().map(DedupKey::id).collect(),
-            tokens: receipts().map(|receipt| receipt.token().into()).collect(),
-            retentions: receipts().map(|receipt| receipt.retention_ms().min(MOST_MS)).collect(),
-            leases: receipts().map(|receipt| receipt.lease_ms().min(MOST_MS)).collect(),
+            tokens: call_terms().map(|terms| terms.token().into()).collect(),
+            retentions: call_terms().map(|terms| terms.retention_ms().min(MOST_MS)).collect(),
+            leases: call_terms().map(|terms| terms.lease_ms().min(MOST_MS)).collect(),
         }
     }
 
@@ -217,15 +217,15 @@ impl<'k> Columns<'k> {
             .bind(&self.leases)
     }
 
-    /// All under the terms of one receipt.
-    pub(super) fn bind_within<'q>(&'q self, sql: &Arc<str>, receipt: &Receipt) -> Bound<'q> {
+    /// All under the terms of one call.
+    pub(super) fn bind_within<'q>(&'q self, sql: &Arc<str>, terms: &CallTerms) -> Bound<'q> {
         sqlx::query(AssertSqlSafe(Arc::clone(sql)))
             .bind(&self.keys)
             .bind(&self.namespaces)
             .bind(&self.ids)
-            .bind(Uuid::from(receipt.token()))
-            .bind(receipt.retention_ms().min(MOST_MS))
-            .bind(receipt.lease_ms().min(MOST_MS))
+            .bind(Uuid::from(terms.token()))
+            .bind(terms.retention_ms().min(MOST_MS))
+            .bind(terms.lease_ms().min(MOST_MS))
     }
 }
 
@@ -254,17 +254,17 @@ impl<'k> Params<'k> {
         match self {
             Self::None => query,
             Self::One(rows, wait, keeps) => {
-                let (key, receipt) = (&rows.keys[0], rows.receipt(0));
+                let (key, terms) = (&rows.keys[0], rows.terms(0));
                 let query = query
                     .bind(row_key(key))
                     .bind(key.namespace())
                     .bind(key.id())
-                    .bind(Uuid::from(receipt.token()))
-                    .bind(receipt.retention_ms().min(MOST_MS))
-                    .bind(receipt.lease_ms().min(MOST_MS))
+                    .bind(Uuid::from(terms.token()))
+                    .bind(terms.retention_ms().min(MOST_MS))
+                    .bind(terms.lease_ms().min(MOST_MS))
                     .bind(wait);
                 if keeps {
-                    bind_kept(query, &receipt.kept_for(key).unwrap_or_default())
+                    bind_kept(query, &terms.stored_data_for(key).unwrap_or_default())
                 } else {
                     query
                 }
@@ -284,7 +284,7 @@ impl<'k> Params<'k> {
 type Bound<'k> = Query<'k, Postgres, PgArguments>;
 
 /// What is kept with one key.
-fn bind_kept<'k>(query: Bound<'k>, kept: &Kept) -> Bound<'k> {
+fn bind_kept<'k>(query: Bound<'k>, kept: &StoredData) -> Bound<'k> {
     let response = kept.response.as_deref();
     query
         .bind(kept.payload_sha256.map(|digest| digest.to_vec()))
@@ -312,8 +312,8 @@ impl KeptColumns {
             return Self::default();
         }
         let keys = rows.keys.iter().enumerate();
-        let kept = keys.map(|(at, key)| rows.receipt(at).kept_for(key).unwrap_or_default());
-        let kept: Vec<Kept> = kept.collect();
+        let kept = keys.map(|(at, key)| rows.terms(at).stored_data_for(key).unwrap_or_default());
+        let kept: Vec<StoredData> = kept.collect();
         let responses = || kept.iter().map(|kept| kept.response.as_deref());
         Self {
             payloads: Some(kept.iter().map(|kept| Some(kept.payload_sha256?.to_vec())).collect()),

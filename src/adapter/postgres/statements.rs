@@ -30,8 +30,8 @@
 
 use std::sync::Arc;
 
-use super::super::kept::Wanted;
 use super::super::sql::grace_ms;
+use super::super::stored::Fetch;
 use super::schema::{Durability, Place};
 
 /// What every statement begins with: `pg_stat_activity` and the server's log show whose it is.
@@ -108,7 +108,7 @@ const COLUMNS: &str = "t.key, t.token, t.attempts, t.takeover, t.first_seen_at, 
 /// What a statement begins with: its settings, which hold until it ends.
 fn begin(durability: Durability) -> String {
     format!(
-        "WITH terms AS MATERIALIZED (\
+        "WITH row_terms AS MATERIALIZED (\
          SELECT set_config('lock_timeout', $7::text, true) AS waits, {} AS durable)",
         durability.setting()
     )
@@ -134,7 +134,7 @@ fn asked_from(first: usize, keeps: bool) -> String {
         "(SELECT a.key, a.namespace, a.id, a.token, \
          a.retention * interval '1 millisecond' AS retention, \
          a.lease * interval '1 millisecond' AS lease{columns} \
-         FROM terms, unnest({params}) AS a (key, namespace, id, token, retention, lease{names}))"
+         FROM row_terms, unnest({params}) AS a (key, namespace, id, token, retention, lease{names}))"
     )
 }
 
@@ -180,15 +180,15 @@ fn keep(row: &str) -> String {
 fn begin_within(place: &Place) -> String {
     let lock = place.lock("a.lock");
     format!(
-        "WITH terms AS MATERIALIZED (\
+        "WITH row_terms AS MATERIALIZED (\
          SELECT current_setting('lock_timeout') AS was, current_setting('role') AS role, \
          set_config('lock_timeout', '{LOCK_TIMEOUT}', true) AS waits, {} AS durable, \
          pg_try_advisory_xact_lock($8::int8) AS named, $4::uuid AS token, $5::int8 * interval '1 millisecond' AS retention, \
          $6::int8 * interval '1 millisecond' AS lease), \
          asked AS MATERIALIZED (\
-         SELECT a.key, a.namespace, a.id, a.place, terms.token, terms.retention, terms.lease, \
+         SELECT a.key, a.namespace, a.id, a.place, row_terms.token, row_terms.retention, row_terms.lease, \
          pg_try_advisory_xact_lock({lock}) AS locked \
-         FROM terms, unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY \
+         FROM row_terms, unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY \
          AS a (key, namespace, id, lock, place))",
         Durability::Synchronous.setting()
     )
@@ -198,8 +198,8 @@ fn begin_within(place: &Place) -> String {
 fn set_back(rows: &str) -> String {
     format!(
         "written AS MATERIALIZED (SELECT count(*) AS rows FROM {rows}), \
-         back AS MATERIALIZED (SELECT set_config('lock_timeout', terms.was, true) AS waits, \
-         pg_current_xact_id()::text AS xid, terms.role FROM terms, written WHERE written.rows >= 0)"
+         back AS MATERIALIZED (SELECT set_config('lock_timeout', row_terms.was, true) AS waits, \
+         pg_current_xact_id()::text AS xid, row_terms.role FROM row_terms, written WHERE written.rows >= 0)"
     )
 }
 
@@ -230,8 +230,8 @@ pub(super) fn tagged(sql: impl AsRef<str>) -> Arc<str> {
 }
 
 impl Statements {
-    pub(super) fn recall(&self, wanted: Wanted) -> &Arc<str> {
-        &self.recall[usize::from(wanted == Wanted::Payload)]
+    pub(super) fn recall(&self, wanted: Fetch) -> &Arc<str> {
+        &self.recall[usize::from(wanted == Fetch::Digest)]
     }
 
     pub(super) fn new(place: &Place, claims: Durability) -> Self {

@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
 use super::super::batch::{Batcher, Batching};
 use super::super::contract::{
-    Claimed, Completed, DedupAdapter, LeaseAdapter, Receipt, Recorded, Released, Renewed,
+    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded, Released, Renewed,
 };
 use super::super::sql::{Answer, Call, Database, Identifier, Kind, Purging, Stored};
 use super::connections::{Connections, Source, is_timed_out};
@@ -111,7 +111,7 @@ impl PostgresAdapter {
 
     /// An adapter over a pool of yours, on the database that your service uses anyway.
     ///
-    /// [`close`](super::super::Maintain::close) leaves it open. How large it has to be: see the
+    /// [`close`](super::super::MaintenanceAdapter::close) leaves it open. How large it has to be: see the
     /// [operations guide](crate::guide::operations).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
@@ -217,12 +217,12 @@ impl PostgresAdapter {
         &self,
         kind: Kind,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<T>, Error> {
         let mut repeated = false;
         loop {
             let statements = self.0.ready().await?;
-            let call = Call::new(kind, keys, keys.iter().map(number).collect(), receipt);
+            let call = Call::new(kind, keys, keys.iter().map(number).collect(), terms);
             // A statement is as durable as the most durable of its calls.
             let call = call.mixing(self.0.options.claims == Durability::Synchronous);
             let answers = match &self.0.batcher {
@@ -501,33 +501,33 @@ where
 }
 
 impl DedupAdapter for PostgresAdapter {
-    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.call(Kind::Record, keys, receipt).await
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+        self.call(Kind::Record, keys, terms).await
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.call(Kind::Unrecord, keys, receipt).await
+    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.call(Kind::Unrecord, keys, terms).await
     }
 }
 
 impl LeaseAdapter for PostgresAdapter {
-    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.call(Kind::Claim, keys, receipt).await
+    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
+        self.call(Kind::Claim, keys, terms).await
     }
 
-    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        self.call(Kind::Renew, keys, receipt).await
+    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
+        self.call(Kind::Renew, keys, terms).await
     }
 
     async fn complete(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Completed>, Error> {
-        self.call(Kind::Complete, keys, receipt).await
+        self.call(Kind::Complete, keys, terms).await
     }
 
-    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.call(Kind::Release, keys, receipt).await
+    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.call(Kind::Release, keys, terms).await
     }
 }

@@ -22,7 +22,7 @@ use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
-use super::super::contract::{Claimed, Receipt, Recorded, Token};
+use super::super::contract::{CallTerms, Claimed, Recorded, Token};
 use super::super::sql::{Grant, Rows, at, open_places};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
@@ -50,10 +50,9 @@ const WITHIN: usize = 5;
 impl TransactionAdapter for PostgresAdapter {
     type Database = Postgres;
 
-    async fn open(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Opened<Postgres>, Error> {
-        let open = |statements| -> BoxFuture<'_, _> {
-            Box::pin(self.open_with(statements, keys, receipt))
-        };
+    async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Postgres>, Error> {
+        let open =
+            |statements| -> BoxFuture<'_, _> { Box::pin(self.open_with(statements, keys, terms)) };
         self.inner().with_table(open).await
     }
 
@@ -61,10 +60,10 @@ impl TransactionAdapter for PostgresAdapter {
         &self,
         transaction: &mut OpenTransaction<Postgres>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<(), Error> {
         let begun = begun(transaction)?;
-        let token = receipt.token().into();
+        let token = terms.token().into();
         let back = self.inner().statements().give_back(begun, &row_keys(keys), token);
         sqlx::raw_sql(AssertSqlSafe(back))
             .execute(transaction.connection())
@@ -110,7 +109,7 @@ impl TransactionAdapter for PostgresAdapter {
         &self,
         mut transaction: OpenTransaction<Postgres>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<(), Error> {
         const CONTEXT: &str = "committing the handler's transaction";
         let fault = |error: sqlx::Error| {
@@ -120,11 +119,11 @@ impl TransactionAdapter for PostgresAdapter {
         };
         let statements = self.inner().statements();
         let begun = begun(&transaction)?;
-        let retention = receipt.retention_ms().min(MOST_MS);
-        let complete = statements.commit(begun, &row_keys(keys), receipt.token().into(), retention);
-        let kept = if receipt.keeps() {
+        let retention = terms.retention_ms().min(MOST_MS);
+        let complete = statements.commit(begun, &row_keys(keys), terms.token().into(), retention);
+        let kept = if terms.keeps() {
             let end = statements.end(begun);
-            keep(transaction.connection(), end, &statements.keep, keys, receipt).await
+            keep(transaction.connection(), end, &statements.keep, keys, terms).await
         } else {
             Ok(())
         };
@@ -209,10 +208,10 @@ impl PostgresAdapter {
     ) -> Result<Recorded, Error> {
         let inner = self.inner();
         let statements = inner.ready_within(connection).await?;
-        let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
+        let (keys, terms) = ([key.clone()], CallTerms::new(Token::random(), ttl));
         let session = rand::random();
         let take = &statements.record_in;
-        let taken = self.take_within(connection, session, take, &keys, &receipt).await;
+        let taken = self.take_within(connection, session, take, &keys, &terms).await;
         let (answers, _) = taken.map_err(|error| {
             let error = store_error("recording in a transaction", error);
             // The transaction is lost. The next one finds the table, or makes it.
@@ -226,18 +225,18 @@ impl PostgresAdapter {
         &self,
         statements: Arc<Statements>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Opened<Postgres>, Error> {
         // Duplicates need no transaction.
         let stored = self.inner().read(keys).await?;
         let mut answers: Vec<Option<Claimed>> = stored
             .into_iter()
-            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
+            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, terms.token())))
             .collect();
         let open = open_places(&answers);
         let mut transaction = None;
         if !open.is_empty() {
-            let opened = self.claim_within(&statements.open, &at(keys, &open), receipt).await;
+            let opened = self.claim_within(&statements.open, &at(keys, &open), terms).await;
             let (taken, begun) =
                 opened.map_err(|error| store_error("opening a transaction", error))?;
             transaction = begun;
@@ -255,7 +254,7 @@ impl PostgresAdapter {
         &self,
         take: &Within,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), sqlx::Error> {
         let mut pauses = ExponentialBuilder::new()
             .with_min_delay(Duration::from_millis(1))
@@ -269,7 +268,7 @@ impl PostgresAdapter {
             let lost = move |connection| server_session::end(adapter, lock, connection);
             let mut transaction = OpenTransaction::begin_on(connection, Some(BEGIN), lost).await?;
             let connection = transaction.connection();
-            let taken = self.take_within(connection, lock, take, keys, receipt).await;
+            let taken = self.take_within(connection, lock, take, keys, terms).await;
             let error = match taken {
                 Ok((answers, Some(begun))) => {
                     return Ok((answers, Some(transaction.with(begun))));
@@ -308,7 +307,7 @@ impl PostgresAdapter {
         session: i64,
         take: &Within,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<(Vec<T>, Option<Begun>), sqlx::Error> {
         let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
         // Once, so that what is asked for again has the same locks.
@@ -322,7 +321,7 @@ impl PostgresAdapter {
             };
             let tried = locks_of(&open);
             let rows =
-                self.within(connection, session, &take.insert, &asked, &tried, receipt).await?;
+                self.within(connection, session, &take.insert, &asked, &tried, terms).await?;
             let mut free = Vec::new();
             for row in &rows {
                 let Some(place) = open.get(place(row)?) else { continue };
@@ -333,7 +332,7 @@ impl PostgresAdapter {
                     begun = Some(Begun::new(row)?);
                 } else if row.try_get::<Option<i32>, _>("attempts")?.is_some() {
                     let stored = stored(row, WITHIN)?;
-                    answers[*place] = T::known(&stored, receipt.token());
+                    answers[*place] = T::known(&stored, terms.token());
                     if answers[*place].is_none() {
                         free.push(*place);
                         begun = Some(Begun::new(row)?);
@@ -344,7 +343,7 @@ impl PostgresAdapter {
                 let asked = at(keys, &free);
                 let held = locks_of(&free);
                 let rows =
-                    self.within(connection, session, &take.seize, &asked, &held, receipt).await?;
+                    self.within(connection, session, &take.seize, &asked, &held, terms).await?;
                 for (place, row) in Places::new(&row_keys(&asked)).of_rows(rows)? {
                     answers[free[place]] = Some(grant(&row)?);
                 }
@@ -365,11 +364,11 @@ impl PostgresAdapter {
         sql: &Arc<str>,
         keys: &[DedupKey],
         locks: &[i64],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let rows = Rows::one(keys, receipt);
+        let rows = Rows::one(keys, terms);
         Columns::new(&rows)
-            .bind_within(sql, receipt)
+            .bind_within(sql, terms)
             .bind(locks)
             .bind(session)
             .fetch_all(connection)
@@ -388,13 +387,13 @@ async fn keep(
     end: String,
     sql: &Arc<str>,
     keys: &[DedupKey],
-    receipt: &Receipt,
+    terms: &CallTerms,
 ) -> Result<(), sqlx::Error> {
     sqlx::raw_sql(AssertSqlSafe(end)).execute(&mut *connection).await?;
-    let kept = KeptColumns::new(&Rows::one(keys, receipt));
+    let kept = KeptColumns::new(&Rows::one(keys, terms));
     sqlx::query(AssertSqlSafe(Arc::clone(sql)))
         .bind(row_keys(keys))
-        .bind(Uuid::from(receipt.token()))
+        .bind(Uuid::from(terms.token()))
         .bind(kept.payloads)
         .bind(kept.statuses)
         .bind(kept.headers)

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 
 use super::super::batch::Ask;
-use super::super::contract::{Claimed, Completed, Receipt, Recorded, Released, Renewed};
+use super::super::contract::{CallTerms, Claimed, Completed, Recorded, Released, Renewed};
 use super::rows::{Grant, Stored, released, renewed};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -40,7 +40,7 @@ pub(in crate::adapter) enum Kind {
 pub(in crate::adapter) struct Call {
     pub(in crate::adapter) kind: Kind,
     pub(in crate::adapter) keys: Vec<DedupKey>,
-    pub(in crate::adapter) receipt: Receipt,
+    pub(in crate::adapter) terms: CallTerms,
     numbers: Vec<u64>,
     mixes: bool,
 }
@@ -51,9 +51,9 @@ impl Call {
         kind: Kind,
         keys: &[DedupKey],
         numbers: Vec<u64>,
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Self {
-        Self { kind, keys: keys.to_vec(), receipt: receipt.clone(), numbers, mixes: false }
+        Self { kind, keys: keys.to_vec(), terms: terms.clone(), numbers, mixes: false }
     }
 
     /// The same, which if it is a claim or a completion goes with both.
@@ -66,7 +66,7 @@ impl Call {
 impl Call {
     /// What its rows store of the response.
     fn bytes(&self) -> usize {
-        let stored = self.keys.first().and_then(|key| self.receipt.kept_for(key));
+        let stored = self.keys.first().and_then(|key| self.terms.stored_data_for(key));
         let response = stored.and_then(|stored| stored.response);
         response.map_or(0, |response| response.body.len().saturating_mul(self.keys.len()))
     }
@@ -125,53 +125,53 @@ impl Ask for Call {
 
 /// The terms under which each row of a statement is asked for.
 #[derive(Clone)]
-pub(in crate::adapter) enum Terms<'c> {
+pub(in crate::adapter) enum RowTerms<'c> {
     /// All under the same: a single call, as a plain statement.
-    One(&'c Receipt),
-    Each(Vec<&'c Receipt>),
+    One(&'c CallTerms),
+    Each(Vec<&'c CallTerms>),
 }
 
 /// What one statement is asked for.
 #[derive(Clone)]
 pub(in crate::adapter) struct Rows<'c> {
     pub(in crate::adapter) keys: Vec<DedupKey>,
-    pub(in crate::adapter) terms: Terms<'c>,
+    pub(in crate::adapter) row_terms: RowTerms<'c>,
 }
 
 impl<'c> Rows<'c> {
-    pub(in crate::adapter) fn one(keys: &[DedupKey], receipt: &'c Receipt) -> Self {
-        Self { keys: keys.to_vec(), terms: Terms::One(receipt) }
+    pub(in crate::adapter) fn one(keys: &[DedupKey], terms: &'c CallTerms) -> Self {
+        Self { keys: keys.to_vec(), row_terms: RowTerms::One(terms) }
     }
 
     pub(in crate::adapter) fn len(&self) -> usize {
         self.keys.len()
     }
 
-    pub(in crate::adapter) fn receipt(&self, place: usize) -> &'c Receipt {
-        match &self.terms {
-            Terms::One(receipt) => receipt,
-            Terms::Each(receipts) => receipts[place],
+    pub(in crate::adapter) fn terms(&self, place: usize) -> &'c CallTerms {
+        match &self.row_terms {
+            RowTerms::One(terms) => terms,
+            RowTerms::Each(call_terms) => call_terms[place],
         }
     }
 
     /// Whether there is anything to keep with any key.
     pub(in crate::adapter) fn keeps(&self) -> bool {
-        match &self.terms {
-            Terms::One(receipt) => receipt.keeps(),
-            Terms::Each(receipts) => receipts.iter().any(|receipt| receipt.keeps()),
+        match &self.row_terms {
+            RowTerms::One(terms) => terms.keeps(),
+            RowTerms::Each(call_terms) => call_terms.iter().any(|terms| terms.keeps()),
         }
     }
 
     /// Those at these places.
     pub(in crate::adapter) fn at(&self, places: &[usize]) -> Self {
         let keys = super::at(&self.keys, places);
-        let terms = match &self.terms {
-            Terms::One(receipt) => Terms::One(receipt),
-            Terms::Each(receipts) => {
-                Terms::Each(places.iter().map(|place| receipts[*place]).collect())
+        let row_terms = match &self.row_terms {
+            RowTerms::One(terms) => RowTerms::One(terms),
+            RowTerms::Each(call_terms) => {
+                RowTerms::Each(places.iter().map(|place| call_terms[*place]).collect())
             }
         };
-        Self { keys, terms }
+        Self { keys, row_terms }
     }
 }
 
@@ -195,19 +195,19 @@ impl<'c> Layout<'c> {
         }
         named.sort_unstable();
         let mut keys = Vec::with_capacity(named.len());
-        let (mut receipts, mut kinds) = (Vec::new(), Vec::new());
+        let (mut call_terms, mut kinds) = (Vec::new(), Vec::new());
         let mut of: Vec<_> = calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
         for (_, key, call, at) in named {
             // Of twins, the first call comes first.
             let is_first = keys.last() != Some(key);
             if is_first {
                 keys.push(key.clone());
-                receipts.push(&calls[call].receipt);
+                call_terms.push(&calls[call].terms);
                 kinds.push(calls[call].kind);
             }
             of[call][at] = (keys.len() - 1, is_first);
         }
-        Self { rows: Rows { keys, terms: Terms::Each(receipts) }, kinds, of }
+        Self { rows: Rows { keys, row_terms: RowTerms::Each(call_terms) }, kinds, of }
     }
 }
 
@@ -241,7 +241,7 @@ pub(in crate::adapter) trait Database: Send + Sync {
     /// The call as it would be made without batching.
     fn alone(&self, call: &Call) -> impl Future<Output = Result<Answers, Error>> + Send {
         async move {
-            let rows = Rows::one(&call.keys, &call.receipt);
+            let rows = Rows::one(&call.keys, &call.terms);
             let answers = match call.kind {
                 Kind::Claim => self.take(call.kind, &rows).await.map(first::<Claimed>),
                 Kind::Record => self.take(call.kind, &rows).await.map(first::<Recorded>),
@@ -456,7 +456,7 @@ fn twins_too<'t, T: Grant + Answer + Copy + 't>(
 ) -> Option<Answers> {
     let answers = rows.iter().map(|(row, own)| match taken(*row)? {
         (answer, _) if *own => Some(*answer),
-        (_, Some(stored)) => T::known(stored, call.receipt.token()),
+        (_, Some(stored)) => T::known(stored, call.terms.token()),
         (_, None) => Some(T::in_flight()),
     });
     answers.collect::<Option<Vec<T>>>().map(T::wrap)
@@ -469,17 +469,17 @@ mod tests {
     use http::{HeaderMap, StatusCode};
 
     use super::super::super::contract::Token;
-    use super::super::super::kept::StoredResponse;
+    use super::super::super::stored::StoredResponse;
     use super::*;
 
     fn call(bytes: usize, keys: usize) -> Call {
         let keys: Vec<_> = (0..keys as u64).map(|id| DedupKey::new("a", &id.to_string())).collect();
         let keys = keys.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
-        let receipt = Receipt::new(Token::random(), Duration::ZERO);
+        let terms = CallTerms::new(Token::random(), Duration::ZERO);
         let body = vec![0; bytes].into();
         let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
-        let receipt = receipt.with_response(response.into());
-        Call::new(Kind::Complete, &keys, vec![0; keys.len()], &receipt)
+        let terms = terms.with_response(response.into());
+        Call::new(Kind::Complete, &keys, vec![0; keys.len()], &terms)
     }
 
     #[test]

@@ -8,7 +8,9 @@ mod calls;
 mod purge;
 mod rows;
 
-pub(super) use calls::{Answer, Answers, Call, Database, Failed, Kind, Rows, Taken, Terms, carry};
+pub(super) use calls::{
+    Answer, Answers, Call, Database, Failed, Kind, RowTerms, Rows, Taken, carry,
+};
 #[cfg(feature = "postgres")]
 pub(super) use calls::{PARTS, Told, one_by_one};
 pub(super) use purge::{Portion, Purging, grace_ms};

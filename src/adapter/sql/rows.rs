@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::contract::{
-    Claimed, Completed, Entry, EntryState, Receipt, Recorded, Released, Renewed, Seen, Token,
+    CallTerms, Claimed, Completed, Entry, EntryState, Recorded, Released, Renewed, Seen, Token,
 };
-use super::super::kept::{Kept, StoredResponse};
+use super::super::stored::{StoredData, StoredResponse};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -38,7 +38,7 @@ pub(in crate::adapter) struct KeptRow {
 }
 
 impl KeptRow {
-    pub(in crate::adapter) fn kept(self) -> Result<Kept, Error> {
+    pub(in crate::adapter) fn kept(self) -> Result<StoredData, Error> {
         // Of another length, it is no SHA-256, and is compared with none.
         let payload = self.payload_sha256.and_then(|digest| digest.try_into().ok());
         let response = match (self.status, self.headers, self.body) {
@@ -47,7 +47,7 @@ impl KeptRow {
             }
             _ => None,
         };
-        Ok(Kept::new(payload, response))
+        Ok(StoredData::new(payload, response))
     }
 }
 
@@ -113,18 +113,18 @@ pub(in crate::adapter) trait Grant {
     fn granted(attempt: u32, takeover: bool) -> Self;
     fn in_flight() -> Self;
     /// What stands in the row of a key that was just granted.
-    fn left_behind(receipt: &Receipt) -> Stored;
+    fn left_behind(terms: &CallTerms) -> Stored;
 }
 
 /// A row written at this very moment.
-fn written(receipt: &Receipt, completed_at: Option<i64>, lease_until: Option<i64>) -> Stored {
+fn written(terms: &CallTerms, completed_at: Option<i64>, lease_until: Option<i64>) -> Stored {
     Stored {
-        token: Some(*receipt.token().as_bytes()),
+        token: Some(*terms.token().as_bytes()),
         attempts: 1,
         takeover: false,
         first_seen_at: 0,
         completed_at,
-        expires_at: receipt.retention_ms(),
+        expires_at: terms.retention_ms(),
         lease_until,
         now: 0,
     }
@@ -148,8 +148,8 @@ impl Grant for Recorded {
         Self::InFlight
     }
 
-    fn left_behind(receipt: &Receipt) -> Stored {
-        written(receipt, Some(0), None)
+    fn left_behind(terms: &CallTerms) -> Stored {
+        written(terms, Some(0), None)
     }
 }
 
@@ -170,8 +170,8 @@ impl Grant for Claimed {
         Self::InFlight
     }
 
-    fn left_behind(receipt: &Receipt) -> Stored {
-        written(receipt, None, Some(receipt.lease_ms()))
+    fn left_behind(terms: &CallTerms) -> Stored {
+        written(terms, None, Some(terms.lease_ms()))
     }
 }
 

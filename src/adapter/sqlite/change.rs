@@ -18,7 +18,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use super::super::batch::{Ask, Batcher, Batching, Carry};
 use super::super::contract::Completed;
 use super::super::sql::{
-    self, Answers, Call, Database, Failed, Grant, Kind, Rows, Stored, Taken, Terms, completed,
+    self, Answers, Call, Database, Failed, Grant, Kind, RowTerms, Rows, Stored, Taken, completed,
     completed_before, open_places,
 };
 use super::rows::{is_of_a_row, keys_json, matched, numbers, rows_json, rows_terms, store_error};
@@ -176,7 +176,7 @@ impl Database for Writing<'_> {
         if !keeps && !self.inner.some_are_there() {
             let inserted = self.changed(new, rows).await.map_err(fault(false))?;
             if inserted == rows.len() {
-                let all = (0..rows.len()).map(|place| T::left_behind(rows.receipt(place)));
+                let all = (0..rows.len()).map(|place| T::left_behind(rows.terms(place)));
                 return Ok(all.map(|left| (T::granted(1, false), Some(left))).collect());
             }
             written = inserted > 0;
@@ -187,7 +187,7 @@ impl Database for Writing<'_> {
             let granted = self.write(sql, &asked).await.map_err(fault(written))?;
             written |= !granted.is_empty();
             for (at, row) in matched(&asked.keys, &granted).map_err(fault(written))? {
-                let left = T::left_behind(rows.receipt(free[at]));
+                let left = T::left_behind(rows.terms(free[at]));
                 answers[free[at]] = Some((grant(row).map_err(fault(written))?, Some(left)));
             }
             let open = open_places(&answers);
@@ -197,9 +197,8 @@ impl Database for Writing<'_> {
             let stored = self.inner.read(&rows.at(&open).keys).await;
             let stored = stored.map_err(|error| after(error, written))?;
             for (place, stored) in open.into_iter().zip(stored) {
-                let known = stored
-                    .as_ref()
-                    .and_then(|stored| T::known(stored, rows.receipt(place).token()));
+                let known =
+                    stored.as_ref().and_then(|stored| T::known(stored, rows.terms(place).token()));
                 answers[place] = known.map(|known| (known, stored));
             }
             if answers.iter().all(Option::is_some) {
@@ -235,7 +234,7 @@ impl Database for Writing<'_> {
             for (at, row) in matched(&asked.keys, &done).map_err(fault(written))? {
                 let attempts: i64 = row.try_get("attempts").map_err(fault(written))?;
                 let token: Option<Vec<u8>> = row.try_get("token").map_err(fault(written))?;
-                let held = token.as_deref() == Some(asked.receipt(at).token().as_bytes());
+                let held = token.as_deref() == Some(asked.terms(at).token().as_bytes());
                 answers[open[at]] = Some(completed(attempts, held));
             }
             // What was complete before was not written again: was it by this token?
@@ -246,7 +245,7 @@ impl Database for Writing<'_> {
             let stored = self.inner.read(&rows.at(&open).keys).await;
             let stored = stored.map_err(|error| after(error, written))?;
             for (place, stored) in open.into_iter().zip(stored) {
-                answers[place] = completed_before(stored.as_ref(), rows.receipt(place).token());
+                answers[place] = completed_before(stored.as_ref(), rows.terms(place).token());
             }
         }
         Ok(answers.into_iter().map(|answer| answer.unwrap_or(Completed::LeaseLost)).collect())
@@ -264,9 +263,9 @@ impl Database for Writing<'_> {
 
 impl Writing<'_> {
     fn statements(&self, rows: &Rows<'_>) -> &Statements {
-        match rows.terms {
-            Terms::One(_) => &self.inner.statements,
-            Terms::Each(_) => &self.inner.batched,
+        match rows.row_terms {
+            RowTerms::One(_) => &self.inner.statements,
+            RowTerms::Each(_) => &self.inner.batched,
         }
     }
 
@@ -275,12 +274,12 @@ impl Writing<'_> {
     /// Dropped, it runs to its end on the connection's own thread, and the outcome is unknown.
     async fn write(&self, sql: &Arc<str>, rows: &Rows<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(sql))).bind(rows_json(rows));
-        let query = match rows.terms {
-            Terms::One(receipt) => query
-                .bind(receipt.token().as_bytes().to_vec())
-                .bind(receipt.retention_ms())
-                .bind(receipt.lease_ms()),
-            Terms::Each(_) => query,
+        let query = match rows.row_terms {
+            RowTerms::One(terms) => query
+                .bind(terms.token().as_bytes().to_vec())
+                .bind(terms.retention_ms())
+                .bind(terms.lease_ms()),
+            RowTerms::Each(_) => query,
         };
         // All rows: SQLite commits at the end of the statement, after it has returned them.
         query.fetch_all(&self.inner.writer).await

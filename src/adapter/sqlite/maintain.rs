@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 
-use super::super::contract::{Entry, Forgotten, Maintain, Receipt};
+use super::super::contract::{CallTerms, Entry, Forgotten, MaintenanceAdapter};
 use super::super::sql::{Portion, Rows};
 use super::change::ROUNDS;
 use super::rows::store_error;
@@ -14,7 +14,7 @@ use super::store::{Inner, SqliteAdapter};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-impl Maintain for SqliteAdapter {
+impl MaintenanceAdapter for SqliteAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
         let delete = |limit, from| {
             self.inner().in_turn(move |inner, _turn| async move { inner.purge(limit, from).await })
@@ -60,7 +60,7 @@ impl SqliteAdapter {
         for _ in 0..ROUNDS {
             let keys = [key.clone()];
             let gone = inner.in_turn(move |inner, turn| async move {
-                let none = Receipt::new([0; 16].into(), Duration::ZERO);
+                let none = CallTerms::new([0; 16].into(), Duration::ZERO);
                 let (rows, statement) = (Rows::one(&keys, &none), &inner.statements.forget);
                 let gone = inner.writing(turn).returned("forgetting", statement, &rows).await;
                 gone.map_err(|failed| failed.error)
@@ -124,7 +124,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
         let mut adapter = SqliteAdapter::connect(&url).await.unwrap();
-        let day = Receipt::new(Token::random(), 24 * PURGE_GRACE);
+        let day = CallTerms::new(Token::random(), 24 * PURGE_GRACE);
         adapter.record(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
         assert_eq!(adapter.purge(10).await.unwrap(), 0);
         set_ahead(&mut adapter, 30 * 86_400);

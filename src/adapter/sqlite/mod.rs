@@ -29,19 +29,19 @@
 //! # let dir = tempfile::tempdir().unwrap();
 //! # let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
 //! use std::time::Duration;
-//! use tower_dedup::adapter::{DedupAdapter, Receipt, Recorded, SqliteAdapter, Token};
+//! use tower_dedup::adapter::{DedupAdapter, CallTerms, Recorded, SqliteAdapter, Token};
 //! use tower_dedup::DedupKey;
 //!
 //! let keys = [DedupKey::new("acme", "evt_1").unwrap()];
 //! let month = Duration::from_secs(30 * 86_400);
 //!
 //! let adapter = SqliteAdapter::connect(&url).await?; // "sqlite://dedup.db"
-//! let first = adapter.record(&keys, &Receipt::new(Token::random(), month)).await?;
+//! let first = adapter.record(&keys, &CallTerms::new(Token::random(), month)).await?;
 //! assert_eq!(first, [Recorded::First]);
 //!
 //! // After a restart, or from another process:
 //! let adapter = SqliteAdapter::connect(&url).await?;
-//! let second = adapter.record(&keys, &Receipt::new(Token::random(), month)).await?;
+//! let second = adapter.record(&keys, &CallTerms::new(Token::random(), month)).await?;
 //! assert!(matches!(second[..], [Recorded::Duplicate(_)]));
 //! # Ok::<(), tower_dedup::Error>(())
 //! # }).unwrap();

@@ -9,8 +9,8 @@ use sqlx::Row;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::kept::StoredResponse;
-use super::super::sql::{self, Rows, Stored, Terms};
+use super::super::sql::{self, RowTerms, Rows, Stored};
+use super::super::stored::StoredResponse;
 use super::schema::{DIGITS, TERMS};
 use crate::error::Error;
 use crate::key::{DedupKey, hex};
@@ -36,9 +36,9 @@ pub(super) fn rows_json(rows: &Rows<'_>) -> String {
 pub(super) fn rows_terms(rows: &Rows<'_>) -> Vec<u8> {
     let mut all = Vec::with_capacity(rows.len() * TERMS);
     for place in 0..rows.len() {
-        let receipt = rows.receipt(place);
-        all.extend(receipt.token().as_bytes());
-        for number in [receipt.retention_ms(), receipt.lease_ms()] {
+        let terms = rows.terms(place);
+        all.extend(terms.token().as_bytes());
+        for number in [terms.retention_ms(), terms.lease_ms()] {
             all.extend(format!("{number:0DIGITS$}").into_bytes());
         }
     }
@@ -46,14 +46,14 @@ pub(super) fn rows_terms(rows: &Rows<'_>) -> Vec<u8> {
 }
 
 fn row_json(rows: &Rows<'_>, place: usize, keeps: bool) -> Vec<Value> {
-    let (key, receipt) = (&rows.keys[place], rows.receipt(place));
+    let (key, terms) = (&rows.keys[place], rows.terms(place));
     let mut row: Vec<Value> = vec![key.namespace().into(), key.id().into()];
-    if let Terms::Each(_) = rows.terms {
-        row.push(hex(receipt.token().as_bytes()).into());
-        row.extend([receipt.retention_ms().into(), receipt.lease_ms().into()]);
+    if let RowTerms::Each(_) = rows.row_terms {
+        row.push(hex(terms.token().as_bytes()).into());
+        row.extend([terms.retention_ms().into(), terms.lease_ms().into()]);
     }
     if keeps {
-        let kept = receipt.kept_for(key).unwrap_or_default();
+        let kept = terms.stored_data_for(key).unwrap_or_default();
         let response = kept.response.as_deref();
         row.extend([
             kept.payload_sha256.map(|digest| hex(&digest)).into(),

@@ -15,8 +15,8 @@
 
 use std::sync::Arc;
 
-use super::super::kept::Wanted;
 use super::super::sql::{Identifier, grace_ms};
+use super::super::stored::Fetch;
 
 /// The version of the schema that this code writes.
 pub(super) const VERSION: i64 = 1;
@@ -110,8 +110,8 @@ pub(super) enum Asks {
 }
 
 impl Statements {
-    pub(super) fn recall(&self, wanted: Wanted) -> &Arc<str> {
-        &self.recall[usize::from(wanted == Wanted::Payload)]
+    pub(super) fn recall(&self, wanted: Fetch) -> &Arc<str> {
+        &self.recall[usize::from(wanted == Fetch::Digest)]
     }
 
     pub(super) fn new(name: &Identifier, asks: Asks) -> Self {

@@ -17,12 +17,12 @@ use sqlx::sqlite::{
 
 use super::super::batch::Batching;
 use super::super::contract::{
-    Claimed, Completed, DedupAdapter, LeaseAdapter, Receipt, Recorded, Released, Renewed,
+    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded, Released, Renewed,
 };
-use super::super::kept::{Kept, Recall, Wanted};
 use super::super::sql::{
     Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Purging, Stored, at, open_places,
 };
+use super::super::stored::{Fetch, Recall, StoredData};
 use super::change::{Batchers, Look};
 use super::file::Watched;
 use super::rows::{
@@ -146,7 +146,7 @@ impl SqliteAdapter {
     /// The pool's settings stay as they are; `synchronous` below `FULL` and a journal mode other
     /// than WAL are warned about on first use. Give it a busy timeout below the layer's
     /// `store_timeout`, and more connections than handlers hold at once: renewals need one too.
-    /// [`close`](super::super::Maintain::close) leaves it open.
+    /// [`close`](super::super::MaintenanceAdapter::close) leaves it open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         let file = Arc::new(Watched::new(&pool.connect_options()));
@@ -256,16 +256,16 @@ impl SqliteAdapter {
         &self,
         kind: Kind,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<T>, Error> {
-        self.with_table(|| self.take_once(kind, keys, receipt)).await
+        self.with_table(|| self.take_once(kind, keys, terms)).await
     }
 
     async fn take_once<T: Grant + Answer>(
         &self,
         kind: Kind,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<T>, Error> {
         let stored = match &self.0.batchers {
             Some(batchers) => batchers.looks.submit(&self.0, Look::new(keys)).await?,
@@ -274,12 +274,12 @@ impl SqliteAdapter {
         let found = stored.iter().flatten().count();
         let stored = stored.into_iter();
         let mut answers: Vec<Option<T>> =
-            stored.map(|stored| T::known(&stored?, receipt.token())).collect();
+            stored.map(|stored| T::known(&stored?, terms.token())).collect();
         let open = open_places(&answers);
         if !open.is_empty() {
             let known = keys.len() - open.len();
             let _again = (found > known).then(|| Arc::clone(&self.0.again));
-            let taken = self.call_once(kind, &at(keys, &open), receipt).await?;
+            let taken = self.call_once(kind, &at(keys, &open), terms).await?;
             for (place, taken) in open.into_iter().zip(taken) {
                 answers[place] = Some(taken);
             }
@@ -291,18 +291,18 @@ impl SqliteAdapter {
         &self,
         kind: Kind,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<T>, Error> {
-        self.with_table(|| self.call_once(kind, keys, receipt)).await
+        self.with_table(|| self.call_once(kind, keys, terms)).await
     }
 
     async fn call_once<T: Answer>(
         &self,
         kind: Kind,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<T>, Error> {
-        let call = Call::new(kind, keys, numbers(keys), receipt);
+        let call = Call::new(kind, keys, numbers(keys), terms);
         T::unwrap(match &self.0.batchers {
             Some(batchers) => batchers.calls.submit(&self.0, call).await?,
             None => {
@@ -322,13 +322,13 @@ impl SqliteAdapter {
         &self,
         sql: &Arc<str>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Query<'static, Sqlite, SqliteArguments> {
         sqlx::query(AssertSqlSafe(Arc::clone(sql)))
             .bind(keys_json(keys))
-            .bind(receipt.token().as_bytes().to_vec())
-            .bind(receipt.retention_ms())
-            .bind(receipt.lease_ms())
+            .bind(terms.token().as_bytes().to_vec())
+            .bind(terms.retention_ms())
+            .bind(terms.lease_ms())
     }
 }
 
@@ -489,45 +489,53 @@ impl Inner {
 }
 
 impl DedupAdapter for SqliteAdapter {
-    async fn record(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Recorded>, Error> {
-        self.take(Kind::Record, keys, receipt).await
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+        self.take(Kind::Record, keys, terms).await
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.call(Kind::Unrecord, keys, receipt).await
+    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.call(Kind::Unrecord, keys, terms).await
     }
 }
 
 impl LeaseAdapter for SqliteAdapter {
-    async fn claim(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Claimed>, Error> {
-        self.take(Kind::Claim, keys, receipt).await
+    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
+        self.take(Kind::Claim, keys, terms).await
     }
 
-    async fn renew(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Renewed>, Error> {
-        self.call(Kind::Renew, keys, receipt).await
+    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
+        self.call(Kind::Renew, keys, terms).await
     }
 
     async fn complete(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<Completed>, Error> {
-        self.call(Kind::Complete, keys, receipt).await
+        self.call(Kind::Complete, keys, terms).await
     }
 
-    async fn release(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Vec<Released>, Error> {
-        self.call(Kind::Release, keys, receipt).await
+    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.call(Kind::Release, keys, terms).await
     }
 }
 
 impl Recall for SqliteAdapter {
-    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(
+        &self,
+        keys: &[DedupKey],
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
         self.with_table(|| self.0.recall(keys, wanted)).await
     }
 }
 
 impl Inner {
-    async fn recall(&self, keys: &[DedupKey], wanted: Wanted) -> Result<Vec<Option<Kept>>, Error> {
+    async fn recall(
+        &self,
+        keys: &[DedupKey],
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
         let fault = |error| store_error("recalling keys", error);
         let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.statements.recall(wanted))))
             .bind(keys_json(keys))

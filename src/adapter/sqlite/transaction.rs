@@ -19,7 +19,7 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection};
 use tokio::sync::OwnedMutexGuard;
 
-use super::super::contract::{Claimed, Receipt, Recorded, Token};
+use super::super::contract::{CallTerms, Claimed, Recorded, Token};
 use super::super::sql::{Grant, Rows, at, open_places};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
@@ -74,20 +74,20 @@ fn hook_of(transaction: &OpenTransaction<Sqlite>) -> Option<Arc<Hook>> {
 impl TransactionAdapter for SqliteAdapter {
     type Database = Sqlite;
 
-    async fn open(&self, keys: &[DedupKey], receipt: &Receipt) -> Result<Opened<Sqlite>, Error> {
-        self.with_table(|| self.open_once(keys, receipt)).await
+    async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Sqlite>, Error> {
+        self.with_table(|| self.open_once(keys, terms)).await
     }
 
     async fn give_back(
         &self,
         transaction: &mut OpenTransaction<Sqlite>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<(), Error> {
         let connection = transaction.connection();
         // What was made first: taken rows are one attempt younger after the second.
         for statement in &self.inner().statements.give_back {
-            self.change(connection, "giving keys back", statement, keys, receipt).await?;
+            self.change(connection, "giving keys back", statement, keys, terms).await?;
         }
         Ok(())
     }
@@ -126,13 +126,13 @@ impl TransactionAdapter for SqliteAdapter {
         &self,
         mut transaction: OpenTransaction<Sqlite>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<(), Error> {
         const CONTEXT: &str = "committing the handler's transaction";
-        if receipt.keeps() {
+        if terms.keeps() {
             let keep = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.keep)))
-                .bind(rows_json(&Rows::one(keys, receipt)))
-                .bind(receipt.token().as_bytes().to_vec())
+                .bind(rows_json(&Rows::one(keys, terms)))
+                .bind(terms.token().as_bytes().to_vec())
                 .execute(transaction.connection())
                 .await;
             if let Err(error) = keep {
@@ -142,7 +142,7 @@ impl TransactionAdapter for SqliteAdapter {
         }
         let statement = &self.inner().statements.finish;
         let connection = transaction.connection();
-        let finished = self.change(connection, CONTEXT, statement, keys, receipt).await;
+        let finished = self.change(connection, CONTEXT, statement, keys, terms).await;
         let ours = matches!(&finished, Ok(finished) if *finished == keys.len());
         let hook = hook_of(&transaction);
         let marked = hook.as_ref().is_some_and(|hook| hook.marked.load(Ordering::SeqCst));
@@ -223,11 +223,11 @@ impl SqliteAdapter {
         let statement = &self.inner().statements.record;
         // Looked for on this very connection: another one would wait for its transaction.
         self.inner().ready_within(connection).await?;
-        let (keys, receipt) = ([key.clone()], Receipt::new(Token::random(), ttl));
-        let answers = match self.take_within(connection, statement, &keys, &receipt).await {
+        let (keys, terms) = ([key.clone()], CallTerms::new(Token::random(), ttl));
+        let answers = match self.take_within(connection, statement, &keys, &terms).await {
             Err(_) if self.inner().lacks_its_table(connection).await => {
                 self.inner().ready_within(connection).await?;
-                self.take_within(connection, statement, &keys, &receipt).await?
+                self.take_within(connection, statement, &keys, &terms).await?
             }
             answers => answers?,
         };
@@ -237,13 +237,13 @@ impl SqliteAdapter {
     async fn open_once(
         &self,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Opened<Sqlite>, Error> {
         let inner = self.inner();
         let known = inner.read(keys).await?;
         let mut answers: Vec<Option<Claimed>> = known
             .into_iter()
-            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, receipt.token())))
+            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, terms.token())))
             .collect();
         let open = open_places(&answers);
         let mut lent = None;
@@ -255,8 +255,7 @@ impl SqliteAdapter {
             let mut transaction = self.begin(turn).await?;
             let statement = &inner.statements.claim;
             let asked = at(keys, &open);
-            let taken =
-                self.take_within(transaction.connection(), statement, &asked, receipt).await;
+            let taken = self.take_within(transaction.connection(), statement, &asked, terms).await;
             match taken {
                 Ok(taken) => {
                     for (place, taken) in open.into_iter().zip(taken) {
@@ -340,7 +339,7 @@ impl SqliteAdapter {
         connection: &mut SqliteConnection,
         statement: &Arc<str>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<Vec<T>, Error> {
         let fault = |error| store_error("taking keys in a transaction", error);
         let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.read)))
@@ -350,11 +349,11 @@ impl SqliteAdapter {
             .map_err(fault)?;
         let stored = placed(keys, &rows, stored).map_err(fault)?.into_iter();
         let mut answers: Vec<Option<T>> =
-            stored.map(|stored| T::known(&stored?, receipt.token())).collect();
+            stored.map(|stored| T::known(&stored?, terms.token())).collect();
         let free = open_places(&answers);
         if !free.is_empty() {
             let asked = at(keys, &free);
-            let rows = self.bound(statement, &asked, receipt).fetch_all(connection).await;
+            let rows = self.bound(statement, &asked, terms).fetch_all(connection).await;
             let rows = rows.map_err(fault)?;
             for (place, row) in matched(&asked, &rows).map_err(fault)? {
                 answers[free[place]] = Some(grant(row).map_err(fault)?);
@@ -370,9 +369,9 @@ impl SqliteAdapter {
         context: &'static str,
         statement: &Arc<str>,
         keys: &[DedupKey],
-        receipt: &Receipt,
+        terms: &CallTerms,
     ) -> Result<usize, Error> {
-        let rows = self.bound(statement, keys, receipt).fetch_all(connection).await;
+        let rows = self.bound(statement, keys, terms).fetch_all(connection).await;
         let rows = rows.map_err(|error| {
             let refused = is_refused_commit(&error);
             let error = store_error(context, error);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{LEASE, RETENTION, SLACK, is_duplicate, key, new_receipt, receipt};
+use super::{LEASE, RETENTION, SLACK, is_duplicate, key, new_receipt, terms};
 use crate::adapter::{
-    Claimed, Completed, DedupAdapter, EntryState, Forgotten, LeaseAdapter, Maintain, PURGE_GRACE,
-    Receipt, Recorded, Released, Renewed, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, PURGE_GRACE, Recorded, Released, Renewed, Token,
 };
 use crate::conformance::Store;
 use crate::error::ErrorKind;
@@ -270,7 +270,8 @@ pub async fn a_renewal_revives_nothing_that_was_given_up<S: Store>(store: S) {
 /// forgotten.
 pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
-    let brief = Receipt::new(Token::random(), Duration::from_millis(1)).with_lease(3 * PURGE_GRACE);
+    let brief =
+        CallTerms::new(Token::random(), Duration::from_millis(1)).with_lease(3 * PURGE_GRACE);
     adapter.claim(&keys, &brief).await.unwrap();
     store.advance(PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
@@ -284,7 +285,7 @@ pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
 
 /// A completion after the retention has ended is still remembered for one.
 pub async fn a_completion_is_never_expired_at_birth<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], receipt(4 * RETENTION));
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], terms(4 * RETENTION));
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
@@ -336,7 +337,7 @@ pub async fn sets_are_answered_key_by_key<S: Store>(store: S) {
 /// Retentions and leases of nothing and of everything neither panic nor overflow into the past.
 pub async fn extreme_durations_do_no_harm<S: Store>(store: S) {
     let adapter = store.adapter();
-    let longest = Receipt::new(Token::random(), Duration::MAX).with_lease(Duration::MAX);
+    let longest = CallTerms::new(Token::random(), Duration::MAX).with_lease(Duration::MAX);
     let keys = [key("longest")];
     adapter.claim(&keys, &longest).await.unwrap();
     assert_eq!(adapter.renew(&keys, &longest).await.unwrap(), [Renewed::Held]);
@@ -347,7 +348,7 @@ pub async fn extreme_durations_do_no_harm<S: Store>(store: S) {
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
     assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
 
-    let nothing = || Receipt::new(Token::random(), Duration::ZERO);
+    let nothing = || CallTerms::new(Token::random(), Duration::ZERO);
     let keys = [key("nothing")];
     assert_eq!(adapter.record(&keys, &nothing()).await.unwrap(), [Recorded::First]);
     assert_eq!(adapter.record(&keys, &nothing()).await.unwrap(), [Recorded::First]);
@@ -435,10 +436,10 @@ pub async fn purge_deletes_what_expired_an_hour_ago_and_nothing_else<S: Store>(s
     }
     adapter.claim(&[key("lapsed")], &new_receipt()).await.unwrap();
     // Its lease is the last to end.
-    let brief = Receipt::new(Token::random(), SLACK).with_lease(RETENTION);
+    let brief = CallTerms::new(Token::random(), SLACK).with_lease(RETENTION);
     adapter.claim(&[key("brief")], &brief).await.unwrap();
     store.advance(RETENTION - SLACK).await;
-    let long = || Receipt::new(Token::random(), 4 * PURGE_GRACE).with_lease(4 * PURGE_GRACE);
+    let long = || CallTerms::new(Token::random(), 4 * PURGE_GRACE).with_lease(4 * PURGE_GRACE);
     adapter.record(&[key("fresh")], &long()).await.unwrap();
     adapter.claim(&[key("leased")], &long()).await.unwrap();
     assert_eq!(adapter.purge(100).await.unwrap(), 0);

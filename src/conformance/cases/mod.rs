@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::adapter::{Claimed, Receipt, Token};
+use crate::adapter::{CallTerms, Claimed, Token};
 use crate::key::DedupKey;
 
 mod contract;
@@ -23,12 +23,12 @@ pub(in crate::conformance) fn key(id: &str) -> DedupKey {
     DedupKey::new("conformance", id).expect("a key")
 }
 
-pub(in crate::conformance) fn receipt(lease: Duration) -> Receipt {
-    Receipt::new(Token::random(), RETENTION).with_lease(lease)
+pub(in crate::conformance) fn terms(lease: Duration) -> CallTerms {
+    CallTerms::new(Token::random(), RETENTION).with_lease(lease)
 }
 
-fn new_receipt() -> Receipt {
-    receipt(LEASE)
+fn new_receipt() -> CallTerms {
+    terms(LEASE)
 }
 
 fn is_duplicate(answers: &[Claimed]) -> bool {

@@ -10,8 +10,8 @@ use futures_util::future::join_all;
 
 use super::{LEASE, RETENTION, is_duplicate, key, new_receipt};
 use crate::adapter::{
-    Claimed, Completed, DedupAdapter, LeaseAdapter, Maintain, PURGE_GRACE, Recorded, Released,
-    Renewed,
+    Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter, PURGE_GRACE, Recorded,
+    Released, Renewed,
 };
 use crate::conformance::Store;
 use crate::key::DedupKey;
@@ -166,16 +166,16 @@ pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S) {
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
         let later = async {
-            let (receipt, free) = (new_receipt(), key("free"));
-            assert_eq!(adapter.record(&recorded, &receipt).await.unwrap(), [Recorded::First]);
-            let first = adapter.claim(&free, &receipt).await.unwrap();
+            let (terms, free) = (new_receipt(), key("free"));
+            assert_eq!(adapter.record(&recorded, &terms).await.unwrap(), [Recorded::First]);
+            let first = adapter.claim(&free, &terms).await.unwrap();
             assert!(matches!(first[..], [Claimed::First { .. }]), "{first:?}");
-            assert_eq!(adapter.renew(&free, &receipt).await.unwrap(), [Renewed::Held]);
-            assert_eq!(adapter.complete(&free, &receipt).await.unwrap(), [Completed::Held]);
+            assert_eq!(adapter.renew(&free, &terms).await.unwrap(), [Renewed::Held]);
+            assert_eq!(adapter.complete(&free, &terms).await.unwrap(), [Completed::Held]);
             assert!(adapter.get(&free[0]).await.unwrap().is_some());
             adapter.purge(10).await.unwrap();
             // A call without keys has nothing to wait for.
-            assert_eq!(adapter.renew(&[], &receipt).await.unwrap(), []);
+            assert_eq!(adapter.renew(&[], &terms).await.unwrap(), []);
         };
         tokio::time::timeout(BOUND, later).await.expect("later calls are not held up");
         let rest = async {

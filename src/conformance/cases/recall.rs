@@ -8,8 +8,8 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::{LEASE, RETENTION, SLACK, key, new_receipt};
 use crate::adapter::{
-    Completed, DedupAdapter, Kept, LeaseAdapter, Maintain, Recall, Receipt, StoredResponse, Token,
-    Wanted,
+    CallTerms, Completed, DedupAdapter, Fetch, LeaseAdapter, MaintenanceAdapter, Recall,
+    StoredData, StoredResponse, Token,
 };
 use crate::conformance::Store;
 use crate::key::DedupKey;
@@ -22,12 +22,12 @@ fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {
     Arc::new(StoredResponse::new(StatusCode::CREATED, headers, body.into()))
 }
 
-fn kept(payload: u8, response: Option<&Arc<StoredResponse>>) -> Option<Kept> {
-    Some(Kept::new(Some([payload; 32]), response.cloned()))
+fn kept(payload: u8, response: Option<&Arc<StoredResponse>>) -> Option<StoredData> {
+    Some(StoredData::new(Some([payload; 32]), response.cloned()))
 }
 
-/// A receipt that keeps this payload with these keys.
-fn keeping(keys: &[DedupKey], payload: u8) -> Receipt {
+/// A terms that keeps this payload with these keys.
+fn keeping(keys: &[DedupKey], payload: u8) -> CallTerms {
     new_receipt().with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32])))
 }
 
@@ -37,23 +37,32 @@ where
     S::Adapter: Recall,
 {
     let (adapter, keys) = (store.adapter(), [key("a")]);
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(), [None]);
     let mine = keeping(&keys, 7);
     adapter.claim(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(), [None]);
     let answer = response("<Response/>");
     let done = mine.clone().with_response(Arc::clone(&answer));
     assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held]);
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [kept(7, Some(&answer))]);
+    assert_eq!(
+        adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(),
+        [kept(7, Some(&answer))]
+    );
     // Neither a repetition nor somebody else's completion changes it.
     adapter.complete(&keys, &mine).await.unwrap();
     let late = keeping(&keys, 8).with_response(response("other"));
     assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [kept(7, Some(&answer))]);
+    assert_eq!(
+        adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(),
+        [kept(7, Some(&answer))]
+    );
     // Nothing to keep is nothing kept, which is not the same as an unknown key.
     let plain = [key("plain")];
     adapter.complete(&plain, &new_receipt()).await.unwrap();
-    assert_eq!(adapter.recall(&plain, Wanted::All).await.unwrap(), [Some(Kept::default())]);
+    assert_eq!(
+        adapter.recall(&plain, Fetch::DigestAndResponse).await.unwrap(),
+        [Some(StoredData::default())]
+    );
 }
 
 /// Recall: a record keeps payloads, and loses them with the key.
@@ -65,15 +74,15 @@ where
     let mine = keeping(&keys, 7);
     adapter.record(&keys, &mine).await.unwrap();
     adapter.record(&keys, &keeping(&keys, 8)).await.unwrap();
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [kept(7, None)]);
+    assert_eq!(adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(), [kept(7, None)]);
     adapter.unrecord(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(), [None]);
     // Over a row that a failed handler has left.
     let failed = [key("failed")];
     adapter.claim(&failed, &mine).await.unwrap();
     adapter.release(&failed, &mine).await.unwrap();
     adapter.record(&failed, &keeping(&failed, 9)).await.unwrap();
-    assert_eq!(adapter.recall(&failed, Wanted::All).await.unwrap(), [kept(9, None)]);
+    assert_eq!(adapter.recall(&failed, Fetch::DigestAndResponse).await.unwrap(), [kept(9, None)]);
 }
 
 /// Recall: each key of a set has its own, and the answers are in the order of the keys.
@@ -91,9 +100,9 @@ where
     adapter.complete(&claimed[..3], &mine).await.unwrap();
     let mut reversed: Vec<DedupKey> = keys.clone();
     reversed.reverse();
-    let none = Some(Kept::default());
+    let none = Some(StoredData::default());
     let expected = [None, none, kept(3, None), kept(2, None), kept(1, None), kept(0, None)];
-    assert_eq!(adapter.recall(&reversed, Wanted::All).await.unwrap(), expected);
+    assert_eq!(adapter.recall(&reversed, Fetch::DigestAndResponse).await.unwrap(), expected);
 }
 
 /// Recall: a late completion of a missing or lapsed key keeps what it carries too.
@@ -109,7 +118,10 @@ where
     store.advance(LEASE + SLACK).await;
     adapter.complete(&lapsed, &late(&lapsed)).await.unwrap();
     for keys in [&missing, &lapsed] {
-        assert_eq!(adapter.recall(keys, Wanted::All).await.unwrap(), [kept(5, Some(&answer))]);
+        assert_eq!(
+            adapter.recall(keys, Fetch::DigestAndResponse).await.unwrap(),
+            [kept(5, Some(&answer))]
+        );
     }
 }
 
@@ -124,11 +136,11 @@ where
     adapter.claim(&keys[..3], &mine).await.unwrap();
     let done = mine.with_response(Arc::clone(&answer));
     adapter.complete(&keys[..2], &done).await.unwrap();
-    let payloads = [kept(7, None), Some(Kept::default()), None, None];
-    assert_eq!(adapter.recall(&keys, Wanted::Payload).await.unwrap(), payloads);
-    let plain = Some(Kept::new(None, Some(Arc::clone(&answer))));
+    let payloads = [kept(7, None), Some(StoredData::default()), None, None];
+    assert_eq!(adapter.recall(&keys, Fetch::Digest).await.unwrap(), payloads);
+    let plain = Some(StoredData::new(None, Some(Arc::clone(&answer))));
     let all = [kept(7, Some(&answer)), plain, None, None];
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), all);
+    assert_eq!(adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(), all);
 }
 
 /// Recall: with a key's retention ends all that was kept with it, in its next life as well.
@@ -140,15 +152,18 @@ where
     let mine = keeping(&keys, 7).with_response(response("old"));
     adapter.complete(&keys, &mine).await.unwrap();
     store.advance(RETENTION).await;
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), [None, None, None]);
+    assert_eq!(adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(), [None, None, None]);
     let anew = new_receipt();
     adapter.claim(&keys[..1], &anew).await.unwrap();
-    assert_eq!(adapter.recall(&keys[..1], Wanted::All).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys[..1], Fetch::DigestAndResponse).await.unwrap(), [None]);
     adapter.complete(&keys[..2], &anew).await.unwrap();
     adapter.record(&keys[2..], &anew).await.unwrap();
-    assert_eq!(adapter.recall(&keys, Wanted::All).await.unwrap(), vec![Some(Kept::default()); 3]);
+    assert_eq!(
+        adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap(),
+        vec![Some(StoredData::default()); 3]
+    );
     adapter.forget(&keys[0]).await.unwrap();
-    assert_eq!(adapter.recall(&keys[..1], Wanted::All).await.unwrap(), [None]);
+    assert_eq!(adapter.recall(&keys[..1], Fetch::DigestAndResponse).await.unwrap(), [None]);
 }
 
 /// Recall beside completions: a recall meanwhile returns nothing, or all of it.
@@ -166,7 +181,7 @@ where
             let (adapter, keys, whole) = (store.adapter(), keys.clone(), whole.clone());
             tokio::spawn(async move {
                 loop {
-                    let recalled = adapter.recall(&keys, Wanted::All).await.unwrap();
+                    let recalled = adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap();
                     assert!(recalled.iter().all(|kept| kept.is_none() || *kept == whole));
                     if recalled == [whole.clone(), whole.clone()] {
                         break;
@@ -192,7 +207,7 @@ where
 {
     let adapter = store.adapter();
     let every_byte: Vec<u8> = (0..=255).collect();
-    let long = Receipt::new(Token::random(), Duration::from_secs(60)).with_lease(LEASE);
+    let long = CallTerms::new(Token::random(), Duration::from_secs(60)).with_lease(LEASE);
     let bodies: [Vec<u8>; 4] =
         [Vec::new(), every_byte, b"'; DROP TABLE x; --\"}]".to_vec(), vec![b'x'; 300_000]];
     for (number, body) in bodies.into_iter().enumerate() {
@@ -204,7 +219,7 @@ where
         let answer = Arc::new(StoredResponse::new(StatusCode::OK, headers, body.into()));
         let mine = long.clone().with_response(Arc::clone(&answer));
         adapter.complete(&keys, &mine).await.unwrap();
-        let recalled = adapter.recall(&keys, Wanted::All).await.unwrap();
-        assert_eq!(recalled, [Some(Kept::new(None, Some(answer)))], "{number}");
+        let recalled = adapter.recall(&keys, Fetch::DigestAndResponse).await.unwrap();
+        assert_eq!(recalled, [Some(StoredData::new(None, Some(answer)))], "{number}");
     }
 }

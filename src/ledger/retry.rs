@@ -22,23 +22,23 @@ pub(super) struct Background {
 }
 
 /// What is to be repeated.
-pub(super) struct Work {
+pub(super) struct RetryJob {
     /// For logs and metrics.
     pub(super) operation: &'static str,
     /// For logs.
     pub(super) key: Option<DedupKey>,
     /// After this long it is given up.
     pub(super) bound: Duration,
-    /// After this long of [`Step::Absent`] it is settled.
+    /// After this long of [`RetryResult::NotHeld`] it is settled.
     pub(super) patience: Duration,
 }
 
 /// What an attempt has come to.
-pub(super) enum Step {
-    Settled,
+pub(super) enum RetryResult {
+    Done,
     /// The store answers, and knows nothing of what is to be undone: it never arrived there, or is
     /// still on its way.
-    Absent,
+    NotHeld,
     Again,
 }
 
@@ -62,11 +62,11 @@ impl Background {
     /// Outside a runtime, or with too much under way, nothing is done and that is logged.
     pub(super) fn repeat<F, G>(
         &self,
-        work: Work,
+        work: RetryJob,
         attempt: impl FnMut() -> F + Send + 'static,
         until_then: G,
     ) where
-        F: Future<Output = Step> + Send,
+        F: Future<Output = RetryResult> + Send,
         G: Send + 'static,
     {
         match self.reserve() {
@@ -82,14 +82,14 @@ impl Background {
     pub(super) fn repeat_with<F, G>(
         &self,
         permit: OwnedSemaphorePermit,
-        work: Work,
+        work: RetryJob,
         mut attempt: impl FnMut() -> F + Send + 'static,
         until_then: G,
     ) where
-        F: Future<Output = Step> + Send,
+        F: Future<Output = RetryResult> + Send,
         G: Send + 'static,
     {
-        let Work { operation, key, bound, patience } = work;
+        let RetryJob { operation, key, bound, patience } = work;
         let Ok(runtime) = Handle::try_current() else {
             observe::background(operation, observe::Background::Refused, key.as_ref());
             return;
@@ -105,14 +105,14 @@ impl Background {
                 .build();
             let result = loop {
                 match attempt().await {
-                    Step::Settled => break observe::Background::Done,
-                    Step::Absent => {
+                    RetryResult::Done => break observe::Background::Done,
+                    RetryResult::NotHeld => {
                         let since: &mut Instant = absent_since.get_or_insert_with(Instant::now);
                         if since.elapsed() >= patience {
                             break observe::Background::Done;
                         }
                     }
-                    Step::Again => absent_since = None,
+                    RetryResult::Again => absent_since = None,
                 }
                 let left = bound.saturating_sub(start.elapsed());
                 if left.is_zero() {

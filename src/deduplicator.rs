@@ -1,4 +1,4 @@
-//! [`DedupWorker`]: the ledgers, for code that no HTTP request calls: queue consumers, schedulers.
+//! [`Deduplicator`]: the ledgers, for code that no HTTP request calls: queue consumers, schedulers.
 
 use std::fmt;
 use std::future::Future;
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::key::{DedupKey, Keys};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::transaction::DedupTx;
-use crate::ledger::{Begin, BeginContext, Claim, Ledger, Outcome};
+use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::{TxHandle, TxUnavailable};
 
@@ -42,31 +42,31 @@ use crate::ledger::{TxHandle, TxUnavailable};
 /// # #[cfg(feature = "memory")]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use tower_dedup::adapter::MemoryAdapter;
-/// use tower_dedup::ledger::LeaseLedger;
-/// use tower_dedup::{DedupKey, DedupWorker, Ran};
+/// use tower_dedup::ledger::Lease;
+/// use tower_dedup::{DedupKey, Deduplicator, RunOutcome};
 ///
-/// let worker = DedupWorker::new(LeaseLedger::new(MemoryAdapter::new()));
+/// let worker = Deduplicator::new(Lease::new(MemoryAdapter::new()));
 /// let key = DedupKey::new("invoices", "invoice_17")?;
 ///
 /// let failed = worker.run(&key, async |_| Err::<(), _>("no paper")).await;
 /// assert!(failed.is_err()); // the key is free: the queue delivers again …
 /// let first = worker.run(&key, async |work| Ok::<_, &str>(work.delivery().attempt())).await;
-/// assert_eq!(first.unwrap(), Ran::First(2));
+/// assert_eq!(first.unwrap(), RunOutcome::First(2));
 /// let again = worker.run(&key, async |_| Ok::<_, &str>(0)).await;
-/// assert!(matches!(again.unwrap(), Ran::Duplicate(_))); // … to be acknowledged
+/// assert!(matches!(again.unwrap(), RunOutcome::Duplicate(_))); // … to be acknowledged
 /// # Ok::<(), tower_dedup::KeyError>(())
 /// # }).unwrap();
 /// ```
 #[derive(Debug, Clone)]
 #[must_use = "a worker does nothing until it is given work"]
-pub struct DedupWorker<L> {
+pub struct Deduplicator<L> {
     ledger: L,
     retention: Duration,
     lease: Duration,
     store_timeout: Duration,
 }
 
-impl<L: Ledger> DedupWorker<L> {
+impl<L: Ledger> Deduplicator<L> {
     /// A worker that remembers keys for 30 days, with leases of 60 s and 2 s for each call to the
     /// store.
     pub fn new(ledger: L) -> Self {
@@ -107,14 +107,14 @@ impl<L: Ledger> DedupWorker<L> {
     ///
     /// # Errors
     ///
-    /// [`RunError::Work`] if the work failed: its key is free for the next attempt.
+    /// [`RunError::Handler`] if the work failed: its key is free for the next attempt.
     /// [`RunError::Store`] if the store did not answer, or if a transaction could not be
     /// committed: the message is not to be acknowledged.
     pub async fn run<T, E, F>(
         &self,
         key: &DedupKey,
-        work: impl FnOnce(Work) -> F,
-    ) -> Result<Ran<T>, RunError<E>>
+        work: impl FnOnce(RunContext) -> F,
+    ) -> Result<RunOutcome<T>, RunError<E>>
     where
         F: Future<Output = Result<T, E>>,
     {
@@ -123,23 +123,23 @@ impl<L: Ledger> DedupWorker<L> {
         let claim = match begun.map_err(RunError::Store)? {
             Begin::First { claim, .. } => claim,
             Begin::Duplicate(known) | Begin::Mismatch(known) => {
-                return Ok(Ran::Duplicate(known.seen));
+                return Ok(RunOutcome::Duplicate(known.seen));
             }
-            Begin::InFlight => return Ok(Ran::InFlight),
+            Begin::InFlight => return Ok(RunOutcome::InFlight),
         };
         let mut extensions = Extensions::new();
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
-        match work(Work { delivery, extensions }).await {
+        match work(RunContext { delivery, extensions }).await {
             Ok(value) => {
-                let done = Outcome::new(StatusCode::OK);
+                let done = HandlerSuccess::new(StatusCode::OK);
                 claim.commit(&done).await.map_err(RunError::Store)?;
-                Ok(Ran::First(value))
+                Ok(RunOutcome::First(value))
             }
             Err(error) => {
                 // Whether the rollback came through is for the ledger's log.
                 let _ = claim.rollback().await;
-                Err(RunError::Work(error))
+                Err(RunError::Handler(error))
             }
         }
     }
@@ -147,7 +147,7 @@ impl<L: Ledger> DedupWorker<L> {
 
 /// What work can know and use: the counterpart of a request's extensions.
 #[derive(Debug)]
-pub struct Work {
+pub struct RunContext {
     delivery: Delivery,
     #[cfg_attr(
         not(any(feature = "postgres", feature = "sqlite")),
@@ -156,7 +156,7 @@ pub struct Work {
     extensions: Extensions,
 }
 
-impl Work {
+impl RunContext {
     /// The delivery: its attempt, its lease, its derived idempotency keys.
     #[must_use]
     pub fn delivery(&self) -> &Delivery {
@@ -178,7 +178,7 @@ impl Work {
 /// What became of a key's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Ran<T> {
+pub enum RunOutcome<T> {
     /// It ran, and succeeded.
     First(T),
     /// It was done before: acknowledge the message.
@@ -194,14 +194,14 @@ pub enum RunError<E> {
     /// The store did not answer, or refused.
     Store(Error),
     /// The work itself failed.
-    Work(E),
+    Handler(E),
 }
 
 impl<E> fmt::Display for RunError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Store(_) => "the ledger failed",
-            Self::Work(_) => "the work failed",
+            Self::Handler(_) => "the work failed",
         })
     }
 }
@@ -210,7 +210,7 @@ impl<E: std::error::Error + 'static> std::error::Error for RunError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(match self {
             Self::Store(error) => error,
-            Self::Work(error) => error,
+            Self::Handler(error) => error,
         })
     }
 }

@@ -10,9 +10,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// A store that keeps what a [`Receipt`](super::Receipt) carries, and answers it again.
+/// A store that keeps what a [`CallTerms`](super::CallTerms) carries, and answers it again.
 ///
-/// 1. A key that becomes complete keeps what [`Receipt::kept_for`](super::Receipt::kept_for) says of
+/// 1. A key that becomes complete keeps what [`CallTerms::stored_data_for`](super::CallTerms::stored_data_for) says of
 ///    it, from the same atomic step on: by `record`, by `complete`, by the commit of a transaction.
 /// 2. A completion of a key that is complete already changes nothing of it.
 /// 3. A key that starts anew after its retention has lost what was kept in its former life.
@@ -22,12 +22,12 @@ pub trait Recall: Send + Sync + 'static {
     /// What is kept with each key, in the order of the keys; `None` where the key is not complete,
     /// or no longer remembered.
     ///
-    /// Of what is not [`Wanted`], nothing is answered, and nothing should be read.
+    /// Of what is not [`Fetch`], nothing is answered, and nothing should be read.
     fn recall(
         &self,
         keys: &[DedupKey],
-        wanted: Wanted,
-    ) -> impl Future<Output = Result<Vec<Option<Kept>>, Error>> + Send;
+        wanted: Fetch,
+    ) -> impl Future<Output = Result<Vec<Option<StoredData>>, Error>> + Send;
 }
 
 /// Both kinds of shared handle forward every method.
@@ -37,8 +37,8 @@ macro_rules! forward {
             fn recall(
                 &self,
                 keys: &[DedupKey],
-                wanted: Wanted,
-            ) -> impl Future<Output = Result<Vec<Option<Kept>>, Error>> + Send {
+                wanted: Fetch,
+            ) -> impl Future<Output = Result<Vec<Option<StoredData>>, Error>> + Send {
                 (**self).recall(keys, wanted)
             }
         }
@@ -52,24 +52,24 @@ forward!(Arc, Box);
 /// Responses are large: those of all the keys that one request may carry are hundreds of megabytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Wanted {
+pub enum Fetch {
     /// The payload's SHA-256, and no response.
-    Payload,
+    Digest,
     /// All of it.
-    All,
+    DigestAndResponse,
 }
 
 /// What is kept with a complete key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Kept {
+pub struct StoredData {
     /// The SHA-256 of the payload that was handled, if the layer compares payloads.
     pub payload_sha256: Option<[u8; 32]>,
     /// The handler's response, if the layer replays responses.
     pub response: Option<Arc<StoredResponse>>,
 }
 
-impl Kept {
+impl StoredData {
     /// What is kept of a payload and a response.
     #[must_use]
     pub const fn new(

@@ -37,7 +37,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::adapter::Maintain;
+use crate::adapter::MaintenanceAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
@@ -56,7 +56,7 @@ pub struct Purger<A> {
     timeout: Duration,
 }
 
-impl<A: Maintain> Purger<A> {
+impl<A: MaintenanceAdapter> Purger<A> {
     /// A purger that deletes 1,000 keys at a time, every ten minutes. Its first round comes within a
     /// minute.
     pub fn new(adapter: A) -> Self {
@@ -128,7 +128,7 @@ impl<A> Clone for Round<A> {
     }
 }
 
-impl<A: Maintain> Round<A> {
+impl<A: MaintenanceAdapter> Round<A> {
     /// Deletes until a portion comes back short. A portion under way is finished before a stop.
     async fn run(self, stop: CancellationToken) -> Result<(), Error> {
         loop {

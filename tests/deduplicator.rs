@@ -1,4 +1,4 @@
-//! `DedupWorker`: what becomes of a key when its future is dropped, and leases of several runtimes.
+//! `Deduplicator`: what becomes of a key when its future is dropped, and leases of several runtimes.
 
 mod support;
 
@@ -10,13 +10,13 @@ use std::time::Duration;
 use http::StatusCode;
 use support::{Fault, Faulty, Op, dedup_key, polled, until};
 use tower_dedup::adapter::{
-    Claimed, EntryState, LeaseAdapter, Maintain, MemoryAdapter, Receipt, Token,
+    CallTerms, Claimed, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
-use tower_dedup::key::{Element, Keys};
+use tower_dedup::key::{Event, Keys};
 use tower_dedup::ledger::{
-    ArrivalLedger, Begin, BeginContext, Claim, LeaseLedger, Ledger, Outcome, Recalls,
+    Begin, BeginContext, Claim, HandlerSuccess, Lease, Ledger, OnArrival, Recalls,
 };
-use tower_dedup::{DedupWorker, Delivery, Ran, Work};
+use tower_dedup::{Deduplicator, Delivery, RunContext, RunOutcome};
 
 type Store = Arc<Faulty<MemoryAdapter>>;
 
@@ -26,25 +26,25 @@ fn store() -> Store {
     Faulty::new(MemoryAdapter::new())
 }
 
-fn worker(store: &Store) -> DedupWorker<LeaseLedger<Store>> {
-    DedupWorker::new(LeaseLedger::new(Arc::clone(store)))
+fn worker(store: &Store) -> Deduplicator<Lease<Store>> {
+    Deduplicator::new(Lease::new(Arc::clone(store)))
 }
 
 /// Waits for what the ledger does in the background.
-async fn drained<L: Ledger>(worker: &DedupWorker<L>) {
+async fn drained<L: Ledger>(worker: &Deduplicator<L>) {
     let drained = worker.ledger().drain();
     tokio::time::timeout(Duration::from_secs(30), drained).await.expect("drained");
 }
 
-async fn delivery_of(worker: &DedupWorker<impl Ledger>, id: &str) -> Ran<Delivery> {
+async fn delivery_of(worker: &Deduplicator<impl Ledger>, id: &str) -> RunOutcome<Delivery> {
     let key = dedup_key(id);
-    worker.run(&key, async |work: Work| Ok::<_, ()>(work.delivery().clone())).await.unwrap()
+    worker.run(&key, async |work: RunContext| Ok::<_, ()>(work.delivery().clone())).await.unwrap()
 }
 
 #[track_caller]
-fn assert_runs(ran: &Ran<Delivery>) {
-    let Ran::First(delivery) = ran else { panic!("{ran:?}") };
-    assert!(!delivery.takeover(), "released, not lapsed");
+fn assert_runs(ran: &RunOutcome<Delivery>) {
+    let RunOutcome::First(delivery) = ran else { panic!("{ran:?}") };
+    assert!(!delivery.is_takeover(), "released, not lapsed");
 }
 
 #[tokio::test]
@@ -77,14 +77,14 @@ async fn worker_dropped_after_done_completes_its_key() {
     let store = store();
     let worker = worker(&store);
     let (key, marked) = (dedup_key("a"), AtomicUsize::new(0));
-    let run = worker.run(&key, async |work: Work| {
-        marked.fetch_add(usize::from(work.delivery().done(&key)), Ordering::SeqCst);
+    let run = worker.run(&key, async |work: RunContext| {
+        marked.fetch_add(usize::from(work.delivery().mark_done(&key)), Ordering::SeqCst);
         pending::<Result<(), ()>>().await
     });
     assert!(polled(run, 2, false).await.is_none());
     assert_eq!(marked.load(Ordering::SeqCst), 1);
     // This process knows at once, the store a little later.
-    assert!(matches!(delivery_of(&worker, "a").await, Ran::Duplicate(_)));
+    assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
     drained(&worker).await;
     let entry = store.get(&key).await.unwrap().unwrap();
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
@@ -98,7 +98,7 @@ async fn worker_dropped_while_completing_completes_its_key() {
         store.set(Op::Complete, fault);
         assert!(polled(delivery_of(&worker, "a"), 2, false).await.is_none());
         assert_eq!(store.calls(Op::Complete), 1);
-        assert!(matches!(delivery_of(&worker, "a").await, Ran::Duplicate(_)), "{fault:?}");
+        assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)), "{fault:?}");
         store.set(Op::Complete, Fault::None);
         drained(&worker).await;
         let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
@@ -126,26 +126,26 @@ async fn worker_dropped_while_completing_what_is_done_completes_its_key() {
     let worker = worker(&store);
     store.set(Op::Complete, Fault::Hang);
     let key = dedup_key("a");
-    let run = worker.run(&key, async |work: Work| {
-        assert!(work.delivery().done(&key));
+    let run = worker.run(&key, async |work: RunContext| {
+        assert!(work.delivery().mark_done(&key));
         Err::<(), _>("it fails")
     });
     assert!(polled(run, 2, false).await.is_none());
     assert_eq!(store.calls(Op::Complete), 1);
     store.set(Op::Complete, Fault::None);
     drained(&worker).await;
-    assert!(matches!(delivery_of(&worker, "a").await, Ran::Duplicate(_)));
+    assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
 }
 
 #[tokio::test]
 async fn claim_of_several_events_dropped_completes_those_that_are_done() {
     let store = store();
-    let ledger = LeaseLedger::new(Arc::clone(&store));
-    let twin = Element::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
-    let keys = Keys::new(vec![twin, Element::new(dedup_key("b"))]).unwrap();
+    let ledger = Lease::new(Arc::clone(&store));
+    let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
+    let keys = Keys::new(vec![twin, Event::new(dedup_key("b"))]).unwrap();
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
-    assert!(claim.delivery().done(&dedup_key("a")));
+    assert!(claim.delivery().mark_done(&dedup_key("a")));
     drop(claim);
     ledger.drain().await;
     for (id, is_complete) in [("a", true), ("a2", true), ("b", false)] {
@@ -159,14 +159,14 @@ async fn claim_of_several_events_dropped_completes_those_that_are_done() {
 #[tokio::test]
 async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let store = store();
-    let ledger = LeaseLedger::new(Arc::clone(&store));
+    let ledger = Lease::new(Arc::clone(&store));
     let mut context = BeginContext::new(HOUR, HOUR, HOUR);
     context.recaller = Some(ledger.recaller());
     let known = ledger.begin(&Keys::one(dedup_key("a")), &context).await.unwrap();
     let Begin::First { claim, .. } = known else { panic!("{known:?}") };
-    claim.commit(&Outcome::new(StatusCode::OK)).await.unwrap();
+    claim.commit(&HandlerSuccess::new(StatusCode::OK)).await.unwrap();
     store.set(Op::Recall, Fault::Hang);
-    let events = ["a", "b"].map(|id| Element::new(dedup_key(id))).to_vec();
+    let events = ["a", "b"].map(|id| Event::new(dedup_key(id))).to_vec();
     let keys = Keys::new(events).unwrap();
     context.token = Token::random();
     assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
@@ -178,11 +178,11 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
 
 #[tokio::test]
 async fn claim_dropped_outside_a_runtime_does_not_panic() {
-    let ledger = LeaseLedger::new(store());
+    let ledger = Lease::new(store());
     let keys = Keys::one(dedup_key("a"));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
-    assert!(claim.delivery().done(&dedup_key("a")));
+    assert!(claim.delivery().mark_done(&dedup_key("a")));
     std::thread::spawn(move || drop(claim)).join().unwrap();
 }
 
@@ -191,13 +191,13 @@ async fn claim_dropped_outside_a_runtime_does_not_panic() {
 async fn on_arrival_worker_dropped_while_recording_frees_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let store = store();
-        let worker = DedupWorker::new(ArrivalLedger::new(Arc::clone(&store)));
+        let worker = Deduplicator::new(OnArrival::new(Arc::clone(&store)));
         store.set(Op::Record, fault);
         assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
         store.set(Op::Record, Fault::None);
         // Until it is undone.
         if fault == Fault::LoseReply {
-            assert!(matches!(delivery_of(&worker, "a").await, Ran::InFlight));
+            assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
         }
         drained(&worker).await;
         assert_runs(&delivery_of(&worker, "a").await);
@@ -215,11 +215,11 @@ fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
     assert_runs(&idle.block_on(delivery_of(&worker, "first")));
     busy.block_on(async {
         let key = dedup_key("a");
-        let ran = worker.run(&key, async |work: Work| {
+        let ran = worker.run(&key, async |work: RunContext| {
             until(|| store.calls(Op::Renew) > 1).await;
             Ok::<_, ()>(work.delivery().lease_lost())
         });
-        assert_eq!(ran.await.unwrap(), Ran::First(false));
+        assert_eq!(ran.await.unwrap(), RunOutcome::First(false));
     });
     drop(idle);
 }
@@ -241,7 +241,7 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
 
 async fn lose_a_lease(told: &Told) {
     let store = store();
-    let ledger = LeaseLedger::new(Arc::clone(&store));
+    let ledger = Lease::new(Arc::clone(&store));
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
         match ledger.begin(&Keys::one(dedup_key(id)), &context).await.unwrap() {
@@ -252,7 +252,7 @@ async fn lose_a_lease(told: &Told) {
     *told.0.lock().unwrap() = Some(claim("ends", HOUR).await);
     store.set(Op::Renew, Fault::Fail);
     let loses = claim("a", Duration::from_millis(100)).await;
-    let elsewhere = Receipt::new(Token::random(), HOUR).with_lease(HOUR);
+    let elsewhere = CallTerms::new(Token::random(), HOUR).with_lease(HOUR);
     while !matches!(
         store.claim(&[dedup_key("a")], &elsewhere).await.unwrap()[..],
         [Claimed::First { .. }]
@@ -261,11 +261,11 @@ async fn lose_a_lease(told: &Told) {
     }
     store.set(Op::Renew, Fault::None);
     until(|| loses.delivery().lease_lost() && told.0.lock().unwrap().is_none()).await;
-    loses.commit(&Outcome::new(StatusCode::OK)).await.unwrap();
+    loses.commit(&HandlerSuccess::new(StatusCode::OK)).await.unwrap();
 }
 
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Option<<LeaseLedger<Store> as Ledger>::Claim>>>);
+struct Told(Arc<Mutex<Option<<Lease<Store> as Ledger>::Claim>>>);
 
 impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Told {
     fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
