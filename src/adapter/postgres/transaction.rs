@@ -155,7 +155,8 @@ impl PostgresAdapter {
         savepoint: u32,
         replaces: Option<u32>,
     ) -> Result<(), Error> {
-        let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces)).execute(transaction.connection());
+        let set =
+            sqlx::raw_sql(savepoint_sql(savepoint, replaces)).execute(transaction.connection());
         set.await.map(drop).map_err(|error| {
             let refused = matches!(&error, sqlx::Error::Database(_)) && !is_broken(&error);
             let error = store_error("setting a savepoint", error);

@@ -20,9 +20,7 @@ impl MaintenanceAdapter for SqliteAdapter {
         let delete = |limit, from| {
             self.inner().in_turn(move |inner, _turn| async move { inner.purge(limit, from).await })
         };
-        Box::pin(async move {
-            self.with_table(|| self.inner().purging.purge(limit, delete)).await
-        })
+        Box::pin(async move { self.with_table(|| self.inner().purging.purge(limit, delete)).await })
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
@@ -45,9 +43,8 @@ impl MaintenanceAdapter for SqliteAdapter {
                     .map_err(|error| store_error("counting keys", error))
             };
             let keys: i64 = self.with_table(count).await?;
-            let corrupt = |error| {
-                Error::new(ErrorKind::Corrupt, "counting keys").with_source(error)
-            };
+            let corrupt =
+                |error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error);
             u64::try_from(keys).map_err(corrupt)
         })
     }

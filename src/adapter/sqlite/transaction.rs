@@ -176,7 +176,8 @@ impl SqliteAdapter {
         if let Some(hook) = hook_of(transaction) {
             hook.marked.store(true, Ordering::SeqCst);
         }
-        let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces)).execute(transaction.connection());
+        let set =
+            sqlx::raw_sql(savepoint_sql(savepoint, replaces)).execute(transaction.connection());
         set.await.map(drop).map_err(|error| {
             let refused = matches!(&error, sqlx::Error::Database(_));
             let error = store_error("setting a savepoint", error);
@@ -295,16 +296,14 @@ impl SqliteAdapter {
         // Looked for on this very connection: another one would wait for its transaction.
         self.inner().ready_within(connection).await?;
         let (keys, terms) = ([key.clone()], CallTerms::on_claim(Token::random(), ttl));
-        let answers: Vec<Recorded> = match self
-            .take_within(connection, statement, &keys, &terms)
-            .await
-        {
-            Err(_) if self.inner().lacks_its_table(connection).await => {
-                self.inner().ready_within(connection).await?;
-                self.take_within(connection, statement, &keys, &terms).await?
-            }
-            answers => answers?,
-        };
+        let answers: Vec<Recorded> =
+            match self.take_within(connection, statement, &keys, &terms).await {
+                Err(_) if self.inner().lacks_its_table(connection).await => {
+                    self.inner().ready_within(connection).await?;
+                    self.take_within(connection, statement, &keys, &terms).await?
+                }
+                answers => answers?,
+            };
         Ok(answers.into_iter().next().map_or(Claimed::InFlight, Into::into))
     }
 
