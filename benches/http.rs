@@ -29,7 +29,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use sqlx::{Executor, PgPool};
 use tokio::net::{TcpListener, TcpStream};
-use tower_dedup::adapter::{LeaseAdapter, MemoryAdapter, PostgresAdapter};
+use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, PostgresAdapter};
 use tower_dedup::{DedupLayer, key};
 
 #[path = "shared/mod.rs"]
@@ -165,7 +165,7 @@ fn handle(body: &Bytes) -> String {
     body.len().to_string()
 }
 
-fn layered<A: LeaseAdapter>(adapter: A) -> Router {
+fn layered<A: DedupAdapter>(adapter: A) -> Router {
     let layer = DedupLayer::new(key::header("webhook-id").namespace(NAMESPACE), adapter);
     Router::new().route("/hook", post(async |body: Bytes| handle(&body))).layer(layer)
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{CallTerms, Claimed, Completed, LeaseAdapter, Token};
+use tower_dedup::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Token};
 
 use super::rounds::Caller;
 
@@ -14,7 +14,7 @@ const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 const LEASE: Duration = Duration::from_secs(60);
 
 pub(crate) fn terms(token: Token) -> CallTerms {
-    CallTerms::new(token, RETENTION).with_lease(LEASE)
+    CallTerms::on_completion(token, RETENTION, LEASE)
 }
 
 /// An id that was not used before, of 28 bytes in no order, as senders make them.
@@ -43,7 +43,7 @@ pub(crate) trait Store: Clone + Send + Sync + 'static {
 #[derive(Clone)]
 pub(crate) struct Ours<A>(pub(crate) A);
 
-impl<A: LeaseAdapter + Clone> Store for Ours<A> {
+impl<A: DedupAdapter + Clone> Store for Ours<A> {
     async fn claim(&self, key: &DedupKey, token: Token) {
         let claimed = self.0.claim(std::slice::from_ref(key), &terms(token)).await;
         let claimed = claimed.expect("a claim");

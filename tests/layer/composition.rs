@@ -35,14 +35,13 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::{
-    DedupAdapter, DynAdapter, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter,
-    SqliteAdapter,
+    DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter,
 };
 use tower_dedup::key::{KeyExtractor, KeyPart};
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{
-    ConfigError, Dedup, DedupHandle, DedupKey, DedupLayer, DedupResult, Delivery, Error, KeyError,
-    OnMissingKey, ResponseBody, ResponseFuture, Verified, key,
+    ConfigError, Dedup, DedupHandle, DedupKey, DedupLayer, DedupResult, Delivery, Error, InnerBody,
+    KeyError, OnMissingKey, ResponseBody, ResponseFuture, Verified, key,
 };
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
@@ -62,7 +61,7 @@ fn store() -> Store {
     Arc::new(MemoryAdapter::new())
 }
 
-fn dedup(store: &Store) -> DedupLayer<Lease<Store>> {
+fn dedup(store: &Store) -> DedupLayer {
     DedupLayer::new(key::header("x-id").namespace("acme"), Arc::clone(store))
 }
 
@@ -312,7 +311,8 @@ async fn two_dedup_layers_nested_with_keys_of_their_own() {
 #[tokio::test]
 async fn a_store_chosen_at_run_time() {
     let handler = Handler::default();
-    let store: Arc<dyn DynAdapter> = tower_dedup::adapter::connect("memory:").await.unwrap();
+    let store: Arc<dyn MaintenanceAdapter> =
+        tower_dedup::adapter::connect("memory:").await.unwrap();
     let dedup = DedupLayer::new(key::header("x-id").namespace("acme"), store);
     delivers_once::<_, axum::body::Body, _>(handler.router().layer(dedup), &handler).await;
 }
@@ -678,13 +678,13 @@ fn is_shared<T: Send + Sync + ?Sized + 'static>() {}
 fn is_cloned<T: Clone + Send + Sync + 'static>() {}
 fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
 fn is_debug<T: Debug>() {}
-fn is_adapter<T: DedupAdapter + LeaseAdapter>() {}
+fn is_adapter<T: DedupAdapter + ?Sized>() {}
 fn is_maintained<T: MaintenanceAdapter>() {}
 
 /// A body that can be sent, and is not `Sync`: what axum's is.
 type Unsync = axum::body::Body;
 
-type Erased = Lease<Arc<dyn DynAdapter>>;
+type Erased = Lease;
 
 /// Clone and Send, and not Sync.
 type Inner = BoxCloneService<Request<Full<Bytes>>, Response<Unsync>, Infallible>;
@@ -693,7 +693,7 @@ type SyncInner = BoxCloneSyncService<Request<Full<Bytes>>, Response<Unsync>, Inf
 #[test]
 fn types_are_as_shareable_as_promised() {
     is_cloned::<DedupLayer<Erased>>();
-    is_cloned::<DedupLayer<OnArrival<MemoryAdapter>, Unsync>>();
+    is_cloned::<InnerBody<OnArrival, Unsync>>();
     is_cloned::<Dedup<SyncInner, Erased>>();
     is_cloned::<Dedup<SyncInner, Erased, Unsync>>();
     is_send::<Dedup<Inner, Erased>>();
@@ -717,7 +717,7 @@ fn types_are_as_shareable_as_promised() {
 
 #[test]
 fn types_show_themselves() {
-    is_debug::<DedupLayer<Lease<Arc<MemoryAdapter>>>>();
+    is_debug::<DedupLayer>();
     is_debug::<Dedup<SyncInner, Erased>>();
     is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
     is_debug::<DedupHandle>();
@@ -725,16 +725,15 @@ fn types_show_themselves() {
 }
 
 #[test]
-fn a_boxed_store_is_a_store() {
-    is_shared::<dyn DynAdapter>();
-    is_adapter::<Arc<dyn DynAdapter>>();
-    is_maintained::<Arc<dyn DynAdapter>>();
-    is_adapter::<Box<dyn DynAdapter>>();
+fn erased_adapter_is_an_adapter() {
+    is_shared::<dyn MaintenanceAdapter>();
+    is_adapter::<Arc<dyn MaintenanceAdapter>>();
+    is_maintained::<Arc<dyn MaintenanceAdapter>>();
+    is_adapter::<dyn MaintenanceAdapter>();
     is_adapter::<Arc<Arc<MemoryAdapter>>>();
-    let _: fn(MemoryAdapter) -> Arc<dyn DynAdapter> = |adapter| Arc::new(adapter);
-    let _: fn(SqliteAdapter) -> Box<dyn DynAdapter> = |adapter| Box::new(adapter);
-    // And boxed once more.
-    let _: fn(Arc<dyn DynAdapter>) -> Box<dyn DynAdapter> = |adapter| Box::new(adapter);
+    let _: fn(MemoryAdapter) -> Arc<dyn MaintenanceAdapter> = |adapter| Arc::new(adapter);
+    let _: fn(SqliteAdapter) -> Box<dyn MaintenanceAdapter> = |adapter| Box::new(adapter);
+    let _: fn(Arc<dyn MaintenanceAdapter>) -> Arc<dyn DedupAdapter> = |adapter| adapter;
 }
 
 #[test]

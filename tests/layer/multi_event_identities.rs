@@ -7,12 +7,13 @@ use http::{Request, StatusCode};
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Recorded,
-    Released, Token,
+    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Released,
+    StoreFuture, Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{Begin, BeginContext, Ledger, OnArrival};
-use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
+use tower_dedup::ledger::Ledger;
+use tower_dedup::ledger::internals::{self, Begin, BeginContext};
+use tower_dedup::{DedupLayer, Delivery, OnInFlight};
 
 use crate::support::{Body, Handler, dedup_key, result, send};
 
@@ -131,8 +132,8 @@ async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
 async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
-        .with_lease(Duration::from_secs(60));
+    let elsewhere =
+        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     adapter.claim(&[dedup_key("b")], &elsewhere).await.unwrap();
     let partial = send(&service, batch("a b c")).await;
     assert_eq!((partial.status(), result(&partial)), (503.try_into().unwrap(), Some("in-flight")));
@@ -233,8 +234,8 @@ async fn on_arrival_batches_and_twins_behave_alike() {
     send(&service, batch("a b=x")).await;
     send(&service, batch("b c=x d")).await;
     assert_eq!(ids(&handler.last()), ["d"]);
-    let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
-        .with_lease(Duration::from_secs(60));
+    let elsewhere =
+        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     adapter.claim(&[dedup_key("e")], &elsewhere).await.unwrap();
     assert_eq!(send(&service, batch("e f")).await.status(), 503);
     assert_eq!(ids(&handler.last()), ["f"]);
@@ -288,8 +289,8 @@ async fn second_identities_of_closures() {
 #[derive(Default)]
 struct Gated {
     inner: MemoryAdapter,
-    records: Gate,
-    unrecords: Gate,
+    claims: Gate,
+    releases: Gate,
 }
 
 /// Holds calls, in the order in which they came, until each is let pass.
@@ -315,15 +316,27 @@ impl Gate {
 }
 
 impl DedupAdapter for Gated {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
-        let answers = self.inner.record(keys, terms).await;
-        self.records.pass().await;
-        answers
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move {
+            let replies = self.inner.claim(keys, terms).await;
+            self.claims.pass().await;
+            replies
+        })
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.unrecords.pass().await;
-        self.inner.unrecord(keys, terms).await
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(async move {
+            self.releases.pass().await;
+            self.inner.release(keys, terms).await
+        })
     }
 }
 
@@ -333,9 +346,9 @@ impl DedupAdapter for Gated {
 async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
     for given_back_in_between in [true, false] {
         let store = Arc::new(Gated::default());
-        let ledger = OnArrival::new(Arc::clone(&store));
+        let ledger = internals::on_arrival(Arc::clone(&store));
         let minute = Duration::from_secs(60);
-        let elsewhere = CallTerms::new(Token::random(), minute).with_lease(minute);
+        let elsewhere = CallTerms::on_completion(Token::random(), minute, minute);
         let second = [DedupKey::new("test.second", "w").unwrap()];
         store.inner.claim(&second, &elsewhere).await.unwrap();
         let event = Event::new(dedup_key("g")).with_second_identity(second[0].clone());
@@ -346,39 +359,39 @@ async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
             })
         };
         let first = begin();
-        store.records.came(0).await;
+        store.claims.came(0).await;
         store.inner.release(&second, &elsewhere).await.unwrap();
         if given_back_in_between {
-            store.records.open(0).await;
+            store.claims.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
             // It has met the record, and hears of it when that is undone.
             let twin = begin();
-            store.records.came(1).await;
-            store.unrecords.open(0).await;
-            crate::support::until(|| ledger.background() == 0).await;
-            store.records.open(1).await;
+            store.claims.came(1).await;
+            store.releases.open(0).await;
+            crate::support::until(|| ledger.pending_writes() == 0).await;
+            store.claims.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
         } else {
             // It hears of the record before the one who has made it does.
             let twin = begin();
-            store.records.open(1).await;
+            store.claims.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
-            store.records.open(0).await;
+            store.claims.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
-            store.unrecords.open(0).await;
+            store.releases.open(0).await;
         }
         // The twin has given the other identity back as well.
-        store.unrecords.open(1).await;
+        store.releases.open(1).await;
         ledger.drain().await;
         let retry = begin();
-        store.records.open(2).await;
+        store.claims.open(2).await;
         assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
         // What is complete under both is a duplicate, however many ask at once.
         let [one, other] = [begin(), begin()];
-        store.records.came(4).await;
-        store.records.open(3).await;
+        store.claims.came(4).await;
+        store.claims.open(3).await;
         assert!(matches!(one.await.unwrap(), Begin::Duplicate(_)));
-        store.records.open(4).await;
+        store.claims.open(4).await;
         assert!(matches!(other.await.unwrap(), Begin::Duplicate(_)));
     }
 }

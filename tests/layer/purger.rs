@@ -1,6 +1,8 @@
 //! The purger: when its rounds come, what they count, and what they leave alone.
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,13 +11,13 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE, PostgresAdapter,
-    Token,
+    CallTerms, Claimed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE,
+    PostgresAdapter, Released, StoreFuture, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind, Purger};
 
-use crate::support::dedup_key;
 use crate::support::postgres::Schema;
+use crate::support::{dedup_key, on_claim};
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
@@ -47,29 +49,47 @@ impl Scripted {
     }
 }
 
-impl MaintenanceAdapter for Scripted {
-    async fn purge(&self, _: u32) -> Result<u64, Error> {
-        self.begun_at.lock().unwrap().push(Instant::now());
-        self.begun.notify_one();
-        let step = self.script.lock().unwrap().pop_front();
-        let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
-        tokio::time::sleep(takes).await;
-        purged.map_err(|kind| Error::new(kind, "purging"))
+impl DedupAdapter for Scripted {
+    fn claim<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, Vec<Claimed>> {
+        unreachable!("nobody claims")
     }
 
-    async fn forget(&self, _: &DedupKey) -> Result<Forgotten, Error> {
+    fn release<'a>(
+        &'a self,
+        _: &'a [DedupKey],
+        _: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        unreachable!("nobody releases")
+    }
+}
+
+impl MaintenanceAdapter for Scripted {
+    fn purge(&self, _: u32) -> StoreFuture<'_, u64> {
+        Box::pin(async {
+            self.begun_at.lock().unwrap().push(Instant::now());
+            self.begun.notify_one();
+            let step = self.script.lock().unwrap().pop_front();
+            let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
+            tokio::time::sleep(takes).await;
+            purged.map_err(|kind| Error::new(kind, "purging"))
+        })
+    }
+
+    fn forget<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
         unreachable!("nobody forgets")
     }
 
-    async fn get(&self, _: &DedupKey) -> Result<Option<Entry>, Error> {
+    fn get<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         unreachable!("nobody looks")
     }
 
-    async fn count(&self) -> Result<u64, Error> {
+    fn count(&self) -> StoreFuture<'_, u64> {
         unreachable!("nobody counts")
     }
 
-    async fn close(&self) {}
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {})
+    }
 }
 
 fn purger(store: &Arc<Scripted>) -> Purger<Arc<Scripted>> {
@@ -188,8 +208,8 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
     let pool = with_a_clock(&schema).await;
     let adapter = PostgresAdapter::new(pool.clone());
     let keys = [dedup_key("a")];
-    let day = CallTerms::new(Token::random(), 24 * PURGE_GRACE);
-    adapter.record(&keys, &day).await.unwrap();
+    let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
+    adapter.claim(&keys, &on_claim(&day)).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
     set_ahead(&pool, "1 month").await;
     // The clock has jumped, as far as claims can tell.
@@ -218,7 +238,10 @@ async fn purge_on_postgres_goes_on_where_the_last_portion_ended_and_misses_nothi
     let record = async |ids: std::ops::Range<u32>, expired: &str| {
         for id in ids {
             let keys = [dedup_key(&format!("{expired}-{id}"))];
-            adapter.record(&keys, &CallTerms::new(Token::random(), PURGE_GRACE)).await.unwrap();
+            adapter
+                .claim(&keys, &on_claim(&CallTerms::on_claim(Token::random(), PURGE_GRACE)))
+                .await
+                .unwrap();
             let at = "UPDATE webhook_deliveries \
                 SET expires_at = now() - $1::text::interval WHERE id = $2";
             let at = sqlx::query(at).bind(expired).bind(keys[0].id());

@@ -7,12 +7,11 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten,
-    LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Recorded, Renewed, Token,
-    TransactionAdapter,
+    MaintenanceAdapter, PostgresAdapter, Renewed, Token, TransactionAdapter,
 };
 
-use crate::support::dedup_key;
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
+use crate::support::{FIRST, dedup_key, on_claim};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -20,7 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A lease of a minute, and a day's retention.
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), DAY).with_lease(MINUTE)
+    CallTerms::on_completion(Token::random(), DAY, MINUTE)
 }
 
 fn one(id: &str) -> [DedupKey; 1] {
@@ -67,11 +66,11 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         let (mine, before) = (terms(), store_now());
         let set: Vec<_> = ["a", "b", "c"].into_iter().flat_map(one).collect();
         let claimed = adapter.claim(&set, &mine).await.unwrap();
-        assert_eq!(claimed, [Claimed::first(1, false); 3]);
+        assert_eq!(claimed, vec![FIRST; 3]);
         let transaction =
             adapter.open(&one("transactional"), &mine).await.unwrap().transaction.unwrap();
         adapter.commit(transaction, &one("transactional"), &mine).await.unwrap();
-        assert_eq!(adapter.record(&one("recorded"), &mine).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&one("recorded"), &on_claim(&mine)).await.unwrap(), [FIRST]);
         // Times are told as the store knows them, give or take what a test takes.
         let told = entry(&adapter, "a").await;
         let EntryState::InFlight { lease_until } = told.state else { panic!("{told:?}") };
@@ -82,8 +81,8 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
 
         // The lease has a second left.
         set_clock(&database, start + 30).await;
-        assert_eq!(adapter.claim(&set, &terms()).await.unwrap(), [Claimed::InFlight; 3]);
-        assert_eq!(adapter.open(&one("a"), &terms()).await.unwrap().answers, [Claimed::InFlight]);
+        assert_eq!(adapter.claim(&set, &terms()).await.unwrap(), vec![Claimed::InFlight; 3]);
+        assert_eq!(adapter.open(&one("a"), &terms()).await.unwrap().replies, [Claimed::InFlight]);
         assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
         assert_eq!(adapter.renew(&one("b"), &mine).await.unwrap(), [Renewed::Held]);
         assert_eq!(adapter.complete(&one("c"), &mine).await.unwrap(), [Completed::Held]);
@@ -148,7 +147,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
                         // To be seen, it has to be there: the transaction of the claim commits.
                         let mut transaction = opened.transaction.unwrap();
                         transaction.connection().execute("COMMIT").await.unwrap();
-                        opened.answers
+                        opened.replies
                     } else {
                         adapter.claim(&keys, &terms()).await.unwrap()
                     }
@@ -229,19 +228,19 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                 async move {
                     match case {
                         "record" => {
-                            let recorded = adapter.record(&keys, &terms()).await.unwrap();
-                            matches!(recorded[..], [Recorded::Duplicate(_)])
+                            let recorded = adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
+                            matches!(recorded[..], [Claimed::Duplicate(_)])
                         }
                         "open" => {
                             let opened = adapter.open(&keys, &terms()).await.unwrap();
-                            matches!(opened.answers[..], [Claimed::Duplicate(_)])
+                            matches!(opened.replies[..], [Claimed::Duplicate(_)])
                                 && opened.transaction.is_none()
                         }
                         "record_in" => {
                             let mut transaction = pool.begin().await.unwrap();
                             let key = &keys[0];
                             let recorded = adapter.record_in(&mut transaction, key, DAY).await;
-                            matches!(recorded.unwrap(), Recorded::Duplicate(_))
+                            matches!(recorded.unwrap(), Claimed::Duplicate(_))
                         }
                         _ => {
                             let claimed = adapter.claim(&keys, &terms()).await.unwrap();

@@ -10,8 +10,9 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 use tower::Service;
 use tower::util::BoxCloneSyncService;
+use tower_dedup::TxHandle;
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::ledger::{Transactional, TxHandle};
+use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
 use super::postgres::Schema;
@@ -237,7 +238,7 @@ pub(crate) fn answer(success: bool) -> Response<Body> {
     response
 }
 
-pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<Transactional<PostgresAdapter>> {
+pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<Transactional<Postgres>> {
     DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
 }
 
