@@ -172,7 +172,7 @@ fn every_outcome_is_counted_under_its_name() {
         let full = layer.clone().max_running(0).layer(handler.service());
         send(&full, request("d")).await;
         assert_eq!(outcome(), "overloaded");
-        let strict = layer.clone().require_verified().layer(handler.service());
+        let strict = layer.clone().max_running(1_024).require_verified().layer(handler.service());
         send(&strict, request("d")).await;
         assert_eq!(outcome(), "unverified");
 
