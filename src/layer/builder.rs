@@ -11,7 +11,9 @@ use tower_layer::Layer;
 use super::config::{ComparedPart, Config};
 use super::gate::Gate;
 use super::handle::DedupHandle;
-use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
+use super::policy::{
+    LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success, valid,
+};
 use super::service::Dedup;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
@@ -385,16 +387,6 @@ impl<L> DedupLayer<L> {
     pub fn inner_body<B>(self) -> WithInnerBody<L, B> {
         WithInnerBody { layer: self, inner_body: PhantomData }
     }
-}
-
-/// Returns the layer.
-///
-/// # Panics
-///
-/// For an invalid setting.
-#[track_caller]
-fn valid<T>(set: Result<T, ConfigError>) -> T {
-    set.unwrap_or_else(|error| panic!("{error}"))
 }
 
 impl<L: FailOpen> DedupLayer<L> {
