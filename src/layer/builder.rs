@@ -18,7 +18,6 @@ use super::service::Dedup;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
 use crate::adapter::{DedupAdapter, LeaseAdapter};
-use crate::error::ConfigError;
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
@@ -52,7 +51,7 @@ use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
-/// A setter panics on a value without meaning. Its `try_` twin returns a [`ConfigError`] instead,
+/// A setter panics on a value without meaning. Its `try_` twin returns a [`ConfigError`](crate::ConfigError) instead,
 /// for values from a file. No setter changes a value silently.
 ///
 /// # Where it goes
