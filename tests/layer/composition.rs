@@ -40,8 +40,8 @@ use tower_dedup::adapter::{
 use tower_dedup::key::{KeyExtractor, KeyPart};
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{
-    ConfigError, Dedup, DedupHandle, DedupKey, DedupLayer, DedupResult, Delivery, Error, InnerBody,
-    KeyError, OnMissingKey, ResponseBody, ResponseFuture, Verified, key,
+    ConfigError, Dedup, DedupHandle, DedupKey, DedupLayer, DedupResult, Delivery, Error, KeyError,
+    OnMissingKey, ResponseBody, ResponseFuture, Verified, WithInnerBody, key,
 };
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
@@ -693,7 +693,8 @@ type SyncInner = BoxCloneSyncService<Request<Full<Bytes>>, Response<Unsync>, Inf
 #[test]
 fn types_are_as_shareable_as_promised() {
     is_cloned::<DedupLayer<Erased>>();
-    is_cloned::<InnerBody<OnArrival, Unsync>>();
+    is_cloned::<DedupLayer<OnArrival>>();
+    is_cloned::<WithInnerBody<OnArrival, Unsync>>();
     is_cloned::<Dedup<SyncInner, Erased>>();
     is_cloned::<Dedup<SyncInner, Erased, Unsync>>();
     is_send::<Dedup<Inner, Erased>>();
@@ -717,7 +718,8 @@ fn types_are_as_shareable_as_promised() {
 
 #[test]
 fn types_show_themselves() {
-    is_debug::<DedupLayer>();
+    is_debug::<DedupLayer<Lease>>();
+    is_debug::<WithInnerBody<Lease, Unsync>>();
     is_debug::<Dedup<SyncInner, Erased>>();
     is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
     is_debug::<DedupHandle>();

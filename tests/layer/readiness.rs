@@ -8,20 +8,21 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
+use sqlx::Database;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, PostgresAdapter, Released, SqliteAdapter, StoreFuture, Token,
-    TransactionAdapter,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Released,
+    SqliteAdapter, StoreFuture, Token, TransactionAdapter,
 };
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 
 use crate::support::postgres::Schema;
-use crate::support::{Body, FIRST, Handler, by_header, dedup_key, request, result, send, until};
+use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
 
 /// What an inner service and a ledger saw, and what they are to do.
 #[derive(Default)]
@@ -92,21 +93,24 @@ impl Service<Request<Body>> for Inner {
     }
 }
 
-/// Every event is in flight elsewhere until it is free.
+/// A store of which every key is in flight elsewhere until it is free.
 struct Elsewhere(Arc<Stage>);
 
 impl DedupAdapter for Elsewhere {
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases()
+    }
+
     fn claim<'a>(
         &'a self,
         keys: &'a [DedupKey],
         _: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Claimed>> {
-        Box::pin(async move {
-            let ready = self.0.ready.load(Ordering::SeqCst);
-            self.0.ready_at_begin.lock().unwrap().push(ready);
-            let is_free = self.0.is_free.load(Ordering::SeqCst);
-            Ok(vec![if is_free { FIRST } else { Claimed::InFlight }; keys.len()])
-        })
+        let ready = self.0.ready.load(Ordering::SeqCst);
+        self.0.ready_at_begin.lock().unwrap().push(ready);
+        let is_free = self.0.is_free.load(Ordering::SeqCst);
+        let reply = if is_free { Claimed::first(1, false) } else { Claimed::InFlight };
+        Box::pin(async move { Ok(vec![reply; keys.len()]) })
     }
 
     fn release<'a>(
@@ -115,6 +119,14 @@ impl DedupAdapter for Elsewhere {
         _: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Released>> {
         Box::pin(async move { Ok(vec![Released::Released; keys.len()]) })
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        _: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(async move { Ok(vec![Completed::Held; keys.len()]) })
     }
 }
 
@@ -130,7 +142,7 @@ fn staged(
     > + Send,
 ) {
     let stage = Arc::new(Stage::default());
-    let layer = DedupLayer::on_arrival(by_header(), Elsewhere(Arc::clone(&stage)))
+    let layer = DedupLayer::new(by_header(), Elsewhere(Arc::clone(&stage)))
         .on_in_flight(OnInFlight::Wait(wait));
     let inner = Inner { stage: Arc::clone(&stage), ready: false };
     (stage, layer.layer(inner))
@@ -169,15 +181,19 @@ async fn a_waiter_whose_inner_service_breaks_returns_its_error_and_claims_nothin
 /// A `ConcurrencyLimit` of two inside a transactional layer. The test holds the only connection (or
 /// the file's turn) until a waiter of a failed event stands in line for it, and other events hold
 /// the places of the limit.
-async fn nobody_starves<DB: sqlx::Database, H>(
+async fn nobody_starves<DB, H>(
     layer: DedupLayer<Transactional<DB>>,
     hold_the_store: impl AsyncFnOnce() -> H,
-) {
+) where
+    DB: Database,
+{
     let handler = Handler::default().then(500);
     handler.hold();
     let layer = layer
         .on_in_flight(OnInFlight::Wait(Duration::from_secs(60)))
-        .store_timeout(Duration::from_secs(3));
+        .store_timeout(Duration::from_secs(3))
+        // The places of the limit are what is scarce here, not permits.
+        .max_running(16);
     let handle = layer.handle();
     let places = Arc::new(Semaphore::new(2));
     let limit = GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&places));
@@ -220,8 +236,7 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
     nobody_starves(layer, async || {
-        let terms =
-            CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::ZERO);
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
     })
     .await;
