@@ -161,7 +161,7 @@ fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
         return Outcome::Bypass;
     }
     match preset.extractor().extract(&RequestRef::new(head, body)) {
-        Ok(Extracted::Keys(keys)) if keys.is_batch() => {
+        Ok(Extracted::Keys(keys)) if keys.is_multi_event() => {
             let ids = keys.events().iter().map(|event| event.key().id().to_owned());
             Outcome::Keys { keys: ids.collect() }
         }

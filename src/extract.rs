@@ -89,7 +89,7 @@ impl IntoResponse for MissingDelivery {
 ///
 /// async fn on_event(delivery: Delivery, mut tx: DedupTx<Sqlite>) -> Result<(), StatusCode> {
 ///     sqlx::query("UPDATE orders SET paid = 1 WHERE id = ?")
-///         .bind(delivery.key().map(|key| key.id().to_owned()))
+///         .bind(delivery.id().to_owned())
 ///         .execute(&mut *tx)
 ///         .await
 ///         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;

@@ -424,11 +424,11 @@ pub(crate) fn response_not_kept(key: &DedupKey, why: &'static str) {
 
 /// A failed handler's finished events could not be committed.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn not_kept(key: Option<&DedupKey>, error: &Error) {
+pub(crate) fn not_kept(key: &DedupKey, error: &Error) {
     tracing::warn!(
         target: "tower_dedup",
-        namespace = key.map(DedupKey::namespace),
-        id = key.map(DedupKey::log_id),
+        namespace = key.namespace(),
+        id = key.log_id(),
         error = chain(error),
         "what the handler has marked as done is not committed, as far as is known: the retry finds out"
     );

@@ -23,7 +23,7 @@ use super::recall::{Recaller, Recalls, doubt, look_ahead, recall};
 use super::retry::{Background, RetryJob, RetryResult};
 use super::{Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder};
 use crate::adapter::{CallTerms, DedupAdapter, Recall, Recorded};
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::observe;
@@ -114,7 +114,7 @@ impl<A: DedupAdapter> Ledger for OnArrival<A> {
                 if let Some(room) = unrun.disarm() {
                     inner.record_behind(room, &flat, terms, context.store_timeout);
                 }
-                let delivery = Delivery::unprotected(events.into());
+                let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 return Ok(Begin::first(ArrivalClaim { delivery }, Remainder::default()));
             }
             Err(error) => {
@@ -153,7 +153,8 @@ impl<A: DedupAdapter> Ledger for OnArrival<A> {
             return Ok(folded.without_any_new(response));
         }
         let others = folded.others();
-        let delivery = Delivery::of(folded.new, folded.attempt, folded.takeover);
+        let delivery =
+            Delivery::new(folded.new, folded.attempt, folded.takeover, Protection::Claimed);
         Ok(Begin::first(ArrivalClaim { delivery }, others))
     }
 

@@ -54,7 +54,7 @@ pub(super) fn plan(keys: &Keys) -> (List<Event>, List<DedupKey>) {
     if let [only] = keys.events()
         && only.second_identity().is_none()
     {
-        return (List::one(only.clone()), List::one(only.key().clone()));
+        return (List::from([only.clone()]), List::from([only.key().clone()]));
     }
     let mut seen = HashSet::new();
     let mut events = Vec::with_capacity(keys.events().len());
@@ -118,7 +118,7 @@ impl Folded {
     /// All identities of the events to run, sorted.
     pub(super) fn held(&self) -> List<DedupKey> {
         match &*self.new {
-            [only] if only.second_identity().is_none() => List::one(only.key().clone()),
+            [only] if only.second_identity().is_none() => List::from([only.key().clone()]),
             new => identities(new).into(),
         }
     }
@@ -132,7 +132,7 @@ pub(super) fn fold(events: List<Event>, flat: &[DedupKey], answers: &[Answer]) -
         return Folded { new: events, attempt: *attempt, takeover: *takeover, ..folded };
     }
     let mut new = Vec::new();
-    for event in Vec::from(events) {
+    for event in events {
         let (mut granted, mut attempts, mut took_over) = (Vec::new(), 0, false);
         let (mut seen, mut in_flight) = (None, false);
         for key in event.identities() {

@@ -28,7 +28,7 @@ use super::{Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remain
 use crate::adapter::{
     CallTerms, Claimed, Completed, LeaseAdapter, Recall, Released, Seen, StoredResponse,
 };
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Protection};
 use crate::error::Error;
 use crate::key::{DedupKey, Keys, List};
 use crate::observe;
@@ -117,7 +117,7 @@ impl<A: LeaseAdapter> Ledger for Lease<A> {
             Err(error) if context.on_unavailable == OnUnavailable::Open && rest.is_none() => {
                 unheld.disarm();
                 observe::unprotected(keys.first(), &error);
-                let delivery = Delivery::unprotected(events.into());
+                let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let lease = HeldLease::new(flat, context.terms(), context.store_timeout, delivery);
                 let claim = LeaseClaim::new(inner, Arc::new(lease), None);
                 return Ok(Begin::first(claim, Remainder::default()));
@@ -200,11 +200,10 @@ impl<A: LeaseAdapter> Inner<A> {
             return (folded.without_any_new(response), false);
         }
         let (keys, others) = (folded.held(), folded.others());
-        let delivery = Delivery::of(folded.new, folded.attempt, folded.takeover);
-        if folded.takeover
-            && let Some(key) = delivery.key()
-        {
-            observe::takeover(key, folded.attempt);
+        let delivery =
+            Delivery::new(folded.new, folded.attempt, folded.takeover, Protection::Claimed);
+        if folded.takeover {
+            observe::takeover(delivery.key(), folded.attempt);
         }
         let lease = Arc::new(HeldLease::new(keys, terms, store_timeout, delivery));
         let (kept, yields) = self.renewals.keep(&self.adapter, Arc::clone(&lease), asked_at);
@@ -343,7 +342,7 @@ fn tell_lost(keys: &[DedupKey], answers: &[Completed], delivery: &Delivery) {
 /// What the store answers for all keys: for those that it was not asked for, "complete".
 fn answers(flat: &[DedupKey], asked: &[DedupKey], claimed: Vec<Claimed>) -> List<Answer> {
     if let ([_], [claimed]) = (flat, &*claimed) {
-        return List::one((*claimed).into());
+        return List::from([(*claimed).into()]);
     }
     let mut claimed = asked.iter().zip(claimed);
     let mut next = claimed.next();

@@ -38,7 +38,7 @@ use super::pending::{Pending, StillPending};
 use super::recall::{Recaller, Recalls, Replays, doubt, look_ahead, recall};
 use super::{Begin, BeginContext, Claim, HandlerSuccess, Ledger};
 use crate::adapter::{CallTerms, OpenTransaction, Recall, TransactionAdapter};
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Keys};
 use crate::observe;
@@ -137,15 +137,14 @@ impl<A: TransactionAdapter> Ledger for Transactional<A> {
             ended?;
             return Ok(folded.without_any_new(response));
         }
-        let (mut held, others) = (Vec::from(folded.held()), folded.others());
+        let (mut held, others) = (folded.held().into_vec(), folded.others());
         held.extend(keep);
         held.sort_unstable();
         let held: Arc<[DedupKey]> = held.into();
-        let delivery = Delivery::transactional(folded.new.into(), folded.attempt, folded.takeover);
-        if folded.takeover
-            && let Some(key) = delivery.key()
-        {
-            observe::takeover(key, folded.attempt);
+        let delivery =
+            Delivery::new(folded.new, folded.attempt, folded.takeover, Protection::Transactional);
+        if folded.takeover {
+            observe::takeover(delivery.key(), folded.attempt);
         }
         let running = inner.running.add(Arc::clone(&held));
         let adapter = Arc::clone(&inner.adapter);

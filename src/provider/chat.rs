@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use super::preset::{DAY, Floor, HOUR, Handshake, MINUTE, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Handshake, MINUTE, Preset, Retries, Rule};
 use super::read::{header_is, lacks, media_type, value};
 use crate::key::{self, KeyPart, RequestRef};
 
@@ -14,7 +14,6 @@ use crate::key::{self, KeyPart, RequestRef};
 pub const SLACK: Preset = Preset {
     name: "slack",
     title: "Slack",
-    aliases: &[],
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
     handshake: Some(Handshake {
@@ -22,14 +21,12 @@ pub const SLACK: Preset = Preset {
                 interactivity)",
         is: is_no_slack_event,
     }),
-    methods: POST,
     floor: Floor(12 * MINUTE, "twice the 6 min of the schedule"),
-    retries: Retries::Automatic,
     how: "three times: at once, after 1 min and after 5 min",
     signed_id: true,
-    answer_matters: false,
     source: "https://docs.slack.dev/apis/events-api/",
     unverified: "the schedule (third parties)",
+    ..DEFAULTS
 };
 
 /// The content type is not signed: what it calls a form must not be the JSON of an event.
@@ -64,7 +61,6 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 pub const TWILIO: Preset = Preset {
     name: "twilio",
     title: "Twilio",
-    aliases: &[],
     key: "form or query `AccountSid?|MessageSid|MessageStatus or SmsStatus?`, else \
           `AccountSid?|CallSid|CallStatus?|SequenceNumber?|RecordingSid?|RecordingStatus?`",
     rule: Rule::Part(twilio_fields),
@@ -77,6 +73,7 @@ pub const TWILIO: Preset = Preset {
     answer_matters: true,
     source: "https://www.twilio.com/docs/usage/webhooks",
     unverified: "the one retry (third parties)",
+    ..DEFAULTS
 };
 
 /// Twilio by the header that it sends with all retries of one request, `I-Twilio-Idempotency-Token`,
@@ -136,18 +133,14 @@ fn is_head_without_token(request: &RequestRef<'_>) -> bool {
 pub const TELEGRAM: Preset = Preset {
     name: "telegram",
     title: "Telegram",
-    aliases: &[],
     key: "`/update_id`",
     rule: Rule::Part(|| key::json("/update_id")),
-    handshake: None,
-    methods: POST,
     floor: Floor(48 * HOUR, "twice the 24 h for which updates are stored"),
-    retries: Retries::Automatic,
     how: "\"a reasonable amount of attempts\"",
-    signed_id: false,
     answer_matters: true,
     source: "https://core.telegram.org/bots/api#setwebhook",
     unverified: "the 24 h (third parties)",
+    ..DEFAULTS
 };
 
 /// Twitch EventSub: the header `Twitch-Eventsub-Message-Id`, which is signed.
@@ -157,7 +150,6 @@ pub const TELEGRAM: Preset = Preset {
 pub const TWITCH: Preset = Preset {
     name: "twitch",
     title: "Twitch EventSub",
-    aliases: &[],
     key: "header `Twitch-Eventsub-Message-Id`",
     rule: Rule::Part(|| key::header("twitch-eventsub-message-id")),
     handshake: Some(Handshake {
@@ -165,14 +157,12 @@ pub const TWITCH: Preset = Preset {
                 `revocation`, and the body has no `/event`",
         is: is_no_twitch_event,
     }),
-    methods: POST,
     floor: Floor(7 * DAY, "a margin of ours: no schedule is documented"),
-    retries: Retries::Automatic,
     how: "when it is not sure that the message arrived",
     signed_id: true,
-    answer_matters: false,
     source: "https://dev.twitch.tv/docs/eventsub/handling-webhook-events/",
     unverified: "the schedule",
+    ..DEFAULTS
 };
 
 fn is_no_twitch_event(request: &RequestRef<'_>) -> bool {

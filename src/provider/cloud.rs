@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::preset::{DAY, Floor, HOUR, Handshake, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Handshake, Preset, Rule};
 use super::read::{cloud_event, header_is, media_type, value};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, Found, KeyPart, Reader, RequestRef};
@@ -17,7 +17,6 @@ use crate::key::{self, Found, KeyPart, Reader, RequestRef};
 pub const AWS_SNS: Preset = Preset {
     name: "aws-sns",
     title: "Amazon SNS",
-    aliases: &[],
     key: "`/TopicArn|/MessageId`; of raw deliveries headers \
           `x-amz-sns-topic-arn|x-amz-sns-message-id`",
     rule: Rule::Part(|| key::from_fn(sns)),
@@ -25,14 +24,12 @@ pub const AWS_SNS: Preset = Preset {
         words: "`/Type` is `SubscriptionConfirmation` or `UnsubscribeConfirmation`",
         is: is_sns_confirmation,
     }),
-    methods: POST,
     floor: Floor(2 * HOUR, "twice the 1 h that a delivery policy may take"),
-    retries: Retries::Automatic,
     how: "three times, 20 s apart; by a delivery policy for up to 1 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://docs.aws.amazon.com/sns/latest/dg/sns-message-and-json-formats.html",
     unverified: "whether an answer of 4xx is retried",
+    ..DEFAULTS
 };
 
 fn sns(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
@@ -70,18 +67,13 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
 pub const GOOGLE_PUBSUB: Preset = Preset {
     name: "google-pubsub",
     title: "Google Pub/Sub",
-    aliases: &[],
     key: "`/subscription|/message/messageId`",
     rule: Rule::Part(|| key::json("/subscription").and(key::json("/message/messageId"))),
-    handshake: None,
-    methods: POST,
     floor: Floor(14 * DAY, "twice the 7 days for which messages are kept"),
-    retries: Retries::Automatic,
     how: "until it is acknowledged or the message's retention ends",
-    signed_id: false,
-    answer_matters: false,
     source: "https://cloud.google.com/pubsub/docs/push",
     unverified: "the 7 days (the default retention); unwrapped messages",
+    ..DEFAULTS
 };
 
 /// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
@@ -93,7 +85,6 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
     title: "Azure Event Grid",
-    aliases: &[],
     key: "each: `topic|id`; in the CloudEvents schema `source|id`",
     rule: Rule::Reader(event_grid),
     handshake: Some(Handshake {
@@ -104,14 +95,11 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
                 && value(request, "/0/data/validationCode").is_some()
         },
     }),
-    methods: POST,
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    retries: Retries::Automatic,
     how: "for 24 h, but never after a 400, 401, 403 or 413",
-    signed_id: false,
-    answer_matters: false,
     source: "https://learn.microsoft.com/azure/event-grid/delivery-and-retry",
     unverified: "the 24 h (third parties); that the id is the same on retries",
+    ..DEFAULTS
 };
 
 fn event_grid() -> Reader {

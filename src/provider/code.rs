@@ -1,6 +1,6 @@
 //! Forges and builds.
 
-use super::preset::{DAY, Floor, Handshake, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, Handshake, Preset, Retries, Rule};
 use super::read::header_is;
 use crate::key::{self, RequestRef};
 
@@ -18,21 +18,18 @@ use crate::key::{self, RequestRef};
 pub const GITHUB: Preset = Preset {
     name: "github",
     title: "GitHub",
-    aliases: &[],
     key: "header `X-GitHub-Delivery`",
     rule: Rule::Part(|| key::header("x-github-delivery")),
     handshake: Some(Handshake {
         words: "`X-GitHub-Event: ping` with `/zen` and `/hook_id` in the body",
         is: is_ping,
     }),
-    methods: POST,
     floor: Floor(3 * DAY, "a person can send it again for 3 days"),
     retries: Retries::Never,
     how: "a person can, under the same id",
-    signed_id: false,
-    answer_matters: false,
     source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
     unverified: "the 3 days (third parties, quoting the documentation)",
+    ..DEFAULTS
 };
 
 /// The header alone is not signed: it must not let an event past.
@@ -50,19 +47,14 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 pub const GITLAB: Preset = Preset {
     name: "gitlab",
     title: "GitLab",
-    aliases: &[],
     key: "header `Idempotency-Key`, else `webhook-id`",
     rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
-    handshake: None,
-    methods: POST,
     floor: Floor(7 * DAY, "a margin of ours: no schedule is documented"),
-    retries: Retries::Automatic,
     how: "the id is documented to be the same on retries, a schedule is not; a person can, under \
           the same id",
-    signed_id: false,
-    answer_matters: false,
     source: "https://docs.gitlab.com/user/project/integrations/webhooks/",
     unverified: "when it retries; `webhook-id` (third parties, quoting the documentation)",
+    ..DEFAULTS
 };
 
 /// Gitea and Forgejo: the header `X-Gitea-Delivery`.
@@ -76,31 +68,24 @@ pub const GITEA: Preset = Preset {
     aliases: &["forgejo"],
     key: "header `X-Gitea-Delivery`",
     rule: Rule::Part(|| key::header("x-gitea-delivery")),
-    handshake: None,
-    methods: POST,
     floor: Floor(DAY, "a margin of ours: it never retries"),
     retries: Retries::Never,
     how: "a person can, under a new id, which runs again",
-    signed_id: false,
-    answer_matters: false,
     source: "https://github.com/go-gitea/gitea/blob/main/models/webhook/hooktask.go",
     unverified: "that Forgejo sends this header (third parties); what the signature covers",
+    ..DEFAULTS
 };
 
 /// CircleCI: `/id` in the body, which its documentation gives for this purpose.
 pub const CIRCLECI: Preset = Preset {
     name: "circleci",
     title: "CircleCI",
-    aliases: &[],
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    handshake: None,
-    methods: POST,
     floor: Floor(7 * DAY, "a margin of ours: no schedule is documented"),
     retries: Retries::Undocumented,
     how: "whether and when",
-    signed_id: false,
-    answer_matters: false,
     source: "https://circleci.com/docs/webhooks-reference/",
     unverified: "the schedule; what the signature covers; whether a test ping has an id",
+    ..DEFAULTS
 };

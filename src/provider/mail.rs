@@ -1,6 +1,6 @@
 //! E-mail.
 
-use super::preset::{DAY, Floor, HOUR, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Preset, Rule};
 use crate::key;
 
 /// SendGrid's Event Webhook: of each event, `/sg_event_id`; where an event has none, the digest of
@@ -46,19 +46,15 @@ use crate::key;
 pub const SENDGRID: Preset = Preset {
     name: "sendgrid",
     title: "SendGrid",
-    aliases: &[],
     key: "each: `/sg_event_id`, else `body_` and the SHA-256 of the event",
-    rule: Rule::Batch(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
-    handshake: None,
-    methods: POST,
+    rule: Rule::Each(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    retries: Retries::Automatic,
     how: "for up to 24 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
     unverified: "that the id is the same on retries: its documentation says so, a public report \
                  (sendgrid/sendgrid-nodejs#1435) says that it changes; the ids of the test button",
+    ..DEFAULTS
 };
 
 /// Postmark: the record's type and `/ID`, where it has one; else what tells the records of one
@@ -70,7 +66,6 @@ pub const SENDGRID: Preset = Preset {
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
     title: "Postmark",
-    aliases: &[],
     key: "`/RecordType|/ID`, else `/RecordType?|/MessageID|/Recipient or /Email?|/DeliveredAt or \
           /BouncedAt or /ReceivedAt or /ChangedAt?|/OriginalLink?|/SuppressSending?`",
     rule: Rule::Part(|| {
@@ -88,14 +83,10 @@ pub const POSTMARK: Preset = Preset {
             .and(key::json("/SuppressSending").optional());
         by_id.or(by_message)
     }),
-    handshake: None,
-    methods: POST,
     floor: Floor(7 * DAY, "a margin of ours: only the 10.5 h of inbound messages are documented"),
-    retries: Retries::Automatic,
     how: "inbound messages ten times over 10.5 h; an answer of 403 ends it",
-    signed_id: false,
-    answer_matters: false,
     source: "https://postmarkapp.com/developer/webhooks/webhooks-overview",
     unverified: "the schedule of everything but inbound messages; that the fields are the same on \
                  retries",
+    ..DEFAULTS
 };

@@ -1,6 +1,6 @@
 //! Payments and shops.
 
-use super::preset::{DAY, Floor, HOUR, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Preset, Rule};
 use crate::key;
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events; for events of
@@ -15,19 +15,15 @@ use crate::key;
 pub const STRIPE: Preset = Preset {
     name: "stripe",
     title: "Stripe",
-    aliases: &[],
     key: "`/account|/id` for connected accounts, else `/id`",
     rule: Rule::Part(|| key::json("/account").and(key::json("/id")).or(key::json("/id"))),
-    handshake: None,
-    methods: POST,
     floor: Floor(30 * DAY, "a person can send it again for 30 days"),
-    retries: Retries::Automatic,
     how: "for 3 days; three times over a few hours in a sandbox",
     signed_id: true,
-    answer_matters: false,
     source: "https://docs.stripe.com/webhooks",
     unverified: "the 30 days (third parties, quoting the documentation); that ids of connected \
                  accounts need the account; retries of thin events",
+    ..DEFAULTS
 };
 
 /// Shopify: shop, topic and the event's id, as headers.
@@ -40,7 +36,6 @@ pub const STRIPE: Preset = Preset {
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
     title: "Shopify",
-    aliases: &[],
     key: "headers `X-Shopify-Shop-Domain|X-Shopify-Topic|X-Shopify-Event-Id`, else \
           `X-Shopify-Webhook-Id`",
     rule: Rule::Part(|| {
@@ -49,34 +44,26 @@ pub const SHOPIFY: Preset = Preset {
             .and(key::header("x-shopify-event-id"))
             .or(key::header("x-shopify-webhook-id"))
     }),
-    handshake: None,
-    methods: POST,
     floor: Floor(8 * HOUR, "twice the 4 h of the schedule"),
-    retries: Retries::Automatic,
     how: "eight times over 4 h",
-    signed_id: false,
-    answer_matters: false,
     source: "https://shopify.dev/docs/apps/build/webhooks/ignore-duplicates",
     unverified: "that topics share an event id, and that `X-Shopify-Webhook-Id` is the same on \
                  retries (third parties)",
+    ..DEFAULTS
 };
 
 /// Square: `/event_id` in the body, which its documentation gives for this purpose.
 pub const SQUARE: Preset = Preset {
     name: "square",
     title: "Square",
-    aliases: &[],
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    handshake: None,
-    methods: POST,
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    retries: Retries::Automatic,
     how: "for up to 24 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://developer.squareup.com/docs/webhooks",
     unverified: "the encoding of the signature",
+    ..DEFAULTS
 };
 
 /// Paddle Billing: `/event_id` in the body, which its documentation gives for this purpose.
@@ -85,18 +72,14 @@ pub const SQUARE: Preset = Preset {
 pub const PADDLE: Preset = Preset {
     name: "paddle",
     title: "Paddle",
-    aliases: &[],
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    handshake: None,
-    methods: POST,
     floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
-    retries: Retries::Automatic,
     how: "60 times over 3 days; three times over 15 min in a sandbox",
     signed_id: true,
-    answer_matters: false,
     source: "https://developer.paddle.com/webhooks/about/how-webhooks-work",
     unverified: "the ids of simulations and replays",
+    ..DEFAULTS
 };
 
 /// Adyen (standard notifications in JSON): of each item, the merchant account, the PSP reference,
@@ -110,10 +93,9 @@ pub const PADDLE: Preset = Preset {
 pub const ADYEN: Preset = Preset {
     name: "adyen",
     title: "Adyen",
-    aliases: &[],
     key: "each of `/notificationItems`: `merchantAccountCode?|pspReference|eventCode|success` \
           below `/NotificationRequestItem`",
-    rule: Rule::Batch(|| {
+    rule: Rule::Each(|| {
         let field = |name| key::json(&format!("/NotificationRequestItem/{name}"));
         let key = field("merchantAccountCode")
             .optional()
@@ -122,14 +104,11 @@ pub const ADYEN: Preset = Preset {
             .and(field("success"));
         key::each("/notificationItems", key)
     }),
-    handshake: None,
-    methods: POST,
     floor: Floor(60 * DAY, "twice the 30 days of the schedule"),
-    retries: Retries::Automatic,
     how: "three times within a minute, then from a queue for up to 30 days",
-    signed_id: false,
     answer_matters: true,
     source: "https://docs.adyen.com/development-resources/webhooks/",
     unverified: "that these four identify a notification; which fields the signature of an item \
                  covers; the references of test notifications",
+    ..DEFAULTS
 };

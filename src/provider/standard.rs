@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::preset::{DAY, Floor, HOUR, MINUTE, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{cloud_event, media_type};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, Found, KeyPart, Reader, RequestRef};
@@ -20,15 +20,12 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
     aliases: &["openai"],
     key: "header `webhook-id`",
     rule: Rule::Part(|| key::header("webhook-id")),
-    handshake: None,
-    methods: POST,
     floor: Floor(2 * (75 * HOUR + 35 * MINUTE), "twice the 75 h 35 min of the specification"),
-    retries: Retries::Automatic,
     how: "ten attempts over 75 h 35 min in the specification's example",
     signed_id: true,
-    answer_matters: false,
     source: "https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md",
     unverified: "the id of a manual replay; the schedule of each sender",
+    ..DEFAULTS
 };
 
 /// Svix: the header `svix-id` or, from newer senders, `webhook-id`, which is signed.
@@ -44,15 +41,12 @@ pub const SVIX: Preset = Preset {
     aliases: &["clerk", "resend"],
     key: "header `svix-id` or `webhook-id`",
     rule: Rule::Part(|| key::from_fn(svix_id)),
-    handshake: None,
-    methods: POST,
     floor: Floor(2 * (27 * HOUR + 35 * MINUTE + 5), "twice the 27 h 35 min 5 s of the schedule"),
-    retries: Retries::Automatic,
     how: "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://github.com/svix/svix-webhooks/blob/main/server/svix-server/config.default.toml",
     unverified: "the schedules of Clerk and Resend",
+    ..DEFAULTS
 };
 
 fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
@@ -75,18 +69,13 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     title: "CloudEvents",
-    aliases: &[],
     key: "`source|id`: of each event, of the one event, or headers `ce-source|ce-id`",
     rule: Rule::Reader(cloud_events),
-    handshake: None,
-    methods: POST,
     floor: Floor(7 * DAY, "a margin of ours: the format has no schedule"),
     retries: Retries::Undocumented,
     how: "up to the sender",
-    signed_id: false,
-    answer_matters: false,
     source: "https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md",
-    unverified: "",
+    ..DEFAULTS
 };
 
 fn cloud_events() -> Reader {
