@@ -8,7 +8,7 @@ use http::{Request, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::key::{self, Batch, Event, Extracted, KeyExtractor, Keys, RequestRef};
+use tower_dedup::key::{self, EachKey, Event, Extracted, KeyExtractor, Keys, RequestRef};
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey, OnUnavailable,
 };
@@ -147,18 +147,18 @@ fn what_is_malformed_says_which_element_it_is() {
 #[test]
 fn pointers_and_namespaces_that_are_none_are_refused() {
     let part = || key::json("/id");
-    assert_eq!(Batch::new("events", part()).unwrap_err(), ConfigError::InvalidPointer);
+    assert_eq!(EachKey::new("events", part()).unwrap_err(), ConfigError::InvalidPointer);
     let refused = key::each("", part()).try_namespace("").unwrap_err();
     assert_eq!(refused, ConfigError::InvalidNamespace);
 }
 
 #[test]
 fn a_list_of_one_is_a_batch_and_one_event_is_none() {
-    assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_batch());
-    assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_batch());
+    assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_multi_event());
+    assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_multi_event());
     let key = DedupKey::new("acme", "1").unwrap();
-    assert!(Keys::new(vec![Event::new(key.clone())]).unwrap().is_batch());
-    assert!(!Keys::one(key).is_batch());
+    assert!(Keys::new(vec![Event::new(key.clone())]).unwrap().is_multi_event());
+    assert!(!Keys::one(key).is_multi_event());
 }
 
 #[test]

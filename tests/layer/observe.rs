@@ -159,7 +159,7 @@ fn every_outcome_is_counted_under_its_name() {
         assert_eq!(log.last("delivery")["error"], "being faulty: the store is unavailable");
         let open = layer.clone().on_unavailable(OnUnavailable::Open).layer(handler.service());
         send(&open, request("c")).await;
-        assert_eq!(log.last("running unprotected: the store did not answer")["level"], "WARN");
+        assert_eq!(log.last("running unprotected: the store did not reply")["level"], "WARN");
         store.set(Op::Claim, Fault::None);
 
         let _ = deliver("  ").await;
@@ -334,7 +334,7 @@ fn the_documented_metrics_are_the_metrics() {
 
 const EVICTED: &str =
     "evicted: the memory store is full and forgets events that may be delivered again";
-const NEARLY_FULL: &str = "nearly full: the memory store has taken four fifths of its capacity";
+const NEARLY_FULL: &str = "nearly full: the memory store has reached four fifths of its capacity";
 
 async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
     for id in ids {

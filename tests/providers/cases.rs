@@ -54,7 +54,7 @@ pub(crate) fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Ou
             let events = keys.events();
             assert!(events.iter().all(|event| event.key().namespace() == preset.name()));
             let ids = events.iter().map(|event| event.key().id().to_owned());
-            match keys.is_batch() {
+            match keys.is_multi_event() {
                 true => Outcome::Keys { keys: ids.collect() },
                 false => Outcome::Key { key: ids.collect() },
             }

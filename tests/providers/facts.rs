@@ -115,9 +115,9 @@ fn handshakes_are_said_where_there_are_some() {
 #[test]
 fn presets_of_one_key_can_be_composed_and_those_of_batches_cannot() {
     for preset in provider::ALL {
-        assert_eq!(preset.key().is_none(), preset.is_batch(), "{preset:?}");
+        assert_eq!(preset.key().is_none(), preset.is_multi_event(), "{preset:?}");
     }
-    let batches: Vec<_> = provider::ALL.iter().filter(|preset| preset.is_batch()).collect();
+    let batches: Vec<_> = provider::ALL.iter().filter(|preset| preset.is_multi_event()).collect();
     let names: Vec<_> = batches.iter().map(|preset| preset.name()).collect();
     assert_eq!(
         names,

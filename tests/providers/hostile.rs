@@ -243,7 +243,7 @@ fn a_long_part_is_not_multiplied() {
 
 #[test]
 fn elements_carry_their_own_bytes_unless_these_change_on_a_retry() {
-    for preset in provider::ALL.iter().filter(|preset| preset.is_batch()) {
+    for preset in provider::ALL.iter().filter(|preset| preset.is_multi_event()) {
         let mut batches = 0;
         for case in cases::of(*preset) {
             let (head, body) = case.parts();
@@ -252,7 +252,7 @@ fn elements_carry_their_own_bytes_unless_these_change_on_a_retry() {
             let within = body.as_ptr_range();
             for event in keys.events() {
                 let Some(payload) = event.payload() else {
-                    assert!(!keys.is_batch() || preset.name() == "hubspot", "{}", case.name);
+                    assert!(!keys.is_multi_event() || preset.name() == "hubspot", "{}", case.name);
                     continue;
                 };
                 batches += 1;

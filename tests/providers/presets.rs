@@ -123,7 +123,7 @@ async fn runs(preset: Preset, cases: &[Case]) -> Vec<DedupKey> {
         let runs = Arc::clone(&runs);
         service_fn(move |request: Request<Full<Bytes>>| {
             let delivery = request.extensions().get::<Delivery>();
-            runs.lock().unwrap().extend(delivery.and_then(Delivery::key).cloned());
+            runs.lock().unwrap().extend(delivery.map(Delivery::key).cloned());
             async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())) }
         })
     };
