@@ -73,7 +73,7 @@ impl MaintenanceAdapter for Scripted {
 }
 
 fn purger(store: &Arc<Scripted>) -> Purger<Arc<Scripted>> {
-    Purger::new(Arc::clone(store)).every(INTERVAL).batch(100)
+    Purger::new(Arc::clone(store)).every(INTERVAL).keys_per_statement(100)
 }
 
 fn pauses(begun_at: &[Instant]) -> Vec<f64> {
