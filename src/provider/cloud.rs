@@ -1,4 +1,4 @@
-//! Queues and buses of the clouds.
+//! Queues and event buses of cloud providers.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::key::{self, Found, KeyPart, Reader, RequestRef};
 
 /// Amazon SNS: topic and message, from the signed body.
 ///
-/// 1. Confirmations of a subscription or of its end carry an id too, and are handshakes by the
-///    body's `/Type`: that header is not signed.
-/// 2. Raw delivery has no envelope and no signature: there the key is of the headers. A body that
-///    is a signed envelope is read all the same, whatever the headers say of it.
-/// 3. The content type is `text/plain`, and is not asked.
+/// 1. The confirmation that a subscription begins or ends has an id too. It is a handshake by the
+///    body's `/Type`, because the header is not signed.
+/// 2. A raw delivery has no envelope and no signature, so its key is read from headers. If the body is
+///    a signed envelope, the key is read from the body, whatever the headers say.
+/// 3. The content type is `text/plain` and is ignored.
 pub const AWS_SNS: Preset = Preset {
     name: "aws-sns",
     title: "Amazon SNS",
@@ -47,9 +47,9 @@ fn is_sns_confirmation(request: &RequestRef<'_>) -> bool {
         && !is_raw(request)
 }
 
-/// Whether the body is the publisher's own: no JSON, or JSON that surely lacks what a signed
-/// envelope has. Anybody can add the header to an envelope, and break it where that is not signed,
-/// to give it an id of his own.
+/// Returns `true` if the body is the publisher's own: it is not JSON, or JSON without a field of a
+/// signed envelope. The header alone does not decide, because an attacker can add it to an envelope
+/// to choose another id, and can break the envelope in an unsigned place.
 fn is_raw(request: &RequestRef<'_>) -> bool {
     let lacks = |pointer| match key::json(pointer).read(request) {
         Ok(found) => found.is_none(),
@@ -62,8 +62,8 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
 /// Google Cloud Pub/Sub, push: subscription and message.
 ///
 /// `/deliveryAttempt` changes from one attempt to the next. A publisher that retries makes a new
-/// message: to catch that, put an id of your own into its attributes. The token of a push signs no
-/// part of the body.
+/// message; to recognise it, put your own id into the message's attributes. The token of a push signs
+/// no part of the body.
 pub const GOOGLE_PUBSUB: Preset = Preset {
     name: "google-pubsub",
     title: "Google Pub/Sub",
@@ -78,10 +78,10 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
 
 /// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
 ///
-/// The validation of a subscription (its answer carries the code) is a handshake; in the
-/// CloudEvents schema it is an OPTIONS, which is not deduplicated anyway. Event Grid does not retry
-/// after a 400, 401, 403 or 413: events without an id are lost unless
-/// [`on_missing_key`](crate::DedupLayer::on_missing_key) says otherwise. It signs nothing.
+/// The validation of a subscription is a handshake, because the response carries the code. In the
+/// CloudEvents schema the validation is an OPTIONS, which the layer does not deduplicate. Event Grid
+/// does not retry after 400, 401, 403 or 413. So it loses events without an id, unless
+/// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
     title: "Azure Event Grid",

@@ -3,15 +3,15 @@
 use super::preset::{DAY, DEFAULTS, Floor, HOUR, Preset, Rule};
 use crate::key;
 
-/// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events; for events of
-/// connected accounts, after the account.
+/// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
+/// connected accounts, the account precedes the id.
 ///
-/// Live events are retried for three days; the command line tool sends one again for thirty.
-/// Stripe may report one change by two events of different ids:
-/// [`second_identity`](crate::KeyExtractor::second_identity) on `/data/object/id` and `/type`
-/// catches those, at its price. One event goes to every subscribed endpoint under one id: two
-/// endpoints of one application need
-/// [a namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// Stripe retries live events for three days; a person can send an event again for thirty days with
+/// the command line tool. Stripe may report one change by two events with different ids. A
+/// [`second_identity`](crate::KeyExtractor::second_identity) of `/data/object/id` and `/type`
+/// recognises them; its documentation states the cost. One event goes to every subscribed endpoint
+/// with one id: two endpoints of one application need
+/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
 pub const STRIPE: Preset = Preset {
     name: "stripe",
     title: "Stripe",
@@ -26,12 +26,12 @@ pub const STRIPE: Preset = Preset {
     ..DEFAULTS
 };
 
-/// Shopify: shop, topic and the event's id, as headers.
+/// Shopify: shop, topic and event id, from headers.
 ///
-/// The topic belongs to the key because one action of a merchant is reported under several topics
-/// with one event id. Older API versions send no event id: there it is `X-Shopify-Webhook-Id`. The
-/// signature covers the body, none of these headers. Two subscriptions to one topic send one event
-/// twice, and the second is a duplicate: to keep both, give each its own route and
+/// The topic is part of the key, because Shopify reports one action of a merchant under several topics
+/// with one event id. Older API versions send no event id; then the key is `X-Shopify-Webhook-Id`. The
+/// signature covers the body and none of these headers. Two subscriptions to one topic send one event
+/// twice, and the second is a duplicate. To handle both, give each its own route and
 /// [namespace](crate::guide::keys#several-endpoints-of-one-sender).
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
@@ -52,7 +52,7 @@ pub const SHOPIFY: Preset = Preset {
     ..DEFAULTS
 };
 
-/// Square: `/event_id` in the body, which its documentation gives for this purpose.
+/// Square: `/event_id` in the body, which its documentation recommends for this purpose.
 pub const SQUARE: Preset = Preset {
     name: "square",
     title: "Square",
@@ -66,9 +66,9 @@ pub const SQUARE: Preset = Preset {
     ..DEFAULTS
 };
 
-/// Paddle Billing: `/event_id` in the body, which its documentation gives for this purpose.
+/// Paddle Billing: `/event_id` in the body, which its documentation recommends for this purpose.
 ///
-/// `/notification_id` is one for every destination, and a replay makes a new one: it is no key.
+/// `/notification_id` is no key: each destination has its own, and a replay gets a new one.
 pub const PADDLE: Preset = Preset {
     name: "paddle",
     title: "Paddle",
@@ -82,14 +82,14 @@ pub const PADDLE: Preset = Preset {
     ..DEFAULTS
 };
 
-/// Adyen (standard notifications in JSON): of each item, the merchant account, the PSP reference,
-/// the event code and whether it succeeded.
+/// Adyen (standard notifications in JSON): for each item, the merchant account, the PSP reference, the
+/// event code and the success flag.
 ///
-/// **A later notification of the same four with newer data is a duplicate** and does not run:
-/// Adyen has no id of an event. Where newer data matter (`/eventDate`, `/additionalData`), make the
-/// handler ask for the state, or compose a key of your own with [`each`](key::each).
+/// **A later notification with the same four values and newer data is a duplicate** and does not run,
+/// because Adyen has no event id. If newer data (`/eventDate`, `/additionalData`) matter, let the
+/// handler query the state, or compose your own key with [`each`](key::each).
 ///
-/// Older accounts expect the body `[accepted]` in every answer. SOAP is not read.
+/// Older accounts expect the body `[accepted]` in every response. SOAP is not supported.
 pub const ADYEN: Preset = Preset {
     name: "adyen",
     title: "Adyen",

@@ -1,12 +1,12 @@
-//! Tools for business.
+//! Business tools.
 
 use super::preset::{DAY, DEFAULTS, Floor, Preset, Rule};
 use crate::key;
 
-/// HubSpot: of each event, what HubSpot gives of it but for `/attemptNumber`.
+/// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
 ///
-/// `/eventId` is "not guaranteed to be unique" and `/attemptNumber` changes on every retry, so the
-/// bytes of an event do as well.
+/// `/eventId` is "not guaranteed to be unique". `/attemptNumber` changes on every retry, and with it the
+/// bytes of the event.
 pub const HUBSPOT: Preset = Preset {
     name: "hubspot",
     title: "HubSpot",
@@ -31,13 +31,13 @@ pub const HUBSPOT: Preset = Preset {
 
 /// Box (webhooks V2): `/id` in the body.
 ///
-/// The header `BOX-DELIVERY-ID` changes when Box retries: it is no key.
+/// The header `BOX-DELIVERY-ID` is no key, because it changes on a retry.
 pub const BOX: Preset = Preset {
     name: "box",
     title: "Box",
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    floor: Floor(7 * DAY, "a margin of ours: no schedule is documented"),
+    floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "how often is not documented",
     signed_id: true,
     source: "https://developer.box.com/guides/webhooks/v2/",
