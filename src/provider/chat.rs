@@ -89,7 +89,7 @@ pub const TWILIO_BY_TOKEN: Preset = Preset {
     rule: Rule::Part(twilio_by_token),
     handshake: Some(Handshake { words: "a HEAD without a key", is: is_head_without_token }),
     signed_id: false,
-    unverified: "what the token means (third parties); the one retry (third parties)",
+    unverified: "the meaning of the token (third parties); the one retry (third parties)",
     ..TWILIO
 };
 

@@ -26,7 +26,7 @@ pub const GITHUB: Preset = Preset {
     }),
     floor: Floor(3 * DAY, "a person can send it again for 3 days"),
     retries: Retries::Never,
-    how: "a person can, under the same id",
+    how: "a person can, with the same id",
     source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
     unverified: "the 3 days (third parties, quoting the documentation)",
     ..DEFAULTS
@@ -51,8 +51,8 @@ pub const GITLAB: Preset = Preset {
     key: "header `Idempotency-Key`, else `webhook-id`",
     rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
-    how: "the id is documented to be the same on retries, a schedule is not; a person can, under \
-          the same id",
+    how: "the id is documented to stay the same on retries, the schedule is not documented; a \
+          person can, with the same id",
     source: "https://docs.gitlab.com/user/project/integrations/webhooks/",
     unverified: "when it retries; `webhook-id` (third parties, quoting the documentation)",
     ..DEFAULTS
@@ -70,7 +70,7 @@ pub const GITEA: Preset = Preset {
     rule: Rule::Part(|| key::header("x-gitea-delivery")),
     floor: Floor(DAY, "our estimate: it never retries"),
     retries: Retries::Never,
-    how: "a person can, under a new id, which runs again",
+    how: "a person can, with a new id, which runs again",
     source: "https://github.com/go-gitea/gitea/blob/main/models/webhook/hooktask.go",
     unverified: "that Forgejo sends this header (third parties); what the signature covers",
     ..DEFAULTS
@@ -84,7 +84,7 @@ pub const CIRCLECI: Preset = Preset {
     rule: Rule::Part(|| key::json("/id")),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     retries: Retries::Undocumented,
-    how: "whether and when",
+    how: "neither whether nor when",
     source: "https://circleci.com/docs/webhooks-reference/",
     unverified: "the schedule; what the signature covers; whether a test ping has an id",
     ..DEFAULTS

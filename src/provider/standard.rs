@@ -73,7 +73,7 @@ pub const CLOUDEVENTS: Preset = Preset {
     rule: Rule::Reader(cloud_events),
     floor: Floor(7 * DAY, "our estimate: the format has no schedule"),
     retries: Retries::Undocumented,
-    how: "up to the sender",
+    how: "depends on the sender",
     source: "https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md",
     ..DEFAULTS
 };

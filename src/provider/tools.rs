@@ -38,7 +38,7 @@ pub const BOX: Preset = Preset {
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
-    how: "how often is not documented",
+    how: "the number is not documented",
     signed_id: true,
     source: "https://developer.box.com/guides/webhooks/v2/",
     unverified: "the schedule; that the signature covers the time too; the id when a person sends \
