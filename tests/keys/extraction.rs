@@ -1,8 +1,8 @@
-//! The rules of keys: what each place gives, what is malformed or missing, how values are
-//! composed, and what the layer makes of it all.
+//! The rules of keys: what each part reads, what is malformed or missing, how parts are composed,
+//! and how the layer answers.
 //!
-//! The property tests at the end hold the composite encoding (no two lists of parts share an id)
-//! and say that no input whatsoever makes an extractor panic.
+//! The property tests check the encoding of composed ids (two lists of parts never share an id),
+//! and that no input makes an extractor panic.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::collections::HashMap;
@@ -27,16 +27,16 @@ use KeyErrorKind::{Empty, InvalidJson, NotAnId, NotUtf8, Nul, Repeated};
 
 const FORM: &str = "application/x-www-form-urlencoded";
 
-/// An id, nothing, or what is wrong.
-type Answer = Result<Option<String>, KeyErrorKind>;
+/// An id, nothing, or the reason why it is malformed.
+type Found = Result<Option<String>, KeyErrorKind>;
 
-const MISSING: Answer = Ok(None);
+const MISSING: Found = Ok(None);
 
-fn id(text: &str) -> Answer {
+fn id(text: &str) -> Found {
     Ok(Some(text.to_owned()))
 }
 
-fn read<B: Into<Bytes>>(part: &KeyPart, request: Request<B>) -> Answer {
+fn read<B: Into<Bytes>>(part: &KeyPart, request: Request<B>) -> Found {
     let (head, body) = request.into_parts();
     let extractor = part.clone().namespace("n");
     match extractor.extract(&RequestRef::new(&head, &body.into())) {
@@ -74,7 +74,7 @@ fn sha256(bytes: &[u8]) -> String {
 // Headers
 
 #[test]
-fn a_header_gives_its_value_without_the_space_around_it() {
+fn header_returns_the_value_without_surrounding_white_space() {
     let part = key::header("X-Id");
     for (value, expected) in [
         (&b"evt_1"[..], id("evt_1")),
@@ -83,7 +83,7 @@ fn a_header_gives_its_value_without_the_space_around_it() {
         (b"0", id("0")),
         (b"a,b", id("a,b")),
         ("zur\u{fc}ck".as_bytes(), id("zur\u{fc}ck")),
-        // Alone, a value is not escaped: it is the sender's id as it is.
+        // A single value is not escaped: the id is the sender's id.
         (b"50%|a", id("50%|a")),
     ] {
         assert_eq!(read(&part, with_headers(&[value])), expected, "{value:?}");
@@ -92,7 +92,7 @@ fn a_header_gives_its_value_without_the_space_around_it() {
 }
 
 #[test]
-fn a_header_that_is_repeated_empty_or_not_utf8_is_malformed() {
+fn header_is_malformed_if_repeated_empty_or_not_utf8() {
     let part = key::header("x-id");
     for (values, expected) in [
         (&[&b"a"[..], b"b"][..], Repeated),
@@ -119,7 +119,7 @@ fn ids_differ_by_case_and_by_unicode_normal_form() {
 }
 
 #[test]
-fn an_id_over_255_bytes_is_stored_as_its_sha256() {
+fn an_id_over_255_bytes_is_replaced_by_its_sha256() {
     let part = key::header("x-id");
     for length in [256, 10 * 1024] {
         let long = "k".repeat(length);
@@ -131,7 +131,7 @@ fn an_id_over_255_bytes_is_stored_as_its_sha256() {
     // Bytes, not characters.
     let wide = "\u{e9}".repeat(128);
     assert_eq!(read(&part, with_headers(&[wide.as_bytes()])), id(&sha256(wide.as_bytes())));
-    // The parts of a composed id are joined first.
+    // A composed id is hashed after its parts are joined.
     let composed = part.clone().and(part);
     let half = "k".repeat(128);
     let joined = format!("{half}|{half}");
@@ -141,7 +141,7 @@ fn an_id_over_255_bytes_is_stored_as_its_sha256() {
 // Forms and queries
 
 #[test]
-fn a_form_field_is_decoded() {
+fn form_decodes_the_value() {
     let part = key::form("id");
     for (body, expected) in [
         ("id=evt_1", id("evt_1")),
@@ -151,7 +151,7 @@ fn a_form_field_is_decoded() {
         ("id=a=b", id("a=b")),
         ("id=a;b", id("a;b")),
         ("id=%C3%A9", id("\u{e9}")),
-        // What is no percent-encoding stands for itself, as in every browser.
+        // Invalid percent-encoding is taken literally, as in browsers.
         ("id=%", id("%")),
         ("id=50%zz", id("50%zz")),
         ("id=%4", id("%4")),
@@ -183,7 +183,7 @@ fn a_form_field_that_is_repeated_empty_not_utf8_or_holds_a_nul_is_malformed() {
         (b"id=a\xffb", NotUtf8),
         (b"id=%ed%a0%80", NotUtf8),
         (b"id=%c3", NotUtf8),
-        // U+FFFD itself: it cannot be told from what stands for broken bytes.
+        // A literal U+FFFD, which cannot be distinguished from a replaced byte.
         (b"id=%ef%bf%bd", NotUtf8),
     ] {
         let shown = String::from_utf8_lossy(body);
@@ -192,15 +192,15 @@ fn a_form_field_that_is_repeated_empty_not_utf8_or_holds_a_nul_is_malformed() {
 }
 
 #[test]
-fn broken_bytes_never_make_one_id_of_two() {
-    // Both decode to "a\u{fffd}" where bytes are replaced instead of refused.
+fn form_refuses_invalid_utf8_instead_of_replacing_it() {
+    // A decoder that replaces invalid bytes gives "a\u{fffd}" for both.
     for body in [&b"id=a%ff"[..], b"id=a%fe"] {
         assert_eq!(read(&key::form("id"), with_form(body)), Err(NotUtf8));
     }
 }
 
 #[test]
-fn only_a_form_has_fields() {
+fn form_is_missing_if_the_content_type_is_no_form() {
     let part = key::form("id");
     let typed = |content_type: &str| {
         Request::post("/").header("content-type", content_type).body("id=evt_1").unwrap()
@@ -213,7 +213,7 @@ fn only_a_form_has_fields() {
     ] {
         assert_eq!(read(&part, typed(content_type)), id("evt_1"), "{content_type}");
     }
-    // The sender may have left it out.
+    // A sender may omit the content type.
     assert_eq!(read(&part, with_body("id=evt_1")), id("evt_1"));
     for content_type in [
         "application/json",
@@ -228,7 +228,7 @@ fn only_a_form_has_fields() {
 }
 
 #[test]
-fn a_query_parameter_is_read_like_a_form_field() {
+fn query_follows_the_rules_of_form() {
     let part = key::query("id");
     for (target, expected) in [
         ("/hook?id=evt_1", id("evt_1")),
@@ -252,7 +252,7 @@ fn a_query_parameter_is_read_like_a_form_field() {
 // JSON
 
 #[test]
-fn a_json_value_is_an_id_if_it_is_surely_the_same_on_every_delivery() {
+fn json_reads_strings_booleans_and_64_bit_integers() {
     let part = key::json("/id");
     for (value, expected) in [
         (r#""evt_1""#, id("evt_1")),
@@ -290,7 +290,7 @@ fn a_json_value_is_an_id_if_it_is_surely_the_same_on_every_delivery() {
 }
 
 #[test]
-fn one_json_string_is_one_id_however_it_is_escaped() {
+fn json_gives_one_id_for_every_escaping_of_a_string() {
     let part = key::json("/id");
     for (body, expected) in [
         (r#"{"id":"caf\u00e9"}"#, id("caf\u{e9}")),
@@ -298,7 +298,7 @@ fn one_json_string_is_one_id_however_it_is_escaped() {
         (r#"{"\u0069\u0064":"\u0065vt_1"}"#, id("evt_1")),
         (r#"{"id":"\ud83d\ude00"}"#, id("\u{1f600}")),
         ("{\"id\":\"\u{1f600}\"}", id("\u{1f600}")),
-        // Half a pair is no character.
+        // A lone surrogate is no character.
         (r#"{"id":"\ud83d"}"#, Err(InvalidJson)),
         (r#"{"id":"\ude00\ud83d"}"#, Err(InvalidJson)),
         (r#"{"id":"\ud83dx"}"#, Err(InvalidJson)),
@@ -308,7 +308,7 @@ fn one_json_string_is_one_id_however_it_is_escaped() {
 }
 
 #[test]
-fn a_json_name_that_is_repeated_on_the_way_is_malformed() {
+fn json_is_malformed_if_a_name_on_the_way_is_repeated() {
     for (pointer, body) in [
         ("/id", r#"{"id":"a","id":"b"}"#),
         ("/id", r#"{"id":"a","id":"a"}"#),
@@ -321,13 +321,13 @@ fn a_json_name_that_is_repeated_on_the_way_is_malformed() {
     ] {
         assert_eq!(read(&key::json(pointer), with_body(body)), Err(Repeated), "{body}");
     }
-    // Beside the way it is the handler's business.
+    // A repeated name beside the way does not matter.
     let beside = r#"{"x":{"id":"c","id":"d"},"id":"a","y":1,"y":2}"#;
     assert_eq!(read(&key::json("/id"), with_body(beside)), id("a"));
 }
 
 #[test]
-fn a_body_that_is_not_one_json_value_is_malformed() {
+fn json_is_malformed_if_the_body_is_not_one_json_value() {
     let part = key::json("/id");
     for body in [
         &b""[..],
@@ -341,14 +341,14 @@ fn a_body_that_is_not_one_json_value_is_malformed() {
         b"{\"id\xff\":1,\"id\":\"a\"}",
         b"{\"id\":\"a\"}\0",
         b"\xef\xbb\xbf{\"id\":\"a\"}",
-        // UTF-16, with and without its mark.
+        // UTF-16, with and without a byte order mark.
         b"\xff\xfe{\0\"\0i\0d\0\"\0:\x001\0}\0",
         b"{\0\"\0i\0d\0\"\0:\x001\0}\0",
     ] {
         let shown = String::from_utf8_lossy(body);
         assert_eq!(read(&part, with_body(body)), Err(InvalidJson), "{shown:?}");
     }
-    // White space around it is fine, and so is any content type.
+    // White space around the value and any content type are accepted.
     let spaced = Request::post("/")
         .header("content-type", "text/plain")
         .body("\r\n {\"id\" : \"a\"}\t\n")
@@ -357,7 +357,7 @@ fn a_body_that_is_not_one_json_value_is_malformed() {
 }
 
 #[test]
-fn a_json_pointer_names_one_place() {
+fn json_follows_rfc_6901() {
     let body = r#"{"":{"":"empty"},"a/b":{"m~n":["x",{"id":"y"}]},"0":"zero"}"#;
     for (pointer, expected) in [
         ("//", id("empty")),
@@ -383,7 +383,7 @@ fn a_json_pointer_names_one_place() {
 }
 
 #[test]
-fn depth_beside_the_way_costs_nothing_and_on_the_way_is_refused() {
+fn json_skips_deep_nesting_beside_the_way_and_refuses_it_on_the_way() {
     let deep =
         |open: &str, close: &str| format!("{}1{}", open.repeat(200_000), close.repeat(200_000));
     for (open, close) in [("[", "]"), (r#"{"id":"#, "}")] {
@@ -399,7 +399,7 @@ fn depth_beside_the_way_costs_nothing_and_on_the_way_is_refused() {
 }
 
 #[test]
-fn a_long_json_string_is_an_id_too() {
+fn json_reads_long_strings() {
     let long = "k".repeat(1 << 20);
     let body = format!(r#"{{"x":"{long}","id":"{long}"}}"#);
     assert_eq!(read(&key::json("/id"), with_body(body)), id(&sha256(long.as_bytes())));
@@ -408,7 +408,7 @@ fn a_long_json_string_is_an_id_too() {
 // Digests and closures
 
 #[test]
-fn a_body_digest_is_over_the_raw_bytes() {
+fn body_digest_is_over_the_raw_bytes() {
     let part = key::body_digest();
     // FIPS 180-4, the one-block example.
     let abc = "body_ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -420,7 +420,7 @@ fn a_body_digest_is_over_the_raw_bytes() {
 }
 
 #[test]
-fn a_closure_reads_whatever_it_likes_by_the_same_rules() {
+fn from_fn_follows_the_rules_of_every_part() {
     let part = key::from_fn(|request| {
         if request.method() == http::Method::PUT {
             return Err(KeyError::new(KeyErrorKind::Rejected, "the method"));
@@ -450,7 +450,7 @@ fn letters(values: &[(&str, &str)]) -> Request<&'static str> {
 }
 
 #[test]
-fn and_is_missing_if_any_part_is_and_malformed_if_any_part_is() {
+fn and_is_missing_or_malformed_if_any_part_is() {
     let part = key::header("a").and(key::header("b")).and(key::header("c"));
     assert_eq!(read(&part, letters(&[("a", "1"), ("b", "2"), ("c", "3")])), id("1|2|3"));
     assert_eq!(read(&part, letters(&[("c", "3"), ("b", "2"), ("a", "1")])), id("1|2|3"));
@@ -463,7 +463,7 @@ fn and_is_missing_if_any_part_is_and_malformed_if_any_part_is() {
 }
 
 #[test]
-fn the_separator_and_the_escape_are_escaped_inside_a_part() {
+fn and_escapes_separator_and_escape_inside_a_part() {
     let part = key::header("a").and(key::header("b"));
     for ((a, b), expected) in [
         (("x|y", "z"), "x%7Cy|z"),
@@ -477,7 +477,7 @@ fn the_separator_and_the_escape_are_escaped_inside_a_part() {
 }
 
 #[test]
-fn a_composition_within_a_composition_is_one_part_of_it() {
+fn and_takes_a_nested_and_as_one_part() {
     let all = letters(&[("a", "1"), ("b", "2"), ("c", "3")]);
     let [a, b, c] = ["a", "b", "c"].map(key::header);
     let flat = a.clone().and(b.clone()).and(c.clone());
@@ -487,28 +487,28 @@ fn a_composition_within_a_composition_is_one_part_of_it() {
 }
 
 #[test]
-fn or_takes_the_first_that_is_present_and_passes_over_nothing_malformed() {
+fn or_returns_the_first_value_and_never_skips_a_malformed_one() {
     let part = key::header("a").or(key::header("b")).or(key::header("c"));
     assert_eq!(read(&part, letters(&[("a", "1"), ("b", "2")])), id("1"));
     assert_eq!(read(&part, letters(&[("c", "3"), ("b", "2")])), id("2"));
     assert_eq!(read(&part, letters(&[("c", "3")])), id("3"));
     assert_eq!(read(&part, letters(&[])), MISSING);
     assert_eq!(read(&part, letters(&[("a", ""), ("b", "2")])), Err(Empty));
-    // Behind the first it is not looked at.
+    // Parts after the first value are not read.
     assert_eq!(read(&part, letters(&[("a", "1"), ("b", "")])), id("1"));
-    // Of a composition, all must be there.
+    // An alternative that is an `and` needs all its parts.
     let either = key::header("a").and(key::header("b")).or(key::header("c"));
     assert_eq!(read(&either, letters(&[("a", "1"), ("c", "3")])), id("3"));
 }
 
 #[test]
-fn an_optional_part_is_empty_where_it_is_missing() {
+fn optional_makes_a_missing_part_empty() {
     let part = key::header("a").optional().and(key::header("b")).and(key::header("c").optional());
     assert_eq!(read(&part, letters(&[("a", "1"), ("b", "2"), ("c", "3")])), id("1|2|3"));
     assert_eq!(read(&part, letters(&[("b", "2")])), id("|2|"));
     assert_eq!(read(&part, letters(&[("a", "1"), ("c", "3")])), MISSING);
     assert_eq!(read(&part, letters(&[("b", "2"), ("c", " ")])), Err(Empty));
-    // An id is never empty, nor made of separators only.
+    // An id is never empty, and never consists of separators only.
     let alone = key::header("a").optional();
     assert_eq!(read(&alone, letters(&[])), MISSING);
     let nothing = key::header("a").optional().and(key::header("b").optional());
@@ -520,7 +520,7 @@ fn an_optional_part_is_empty_where_it_is_missing() {
 
 #[test]
 fn no_two_lists_of_two_or_three_parts_share_an_id() {
-    // What the encoding is made of, in every combination.
+    // All combinations of the characters that the encoding uses.
     let atoms =
         ["|", "%", "%7C", "%25", "%257C", "||", "a", "a|"].map(|atom| Some(atom.to_owned()));
     let atoms: Vec<_> = atoms.into_iter().chain([None]).collect();
@@ -591,7 +591,7 @@ fn one_id_in_two_namespaces_is_two_keys() {
 }
 
 #[test]
-fn a_second_identity_lives_in_a_namespace_below() {
+fn second_identity_has_a_namespace_below_that_of_the_key() {
     let extractor = key::header("a").namespace("acme").second_identity("object", key::header("b"));
     let both = || letters(&[("a", "1"), ("b", "2")]);
     let event = |first: &str, second: &str| {
@@ -600,22 +600,22 @@ fn a_second_identity_lives_in_a_namespace_below() {
         Extracted::Keys(event.into())
     };
     assert_eq!(extract(&extractor, both()), event("acme", "acme.object"));
-    // It moves along, from a namespace with a dot as well.
+    // It moves with the key, also from a namespace with a dot.
     let moved = extractor.clone().namespace("acme.eu");
     assert_eq!(extract(&moved, both()), event("acme.eu", "acme.eu.object"));
     assert_eq!(extract(&moved.namespace("x"), both()), event("x", "x.object"));
-    // Without its value there is one identity; without the first there is none.
+    // Without its value the event has one identity; without the key it has none.
     let one = Extracted::Keys(Keys::one(dedup_key("acme", "1")));
     assert_eq!(extract(&extractor, letters(&[("a", "1")])), one);
     assert_eq!(extract(&extractor, letters(&[("b", "2")])), Extracted::Missing);
-    // Malformed is malformed.
+    // A malformed second identity makes the delivery malformed.
     let (head, body) = letters(&[("a", "1"), ("b", "")]).into_parts();
     let error = extractor.extract(&RequestRef::new(&head, &Bytes::from(body))).unwrap_err();
     assert_eq!(error.kind(), Empty);
 }
 
 #[test]
-fn the_namespace_of_a_second_identity_fits_too() {
+fn second_identity_refuses_a_namespace_that_is_too_long() {
     let extractor =
         |label: &str| key::header("a").namespace("acme").second_identity(label, key::header("b"));
     for label in ["", "a.b", "a\nb", &"l".repeat(60)] {
@@ -664,7 +664,7 @@ fn namespace_by_without_a_value_is_malformed() {
 }
 
 #[test]
-fn namespace_by_leaves_room_for_its_value() {
+fn namespace_by_refuses_a_namespace_without_room_for_a_value() {
     let scoped =
         |len: usize| panics(|| key::header("a").namespace(&"n".repeat(len)).namespace_by(|_| None));
     assert!(!scoped(47) && scoped(48));
@@ -674,7 +674,7 @@ fn namespace_by_leaves_room_for_its_value() {
 }
 
 #[test]
-fn a_bypass_wins_over_a_key_and_over_a_malformed_one() {
+fn bypass_when_precedes_keys_and_malformed_keys() {
     let extractor = key::header("a")
         .namespace("acme")
         .bypass_when(|request| request.headers().contains_key("x-ping"))
@@ -691,7 +691,7 @@ fn a_bypass_wins_over_a_key_and_over_a_malformed_one() {
 }
 
 #[test]
-fn keys_say_where_they_were_read_and_never_what() {
+fn errors_and_debug_name_the_place_and_never_the_value() {
     let (head, body) = with_headers(&[b"secret-1", b"secret-2"]).into_parts();
     let body = Bytes::from(body);
     let request = RequestRef::new(&head, &body);
@@ -702,19 +702,19 @@ fn keys_say_where_they_were_read_and_never_what() {
 
     let (head, ()) = Request::post("/?id=%00").body(()).unwrap().into_parts();
     let body = Bytes::from_static(br#"{"id":"\u0000"}"#);
-    for (part, said) in [
+    for (part, text) in [
         (key::json("/id"), "JSON value /id holds a NUL"),
         (key::query("id"), "query parameter id holds a NUL"),
         (key::from_fn(|_| Ok(Some("\0".to_owned()))), "the extracted value holds a NUL"),
     ] {
         let error = part.namespace("n").extract(&RequestRef::new(&head, &body)).unwrap_err();
-        assert_eq!(error.to_string(), said);
+        assert_eq!(error.to_string(), text);
     }
 }
 
-// What the layer makes of it
+// Answers of the layer
 
-/// A handler behind a layer, counting its runs, and the store that the layer writes to.
+/// A handler behind a layer, its number of runs, and the layer's store.
 struct Bench {
     layer: DedupLayer<tower_dedup::ledger::Lease<Arc<dyn DynAdapter>>>,
     store: Arc<dyn DynAdapter>,
@@ -728,7 +728,7 @@ impl Bench {
         Self { layer, store, runs: Arc::default() }
     }
 
-    /// How the request was answered: its status, and why if the layer did it.
+    /// Sends a request. Returns the status and, if the layer answered, its result.
     async fn send(&self, request: Request<&'static str>) -> (StatusCode, Option<String>) {
         let runs = Arc::clone(&self.runs);
         let handler = service_fn(move |request: Request<Full<Bytes>>| {
@@ -756,12 +756,12 @@ impl Bench {
     }
 }
 
-/// The handler saw a `Delivery`.
+/// The response of a handler that got a `Delivery`.
 fn ran() -> (StatusCode, Option<String>) {
     (StatusCode::CREATED, None)
 }
 
-/// The handler ran without one.
+/// The response of a handler that got none.
 fn ran_unprotected() -> (StatusCode, Option<String>) {
     (StatusCode::ACCEPTED, None)
 }
@@ -775,7 +775,7 @@ fn invalid() -> (StatusCode, Option<String>) {
 }
 
 #[tokio::test]
-async fn a_malformed_key_is_answered_400_and_nothing_is_recorded() {
+async fn a_malformed_key_is_400_and_claims_nothing() {
     for (part, request) in [
         (key::header("x-id"), with_headers(&[b"a", b"b"])),
         (key::header("x-id"), with_headers(&[b""])),
@@ -787,7 +787,7 @@ async fn a_malformed_key_is_answered_400_and_nothing_is_recorded() {
         (key::json("/id"), with_body(r#"{"id":"a","id":"b"}"#)),
         (key::json("/id"), with_body("{")),
     ] {
-        // A policy for missing keys is none for malformed ones.
+        // The policy for missing keys does not apply to malformed keys.
         for policy in [OnMissingKey::Reject, OnMissingKey::PassThrough, OnMissingKey::BodyDigest] {
             let mut bench = Bench::new(part.clone().namespace("n"));
             bench.layer = bench.layer.on_missing_key(policy);
@@ -798,14 +798,14 @@ async fn a_malformed_key_is_answered_400_and_nothing_is_recorded() {
 }
 
 #[tokio::test]
-async fn a_missing_key_is_answered_400_by_default() {
+async fn a_missing_key_is_400_by_default() {
     let bench = Bench::new(key::header("x-id").namespace("n"));
     assert_eq!(bench.send(with_body("abc")).await, invalid());
     assert_eq!((bench.runs(), bench.stored().await), (0, 0));
 }
 
 #[tokio::test]
-async fn a_missing_key_can_be_let_through() {
+async fn a_missing_key_reaches_the_handler_under_pass_through() {
     let mut bench = Bench::new(key::header("x-id").namespace("n"));
     bench.layer = bench.layer.on_missing_key(OnMissingKey::PassThrough);
     for _ in 0..2 {
@@ -815,7 +815,7 @@ async fn a_missing_key_can_be_let_through() {
 }
 
 #[tokio::test]
-async fn a_missing_key_can_be_replaced_by_a_digest_of_the_body() {
+async fn a_missing_key_is_replaced_by_the_body_digest_under_body_digest() {
     let mut bench = Bench::new(key::header("x-id").namespace("n"));
     bench.layer = bench.layer.on_missing_key(OnMissingKey::BodyDigest);
     assert_eq!(bench.send(with_body("abc")).await, ran());
@@ -825,7 +825,7 @@ async fn a_missing_key_can_be_replaced_by_a_digest_of_the_body() {
     assert!(bench.store.get(&abc).await.unwrap().is_some());
 }
 
-/// The second delivery without a key and without a body would be taken for the first.
+/// Otherwise the second delivery without key and body would be a duplicate of the first.
 #[tokio::test]
 async fn body_digest_of_an_empty_body_is_a_missing_key() {
     let mut bench = Bench::new(key::header("x-id").namespace("n"));
@@ -849,7 +849,7 @@ async fn a_bypassed_request_always_reaches_the_handler() {
     let ping = || with_headers(&[b"1"]).map(|_| "ping");
     assert_eq!(bench.send(ping()).await, ran_unprotected());
     assert_eq!(bench.send(ping()).await, ran_unprotected());
-    // It has burnt no id.
+    // The bypassed requests have claimed no key.
     assert_eq!(bench.send(with_headers(&[b"1"])).await, ran());
     assert_eq!(bench.stored().await, 1);
 }
@@ -864,12 +864,12 @@ async fn a_delivery_is_a_duplicate_if_either_identity_is_complete() {
     assert_eq!(bench.send(letters(&[("a", "9"), ("b", "2")])).await, duplicate());
     assert_eq!(bench.send(letters(&[("a", "1"), ("b", "9")])).await, duplicate());
     assert_eq!(bench.send(letters(&[("a", "1")])).await, duplicate());
-    // The namespaces of both differ: an id is not taken for the other's.
+    // The namespaces differ, so a key never equals a second identity.
     assert_eq!(bench.send(letters(&[("a", "2"), ("b", "1")])).await, ran());
 }
 
 #[tokio::test]
-async fn namespaces_share_a_store_and_nothing_else() {
+async fn equal_ids_in_two_namespaces_are_two_events() {
     let bench = Bench::new(key::header("x-id").namespace("one"));
     let other = DedupLayer::new(key::header("x-id").namespace("two"), Arc::clone(&bench.store));
     let other = Bench { layer: other, store: Arc::clone(&bench.store), runs: Arc::default() };
@@ -879,7 +879,7 @@ async fn namespaces_share_a_store_and_nothing_else() {
     assert_eq!(bench.stored().await, 2);
 }
 
-/// One event per line.
+/// Reads one event from each line.
 fn lines() -> KeyExtractor {
     KeyExtractor::from_fn("lines", |request| {
         let body = std::str::from_utf8(request.body())
@@ -892,13 +892,13 @@ fn lines() -> KeyExtractor {
 }
 
 #[tokio::test]
-async fn a_closure_gives_a_batch_of_keys() {
+async fn from_fn_can_return_several_events() {
     let bench = Bench::new(lines());
     assert_eq!(bench.send(with_body("1\n2\n3")).await, ran());
     assert_eq!(bench.stored().await, 3);
     assert_eq!(bench.send(with_body("2")).await, duplicate());
     assert_eq!(bench.send(with_body("3\n1")).await, duplicate());
-    // A batch with one new event runs.
+    // A delivery with one new event runs.
     assert_eq!(bench.send(with_body("3\n4")).await, ran());
     assert_eq!(bench.send(with_body("")).await, invalid());
     assert_eq!(bench.send(with_body("5\n\n6")).await, invalid());
@@ -906,7 +906,7 @@ async fn a_closure_gives_a_batch_of_keys() {
 }
 
 #[tokio::test]
-async fn more_keys_than_allowed_are_refused() {
+async fn more_keys_than_max_keys_are_400() {
     let mut bench = Bench::new(lines());
     bench.layer = bench.layer.max_keys(2);
     assert_eq!(bench.send(with_body("1\n2")).await, ran());
@@ -921,12 +921,12 @@ async fn more_keys_than_allowed_are_refused() {
 
 // Properties
 
-/// The parts of a composite id: the encoding backwards.
+/// Decodes a composed id into its parts.
 fn decode(id: &str) -> Vec<String> {
     id.split('|').map(|part| part.replace("%7C", "|").replace("%25", "%")).collect()
 }
 
-/// A composition whose parts answer these values.
+/// Composes parts with these values.
 fn compose(parts: &[Option<String>]) -> KeyPart {
     parts
         .iter()
@@ -936,7 +936,7 @@ fn compose(parts: &[Option<String>]) -> KeyPart {
         .unwrap()
 }
 
-/// Rich in what the encoding is made of.
+/// Values with many of the characters that the encoding uses.
 fn part() -> impl Strategy<Value = Option<String>> {
     prop_oneof![
         4 => "[%|257Cc]{1,6}".prop_map(Some),
@@ -947,7 +947,7 @@ fn part() -> impl Strategy<Value = Option<String>> {
 
 fn parts() -> impl Strategy<Value = Vec<Option<String>>> {
     prop::collection::vec(part(), 2..6)
-        .prop_filter("at least one is there", |parts| parts.iter().any(Option::is_some))
+        .prop_filter("at least one part is present", |parts| parts.iter().any(Option::is_some))
 }
 
 /// A value as a client might send it in a header.
@@ -962,11 +962,11 @@ fn header_bytes() -> impl Strategy<Value = Vec<u8>> {
 fn body_bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..200),
-        // Like JSON, and mostly not.
+        // Almost JSON.
         r#"[{}\[\]":,a-z0-9.eE+\\ u-]{0,80}"#.prop_map(String::into_bytes),
         r#"\{"id":("[^"]{0,10}"|[0-9.eE+-]{1,12}|\[\]|\{\}|null|true)(,"id":1)?\}?"#
             .prop_map(String::into_bytes),
-        // Like a form.
+        // Almost a form.
         "(id|a|%69d)=[%a-f0-9+&=;]{0,20}(&id=[a-z%0-9]{0,9})?".prop_map(String::into_bytes),
     ]
 }
@@ -989,8 +989,8 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-/// What a pointer names, by a parser that builds a tree.
-fn by_tree(tree: &serde_json::Value, pointer: &str) -> Answer {
+/// Reads the id at a pointer with a parser that builds a tree.
+fn by_tree(tree: &serde_json::Value, pointer: &str) -> Found {
     match tree.pointer(pointer) {
         None | Some(serde_json::Value::Null) => MISSING,
         Some(serde_json::Value::Bool(value)) => id(&value.to_string()),
@@ -1003,7 +1003,7 @@ fn by_tree(tree: &serde_json::Value, pointer: &str) -> Answer {
     }
 }
 
-/// An extractor of every kind, and some compositions.
+/// Extractors of every kind, and some compositions.
 fn every_kind() -> Vec<KeyExtractor> {
     let [header, json, form, query] =
         [key::header("x-id"), key::json("/id"), key::form("id"), key::query("id")];
@@ -1027,10 +1027,10 @@ fn every_kind() -> Vec<KeyExtractor> {
 
 proptest! {
     #[test]
-    fn a_composite_id_can_be_taken_apart_again(parts in parts()) {
+    fn a_composed_id_decodes_to_its_parts(parts in parts()) {
         let stored = read(&compose(&parts), with_body("")).unwrap().unwrap();
         let plain: Vec<String> = parts.into_iter().map(Option::unwrap_or_default).collect();
-        // The longest list here is far below the length at which ids are hashed.
+        // The longest list here is shorter than the ids that are hashed.
         prop_assert_eq!(decode(&stored), plain);
     }
 
@@ -1062,7 +1062,7 @@ proptest! {
     }
 
     #[test]
-    fn json_values_are_those_of_a_parser_that_builds_a_tree(tree in json_value()) {
+    fn json_agrees_with_a_parser_that_builds_a_tree(tree in json_value()) {
         let body = tree.to_string();
         for pointer in ["", "/id", "/a", "/0", "/1", "/id/id", "/a/0", "/0/id", "/id/a/0"] {
             let read = read(&key::json(pointer), with_body(body.clone()));
@@ -1071,7 +1071,7 @@ proptest! {
     }
 
     #[test]
-    fn no_request_makes_an_extractor_panic_or_change_its_mind(
+    fn extract_never_panics_and_returns_the_same_twice(
         headers in prop::collection::vec(header_bytes(), 0..3),
         content_type in prop::option::of(prop_oneof![Just(FORM.as_bytes().to_vec()), header_bytes()]),
         query in "[a-z0-9%&=+;?/]{0,30}",
@@ -1079,7 +1079,7 @@ proptest! {
     ) {
         let mut request = Request::post(format!("/hook?id={query}")).body(body).unwrap();
         for value in headers {
-            // What is no header value never arrives.
+            // Servers refuse other values.
             if let Ok(value) = HeaderValue::from_bytes(&value) {
                 request.headers_mut().append("x-id", value);
             }

@@ -1,4 +1,4 @@
-//! What a preset says beside its key.
+//! The facts of a preset beside its key.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::cases::Outcome::Bypass;
 use crate::cases::{self, Case, outcome};
 
 #[test]
-fn what_a_preset_says_beside_its_key_is_pinned() {
+fn floors_retries_and_signed_ids_are_pinned() {
     use Retries::{Automatic, ConnectionFailure, Never, Undocumented};
 
     const HOUR: u64 = 3_600;
@@ -62,7 +62,7 @@ fn only_twilio_delivers_by_get() {
 }
 
 #[test]
-fn names_and_aliases_are_found_and_are_nobody_elses() {
+fn names_and_aliases_are_found_and_unique() {
     let mut names = BTreeSet::new();
     for preset in provider::ALL {
         for name in [&[preset.name()], preset.aliases()].concat() {
