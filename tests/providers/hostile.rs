@@ -244,7 +244,7 @@ fn a_long_part_in_many_ids_is_too_many() {
 #[test]
 fn events_carry_their_own_bytes_unless_these_change_on_a_retry() {
     for preset in provider::ALL.iter().filter(|preset| preset.is_multi_event()) {
-        let mut batches = 0;
+        let mut payloads = 0;
         for case in cases::of(*preset) {
             let (head, body) = case.parts();
             let extracted = preset.extractor().extract(&RequestRef::new(&head, &body));
@@ -255,11 +255,11 @@ fn events_carry_their_own_bytes_unless_these_change_on_a_retry() {
                     assert!(!keys.is_multi_event() || preset.name() == "hubspot", "{}", case.name);
                     continue;
                 };
-                batches += 1;
+                payloads += 1;
                 let payload = payload.as_ptr_range();
                 assert!(within.start <= payload.start && payload.end <= within.end, "a copy");
             }
         }
-        assert_eq!(batches == 0, preset.name() == "hubspot", "{preset:?}");
+        assert_eq!(payloads == 0, preset.name() == "hubspot", "{preset:?}");
     }
 }

@@ -126,11 +126,11 @@ proptest! {
             .iter()
             .map(|(a, b)| serde_json::json!({ "a": a, "b": b }))
             .collect();
-        let events =
+        let each =
             key::each("/list", key::json("/a").and(key::json("/b").optional())).namespace("n");
         let body = Bytes::from(serde_json::json!({ "list": list }).to_string());
         let (head, ()) = Request::post("/").body(()).unwrap().into_parts();
-        let Ok(Extracted::Keys(keys)) = events.extract(&RequestRef::new(&head, &body)) else {
+        let Ok(Extracted::Keys(keys)) = each.extract(&RequestRef::new(&head, &body)) else {
             panic!("no keys");
         };
         let keys = keys.events();
@@ -142,7 +142,7 @@ proptest! {
             // Each event alone has the same key as in the list.
             let alone = serde_json::json!({ "list": [{ "a": one.0, "b": one.1 }] }).to_string();
             let alone = Bytes::from(alone);
-            let Ok(Extracted::Keys(alone)) = events.extract(&RequestRef::new(&head, &alone)) else {
+            let Ok(Extracted::Keys(alone)) = each.extract(&RequestRef::new(&head, &alone)) else {
                 panic!("no key");
             };
             prop_assert_eq!(alone.first(), of_one.key());
