@@ -44,7 +44,7 @@
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
 //! | `payload mismatch` | warn | the event was handled with another payload |
-//! | `response not kept` | warn | duplicates of this event get an empty response |
+//! | `response not stored` | warn | duplicates of this event get an empty response |
 //! | `completed in the background` | info | a store call succeeded after its delivery had ended |
 //! | `gave up in the background` | error | such a call never succeeded |
 //! | `purged` | debug | expired keys were deleted |
@@ -68,7 +68,7 @@
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers that ran although the store did not reply |
 //! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than their event |
 //! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
-//! | `tower_dedup_responses_not_kept_total` | counter | `namespace` | responses that were to be stored and cannot be |
+//! | `tower_dedup_responses_not_stored_total` | counter | `namespace` | responses that were to be stored and cannot be |
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery; `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
@@ -414,14 +414,14 @@ pub(crate) fn mismatch(key: &DedupKey) {
 }
 
 /// Reports that a handler's response cannot be stored.
-pub(crate) fn response_not_kept(key: &DedupKey, why: &'static str) {
-    count("tower_dedup_responses_not_kept_total", key);
-    log!(WARN, key, why, "response not kept: duplicates of this event get an empty response");
+pub(crate) fn response_not_stored(key: &DedupKey, why: &'static str) {
+    count("tower_dedup_responses_not_stored_total", key);
+    log!(WARN, key, why, "response not stored: duplicates of this event get an empty response");
 }
 
 /// Reports that the events which a failed handler marked as done may not be committed.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn not_kept(key: &DedupKey, error: &Error) {
+pub(crate) fn marks_not_committed(key: &DedupKey, error: &Error) {
     log!(
         WARN,
         key,

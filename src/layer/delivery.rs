@@ -396,12 +396,12 @@ async fn kept<ResBody: Body<Data = Bytes>>(
                 (body, Some(Arc::new(stored)))
             }
             Err(why) => {
-                observe::response_not_kept(key, why);
+                observe::response_not_stored(key, why);
                 (body, None)
             }
         },
         Buffered::Not(why, body) => {
-            observe::response_not_kept(key, why);
+            observe::response_not_stored(key, why);
             (body, None)
         }
     };

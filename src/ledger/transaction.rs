@@ -223,7 +223,7 @@ impl<A: TransactionAdapter> OpenDelivery<A> {
             let sound = self.adapter.mark(&mut transaction, marks.asked + 1, None);
             if let Err(error) = sound.await {
                 if let Err(error) = self.keep_marked(transaction, marks).await {
-                    observe::not_kept(self.delivery.key(), &error);
+                    observe::marks_not_committed(self.delivery.key(), &error);
                 }
                 return Err(error);
             }
@@ -240,7 +240,7 @@ impl<A: TransactionAdapter> OpenDelivery<A> {
         let ended = Box::pin(self.keep_marked(transaction, marks));
         let ended = bounded("rollback", self.bound, ended).await;
         if let (Err(error), true) = (&ended, marks.asked > 0) {
-            observe::not_kept(self.delivery.key(), error);
+            observe::marks_not_committed(self.delivery.key(), error);
         }
         ended
     }

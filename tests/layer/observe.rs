@@ -248,9 +248,9 @@ fn mismatches_and_responses_that_are_not_kept_are_told() {
             send(&layer.layer(handler.service()), event).await.status().as_u16()
         };
         assert_eq!(deliver(&reporting, "one").await, 200);
-        let not_kept = "response not kept: duplicates of this event are answered without it";
-        assert_eq!(log.last(not_kept)["why"], "its body is too long");
-        assert_eq!(log.last(not_kept)["id"], crate::support::dedup_key("a").log_id());
+        let not_stored = "response not stored: duplicates of this event get an empty response";
+        assert_eq!(log.last(not_stored)["why"], "its body is too long");
+        assert_eq!(log.last(not_stored)["id"], crate::support::dedup_key("a").log_id());
         let differs = "payload mismatch: this event was handled with another payload";
         assert!(log.all(differs).is_empty());
         assert_eq!(deliver(&reporting, "two").await, 200);
@@ -269,7 +269,7 @@ fn mismatches_and_responses_that_are_not_kept_are_told() {
             sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
         };
         assert_eq!(count("tower_dedup_mismatches_total", &["test"]), 2.0);
-        assert_eq!(count("tower_dedup_responses_not_kept_total", &["test"]), 1.0);
+        assert_eq!(count("tower_dedup_responses_not_stored_total", &["test"]), 1.0);
         assert_eq!(count("tower_dedup_deliveries_total", &["test", "mismatch"]), 2.0);
         assert_eq!(count("tower_dedup_store_duration_seconds", &["recall", "ok"]), 2.0);
     });
