@@ -11,24 +11,6 @@ pub(super) const MINUTE: u64 = 60;
 pub(super) const HOUR: u64 = 60 * MINUTE;
 pub(super) const DAY: u64 = 24 * HOUR;
 
-/// A preset states what differs from these defaults.
-pub(super) const DEFAULTS: Preset = Preset {
-    name: "",
-    title: "",
-    aliases: &[],
-    key: "",
-    rule: Rule::Part(key::body_digest),
-    handshake: None,
-    methods: &[Method::POST],
-    floor: Floor(0, ""),
-    retries: Retries::Automatic,
-    how: "",
-    signed_id: false,
-    answer_matters: false,
-    source: "",
-    unverified: "",
-};
-
 /// The facts about one sender: its key, and what else deduplication depends on.
 #[derive(Clone, Copy)]
 pub struct Preset {
@@ -47,6 +29,24 @@ pub struct Preset {
     pub(super) source: &'static str,
     pub(super) unverified: &'static str,
 }
+
+/// A preset states what differs from these defaults.
+pub(super) const DEFAULTS: Preset = Preset {
+    name: "",
+    title: "",
+    aliases: &[],
+    key: "",
+    rule: Rule::Part(key::body_digest),
+    handshake: None,
+    methods: &[Method::POST],
+    floor: Floor(0, ""),
+    retries: Retries::Automatic,
+    how: "",
+    signed_id: false,
+    answer_matters: false,
+    source: "",
+    unverified: "",
+};
 
 /// How the key is read.
 #[derive(Clone, Copy)]
