@@ -200,7 +200,8 @@ impl Delivery {
     pub fn mark_done(&self, key: &DedupKey) -> bool {
         let marks = self.0.protection != Protection::Transactional && self.runs(key);
         if marks {
-            self.marked().insert(key.clone());
+            let mut done = self.marked();
+            done.insert(key.clone());
         }
         marks
     }

@@ -28,7 +28,7 @@ pub(super) fn media_type(request: &RequestRef<'_>) -> String {
     String::from_utf8_lossy(essence.trim_ascii()).to_ascii_lowercase()
 }
 
-/// Reads `source` and `id` of a JSON CloudEvent, because an id is unique within its source only.
+/// Reads `source` and `id` of an event in JSON, because an id is unique within its source only.
 pub(super) fn cloud_event() -> KeyPart {
     key::json("/source").and(key::json("/id"))
 }

@@ -92,8 +92,8 @@ fn cloud_events() -> Reader {
     })
 }
 
-/// Reads an attribute of a CloudEvent from a header: unquoted, then percent-decoded once (HTTP
-/// protocol binding 1.0.2, section 3.1.3.2).
+/// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol
+/// binding 1.0.2, section 3.1.3.2).
 fn attribute(name: &'static str) -> KeyPart {
     let header = key::header(name);
     key::from_fn(move |request| {
