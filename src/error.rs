@@ -290,6 +290,8 @@ pub enum ConfigError {
     InvalidDuplicateStatus,
     /// A header that belongs to one client, one connection or one moment cannot be replayed.
     InvalidReplayHeader,
+    /// The adapter lacks an ability that this layer needs: leases, or stored data.
+    UnsupportedByAdapter(&'static str),
     /// The store URL cannot be parsed. The error does not contain the URL, which may hold a password.
     InvalidUrl,
     /// The Postgres URL or `PGHOST` names several hosts, and `sqlx` connects to one host only. Give
@@ -322,6 +324,7 @@ impl fmt::Display for ConfigError {
             }
             Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
             Self::InvalidDuplicateStatus => f.write_str("the status for duplicates must be 2xx"),
+            Self::UnsupportedByAdapter(what) => write!(f, "the adapter does not support {what}"),
             Self::InvalidUrl => f.write_str("the store URL cannot be parsed"),
             Self::SeveralHosts => f.write_str(
                 "the store URL names several hosts: give one address that leads to the primary",
