@@ -62,7 +62,7 @@
 //! | `tower_dedup_deliveries_total` | counter | `namespace`, `outcome` | deliveries by outcome, as above |
 //! | `tower_dedup_running` | gauge | `namespace` | deliveries that have begun and not ended |
 //! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | the time from the head of the request to the head of the response |
-//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `record`, `unrecord`; `claim`, `renew`, `complete`, `release`; `recall`; `begin`, `give_back`, `mark`, `commit`, `rollback` of transactions. `result` is `ok` or the kind of the error |
+//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `claim`, `renew`, `complete`, `release`; in transactions `begin`, `release_in`, `savepoint`, `commit`, `rollback`. `result` is `ok` or the kind of the error |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that lost their lease |
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers that ran although the store did not reply |
@@ -385,7 +385,7 @@ pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<
                 )
             };
         }
-        duration!("record" "claim" "complete" "release" "begin" "commit").record(took);
+        duration!("claim" "complete" "release" "begin" "commit").record(took);
     }
 }
 

@@ -30,6 +30,7 @@
 //! # });
 //! ```
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,21 +49,20 @@ const FIRST_WITHIN: Duration = Duration::from_secs(60);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Deletes expired keys from a store, at an interval.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "a purger does nothing until it is spawned"]
-pub struct Purger<A> {
-    adapter: A,
+pub struct Purger {
+    round: Round,
     every: Duration,
-    keys_per_statement: u32,
-    timeout: Duration,
 }
 
-impl<A: MaintenanceAdapter> Purger<A> {
+impl Purger {
     /// Makes a purger that deletes 1,000 keys in a statement, every ten minutes. A statement may
     /// take 30 seconds.
-    pub fn new(adapter: A) -> Self {
-        let (every, timeout) = (Duration::from_secs(600), Duration::from_secs(30));
-        Self { adapter, every, keys_per_statement: 1_000, timeout }
+    pub fn new(adapter: impl MaintenanceAdapter) -> Self {
+        let (adapter, timeout) = (Arc::new(adapter), Duration::from_secs(30));
+        let round = Round { adapter, keys_per_statement: 1_000, timeout };
+        Self { round, every: Duration::from_secs(600) }
     }
 
     /// Sets the pause between two rounds, from a millisecond to a year.
@@ -74,13 +74,13 @@ impl<A: MaintenanceAdapter> Purger<A> {
     /// Sets how many keys one statement deletes at most, at least one. A statement with fewer keys
     /// holds its locks for a shorter time.
     pub fn keys_per_statement(mut self, keys: u32) -> Self {
-        self.keys_per_statement = keys.max(1);
+        self.round.keys_per_statement = keys.max(1);
         self
     }
 
     /// Sets how long one statement may take before its round fails.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.round.timeout = timeout;
         self
     }
 
@@ -92,9 +92,7 @@ impl<A: MaintenanceAdapter> Purger<A> {
     pub fn spawn(self) -> PurgerHandle {
         let stop = CancellationToken::new();
         let token = stop.clone();
-        let (every, adapter) = (self.every, Arc::new(self.adapter));
-        let keys = self.keys_per_statement;
-        let round = Round { adapter, keys_per_statement: keys, timeout: self.timeout };
+        let Self { round, every } = self;
         let task = tokio::spawn(async move {
             let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.0..=1.0));
             let mut retry = FIRST_RETRY;
@@ -118,20 +116,21 @@ impl<A: MaintenanceAdapter> Purger<A> {
     }
 }
 
+impl fmt::Debug for Purger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Purger").field("every", &self.every).finish_non_exhaustive()
+    }
+}
+
 /// One round of a purger.
-struct Round<A> {
-    adapter: Arc<A>,
+#[derive(Clone)]
+struct Round {
+    adapter: Arc<dyn MaintenanceAdapter>,
     keys_per_statement: u32,
     timeout: Duration,
 }
 
-impl<A> Clone for Round<A> {
-    fn clone(&self) -> Self {
-        Self { adapter: Arc::clone(&self.adapter), ..*self }
-    }
-}
-
-impl<A: MaintenanceAdapter> Round<A> {
+impl Round {
     /// Deletes until a portion is not full. A stop waits for the current portion.
     async fn run(self, stop: CancellationToken) -> Result<(), Error> {
         loop {

@@ -72,7 +72,7 @@ impl MaintenanceAdapter for Scripted {
     async fn close(&self) {}
 }
 
-fn purger(store: &Arc<Scripted>) -> Purger<Arc<Scripted>> {
+fn purger(store: &Arc<Scripted>) -> Purger {
     Purger::new(Arc::clone(store)).every(INTERVAL).keys_per_statement(100)
 }
 
