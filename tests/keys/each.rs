@@ -39,7 +39,7 @@ fn events() -> KeyExtractor {
 }
 
 #[test]
-fn each_reads_the_part_once_per_event_in_order() {
+fn part_is_read_once_for_every_item_in_the_order_of_the_request() {
     let body = r#"{"id": "not this", "events": [{"id": "b"}, {"id": 7}, {"id": "a"}]}"#;
     assert_eq!(ids(&events(), body), ["b", "7", "a"]);
     let whole = key::each("", key::json("")).namespace("acme");
@@ -47,7 +47,7 @@ fn each_reads_the_part_once_per_event_in_order() {
 }
 
 #[test]
-fn each_gives_the_part_the_head_of_the_delivery_and_the_body_of_the_event() {
+fn head_of_an_event_is_that_of_the_delivery_and_its_body_is_its_item() {
     let part = key::header("x-shop").and(key::json("/id").optional()).and(key::body_digest());
     let extractor = key::each("/events", part).namespace("acme");
     let [first, second] = &ids(&extractor, r#"{"events":[ {"id" : 1} ,{}]}"#)[..] else {
@@ -81,7 +81,7 @@ fn each_composes_parts_of_the_head() {
 }
 
 #[test]
-fn a_star_names_the_arrays_of_every_item_on_the_way() {
+fn star_names_the_arrays_of_every_item_on_the_way() {
     let extractor = key::each("/entry/*/changes/*/messages", key::json("/id")).namespace("acme");
     let body = r#"{"entry": [
         {"changes": [{"messages": [{"id": 1}, {"id": 2}]}, {"messages": []}]},
@@ -92,7 +92,7 @@ fn a_star_names_the_arrays_of_every_item_on_the_way() {
 }
 
 #[test]
-fn payloads_are_slices_of_the_body_unless_without_payload() {
+fn event_payloads_are_slices_of_the_body_unless_they_change_on_a_retry() {
     let body = r#"{"events":[ {"id":1} , {"id":2} ]}"#;
     let payloads = |keys: &Keys| -> Vec<Option<Bytes>> {
         keys.events().iter().map(|event| event.payload().cloned()).collect()
@@ -107,7 +107,7 @@ fn payloads_are_slices_of_the_body_unless_without_payload() {
 }
 
 #[test]
-fn an_empty_list_is_bypassed_and_no_array_is_missing() {
+fn empty_array_is_a_bypass_and_no_array_is_missing() {
     for body in [r#"{"events":[]}"#, r#"{"events": [ ] }"#] {
         assert_eq!(read(&events(), body), Ok(Extracted::Bypass), "{body}");
     }
@@ -118,7 +118,7 @@ fn an_empty_list_is_bypassed_and_no_array_is_missing() {
 
 /// Keys for the other events would make the event without a key part of a duplicate.
 #[test]
-fn one_event_without_a_key_makes_the_delivery_missing() {
+fn one_item_without_a_key_makes_the_delivery_missing() {
     let body = r#"{"events":[{"id":1},{"id":null},{"id":3}]}"#;
     assert_eq!(read(&events(), body), Ok(Extracted::Missing));
     let nested = key::each("/entry/*/events", key::json("/id")).namespace("acme");
@@ -127,7 +127,7 @@ fn one_event_without_a_key_makes_the_delivery_missing() {
 }
 
 #[test]
-fn errors_name_the_index_of_the_malformed_event() {
+fn malformed_item_is_named_by_its_number() {
     let error = read(&events(), r#"{"events":[{},{"id":1},{"id":[]}]}"#).unwrap_err();
     assert_eq!(error.kind(), KeyErrorKind::NotAnId);
     assert_eq!(
@@ -145,7 +145,7 @@ fn errors_name_the_index_of_the_malformed_event() {
 }
 
 #[test]
-fn new_and_namespace_refuse_invalid_values() {
+fn invalid_pointers_and_namespaces_are_refused() {
     let part = || key::json("/id");
     assert_eq!(EachKey::new("events", part()).unwrap_err(), ConfigError::InvalidPointer);
     let refused = key::each("", part()).try_namespace("").unwrap_err();
@@ -153,7 +153,7 @@ fn new_and_namespace_refuse_invalid_values() {
 }
 
 #[test]
-fn is_multi_event_is_true_for_a_list_of_one() {
+fn array_of_one_is_multi_event_and_one_event_is_not() {
     assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_multi_event());
     assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_multi_event());
     let key = DedupKey::new("acme", "1").unwrap();
@@ -162,7 +162,7 @@ fn is_multi_event_is_true_for_a_list_of_one() {
 }
 
 #[test]
-fn second_identities_are_read_from_the_event() {
+fn second_identities_are_read_from_the_item() {
     let extractor = events().second_identity("object", key::json("/object"));
     let found = keys(&extractor, r#"{"object":"x","events":[{"id":1,"object":"o"},{"id":2}]}"#);
     let seconds: Vec<_> = found
@@ -181,7 +181,7 @@ fn second_identities_are_read_from_the_event() {
 
 /// A value of the head is part of the id of every event.
 #[test]
-fn a_long_header_in_many_ids_is_too_many() {
+fn long_header_is_not_copied_for_every_event() {
     let by_query = key::each("", key::query("q").and(key::json(""))).namespace("acme");
     let second =
         key::each("", key::json("")).namespace("acme").second_identity("q", key::query("q"));
@@ -196,7 +196,7 @@ fn a_long_header_in_many_ids_is_too_many() {
 }
 
 #[tokio::test]
-async fn a_retry_with_other_events_runs_only_the_new_ones() {
+async fn retry_in_another_group_runs_its_new_events() {
     let handler = Handler::default();
     let dedup = DedupLayer::new(events(), MemoryAdapter::new());
     let service = dedup.layer(handler.service());
@@ -223,7 +223,7 @@ async fn a_retry_with_other_events_runs_only_the_new_ones() {
 }
 
 #[tokio::test]
-async fn a_list_without_keys_follows_the_policy_and_too_many_keys_are_400() {
+async fn array_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
     let handler = Handler::default();
     let body = |count: usize| {
         let events: Vec<_> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();
@@ -250,7 +250,7 @@ async fn a_list_without_keys_follows_the_policy_and_too_many_keys_are_400() {
 
 /// Thousands of completions may wait for minutes, and must not keep the bodies in memory.
 #[tokio::test]
-async fn the_body_of_a_list_is_dropped_while_its_completion_is_pending() {
+async fn body_of_a_multi_event_delivery_is_dropped_while_its_completion_is_pending() {
     struct Owner(#[expect(dead_code, reason = "it is counted")] Arc<()>);
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {

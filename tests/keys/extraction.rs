@@ -420,7 +420,7 @@ fn body_digest_is_over_the_raw_bytes() {
 }
 
 #[test]
-fn from_fn_follows_the_rules_of_every_part() {
+fn closure_follows_the_rules_of_the_other_extractors() {
     let part = key::from_fn(|request| {
         if request.method() == http::Method::PUT {
             return Err(KeyError::new(KeyErrorKind::Rejected, "the method"));
@@ -691,7 +691,7 @@ fn bypass_when_precedes_keys_and_malformed_keys() {
 }
 
 #[test]
-fn errors_and_debug_name_the_place_and_never_the_value() {
+fn errors_name_the_source_of_a_key_and_never_its_value() {
     let (head, body) = with_headers(&[b"secret-1", b"secret-2"]).into_parts();
     let body = Bytes::from(body);
     let request = RequestRef::new(&head, &body);
@@ -892,7 +892,7 @@ fn lines() -> KeyExtractor {
 }
 
 #[tokio::test]
-async fn from_fn_can_return_several_events() {
+async fn closure_gives_several_keys() {
     let bench = Bench::new(lines());
     assert_eq!(bench.send(with_body("1\n2\n3")).await, ran());
     assert_eq!(bench.stored().await, 3);
@@ -1071,7 +1071,7 @@ proptest! {
     }
 
     #[test]
-    fn extract_never_panics_and_returns_the_same_twice(
+    fn extractor_never_panics_and_is_deterministic(
         headers in prop::collection::vec(header_bytes(), 0..3),
         content_type in prop::option::of(prop_oneof![Just(FORM.as_bytes().to_vec()), header_bytes()]),
         query in "[a-z0-9%&=+;?/]{0,30}",

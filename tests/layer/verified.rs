@@ -182,7 +182,7 @@ fn time_header(scheme: Scheme) -> Option<HeaderName> {
 // The schemes
 
 #[test]
-fn every_vector_is_accepted_or_refused_as_published() {
+fn every_published_vector_is_accepted_or_refused_as_it_says() {
     for (scheme, json, genuine, forged) in VECTORS {
         let cases = cases(json);
         for case in &cases {
@@ -196,7 +196,7 @@ fn every_vector_is_accepted_or_refused_as_published() {
 
 /// A vector that is refused for another reason does not test its own.
 #[test]
-fn every_forged_vector_is_refused_for_its_own_reason() {
+fn every_forgery_is_refused_for_its_own_reason() {
     use Refusal::{Forged, Malformed, Missing, OutOfTime};
     for (scheme, name, refusal) in [
         (Scheme::StandardWebhooks, "too-old", OutOfTime),
@@ -270,7 +270,7 @@ fn another_body_secret_or_signature_is_refused() {
 }
 
 #[test]
-fn a_signed_time_is_accepted_within_five_minutes() {
+fn signature_is_valid_for_five_minutes_before_and_after() {
     let mut timed = BTreeSet::new();
     for (scheme, case) in genuine() {
         let head = case.head();
@@ -311,7 +311,7 @@ fn a_signed_time_is_accepted_within_five_minutes() {
 
 /// The sender signs with one or both secrets, and the receiver has both.
 #[test]
-fn two_secrets_are_accepted_during_a_change() {
+fn two_secrets_are_accepted_while_one_replaces_the_other() {
     for (scheme, case) in genuine() {
         let other = case.with_another_secret();
         let (right, wrong) = (case.check(scheme), other.check(scheme));
@@ -339,7 +339,7 @@ fn two_secrets_are_accepted_during_a_change() {
 
 /// The verified id is the id that every reader of the request uses.
 #[test]
-fn svix_accepts_both_families_of_headers_only_if_they_agree() {
+fn svix_accepts_both_header_families_if_they_agree() {
     let own = case(Scheme::Svix, "official-sign-vector");
     let standard = case(Scheme::StandardWebhooks, "official-sign-vector");
     assert_eq!(standard.verdict(Scheme::Svix), Ok(()), "the standard family alone");
@@ -364,7 +364,7 @@ fn svix_accepts_both_families_of_headers_only_if_they_agree() {
 
 /// The guide states what these senders do not sign.
 #[test]
-fn unsigned_ids_can_be_changed() {
+fn id_outside_the_signature_can_be_changed() {
     for (scheme, header) in [
         (Scheme::GitHub, "x-github-delivery"),
         (Scheme::Gitea, "x-gitea-delivery"),
@@ -381,7 +381,7 @@ fn unsigned_ids_can_be_changed() {
 
 /// Twilio signs URL and fields without separators.
 #[test]
-fn twilio_signature_does_not_separate_fields() {
+fn twilio_signature_does_not_cover_boundaries_between_parameters() {
     let sent = case(Scheme::Twilio, "sms-status-sent");
     let recut = |body: String| Case { body_utf8: body, ..sent.clone() };
     let moved = recut(sent.body_utf8.replace("=sent&SmsSid=", "=sentSmsSid"));
@@ -409,7 +409,7 @@ fn twilio_signature_does_not_separate_fields() {
 
 /// The configured URL is verified, whatever host the request names.
 #[test]
-fn twilio_verifies_the_configured_url() {
+fn twilio_signature_needs_the_public_url() {
     let sms = case(Scheme::Twilio, "sms-inbound");
     let (mut head, body) = (sms.head(), sms.body_utf8.as_bytes());
     head.headers.insert(header::HOST, HeaderValue::from_static("10.0.0.7:3000"));
@@ -461,7 +461,7 @@ fn checks(
 }
 
 #[test]
-fn receiver_assigns_its_secrets_to_schemes() {
+fn receiver_finds_the_scheme_of_each_secret() {
     let secrets = [
         ("PATH", "/bin"),
         ("WEBHOOK_SECRET_GITHUB", "new"),
@@ -659,7 +659,7 @@ fn github_check() -> Check {
 }
 
 #[tokio::test]
-async fn an_unverified_request_claims_no_key() {
+async fn unverified_request_uses_up_no_id() {
     for app in 0..2 {
         let site = Site::new(provider::GITHUB, github_check());
         let app = &site.right()[app];
@@ -681,7 +681,7 @@ async fn an_unverified_request_claims_no_key() {
 }
 
 #[tokio::test]
-async fn require_verified_detects_the_wrong_order_of_layers() {
+async fn layers_in_the_wrong_order_are_detected() {
     for app in 0..2 {
         let site = Site::new(provider::GITHUB, github_check());
         let app = &site.wrong()[app];
@@ -727,7 +727,7 @@ async fn the_body_is_buffered_once() {
 
 /// GitHub signs no id: a replay under another id runs, unless the body is a second identity.
 #[tokio::test]
-async fn a_replay_under_another_id_is_a_duplicate_by_the_body_digest() {
+async fn replay_under_a_fresh_id_is_a_duplicate_by_its_body() {
     let by_id_or_body =
         || KeyExtractor::from(provider::GITHUB).second_identity("body", key::body_digest());
     for app in 0..2 {
@@ -747,7 +747,7 @@ async fn a_replay_under_another_id_is_a_duplicate_by_the_body_digest() {
 
 /// A retry has the same id, a new signature, and a new time if the time is signed.
 #[tokio::test]
-async fn a_retry_is_a_duplicate_whatever_its_signature() {
+async fn retry_is_a_duplicate_whatever_its_signature() {
     type At = (&'static str, fn() -> i64);
     let slack = || key::json("/event_id").namespace("slack");
     let senders: [(Scheme, KeyExtractor, [At; 2]); 3] = [
@@ -787,7 +787,7 @@ async fn a_retry_is_a_duplicate_whatever_its_signature() {
 
 /// A GET is verified too, because Twilio can be configured to deliver by GET.
 #[tokio::test]
-async fn a_get_is_verified() {
+async fn get_request_is_verified() {
     let get = case(Scheme::Twilio, "sms-inbound-get");
     for app in 0..2 {
         let site = Site::new(provider::TWILIO, get.check(Scheme::Twilio));
@@ -802,7 +802,7 @@ async fn a_get_is_verified() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broken_body_is_not_verified() {
+async fn body_that_does_not_arrive_is_not_verified() {
     let nobody: Check = Arc::new(|_| panic!("there is nothing to check"));
     let site = Site::new(provider::GITHUB, Arc::clone(&nobody));
     let verify = VerifyLayer::new(nobody).body_limit(10).body_timeout(Duration::from_secs(1));
@@ -827,7 +827,7 @@ async fn a_broken_body_is_not_verified() {
 
 /// The layer calls the service that it polled ready.
 #[tokio::test]
-async fn the_ready_service_is_called() {
+async fn verify_layer_calls_the_service_that_is_ready() {
     let yes: Check = Arc::new(|_| Ok(()));
     let mut service = ServiceBuilder::new()
         .layer(VerifyLayer::new(yes))
@@ -847,7 +847,7 @@ async fn the_ready_service_is_called() {
 
 /// Both layers compile around a hyper service and in an axum route.
 #[test]
-fn the_verifying_layer_composes_like_the_dedup_layer() {
+fn verify_layer_fits_into_router_and_service_builder() {
     fn serves<S: Service<Request<Incoming>> + Clone + Send + 'static>(_: &S) {}
     let site = Site::new(provider::GITHUB, github_check());
     let layered: Verify<Dedup<_, _>> = site.verify.layer(site.dedup().layer(site.plain()));

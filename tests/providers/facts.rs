@@ -12,7 +12,7 @@ use crate::cases::Outcome::Bypass;
 use crate::cases::{self, Case, outcome};
 
 #[test]
-fn floors_retries_and_signed_ids_are_pinned() {
+fn facts_of_every_preset_are_pinned() {
     use Retries::{Automatic, ConnectionFailure, Never, Undocumented};
 
     const HOUR: u64 = 3_600;
@@ -82,7 +82,7 @@ fn names_and_aliases_are_found_and_unique() {
 }
 
 #[test]
-fn every_preset_states_its_facts() {
+fn every_fact_of_a_preset_has_a_text() {
     for preset in provider::ALL {
         let facts = [preset.title(), preset.key_in_words(), preset.floor_basis()];
         let facts = facts.into_iter().chain([preset.retries_how(), preset.source()]);
@@ -98,7 +98,7 @@ fn every_preset_states_its_facts() {
 
 /// An empty list is bypassed as well, but is no handshake.
 #[test]
-fn handshakes_are_documented_if_and_only_if_samples_have_some() {
+fn handshakes_of_presets_are_documented() {
     for preset in provider::ALL {
         let lets_past = |case: &Case| {
             let (head, body) = case.parts();
@@ -113,7 +113,7 @@ fn handshakes_are_documented_if_and_only_if_samples_have_some() {
 }
 
 #[test]
-fn key_is_none_for_multi_event_presets_only() {
+fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
     for preset in provider::ALL {
         assert_eq!(preset.key().is_none(), preset.is_multi_event(), "{preset:?}");
     }

@@ -98,7 +98,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn extract_returns_an_outcome_for_every_hostile_body() {
+fn hostile_body_never_panics_and_has_a_defined_outcome() {
     for (what, body) in bodies() {
         let body = Bytes::from(body);
         // And with fewer content types.
@@ -122,7 +122,7 @@ fn kind(preset: provider::Preset, body: impl Into<Bytes>) -> Result<Extracted, K
 }
 
 #[test]
-fn malformed_bodies_have_the_right_kind() {
+fn malformed_body_has_its_reason() {
     for (preset, body, expected) in [
         (provider::STRIPE, r#"{"id":"a","id":"b"}"#, KeyErrorKind::Repeated),
         (provider::STRIPE, r#"{"account":"a","account":"b","id":"c"}"#, KeyErrorKind::Repeated),
@@ -191,7 +191,7 @@ fn lists(count: usize) -> Vec<(provider::Preset, &'static str, String)> {
 }
 
 #[test]
-fn ten_thousand_events_give_ten_thousand_keys() {
+fn ten_thousand_items_are_as_many_keys() {
     for (preset, content_type, body) in lists(10_000) {
         let Outcome::Keys { keys } = outcome(preset, &head(content_type), &Bytes::from(body))
         else {
@@ -202,7 +202,7 @@ fn ten_thousand_events_give_ten_thousand_keys() {
 }
 
 #[test]
-fn two_hundred_thousand_events_are_too_many() {
+fn two_hundred_thousand_items_are_too_many() {
     for (preset, content_type, body) in lists(200_000) {
         let (head, body) = (head(content_type), Bytes::from(body));
         let refused = preset.extractor().extract(&RequestRef::new(&head, &body)).unwrap_err();
@@ -218,7 +218,7 @@ fn two_hundred_thousand_events_are_too_many() {
 /// A part that all events share is copied into each id: a body of two megabytes would need tens of
 /// gigabytes.
 #[test]
-fn a_long_part_in_many_ids_is_too_many() {
+fn long_part_is_not_copied_for_every_event() {
     let (long, few) = ("x".repeat(1 << 20), 3);
     let entry = |what: &str| format!(r#"{{"entry":[{{"id":"{long}","changes":[{what}]}}]}}"#);
     let of_phone = |count: usize| {

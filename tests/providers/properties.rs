@@ -90,7 +90,7 @@ fn events_by_part() -> impl Strategy<Value = Vec<(String, Option<String>)>> {
 
 proptest! {
     #[test]
-    fn extract_never_panics_and_returns_the_same_twice(
+    fn preset_never_panics_and_is_deterministic(
         content_type in content_type(),
         header in prop::option::of("[ -~]{0,20}"),
         body in body(),
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn events_share_a_key_only_if_all_their_parts_are_equal(
+    fn events_share_a_key_only_if_all_of_their_parts_are_equal(
         events in events_by_part(),
     ) {
         let list: Vec<_> = events
@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cloud_event_has_one_key_in_every_mode(
+    fn cloudevents_event_has_one_key_in_every_mode(
         source in "\\PC{1,12}",
         id in "\\PC{1,12}",
     ) {
