@@ -286,8 +286,19 @@ pub enum ConfigError {
     /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and must not start
     /// with `sqlite_`.
     InvalidIdentifier,
+    /// A setting has a value without meaning.
+    #[non_exhaustive]
+    InvalidSetting {
+        /// The name of the setter.
+        setting: &'static str,
+        /// What the value must be: `"at least 100 ms"`.
+        rule: &'static str,
+    },
     /// The status for duplicates must be 2xx, because senders retry after any other status.
     InvalidDuplicateStatus,
+    /// The status for a delivery in flight must be neither 1xx nor 2xx. A 2xx would lose the event if
+    /// its first run fails, and a 1xx is not a final response.
+    InvalidInFlightStatus,
     /// A header that belongs to one client, one connection or one moment cannot be replayed.
     InvalidReplayHeader,
     /// The adapter lacks an ability that this layer needs: leases, or stored data.
@@ -323,7 +334,11 @@ impl fmt::Display for ConfigError {
                 f.write_str("a table or schema name matches [A-Za-z_][A-Za-z0-9_]{0,47}")
             }
             Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
+            Self::InvalidSetting { setting, rule } => write!(f, "`{setting}` must be {rule}"),
             Self::InvalidDuplicateStatus => f.write_str("the status for duplicates must be 2xx"),
+            Self::InvalidInFlightStatus => {
+                f.write_str("the status for a delivery in flight must be neither 1xx nor 2xx")
+            }
             Self::UnsupportedByAdapter(what) => write!(f, "the adapter does not support {what}"),
             Self::InvalidUrl => f.write_str("the store URL cannot be parsed"),
             Self::SeveralHosts => f.write_str(

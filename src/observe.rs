@@ -20,6 +20,7 @@
 //! |---|---|---|
 //! | `completed` | info | the handler succeeded; the key is complete |
 //! | `failed` | info | the handler failed; the key is free for the retry |
+//! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry |
 //! | `panicked` | error | the handler panicked; the key is free for the retry |
 //! | `uncommitted` | error | the handler succeeded, but the ledger could not commit |
 //! | `partial` | info | a multi-event delivery: the new events are complete, others are in flight elsewhere |
@@ -110,6 +111,7 @@ fn count(counter: &'static str, key: &DedupKey) {
 pub(crate) enum Outcome {
     Completed,
     Failed,
+    HandlerTimeout,
     Panicked,
     Uncommitted,
     Partial,
@@ -132,6 +134,7 @@ impl Outcome {
         match self {
             Self::Completed => "completed",
             Self::Failed => "failed",
+            Self::HandlerTimeout => "handler_timeout",
             Self::Panicked => "panicked",
             Self::Uncommitted => "uncommitted",
             Self::Partial => "partial",
@@ -309,7 +312,8 @@ impl Report<'_> {
             | Outcome::Uncommitted
             | Outcome::BrokenResponse
             | Outcome::Unverified => event!(ERROR),
-            Outcome::Mismatch
+            Outcome::HandlerTimeout
+            | Outcome::Mismatch
             | Outcome::Unavailable
             | Outcome::Overloaded
             | Outcome::InvalidKey
