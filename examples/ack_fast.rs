@@ -232,7 +232,7 @@ async fn enqueue(
         tracing::error!(error = in_one_line(error), "the job could not be enqueued");
         StatusCode::INTERNAL_SERVER_ERROR
     };
-    let key = delivery.key().ok_or(StatusCode::INTERNAL_SERVER_ERROR)?;
+    let key = delivery.key();
     let key = format!("{}/{}", key.namespace(), key.id());
     let idempotency_key = delivery.idempotency_key(OnEvent::IDENTIFIER);
     let job = OnEvent { key: key.clone(), idempotency_key, event };

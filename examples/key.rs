@@ -1,4 +1,4 @@
-//! Reads a captured request and says what it would be known by.
+//! Prints the keys of a captured request.
 //!
 //! ```text
 //! cargo run --example key -- stripe request.json
@@ -7,20 +7,20 @@
 //! cargo run --example key -- --table > src/docs/providers.md
 //! ```
 //!
-//! A request is JSON: `method` (POST if it is missing), `url` (`/`), `headers` (an object of
-//! strings), and its body as `body_utf8` or `body_base64`. Other fields are passed over. The answer
-//! is one line of JSON on stdout:
+//! A request is a JSON object: `method` (default POST), `url` (default `/`), `headers` (an object of
+//! strings), and the body as `body_utf8` or `body_base64`. Other members are ignored. The output is
+//! one line of JSON on stdout:
 //!
-//! | answer | the request |
+//! | output | the request |
 //! |---|---|
-//! | `{"outcome":"key","key":"…"}` | is one event |
-//! | `{"outcome":"keys","keys":["…"]}` | is a batch |
-//! | `{"outcome":"bypass"}` | is no event, or has a method by which the sender does not deliver |
+//! | `{"outcome":"key","key":"…"}` | carries one event |
+//! | `{"outcome":"keys","keys":["…"]}` | is a multi-event delivery |
+//! | `{"outcome":"bypass"}` | carries no event, or has a method by which the sender does not deliver |
 //! | `{"outcome":"missing"}` | has no key |
-//! | `{"outcome":"malformed","reason":"…"}` | has a key that cannot be read |
+//! | `{"outcome":"malformed","reason":"…"}` | has a malformed key |
 //!
-//! Keys are shown as they are stored, without their namespace. The exit code is 1 if the sender is
-//! not known or the request cannot be read.
+//! Keys are printed as they are stored, without their namespace. The exit code is 1 if the sender is
+//! unknown or the request cannot be parsed.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -43,15 +43,15 @@ use tower_dedup::provider::{self, Preset, Retries};
 
 mod shared;
 
-/// Reads a captured request and says what it would be known by.
+/// Prints the keys of a captured request.
 #[derive(Debug, Parser)]
 struct Options {
-    /// The preset's name, or an alias of it.
+    /// The preset's name, or an alias.
     #[arg(required_unless_present_any = ["list", "table"])]
     provider: Option<String>,
-    /// The captured request, in JSON; `-` or nothing is stdin.
+    /// The captured request in JSON; `-` or no argument reads stdin.
     file: Option<PathBuf>,
-    /// Lists every preset with its retention floor, one a line.
+    /// Lists the presets with their retention floors.
     #[arg(long, exclusive = true)]
     list: bool,
     /// Prints the guide's page of presets.
@@ -59,7 +59,7 @@ struct Options {
     table: bool,
 }
 
-/// What was captured.
+/// A captured request.
 #[derive(Debug, Deserialize)]
 struct Capture {
     method: Option<String>,
@@ -69,11 +69,11 @@ struct Capture {
     body_base64: Option<String>,
 }
 
-/// In their order, a repeated name included.
+/// The headers in their order, with repeated names.
 #[derive(Debug, Default)]
 struct Headers(Vec<(String, String)>);
 
-/// The answer, as it is printed.
+/// The output.
 #[derive(Debug, Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 enum Outcome {
@@ -98,8 +98,8 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let text = match &options.provider {
         _ if options.list => list(),
         _ if options.table => table(),
-        Some(name) => answer(find(name)?, options.file.as_deref())?,
-        None => return Err("which provider?".into()),
+        Some(name) => outcome_line(find(name)?, options.file.as_deref())?,
+        None => return Err("no preset is given".into()),
     };
     Ok(io::stdout().write_all(text.as_bytes())?)
 }
@@ -112,11 +112,11 @@ fn find(name: &str) -> Result<Preset, String> {
                 std::iter::once(preset.name()).chain(preset.aliases().iter().copied())
             })
             .collect();
-        format!("no preset is named {name:?}; known are {}", known.join(", "))
+        format!("no preset is named {name:?}; the presets are {}", known.join(", "))
     })
 }
 
-fn answer(preset: Preset, file: Option<&Path>) -> Result<String, Box<dyn Error>> {
+fn outcome_line(preset: Preset, file: Option<&Path>) -> Result<String, Box<dyn Error>> {
     let file = file.filter(|file| *file != Path::new("-"));
     let name = file.map_or_else(|| "stdin".to_owned(), |file| file.display().to_string());
     let text = match file {
@@ -134,7 +134,7 @@ fn answer(preset: Preset, file: Option<&Path>) -> Result<String, Box<dyn Error>>
 }
 
 impl Capture {
-    /// The request as a server sees it: the target in origin form.
+    /// Returns the request as a server sees it, with the target in origin form.
     fn into_request(self) -> Result<(request::Parts, Bytes), Box<dyn Error>> {
         let url: Uri = self.url.as_deref().filter(|url| !url.is_empty()).unwrap_or("/").parse()?;
         let target = url.path_and_query().map_or("/", |target| target.as_str());
@@ -145,7 +145,9 @@ impl Capture {
             request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes())?);
         }
         let body = match (self.body_utf8, self.body_base64) {
-            (Some(_), Some(_)) => return Err("both body_utf8 and body_base64 are there".into()),
+            (Some(_), Some(_)) => {
+                return Err("the request has both body_utf8 and body_base64".into());
+            }
             (Some(text), None) => text.into(),
             (None, Some(base64)) => STANDARD.decode(base64)?.into(),
             (None, None) => Bytes::new(),
@@ -156,18 +158,18 @@ impl Capture {
 
 fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
     let delivers = |method| preset.methods().contains(method);
-    // As the layer: routers answer HEAD by the handler of GET.
+    // As in the layer: routers run the handler of GET for a HEAD.
     if !(delivers(&head.method) || head.method == Method::HEAD && delivers(&Method::GET)) {
         return Outcome::Bypass;
     }
     match preset.extractor().extract(&RequestRef::new(head, body)) {
-        Ok(Extracted::Keys(keys)) if keys.is_batch() => {
+        Ok(Extracted::Keys(keys)) if keys.is_multi_event() => {
             let ids = keys.events().iter().map(|event| event.key().id().to_owned());
             Outcome::Keys { keys: ids.collect() }
         }
         Ok(Extracted::Keys(keys)) => Outcome::Key { key: keys.first().id().to_owned() },
         Ok(Extracted::Bypass) => Outcome::Bypass,
-        // Nothing else is there today.
+        // `Extracted` is non-exhaustive; the only other variant is `Missing`.
         Ok(_) => Outcome::Missing,
         Err(error) => Outcome::Malformed { reason: error.to_string() },
     }
@@ -222,29 +224,29 @@ fn table() -> String {
 }
 
 const TABLE_HEAD: &str = "\
-All presets, as the code has them.
+All presets.
 
-- *Key*: header names, form fields, and JSON pointers into the body; those of *each* are into the
-  event. `?` marks a part that may be missing, `|` joins them.
-- *Again within*: how long an event may come again, and so the shortest safe retention.
-- *Id signed*: whether the sender's signature covers the id; *no* also where nothing is signed, or
-  where the signed bytes are not documented. [`guide::keys`](crate::guide::keys) says what to do.
-- *Handshakes* reach the handler undeduplicated.
-- *Not verified*: what the sender's own documentation does not say.
-- *Test*: the test of `tests/providers` that holds the preset to its samples.
+- *Key*: header names, form fields, and JSON pointers into the body, or into the event after *each*.
+  `?` marks a part that may be missing, and `|` joins parts.
+- *Again within*: how long an event may be delivered again; this is the shortest safe retention.
+- *Id signed*: *yes* if the sender's signature covers the id. *No* also if nothing is signed, or if the
+  signed bytes are not documented; see [`guide::keys`](crate::guide::keys#an-id-that-is-not-signed).
+- *Handshakes* reach the handler without deduplication.
+- *Not verified*: what the sender's own documentation does not state.
+- *Test*: the test in `tests/providers` that runs the preset on its samples.
 
 | preset and aliases | key | again within | retries by itself | id signed | handshakes | not verified | source | test |
 |---|---|---|---|---|---|---|---|---|
 ";
 
 const TABLE_FOOT: &str = "
-A sender that **never** retries loses an event with every answer that is not a 2xx: write a job down
-and answer, as `examples/ack_fast.rs` does.
+If a sender **never** retries, every response other than 2xx loses an event: commit a job and answer
+at once, as in `examples/ack_fast.rs`.
 
-This page is printed by `cargo run --example key -- --table`.
+The command `cargo run --example key -- --table` prints this page.
 ";
 
-/// `30 days`, `151 h 10 min`.
+/// Formats a duration: `30 days`, `151 h 10 min`.
 fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     if seconds.is_multiple_of(86_400) && seconds > 2 * 86_400 {

@@ -1,4 +1,4 @@
-//! [`Delivery`]: what a handler can know about the delivery it is running.
+//! [`Delivery`]: what a handler knows about the delivery that it runs.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::key::{DedupKey, Event, Keys, List, derive};
 
-/// The delivery that a handler is running, from the request's extensions; with the feature `axum`
-/// also an extractor.
+/// The delivery that a handler runs: a request extension, and with the feature `axum` an extractor.
 ///
-/// Cloning makes another handle to the same delivery.
+/// It has at least one event. Cloning makes another handle to the same delivery.
 ///
 /// # Example
 ///
@@ -20,12 +19,12 @@ use crate::key::{DedupKey, Event, Keys, List, derive};
 ///
 /// async fn handler<B>(request: Request<B>) -> StatusCode {
 ///     let Some(delivery) = request.extensions().get::<Delivery>() else {
-///         return StatusCode::OK; // a handshake: nothing to deduplicate
+///         return StatusCode::OK; // a handshake: there is no event
 ///     };
 ///     if delivery.is_takeover() {
-///         // An earlier handler died on this event and may have half-run: look before you charge.
+///         // An earlier handler may have half-run this event: check before you charge.
 ///     }
-///     // The same on every attempt at this event: a call repeated with it takes effect once.
+///     // The same on every attempt, so that a repeated call takes effect once.
 ///     let _idempotency_key = delivery.idempotency_key("charge");
 ///     StatusCode::OK
 /// }
@@ -35,54 +34,39 @@ use crate::key::{DedupKey, Event, Keys, List, derive};
 pub struct Delivery(Arc<Inner>);
 
 struct Inner {
+    /// Never empty.
     events: List<Event>,
     attempt: u32,
     takeover: bool,
     protection: Protection,
     lost: AtomicBool,
     done: Mutex<HashSet<DedupKey>>,
-    /// The places of a large batch's keys, to be found at once.
+    /// The positions of the keys, if there are too many to search.
     index: OnceLock<HashMap<DedupKey, usize>>,
-    /// What the events of the whole request are named by in idempotency keys, if there are several.
+    /// The names of all events of the request for idempotency keys, if there are several.
     request: OnceLock<BTreeSet<DedupKey>>,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Protection {
+/// What protects the events of a delivery against a second run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protection {
     Claimed,
-    /// In a transaction, which alone can keep what is done.
+    /// Only the handler's transaction can complete events.
     Transactional,
+    /// The store did not reply.
     Unprotected,
 }
 
 impl Delivery {
-    /// A delivery of these new events; for ledgers.
-    ///
-    /// `attempt` is the highest attempt of any of them; `takeover` says whether any of them is
-    /// one.
-    #[must_use]
-    pub fn new(events: Vec<Event>, attempt: u32, takeover: bool) -> Self {
-        Self::of(events.into(), attempt, takeover)
-    }
-
-    pub(crate) fn of(events: List<Event>, attempt: u32, takeover: bool) -> Self {
-        Self::with(events, attempt, takeover, Protection::Claimed)
-    }
-
-    /// A delivery that runs in a transaction, which [`done`](Self::mark_done) knows nothing of; for
-    /// ledgers.
-    #[must_use]
-    pub fn transactional(events: Vec<Event>, attempt: u32, takeover: bool) -> Self {
-        Self::with(events.into(), attempt, takeover, Protection::Transactional)
-    }
-
-    /// A delivery that runs although the store could not be asked; for ledgers.
-    #[must_use]
-    pub fn unprotected(events: Vec<Event>) -> Self {
-        Self::with(events.into(), 1, false, Protection::Unprotected)
-    }
-
-    fn with(events: List<Event>, attempt: u32, takeover: bool, protection: Protection) -> Self {
+    /// Makes the delivery of these events, of which there is at least one. `attempt` is the highest
+    /// attempt of any event; `takeover` is `true` if any event is a takeover.
+    pub(crate) fn new(
+        events: List<Event>,
+        attempt: u32,
+        takeover: bool,
+        protection: Protection,
+    ) -> Self {
+        assert!(!events.is_empty(), "a delivery has at least one event");
         Self(Arc::new(Inner {
             events,
             attempt,
@@ -95,34 +79,40 @@ impl Delivery {
         }))
     }
 
-    /// Sets the request that this is a delivery of: idempotency keys are derived from all its events,
-    /// including those that do not run.
+    /// Sets the request that this delivery belongs to. Idempotency keys are derived from all events
+    /// of the request, including events that do not run.
     pub(crate) fn belongs_to(&self, request: &Keys) {
         if let events @ [_, _, ..] = request.events() {
             self.0.request.get_or_init(|| events.iter().map(shared_name).cloned().collect());
         }
     }
 
-    /// The key of the event: of the first one to run, in a batch.
+    /// Returns the key of the event; in a multi-event delivery, of the first event to run.
     #[must_use]
-    pub fn key(&self) -> Option<&DedupKey> {
-        self.0.events.first().map(Event::key)
+    pub fn key(&self) -> &DedupKey {
+        self.0.events[0].key()
     }
 
-    /// The keys of the events to run, in the order of the request. In a batch, those that were
-    /// run before, or run elsewhere now, are not among them.
+    /// Returns the id of [`key`](Self::key).
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.key().id()
+    }
+
+    /// Returns the keys of the events to run, in the order of the request. Events of a multi-event
+    /// delivery that are complete, or in flight elsewhere, are not among them.
     pub fn keys(&self) -> impl Iterator<Item = &DedupKey> {
         self.0.events.iter().map(Event::key)
     }
 
-    /// Whether this event of a batch is to run, and is not marked as [done](Self::mark_done): what a
-    /// batch carries twice is to run once.
+    /// Returns `true` if this event is to run and is not [marked as done](Self::mark_done). So a
+    /// handler runs an event once that a multi-event delivery carries twice.
     #[must_use]
     pub fn needs_run(&self, key: &DedupKey) -> bool {
         self.runs(key) && !self.is_done(key)
     }
 
-    /// Whether this event is one of [`keys`](Self::keys).
+    /// Returns `true` if this event is one of [`keys`](Self::keys).
     pub(crate) fn runs(&self, key: &DedupKey) -> bool {
         self.event(key).is_some()
     }
@@ -133,57 +123,56 @@ impl Delivery {
         if events.len() <= FEW {
             return events.iter().find(|event| event.key() == key);
         }
-        let places = || self.keys().enumerate().map(|(place, key)| (key.clone(), place)).collect();
-        self.0.index.get_or_init(places).get(key).map(|place| &events[*place])
+        let index = || self.keys().enumerate().map(|(at, key)| (key.clone(), at)).collect();
+        self.0.index.get_or_init(index).get(key).map(|at| &events[*at])
     }
 
-    /// The events to run with all their identities; for ledgers.
-    #[must_use]
-    pub fn events(&self) -> &[Event] {
+    /// Returns the events to run, with all their identities.
+    pub(crate) fn events(&self) -> &[Event] {
         &self.0.events
     }
 
-    /// How often this event has been claimed, this time included; 1 for the first.
+    /// Returns how often the event has been claimed, this time included: 1 for the first time.
     ///
-    /// An event with a second identity is claimed, and given back, each time it is found to run
-    /// elsewhere under the other one.
+    /// An event with a second identity is claimed and released each time it turns out to be in
+    /// flight elsewhere under the other identity. Each of these claims counts.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.0.attempt
     }
 
-    /// Whether an earlier attempt ended without a word: its process died, or lost its lease. That
-    /// handler may have half-run, or be running still.
+    /// Returns `true` if an earlier attempt lost its lease: its process died or stalled. The
+    /// earlier handler may have half-run, or may still be running.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.takeover
     }
 
-    /// Whether the delivery runs although the store could not be asked whether it is a duplicate.
+    /// Returns `true` if the store did not reply, so that the delivery may be a duplicate.
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
         self.0.protection == Protection::Unprotected
     }
 
-    /// Whether somebody else has taken this event over since the handler started: whatever it
-    /// does from now on may happen twice. Costs one atomic read.
+    /// Returns `true` if another handler has taken this event over since this handler started.
+    /// Whatever this handler does from then on may happen twice. A call costs one atomic read.
     #[must_use]
     pub fn lease_lost(&self) -> bool {
         self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// A key for one outbound call of this event's handler: the same on every attempt, different
-    /// for every event and every `step`. Hand it to the service that is called as its idempotency
-    /// key.
+    /// Returns an idempotency key for one outbound call of this event's handler. The key is the
+    /// same on every attempt, and different for every event and every `step`. Give it to the
+    /// service that the handler calls.
     ///
-    /// 32 lower-case hex digits: the first 16 bytes of the SHA-256 over namespace, id and step,
-    /// each preceded by its length. An event with a second identity takes namespace and id from
-    /// that, because two deliveries of one event may share nothing else.
+    /// The key has 32 lower-case hex digits: the first 16 bytes of the SHA-256 over namespace, id
+    /// and step, each preceded by its length. Namespace and id are those of the second identity if
+    /// the event has one, because two deliveries of one event may share nothing else.
     ///
-    /// In a batch, the SHA-256 is over the namespaces and ids of *all* events of the request, sorted
-    /// and each once, those that do not run this time included: a retry that runs the rest makes
-    /// the same call. Where a sender groups events differently on a retry, or where each event makes
-    /// a call of its own, use [`idempotency_key_of`](Self::idempotency_key_of).
+    /// In a multi-event delivery, the SHA-256 is over the namespaces and ids of *all* events of the
+    /// request, sorted and without repetition. Events that do not run this time are included, so
+    /// that a retry makes the same call. Use [`idempotency_key_of`](Self::idempotency_key_of) if
+    /// the sender groups events differently on a retry, or if each event makes its own call.
     #[must_use]
     pub fn idempotency_key(&self, step: &str) -> String {
         let several = match (self.0.request.get(), &*self.0.events) {
@@ -194,32 +183,31 @@ impl Delivery {
         derived(several, step)
     }
 
-    /// [`idempotency_key`](Self::idempotency_key) for one event of a batch: from the event's second
-    /// identity where it has one, else from `key`.
+    /// Returns the [`idempotency_key`](Self::idempotency_key) of one event of a multi-event
+    /// delivery: from the event's second identity if it has one, else from `key`.
     #[must_use]
     pub fn idempotency_key_of(&self, key: &DedupKey, step: &str) -> String {
         derived([self.event(key).map_or(key, shared_name)], step)
     }
 
-    /// Marks one event of a batch as finished: it is completed even if the handler fails over a
-    /// later one, and the retry skips it. Answers whether that is so.
+    /// Marks one event as done, and returns `true`. The layer completes the event even if the
+    /// handler fails over a later one, so the retry skips it.
     ///
-    /// It is not, and the answer is `false`, for an event that is not of this delivery; and for all
-    /// under the transactional ledger, where a failure rolls back what the event has written:
-    /// `DedupTx::mark_done` keeps both there. Under the on-arrival ledger every
-    /// event is complete before the handler runs.
+    /// Returns `false` and marks nothing if the event is not one of [`keys`](Self::keys). The same
+    /// holds under the transactional ledger, because a failure rolls back what the event has
+    /// written: there, `DedupTx::mark_done` keeps the writes and the mark. Under the on-arrival
+    /// ledger every event is complete before the handler runs.
     pub fn mark_done(&self, key: &DedupKey) -> bool {
-        let keeps = self.0.protection != Protection::Transactional && self.runs(key);
-        if keeps {
+        let marks = self.0.protection != Protection::Transactional && self.runs(key);
+        if marks {
             let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
             done.insert(key.clone());
         }
-        keeps
+        marks
     }
 
-    /// Whether the handler has marked this event as finished; for ledgers.
-    #[must_use]
-    pub fn is_done(&self, key: &DedupKey) -> bool {
+    /// Returns `true` if the handler has marked this event as done.
+    pub(crate) fn is_done(&self, key: &DedupKey) -> bool {
         self.marked().contains(key)
     }
 
@@ -227,14 +215,14 @@ impl Delivery {
         self.0.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the handler that its lease is gone; for ledgers. Answers whether it is news.
+    /// Marks the lease as lost. Returns `true` the first time.
     #[must_use = "losing a lease is counted once"]
-    pub fn mark_lease_lost(&self) -> bool {
+    pub(crate) fn mark_lease_lost(&self) -> bool {
         !self.0.lost.swap(true, Ordering::Relaxed)
     }
 }
 
-/// What all deliveries of an event share: its second identity, or its key where it has no other.
+/// Returns what all deliveries of an event share: its second identity if it has one, else its key.
 fn shared_name(event: &Event) -> &DedupKey {
     event.second_identity().unwrap_or_else(|| event.key())
 }
@@ -262,12 +250,16 @@ mod tests {
 
     fn delivery(id: &str) -> Delivery {
         let key = DedupKey::new("acme", id).unwrap();
-        Delivery::new(vec![Event::new(key)], 1, false)
+        of([Event::new(key)])
+    }
+
+    fn of<const N: usize>(events: [Event; N]) -> Delivery {
+        Delivery::new(Vec::from(events).into(), 1, false, Protection::Claimed)
     }
 
     #[test]
-    fn a_derived_key_is_stable_and_its_own_for_every_step_and_event() {
-        // Pinned: a release that changes it repeats outbound calls.
+    fn idempotency_key_is_stable_and_differs_by_step_and_event() {
+        // Pinned: another key would repeat outbound calls.
         assert_eq!(delivery("evt_1").idempotency_key("charge"), "6609efee658ef03bdb07ddbb767bf9c0");
         assert_ne!(
             delivery("evt_1").idempotency_key("mail"),
@@ -288,15 +280,15 @@ mod tests {
     }
 
     #[test]
-    fn idempotency_key_of_twins_is_that_of_their_second_identity() {
-        let derived = |id| Delivery::new(vec![twin(id)], 1, false).idempotency_key("charge");
+    fn idempotency_key_of_twins_comes_from_their_second_identity() {
+        let derived = |id| of([twin(id)]).idempotency_key("charge");
         // Pinned.
         assert_eq!(derived("evt_1"), "8ab43d00187197292714a534ea6e053a");
         assert_eq!(derived("evt_1"), derived("evt_2"));
-        let batch = Delivery::new(vec![twin("evt_3"), event("evt_4")], 1, false);
-        let of = |id| batch.idempotency_key_of(event(id).key(), "charge");
-        assert_eq!(of("evt_3"), derived("evt_1"));
-        assert_eq!(of("evt_4"), delivery("evt_4").idempotency_key("charge"));
+        let both = of([twin("evt_3"), event("evt_4")]);
+        let key_of = |id| both.idempotency_key_of(event(id).key(), "charge");
+        assert_eq!(key_of("evt_3"), derived("evt_1"));
+        assert_eq!(key_of("evt_4"), delivery("evt_4").idempotency_key("charge"));
     }
 
     #[test]
@@ -304,7 +296,7 @@ mod tests {
         let request = Keys::new(vec![event("b"), event("a"), event("b")]).unwrap();
         let derived = |run: &[&str]| {
             let run = run.iter().map(|id| event(id)).collect();
-            let delivery = Delivery::new(run, 1, false);
+            let delivery = Delivery::new(run, 1, false, Protection::Claimed);
             delivery.belongs_to(&request);
             delivery.idempotency_key("charge")
         };
@@ -313,8 +305,8 @@ mod tests {
         assert_eq!(derived(&["b", "a"]), derived(&["a"]));
         assert_eq!(derived(&["a"]), derived(&["b"]));
         assert_ne!(derived(&["a"]), delivery("a").idempotency_key("charge"));
-        let told_nothing = Delivery::new(vec![event("a"), event("b")], 1, false);
-        assert_eq!(told_nothing.idempotency_key("charge"), derived(&["a"]));
+        let without_request = of([event("a"), event("b")]);
+        assert_eq!(without_request.idempotency_key("charge"), derived(&["a"]));
         // A list of one, and one event that occurs twice.
         let twice = Keys::new(vec![event("a"), event("a")]).unwrap();
         let delivery = delivery("a");
@@ -324,18 +316,24 @@ mod tests {
     }
 
     #[test]
-    fn done_takes_only_events_of_this_delivery() {
+    fn mark_done_takes_only_events_of_this_delivery() {
         let delivery = delivery("evt_1");
         assert!(!delivery.mark_done(&DedupKey::new("acme", "evt_2").unwrap()));
         let mine = DedupKey::new("acme", "evt_1").unwrap();
         assert!(delivery.needs_run(&mine) && delivery.mark_done(&mine) && delivery.is_done(&mine));
-        assert!(!delivery.needs_run(&mine) && delivery.mark_done(&mine), "done, and still its own");
+        assert!(
+            !delivery.needs_run(&mine) && delivery.mark_done(&mine),
+            "done, and still one of its events"
+        );
     }
 
     #[test]
-    fn done_does_not_pretend_where_only_a_transaction_can_keep() {
+    fn mark_done_returns_false_under_the_transactional_ledger() {
         let mine = DedupKey::new("acme", "evt_1").unwrap();
-        let delivery = Delivery::transactional(vec![Event::new(mine.clone())], 1, false);
+        let delivery = {
+            let events = List::from([Event::new(mine.clone())]);
+            Delivery::new(events, 1, false, Protection::Transactional)
+        };
         assert!(
             delivery.needs_run(&mine) && !delivery.mark_done(&mine) && !delivery.is_done(&mine)
         );

@@ -1,20 +1,22 @@
-//! The error types: [`Error`] from a store, [`KeyError`] from a request, [`ConfigError`] from the
-//! code that sets a layer up.
+//! The error types: [`Error`] of a store, [`KeyError`] of a request, and [`ConfigError`] of the code
+//! that builds a layer or an adapter.
 //!
-//! 1. None of them is ever a service error: the layer turns them into responses.
-//! 2. `Display` says this crate's part only; the cause is in
+//! 1. None of them is a service error, because the layer turns them into responses.
+//! 2. `Display` gives this crate's part only. The cause is in
 //!    [`source()`](std::error::Error::source).
-//! 3. None of them carries an id, a header value, a body byte or a connection URL.
+//! 3. None of them contains an id, a header value, body bytes or a connection URL.
 
 use std::borrow::Cow;
 use std::fmt;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
-/// A boxed error, as tower and axum name it.
+/// A boxed error, named as in tower and axum.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a store answers when it could not do what it was asked.
+/// The error of a store call: a kind, the operation, and the cause.
+///
+/// `Display` gives the operation, a colon and the fact.
 ///
 /// # Example
 ///
@@ -36,31 +38,30 @@ pub struct Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The store could not be reached, refused the operation, or failed while doing it. The
-    /// outcome is unknown.
+    /// The store could not be reached, or failed during the operation. The outcome is unknown.
     Unavailable,
-    /// The store did not answer in time. The outcome is unknown.
+    /// The store did not reply in time. The outcome is unknown.
     Timeout,
-    /// The store answered that it did not do it: it is read-only, full, or held by somebody else.
-    /// Nothing was recorded.
+    /// The store refused the operation: it is read-only, or locked by another process. Nothing was
+    /// stored.
     Refused,
-    /// The store is at its capacity and will not evict a live key. Nothing was recorded.
+    /// The store is at its capacity and does not evict live keys. Nothing was stored.
     Full,
-    /// So much waits for the store that this call was not even sent. Nothing was recorded.
+    /// Too many calls are queued, so that this call was not sent. Nothing was stored.
     Overloaded,
-    /// The store answered something that this version cannot read.
+    /// The store returned data that this version cannot read.
     Corrupt,
-    /// The handler has ended, broken or kept the transaction that it was lent. Nothing was
-    /// committed, but for what it may have marked as done before.
+    /// The handler ended, broke or kept the transaction that the layer lent it. Only the events that
+    /// it had marked as done before may be committed.
     Transaction,
-    /// The adapter does not support the call. Nothing was recorded.
+    /// The adapter does not support the call. Nothing was stored.
     Unsupported,
-    /// The adapter was configured with something that cannot work.
+    /// A setting of the adapter is invalid.
     Config,
 }
 
 impl ErrorKind {
-    /// A short name for logs and metric labels: lower case, words joined by `_`.
+    /// Returns a short name for logs and metric labels: lower case, words joined by `_`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -78,19 +79,19 @@ impl ErrorKind {
 }
 
 impl Error {
-    /// An error of this kind; `context` says what was being done.
+    /// Makes an error of this kind. `context` names the operation as a gerund: `"claiming keys"`.
     pub fn new(kind: ErrorKind, context: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, context: context.into(), source: None }
     }
 
-    /// Adds the cause, which [`source()`](std::error::Error::source) answers from then on.
+    /// Adds the cause, which [`source()`](std::error::Error::source) then returns.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<BoxError>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// Whether the store may have done what it answered this error to.
+    /// Returns `true` if the store may have executed the call in spite of the error.
     pub(crate) fn is_unknown(&self) -> bool {
         !matches!(
             self.kind,
@@ -102,14 +103,14 @@ impl Error {
         )
     }
 
-    /// The same failure, of something that may have been done in part.
+    /// Marks the outcome as unknown, because the operation may be executed in part.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn unknown(mut self) -> Self {
         self.kind = ErrorKind::Unavailable;
         self
     }
 
-    /// The same failure, for each of those that it is the failure of.
+    /// Returns a function that copies the error for each call of a batch.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn shared(self) -> impl Fn() -> Self {
         let Self { kind, context, source } = self;
@@ -121,20 +122,20 @@ impl Error {
         }
     }
 
-    /// The same failure, laid at the handler's door.
+    /// Turns the error into one that the handler caused.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn of_the_transaction(mut self) -> Self {
         self.kind = ErrorKind::Transaction;
         self
     }
 
-    /// What kind of failure this is.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Whether the same call may succeed later with nothing changed but time.
+    /// Returns `true` if the same call may succeed later without any change.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self.kind {
@@ -165,12 +166,12 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
             ErrorKind::Unavailable => "the store is unavailable",
-            ErrorKind::Timeout => "the store did not answer in time",
-            ErrorKind::Refused => "the store refused",
+            ErrorKind::Timeout => "the store timed out",
+            ErrorKind::Refused => "the store refused the call",
             ErrorKind::Full => "the store is full",
-            ErrorKind::Overloaded => "too much waits for the store",
-            ErrorKind::Corrupt => "the store holds something unreadable",
-            ErrorKind::Transaction => "the transaction is not what it was",
+            ErrorKind::Overloaded => "too many calls are queued",
+            ErrorKind::Corrupt => "the store returned unreadable data",
+            ErrorKind::Transaction => "the handler ended, broke or kept the transaction",
             ErrorKind::Unsupported => "the adapter does not support this",
             ErrorKind::Config => return f.write_str(&self.context),
         };
@@ -186,13 +187,13 @@ impl std::error::Error for Error {
 
 impl From<ConfigError> for Error {
     fn from(error: ConfigError) -> Self {
-        Self::new(ErrorKind::Config, "choosing the store").with_source(error)
+        Self::new(ErrorKind::Config, "connecting to the store").with_source(error)
     }
 }
 
-/// Why a request's key is malformed: the layer answers 400 and records nothing.
+/// The reason why a request's key is malformed. The layer answers 400 and claims nothing.
 ///
-/// It names the place that was read, never the value that was found there.
+/// The error names the place that was read, never the value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyError {
     kind: KeyErrorKind,
@@ -203,47 +204,46 @@ pub struct KeyError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KeyErrorKind {
-    /// There is no value where one is required.
+    /// A required value is missing.
     Missing,
-    /// The value is there, and empty.
+    /// The value is empty.
     Empty,
-    /// The value is there more than once: which one the handler reads is anybody's guess.
+    /// The value occurs more than once, and the handler may read another one than the layer.
     Repeated,
-    /// The value holds a NUL, which SQL text columns cannot.
+    /// The value holds a NUL, which SQL text columns cannot store.
     Nul,
     /// The value is not UTF-8.
     NotUtf8,
     /// The body is not the JSON that the key is read from.
     InvalidJson,
-    /// The value is a JSON object or array, or a number that is no 64-bit integer: no
-    /// representation of it is surely the same on every delivery.
+    /// The value is a JSON object or array, or a number that is not a 64-bit integer. Such a value
+    /// may be written differently on a retry.
     NotAnId,
-    /// The value is there and no JSON array, where the events of a batch are expected.
+    /// The value is not a JSON array, although a list of events is expected.
     NotAnArray,
-    /// The value's percent-encoding is broken.
+    /// The value's percent-encoding is invalid.
     InvalidEncoding,
-    /// The delivery carries more keys than the layer takes at once, or ids that are too long
-    /// together.
+    /// The delivery carries more keys than the layer accepts, or its ids are too long together.
     TooMany,
     /// A namespace is not 1 to 64 bytes without control characters.
     InvalidNamespace,
-    /// A user's own extractor refused the request.
+    /// The application's own extractor refused the request.
     Rejected,
 }
 
 impl KeyError {
-    /// An error of this kind; `place` says where it was read: `"header webhook-id"`.
+    /// Makes an error of this kind. `place` names what was read: `"header webhook-id"`.
     pub fn new(kind: KeyErrorKind, place: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, place: place.into() }
     }
 
-    /// What is wrong.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> KeyErrorKind {
         self.kind
     }
 
-    /// Where it was read.
+    /// Returns the place that was read.
     #[must_use]
     pub fn place(&self) -> &str {
         &self.place
@@ -261,7 +261,7 @@ impl fmt::Display for KeyError {
             KeyErrorKind::InvalidJson => "is not valid JSON",
             KeyErrorKind::NotAnId => "is neither a string, an integer nor a boolean",
             KeyErrorKind::NotAnArray => "is not a JSON array",
-            KeyErrorKind::InvalidEncoding => "is not percent-encoded as it should be",
+            KeyErrorKind::InvalidEncoding => "is not valid percent-encoding",
             KeyErrorKind::TooMany => "holds too many keys",
             KeyErrorKind::InvalidNamespace => "is not 1 to 64 bytes without control characters",
             KeyErrorKind::Rejected => "was rejected",
@@ -272,17 +272,19 @@ impl fmt::Display for KeyError {
 
 impl std::error::Error for KeyError {}
 
-/// A setting that cannot work, found while a layer or an adapter is built.
+/// An invalid setting, found while a layer or an adapter is built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A namespace must be 1 to 64 bytes without control characters.
     InvalidNamespace,
-    /// Not the name of an HTTP header.
+    /// The text is not the name of an HTTP header.
     InvalidHeaderName,
-    /// Not a JSON pointer (RFC 6901): empty, or starting with `/`, with `~` only in `~0` and `~1`.
+    /// The text is not a JSON pointer (RFC 6901). A pointer is empty or starts with `/`, and has `~`
+    /// in `~0` and `~1` only.
     InvalidPointer,
-    /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and not start with `sqlite_`.
+    /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and must not start
+    /// with `sqlite_`.
     InvalidIdentifier,
     /// A setting has a value without meaning.
     #[non_exhaustive]
@@ -292,30 +294,30 @@ pub enum ConfigError {
         /// What the value must be: `"at least 100 ms"`.
         rule: &'static str,
     },
-    /// Duplicates must be answered with a 2xx: every sender takes anything else for a failure.
+    /// The status for duplicates must be 2xx, because senders retry after any other status.
     InvalidDuplicateStatus,
-    /// A delivery whose event is in flight must not be answered with a 2xx, because the event is
-    /// lost if its first run fails; nor with a 1xx, which is not a final response.
+    /// The status for a delivery in flight must be neither 1xx nor 2xx. A 2xx would lose the event if
+    /// its first run fails, and a 1xx is not a final response.
     InvalidInFlightStatus,
-    /// A header that belongs to one client, one connection or one moment is not replayed.
+    /// A header that belongs to one client, one connection or one moment cannot be replayed.
     InvalidReplayHeader,
-    /// The adapter has no leases, or stores no data, as this layer needs it.
+    /// The adapter lacks an ability that this layer needs: leases, or stored data.
     UnsupportedByAdapter(&'static str),
-    /// The store URL cannot be read. (The URL is not repeated here: it may hold a password.)
+    /// The store URL cannot be parsed. The error does not contain the URL, which may hold a password.
     InvalidUrl,
-    /// The Postgres URL names several hosts, or `PGHOST` does. `sqlx` connects to one host only:
-    /// give one address that leads to the primary.
-    SeveralHosts,
-    /// The Postgres URL has a parameter that chooses between servers, which `sqlx` ignores: give
+    /// The Postgres URL or `PGHOST` names several hosts, and `sqlx` connects to one host only. Give
     /// one address that leads to the primary.
+    SeveralHosts,
+    /// The Postgres URL has a parameter that chooses between servers, which `sqlx` ignores. Give one
+    /// address that leads to the primary.
     UnsupportedUrlParameter(&'static str),
-    /// No adapter answers to this URL scheme.
+    /// No adapter has this URL scheme.
     UnknownScheme(String),
-    /// The adapter for this URL scheme is behind a cargo feature that is off.
+    /// The adapter for this URL scheme needs a cargo feature that is off.
     FeatureDisabled {
-        /// The URL scheme that was asked for.
+        /// The URL scheme.
         scheme: &'static str,
-        /// The cargo feature that brings its adapter.
+        /// The cargo feature of its adapter.
         feature: &'static str,
     },
 }
@@ -333,12 +335,12 @@ impl fmt::Display for ConfigError {
             }
             Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
             Self::InvalidSetting { setting, rule } => write!(f, "`{setting}` must be {rule}"),
+            Self::InvalidDuplicateStatus => f.write_str("the status for duplicates must be 2xx"),
             Self::InvalidInFlightStatus => {
-                f.write_str("a delivery in flight is answered with neither a 1xx nor a 2xx")
+                f.write_str("the status for a delivery in flight must be neither 1xx nor 2xx")
             }
-            Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
             Self::UnsupportedByAdapter(what) => write!(f, "the adapter does not support {what}"),
-            Self::InvalidUrl => f.write_str("the store URL cannot be read"),
+            Self::InvalidUrl => f.write_str("the store URL cannot be parsed"),
             Self::SeveralHosts => f.write_str(
                 "the store URL names several hosts: give one address that leads to the primary",
             ),

@@ -13,10 +13,10 @@ use crate::delivery::Delivery;
 use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 use crate::observe;
 
-/// The delivery that the handler is running.
+/// Extracts the delivery that the handler runs.
 ///
-/// Take `Option<Delivery>` where a request may reach the handler undeduplicated: a handshake, a
-/// method that is not deduplicated, a missing key that is let through.
+/// Use `Option<Delivery>` if a request may reach the handler without deduplication: a handshake, a
+/// method that is not deduplicated, or a missing key that passes through.
 ///
 /// # Example
 ///
@@ -46,13 +46,13 @@ impl<S: Sync> OptionalFromRequestParts<S> for Delivery {
     }
 }
 
-/// The rejection of a [`Delivery`] argument: the request did not come through a
-/// [`DedupLayer`](crate::DedupLayer), or came through it undeduplicated.
+/// The rejection of a [`Delivery`] argument: no [`DedupLayer`](crate::DedupLayer) covers the route,
+/// or the layer did not deduplicate the request.
 #[derive(Debug, Clone, Copy)]
 pub struct MissingDelivery(());
 
 impl MissingDelivery {
-    /// 500: the route is wired wrongly.
+    /// Returns 500, because the route has no such layer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         StatusCode::INTERNAL_SERVER_ERROR
@@ -67,7 +67,7 @@ impl fmt::Display for MissingDelivery {
 
 impl std::error::Error for MissingDelivery {}
 
-/// The body is empty: the cause is logged, and nothing internal is said to the client.
+/// The body is empty. The cause is logged, because clients never see internal errors.
 impl IntoResponse for MissingDelivery {
     fn into_response(self) -> Response {
         observe::rejected("Delivery", &self);
@@ -75,7 +75,7 @@ impl IntoResponse for MissingDelivery {
     }
 }
 
-/// The delivery's transaction, lent until the argument is dropped.
+/// Extracts the delivery's transaction, which the layer lends until the argument is dropped.
 ///
 /// # Example
 ///
@@ -87,7 +87,7 @@ impl IntoResponse for MissingDelivery {
 ///
 /// async fn on_event(delivery: Delivery, mut tx: DedupTx<Sqlite>) -> Result<(), StatusCode> {
 ///     sqlx::query("UPDATE orders SET paid = 1 WHERE id = ?")
-///         .bind(delivery.key().map(|key| key.id().to_owned()))
+///         .bind(delivery.id().to_owned())
 ///         .execute(&mut *tx)
 ///         .await
 ///         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
@@ -107,7 +107,7 @@ impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
     }
 }
 
-/// `None` where the request reached the handler undeduplicated: a handshake, for instance.
+/// Returns `None` if the layer did not deduplicate the request, as for a handshake.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl<DB: sqlx::Database, S: Sync> OptionalFromRequestParts<S> for DedupTx<DB> {
     type Rejection = TxRejection;
@@ -118,16 +118,16 @@ impl<DB: sqlx::Database, S: Sync> OptionalFromRequestParts<S> for DedupTx<DB> {
     }
 }
 
-/// The rejection of a [`DedupTx`] argument: the request did not come through a
-/// [transactional](crate::DedupLayer::transactional) layer over this database, or its transaction
-/// is lent to somebody else.
+/// The rejection of a [`DedupTx`] argument: no
+/// [transactional](crate::DedupLayer::transactional) layer over this database covers the route, or
+/// the transaction is already lent.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[derive(Debug, Clone, Copy)]
 pub struct TxRejection(TxUnavailable);
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl TxRejection {
-    /// 500: the route is wired wrongly.
+    /// Returns 500, because the route has no such layer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         StatusCode::INTERNAL_SERVER_ERROR
@@ -148,7 +148,7 @@ impl std::error::Error for TxRejection {
     }
 }
 
-/// The body is empty: the cause is logged, and nothing internal is said to the client.
+/// The body is empty. The cause is logged, because clients never see internal errors.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl IntoResponse for TxRejection {
     fn into_response(self) -> Response {

@@ -1,67 +1,78 @@
-//! What the layer says of itself: one `tracing` event for every delivery, and metrics.
+//! What the layer logs and counts: one `tracing` event for every delivery, and metrics.
 //!
-//! # Events
+//! # Log records
 //!
-//! Target `tower_dedup`. Every delivery that the layer looks at ends in exactly one event with the
-//! message `delivery` and these fields, as far as they are known:
+//! The target is `tower_dedup`. Every delivery ends in exactly one record with the message
+//! `delivery`. The record has these fields, as far as they are known:
 //!
 //! | field | meaning |
 //! |---|---|
 //! | `outcome` | see below |
 //! | `namespace`, `id` | the first key; `id` is the first 16 hex digits of its SHA-256, or the id itself by choice ([`LogIds`](crate::LogIds)) |
-//! | `keys` | how many events the delivery carries |
-//! | `attempt`, `takeover` | of a first run |
-//! | `age_ms` | of a duplicate: since the event was first seen |
-//! | `status` | the handler's, or the layer's |
-//! | `duration_ms` | from the head of the request to the answer |
-//! | `error` | what went wrong inside, never told to the client |
+//! | `keys` | the number of events in the delivery |
+//! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
+//! | `age_ms` | of a duplicate: the time since the event was first seen |
+//! | `status` | the status of the response |
+//! | `duration_ms` | the time from the head of the request to the head of the response |
+//! | `error` | the internal error, which the client never sees |
 //!
 //! | `outcome` | level | meaning |
 //! |---|---|---|
-//! | `completed` | info | the handler ran and succeeded; the key is complete |
-//! | `failed` | info | the handler ran and failed; the key is free for the retry |
+//! | `completed` | info | the handler succeeded; the key is complete |
+//! | `failed` | info | the handler failed; the key is free for the retry |
 //! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry |
 //! | `panicked` | error | the handler panicked; the key is free for the retry |
-//! | `uncommitted` | error | the handler succeeded, but its ledger could not commit |
-//! | `partial` | info | a batch: the new events are complete, others run elsewhere still |
-//! | `duplicate` | info | answered without running the handler |
-//! | `in_flight` | info | the event was running elsewhere for longer than the wait |
-//! | `mismatch` | warn | the id is known, with another payload, where the layer [compares](crate::DedupLayer::compare_payload) them |
-//! | `broken_response` | error | the handler's response, which was to be kept, ended in an error; the key is free for the retry |
-//! | `unavailable` | warn | the store did not answer |
-//! | `overloaded` | warn | `max_running` or `max_waiting` deliveries were under way, or the inner service was not ready to the end of a wait |
-//! | `invalid_key` | warn | the key is missing, malformed, or one of too many |
-//! | `too_large`, `broken_body`, `slow_body` | warn | the body was not read to its end |
-//! | `unverified` | error | no `Verified` marker: the layers are in the wrong order |
-//! | `bypass` | debug | a handshake, a missing key that was let through, or a delivery that an outer layer runs already |
+//! | `uncommitted` | error | the handler succeeded, but the ledger could not commit |
+//! | `partial` | info | a multi-event delivery: the new events are complete, others are in flight elsewhere |
+//! | `duplicate` | info | every event is complete; the handler did not run |
+//! | `in_flight` | info | the event was in flight elsewhere for longer than the wait |
+//! | `mismatch` | warn | the id is complete with another payload, and the layer [compares](crate::DedupLayer::compare_payload) payloads |
+//! | `broken_response` | error | the body of a response to be stored ended in an error; the key is free for the retry |
+//! | `unavailable` | warn | the store did not reply |
+//! | `overloaded` | warn | `max_running` or `max_waiting` was reached, or the inner service was not ready when the wait ended |
+//! | `invalid_key` | warn | the key is missing or malformed, or there are too many keys |
+//! | `too_large`, `broken_body`, `slow_body` | warn | the request body could not be read to its end |
+//! | `unverified` | error | the marker `Verified` is missing: the layers are in the wrong order |
+//! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs |
 //!
-//! Beside them, naming events by their hash: `lease lost` (warn), `takeover` (warn), `running
-//! unprotected` (warn), `handled on another path` (error, once a minute at most), `nested layers`
-//! (warn, once), `payload mismatch` (warn), `response not kept` (warn), `completed in the
-//! background` (info), `gave up in the background` (error), `purged` (debug), `purging failed` (warn);
-//! of a `MemoryAdapter`, `nearly full` (warn, once an hour at most) and `evicted` (warn, once a minute
-//! at most, with `keys` and `age_s`, the age of the youngest of them). `rejected` (error) names an
-//! argument of a handler, a `Delivery` or a `DedupTx`, that is not in its request.
+//! More records name an event by the hash of its id:
+//!
+//! | message begins with | level | meaning |
+//! |---|---|---|
+//! | `lease lost` | warn | another handler may have run this event too |
+//! | `takeover` | warn | an earlier handler of this event died or lost its lease |
+//! | `running unprotected` | warn | the handler runs although the store did not reply |
+//! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
+//! | `nested layers` | warn, once | an outer layer uses the same keys |
+//! | `payload mismatch` | warn | the event was handled with another payload |
+//! | `response not stored` | warn | duplicates of this event get an empty response |
+//! | `completed in the background` | info | a store call succeeded after its delivery had ended |
+//! | `gave up in the background` | error | such a call never succeeded |
+//! | `purged` | debug | expired keys were deleted |
+//! | `purging failed` | warn | a round of the purger failed |
+//! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
+//! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
+//! | `rejected` | error | a handler's argument, `Delivery` or `DedupTx`, is not in its request |
 //!
 //! # Metrics
 //!
-//! With the feature `metrics`, through the [`metrics`](https://docs.rs/metrics) facade:
+//! The feature `metrics` reports through the [`metrics`](https://docs.rs/metrics) facade:
 //!
 //! | name | kind | labels | meaning |
 //! |---|---|---|---|
 //! | `tower_dedup_deliveries_total` | counter | `namespace`, `outcome` | deliveries by outcome, as above |
 //! | `tower_dedup_running` | gauge | `namespace` | deliveries that have begun and not ended |
-//! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | from the head of the request to the answer |
-//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | calls to the store: `record`, `unrecord`; `claim`, `renew`, `complete`, `release`; `recall`; `begin`, `give_back`, `mark`, `commit`, `rollback` of transactions. `result` is `ok` or the kind of the error |
-//! | `tower_dedup_takeovers_total` | counter | `namespace` | first runs after somebody else's lease lapsed |
-//! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that ended after somebody took their event over |
-//! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers run although the store did not answer |
-//! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than the one on which this process has handled their event |
+//! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | the time from the head of the request to the head of the response |
+//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `claim`, `renew`, `complete`, `release`; in transactions `begin`, `release_in`, `savepoint`, `commit`, `rollback`. `result` is `ok` or the kind of the error |
+//! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
+//! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that lost their lease |
+//! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers that ran although the store did not reply |
+//! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than their event |
 //! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
-//! | `tower_dedup_responses_not_kept_total` | counter | `namespace` | responses that were to be kept and cannot be |
-//! | `tower_dedup_background_total` | counter | `operation`, `result` | completions, releases and undone records that ended in the background; `result` is `ok`, `gave_up` or `refused` |
+//! | `tower_dedup_responses_not_stored_total` | counter | `namespace` | responses that were to be stored and cannot be |
+//! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery; `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
-//! | `tower_dedup_evicted_total` | counter | | keys that a full `MemoryAdapter` has forgotten before they had expired |
+//! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
 
 use std::sync::Arc;
 #[cfg(feature = "metrics")]
@@ -74,6 +85,26 @@ use http::StatusCode;
 
 use crate::error::Error;
 use crate::key::DedupKey;
+
+/// Logs a record that names an event by its namespace and the hash of its id.
+macro_rules! log {
+    ($level:ident, $key:expr, $($fields:tt)+) => {
+        tracing::event!(
+            target: "tower_dedup",
+            tracing::Level::$level,
+            namespace = $key.namespace(),
+            id = $key.log_id(),
+            $($fields)+
+        )
+    };
+}
+
+/// Counts under the namespace of `key`.
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
+fn count(counter: &'static str, key: &DedupKey) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(counter, "namespace" => key.namespace().to_owned()).increment(1);
+}
 
 /// How one delivery ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,24 +154,24 @@ impl Outcome {
     }
 }
 
-/// What the deliveries of one layer are counted under.
+/// The keys of the metrics of one layer.
 ///
-/// A metric's key is text that is put together and hashed: making those of a delivery anew each time
-/// would cost more than counting it. The recorder is asked each time, for it may come late.
+/// A metric's key is composed and hashed text. To make it for every delivery would cost more than
+/// to count. The recorder is looked up each time, because it may be installed late.
 pub(crate) struct Meters {
     namespace: Arc<str>,
-    /// Whether it was said that the layer is around a route twice.
-    told_nested: AtomicBool,
-    /// When it was said last that an event was handled on another path.
-    told_other_path: Mutex<Option<Instant>>,
+    /// Whether `nested layers` was logged.
+    logged_nested: AtomicBool,
+    /// When `handled on another path` was logged last.
+    logged_other_path: Mutex<Option<Instant>>,
     #[cfg(feature = "metrics")]
     running: metrics::Key,
-    /// By outcome.
+    /// Indexed by outcome.
     #[cfg(feature = "metrics")]
     ended: [OnceLock<Ended>; Outcome::Bypass as usize + 1],
 }
 
-/// The keys of one outcome.
+/// The metrics' keys of one outcome.
 #[cfg(feature = "metrics")]
 struct Ended {
     deliveries: metrics::Key,
@@ -155,8 +186,8 @@ impl Meters {
     pub(crate) fn new(namespace: &Arc<str>) -> Self {
         Self {
             namespace: Arc::clone(namespace),
-            told_nested: AtomicBool::new(false),
-            told_other_path: Mutex::default(),
+            logged_nested: AtomicBool::new(false),
+            logged_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
             running: key("tower_dedup_running", namespace, None),
             #[cfg(feature = "metrics")]
@@ -164,37 +195,36 @@ impl Meters {
         }
     }
 
-    /// A request came that an outer layer runs already. Logged once: it is so for every request.
+    /// Reports that an outer layer already runs a request. Logs once, because every request of this
+    /// layer is concerned.
     pub(crate) fn nested(&self) {
-        if !self.told_nested.swap(true, Ordering::Relaxed) {
+        if !self.logged_nested.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 target: "tower_dedup",
                 namespace = &*self.namespace,
-                "nested layers: an outer layer deduplicates these requests by the same keys; the inner one lets them through"
+                "nested layers: an outer layer deduplicates these requests by the same keys; this layer lets them through"
             );
         }
     }
 
-    /// A duplicate came on another path than the one on which its event was handled.
+    /// Reports a duplicate that came on another path than the path on which its event was handled.
     pub(crate) fn handled_on_another_path(&self, key: &DedupKey) {
         const PAUSE: Duration = Duration::from_secs(60);
-        #[cfg(feature = "metrics")]
         count("tower_dedup_other_path_total", key);
-        let mut told = self.told_other_path.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_some_and(|told| told.elapsed() < PAUSE) {
+        let mut logged = self.logged_other_path.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.is_some_and(|logged| logged.elapsed() < PAUSE) {
             return;
         }
-        *told = Some(Instant::now());
-        drop(told);
-        tracing::error!(
-            target: "tower_dedup",
-            namespace = key.namespace(),
-            id = key.log_id(),
+        *logged = Some(Instant::now());
+        drop(logged);
+        log!(
+            ERROR,
+            key,
             "handled on another path: this event is a duplicate here, and this path's handler has not run; give each route that has to see it a namespace of its own"
         );
     }
 
-    /// Counts a delivery as running until the answer is dropped.
+    /// Counts a delivery as running until the returned guard is dropped.
     pub(crate) fn running(&self) -> Running {
         Running {
             #[cfg(feature = "metrics")]
@@ -222,7 +252,7 @@ impl Meters {
 
 #[cfg(feature = "metrics")]
 fn key(name: &'static str, namespace: &Arc<str>, outcome: Option<Outcome>) -> metrics::Key {
-    // Shared, so that a recorder keeps it without a copy.
+    // Shared, so that the recorder does not copy it.
     let namespace = metrics::SharedString::from_shared(Arc::clone(namespace));
     let mut labels = vec![metrics::Label::new("namespace", namespace)];
     labels.extend(outcome.map(|outcome| metrics::Label::new("outcome", outcome.as_str())));
@@ -235,7 +265,7 @@ impl std::fmt::Debug for Meters {
     }
 }
 
-/// What is known of a delivery when it ends.
+/// What is known about a delivery when it ends.
 pub(crate) struct Report<'a> {
     pub(crate) outcome: Outcome,
     pub(crate) meters: &'a Meters,
@@ -303,18 +333,18 @@ fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// To the microsecond.
+/// Returns milliseconds, rounded to the microsecond.
 fn rounded_ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The error and its causes in one line.
+/// Returns the error and its causes in one line.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
         let text = cause.to_string();
-        // Some errors say their cause themselves.
+        // The `Display` of some errors ends with their cause.
         if !line.ends_with(&text) {
             line.push_str(": ");
             line.push_str(&text);
@@ -324,7 +354,7 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     line
 }
 
-/// Counts a delivery as running for as long as it lives.
+/// Counts a delivery as running until it is dropped.
 pub(crate) struct Running {
     #[cfg(feature = "metrics")]
     gauge: metrics::Gauge,
@@ -337,13 +367,13 @@ impl Drop for Running {
     }
 }
 
-/// A call to the store came back.
+/// Measures a store call.
 #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
 pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<&Error>) {
     #[cfg(feature = "metrics")]
     {
         let result = error.map_or("ok", |error| error.kind().as_str());
-        // Those that a delivery which goes well makes: their keys are made by the compiler.
+        // For the calls of a successful delivery, the compiler makes the metrics' keys.
         macro_rules! duration {
             ($($usual:literal)+) => {
                 match (operation, result) {
@@ -359,86 +389,52 @@ pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<
                 )
             };
         }
-        duration!("record" "claim" "complete" "release" "begin" "commit").record(took);
+        duration!("claim" "complete" "release" "begin" "commit").record(took);
     }
 }
 
-/// A handler starts on an event whose earlier handler ended without a word.
+/// Reports that a handler starts after another lease on its event lapsed.
 pub(crate) fn takeover(key: &DedupKey, attempt: u32) {
-    #[cfg(feature = "metrics")]
     count("tower_dedup_takeovers_total", key);
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace = key.namespace(),
-        id = key.log_id(),
-        attempt,
-        "takeover: an earlier handler of this event died or lost its lease"
-    );
+    log!(WARN, key, attempt, "takeover: an earlier handler of this event died or lost its lease");
 }
 
-/// A handler lost its lease while it ran.
+/// Reports that a handler lost its lease while it ran.
 pub(crate) fn lease_lost(key: &DedupKey) {
-    #[cfg(feature = "metrics")]
     count("tower_dedup_leases_lost_total", key);
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace = key.namespace(),
-        id = key.log_id(),
-        "lease lost: another handler may have run this event too"
-    );
+    log!(WARN, key, "lease lost: another handler may have run this event too");
 }
 
-/// A handler starts although the store did not answer.
+/// Reports that a handler starts although the store did not reply.
 pub(crate) fn unprotected(key: &DedupKey, error: &Error) {
-    #[cfg(feature = "metrics")]
     count("tower_dedup_unprotected_total", key);
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace = key.namespace(),
-        id = key.log_id(),
-        error = chain(error),
-        "running unprotected: the store did not answer"
-    );
+    log!(WARN, key, error = chain(error), "running unprotected: the store did not reply");
 }
 
-/// An event was handled before, with another payload.
+/// Reports that an event was handled before with another payload.
 pub(crate) fn mismatch(key: &DedupKey) {
-    #[cfg(feature = "metrics")]
     count("tower_dedup_mismatches_total", key);
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace = key.namespace(),
-        id = key.log_id(),
-        "payload mismatch: this event was handled with another payload"
-    );
+    log!(WARN, key, "payload mismatch: this event was handled with another payload");
 }
 
-/// A handler's response cannot be kept: its duplicates get an empty one.
-pub(crate) fn response_not_kept(key: &DedupKey, why: &'static str) {
-    #[cfg(feature = "metrics")]
-    count("tower_dedup_responses_not_kept_total", key);
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace = key.namespace(),
-        id = key.log_id(),
-        why,
-        "response not kept: duplicates of this event are answered without it"
-    );
+/// Reports that a handler's response cannot be stored.
+pub(crate) fn response_not_stored(key: &DedupKey, why: &'static str) {
+    count("tower_dedup_responses_not_stored_total", key);
+    log!(WARN, key, why, "response not stored: duplicates of this event get an empty response");
 }
 
-/// A failed handler's finished events could not be committed.
+/// Reports that the events which a failed handler marked as done may not be committed.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn not_kept(key: Option<&DedupKey>, error: &Error) {
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace = key.map(DedupKey::namespace),
-        id = key.map(DedupKey::log_id),
+pub(crate) fn marks_not_committed(key: &DedupKey, error: &Error) {
+    log!(
+        WARN,
+        key,
         error = chain(error),
-        "what the handler has marked as done is not committed, as far as is known: the retry finds out"
+        "the events that the handler marked as done may not be committed: the retry finds out"
     );
 }
 
-/// A handler's argument could not be taken from its request: the route is wired wrongly.
+/// Reports that a handler's argument is not in its request: the route has no such layer.
 #[cfg(feature = "axum")]
 pub(crate) fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static)) {
     tracing::error!(
@@ -449,16 +445,16 @@ pub(crate) fn rejected(argument: &'static str, error: &(dyn std::error::Error + 
     );
 }
 
-/// How work that outlived its delivery ended.
+/// How a store call ended that outlived its delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Background {
     Done,
     GaveUp,
-    /// Too much of it is under way already.
+    /// Too many such calls are pending.
     Refused,
 }
 
-/// A completion, release or undone record ended in the background.
+/// Reports a completion or release that ended in the background.
 pub(crate) fn background(operation: &'static str, result: Background, key: Option<&DedupKey>) {
     #[cfg(feature = "metrics")]
     {
@@ -485,12 +481,12 @@ pub(crate) fn background(operation: &'static str, result: Background, key: Optio
         ),
         Background::Refused => tracing::error!(
             target: "tower_dedup", operation, namespace, id,
-            "gave up at once: too much is under way in the background, or the runtime is gone"
+            "gave up at once: too many calls are pending in the background, or the runtime has ended"
         ),
     }
 }
 
-/// A handler's panic that nobody waits for any more.
+/// Reports a handler's panic that no caller waits for.
 pub(crate) fn orphaned_panic(namespace: &str, message: &str) {
     tracing::error!(
         target: "tower_dedup",
@@ -500,7 +496,7 @@ pub(crate) fn orphaned_panic(namespace: &str, message: &str) {
     );
 }
 
-/// A retention that is shorter than the time in which the sender may deliver again.
+/// Reports a retention below the retention floor.
 pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Duration) {
     tracing::warn!(
         target: "tower_dedup",
@@ -511,7 +507,7 @@ pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Durat
     );
 }
 
-/// Counts keys that a store has forgotten before they had expired.
+/// Counts live keys that a store has forgotten.
 #[cfg(feature = "memory")]
 pub(crate) fn evicted(keys: u64) {
     #[cfg(feature = "metrics")]
@@ -520,8 +516,7 @@ pub(crate) fn evicted(keys: u64) {
     let _ = keys;
 }
 
-/// A store has forgotten keys before they had expired, the youngest of them so long after it was
-/// first seen.
+/// Reports that a store has forgotten live keys; `age` is the age of the youngest.
 #[cfg(feature = "memory")]
 pub(crate) fn evicting(keys: u64, age: Duration) {
     tracing::warn!(
@@ -532,28 +527,23 @@ pub(crate) fn evicting(keys: u64, age: Duration) {
     );
 }
 
-/// A store is nearly full.
+/// Reports that a store is nearly full.
 #[cfg(feature = "memory")]
 pub(crate) fn nearly_full() {
     tracing::warn!(
         target: "tower_dedup",
-        "nearly full: the memory store has taken four fifths of its capacity"
+        "nearly full: the memory store has reached four fifths of its capacity"
     );
 }
 
-/// Expired keys were deleted.
+/// Counts expired keys that were deleted.
 pub(crate) fn purged(keys: u64) {
     #[cfg(feature = "metrics")]
     metrics::counter!("tower_dedup_purged_total").increment(keys);
     tracing::debug!(target: "tower_dedup", keys, "purged");
 }
 
-/// A round of purging failed; the next one is not far.
+/// Reports a failed round of the purger.
 pub(crate) fn purge_failed(error: &Error) {
-    tracing::warn!(target: "tower_dedup", error = chain(error), "purging failed; will try again");
-}
-
-#[cfg(feature = "metrics")]
-fn count(name: &'static str, key: &DedupKey) {
-    metrics::counter!(name, "namespace" => key.namespace().to_owned()).increment(1);
+    tracing::warn!(target: "tower_dedup", error = chain(error), "purging failed; the purger tries again");
 }

@@ -1,17 +1,18 @@
-//! [`Purger`]: deletes expired keys, off the request path.
+//! [`Purger`]: deletes expired keys in the background.
 //!
-//! 1. A round deletes in portions, until one comes back short, and then waits for its interval. After
-//!    each portion it pauses for as long as the portion took, so that it takes half of the time of a
-//!    connection at most.
-//! 2. The first round comes within a minute after the start, or within the interval if that is
-//!    shorter. Every pause is jittered, so that replicas started together spread out.
-//! 3. An error, a hang or a panic of the store ends one round, never the purger, and is logged. The
-//!    next round comes after a second, and after each further failure in twice the time, up to the
-//!    interval. What was deleted before the failure is counted.
-//! 4. Keys stay for an hour after they have expired ([`PURGE_GRACE`](crate::adapter::PURGE_GRACE)),
-//!    and a round fails while the store's clock is more than an hour ahead of where the round before
-//!    expected it: a clock that is wrong for a while deletes nothing.
-//! 5. Dropping the handle stops it at the next pause; [`PurgerHandle::stop`] waits for that.
+//! 1. A round deletes in portions until a portion is not full, then waits for its interval. After
+//!    each portion the purger pauses for as long as the portion took. So it uses a connection for
+//!    half of the time at most.
+//! 2. The first round starts within a minute, or within the interval if that is shorter. Every
+//!    pause is jittered, so that replicas that start together do not purge together.
+//! 3. An error, a hang or a panic of the store ends one round and is logged; the purger goes on.
+//!    The next round starts after a second. After each further failure the pause doubles, up to the
+//!    interval. Portions that were deleted before the failure are counted.
+//! 4. Expired keys stay for another hour ([`PURGE_GRACE`](crate::adapter::PURGE_GRACE)). A round
+//!    fails while the store's clock is more than an hour ahead of its expected time. So a clock that
+//!    is wrong for a while deletes nothing.
+//! 5. If the handle is dropped, the purger stops at its next pause. [`PurgerHandle::stop`] waits for
+//!    that.
 //!
 //! # Example
 //!
@@ -29,6 +30,7 @@
 //! # });
 //! ```
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,48 +43,48 @@ use crate::adapter::MaintenanceAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
-/// Within how much time the first round comes.
+/// The latest start of the first round.
 const FIRST_WITHIN: Duration = Duration::from_secs(60);
-/// After how much time a round is repeated that has failed.
+/// The pause after the first failed round.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Deletes expired keys from a store, at an interval.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "a purger does nothing until it is spawned"]
-pub struct Purger<A> {
-    adapter: A,
+pub struct Purger {
+    round: Round,
     every: Duration,
-    batch: u32,
-    timeout: Duration,
 }
 
-impl<A: MaintenanceAdapter> Purger<A> {
-    /// A purger that deletes 1,000 keys at a time, every ten minutes. Its first round comes within a
-    /// minute.
-    pub fn new(adapter: A) -> Self {
-        let (every, timeout) = (Duration::from_secs(600), Duration::from_secs(30));
-        Self { adapter, every, batch: 1_000, timeout }
+impl Purger {
+    /// Makes a purger that deletes 1,000 keys in a statement, every ten minutes. A statement may
+    /// take 30 seconds.
+    pub fn new(adapter: impl MaintenanceAdapter) -> Self {
+        let (adapter, timeout) = (Arc::new(adapter), Duration::from_secs(30));
+        let round = Round { adapter, keys_per_statement: 1_000, timeout };
+        Self { round, every: Duration::from_secs(600) }
     }
 
-    /// The pause between two rounds, from a millisecond to a year.
+    /// Sets the pause between two rounds, from a millisecond to a year.
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = interval.clamp(Duration::from_millis(1), Duration::from_secs(365 * 86_400));
         self
     }
 
-    /// How many keys one statement deletes, at least one. Small batches hold locks shortly.
-    pub fn batch(mut self, keys: u32) -> Self {
-        self.batch = keys.max(1);
+    /// Sets how many keys one statement deletes at most, at least one. A statement with fewer keys
+    /// holds its locks for a shorter time.
+    pub fn keys_per_statement(mut self, keys: u32) -> Self {
+        self.round.keys_per_statement = keys.max(1);
         self
     }
 
-    /// How long one batch may take before its round fails.
+    /// Sets how long one statement may take before its round fails.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.round.timeout = timeout;
         self
     }
 
-    /// Starts it on the current runtime.
+    /// Starts the purger on the current runtime.
     ///
     /// # Panics
     ///
@@ -90,16 +92,15 @@ impl<A: MaintenanceAdapter> Purger<A> {
     pub fn spawn(self) -> PurgerHandle {
         let stop = CancellationToken::new();
         let token = stop.clone();
-        let (every, adapter) = (self.every, Arc::new(self.adapter));
-        let round = Round { adapter, batch: self.batch, timeout: self.timeout };
+        let Self { round, every } = self;
         let task = tokio::spawn(async move {
             let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.0..=1.0));
             let mut retry = FIRST_RETRY;
             while token.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
-                // In a task of its own, so that a store that panics ends one round only.
+                // A task of its own, so that a panic of the store ends this round only.
                 let ended = tokio::spawn(round.clone().run(token.clone())).await;
                 let ended = ended.unwrap_or_else(|panic| {
-                    Err(Error::new(ErrorKind::Unavailable, "purging").with_source(panic))
+                    Err(Error::new(ErrorKind::Unavailable, "purging keys").with_source(panic))
                 });
                 (pause, retry) = match ended {
                     Ok(()) => (every, FIRST_RETRY),
@@ -115,40 +116,42 @@ impl<A: MaintenanceAdapter> Purger<A> {
     }
 }
 
-/// One round.
-struct Round<A> {
-    adapter: Arc<A>,
-    batch: u32,
-    timeout: Duration,
-}
-
-impl<A> Clone for Round<A> {
-    fn clone(&self) -> Self {
-        Self { adapter: Arc::clone(&self.adapter), ..*self }
+impl fmt::Debug for Purger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Purger").field("every", &self.every).finish_non_exhaustive()
     }
 }
 
-impl<A: MaintenanceAdapter> Round<A> {
-    /// Deletes until a portion comes back short. A portion under way is finished before a stop.
+/// One round of a purger.
+#[derive(Clone)]
+struct Round {
+    adapter: Arc<dyn MaintenanceAdapter>,
+    keys_per_statement: u32,
+    timeout: Duration,
+}
+
+impl Round {
+    /// Deletes until a portion is not full. A stop waits for the current portion.
     async fn run(self, stop: CancellationToken) -> Result<(), Error> {
         loop {
             let started = Instant::now();
-            let purged = tokio::time::timeout(self.timeout, self.adapter.purge(self.batch))
-                .await
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging")))?;
+            let purged =
+                tokio::time::timeout(self.timeout, self.adapter.purge(self.keys_per_statement))
+                    .await
+                    .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))?;
             if purged > 0 {
                 observe::purged(purged);
             }
-            // Others want to use the store as well.
+            // Leaves the store to deliveries for the other half of the time.
             let pause = stop.run_until_cancelled(tokio::time::sleep(started.elapsed()));
-            if purged < u64::from(self.batch) || pause.await.is_none() {
+            if purged < u64::from(self.keys_per_statement) || pause.await.is_none() {
                 return Ok(());
             }
         }
     }
 }
 
-/// A running [`Purger`]. Dropped, it stops the purger at its next pause.
+/// A running [`Purger`], which stops at its next pause if the handle is dropped.
 #[derive(Debug)]
 #[must_use = "dropping the handle stops the purger"]
 pub struct PurgerHandle {
@@ -157,11 +160,11 @@ pub struct PurgerHandle {
 }
 
 impl PurgerHandle {
-    /// Stops the purger and waits for the batch that is under way.
+    /// Stops the purger and waits for its current statement.
     pub async fn stop(self) {
         let Self { _stops: stops, task } = self;
         drop(stops);
-        // It never panics: every round is caught above.
+        // The task never panics, because every round runs in its own task.
         let _ = task.await;
     }
 }

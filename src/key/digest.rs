@@ -1,11 +1,11 @@
-//! SHA-256 of the raw body, and of anything else that needs a name of fixed length.
+//! SHA-256 digests: ids of bodies and of long ids, and derived names.
 
 use sha2::{Digest, Sha256};
 
-/// The prefix of an id that is a body digest, so that it is never taken for a sender's own id.
+/// The prefix of an id that is a body digest, so that it never equals a sender's own id.
 const BODY_PREFIX: &str = "body_";
 
-/// The id of a delivery that is known by its raw body: `body_` and 64 lower-case hex digits.
+/// Returns the id of a body: `body_` and the 64 lower-case hex digits of its SHA-256.
 pub(crate) fn body_id(body: &[u8]) -> String {
     let mut id = String::with_capacity(BODY_PREFIX.len() + 64);
     id.push_str(BODY_PREFIX);
@@ -13,25 +13,25 @@ pub(crate) fn body_id(body: &[u8]) -> String {
     id
 }
 
-/// The SHA-256 of `bytes`.
+/// Returns the SHA-256 of `bytes`.
 pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// The SHA-256 of `bytes` in 64 lower-case hex digits.
+/// Returns the SHA-256 of `bytes` in 64 lower-case hex digits.
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// `bytes` in lower-case hex digits.
+/// Returns `bytes` in lower-case hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let mut hex = String::with_capacity(2 * bytes.len());
     push_hex(&mut hex, bytes);
     hex
 }
 
-/// The first 16 bytes, in hex, of the SHA-256 over `parts`, each preceded by its length in eight
-/// big-endian bytes, so that no two different lists give the same input.
+/// Returns the first 16 bytes, in hex, of the SHA-256 over `parts`. Each part is preceded by its
+/// length in eight big-endian bytes, so that two different lists never give the same input.
 pub(crate) fn derive<'p>(parts: impl IntoIterator<Item = &'p str>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_digest_is_the_published_sha256() {
+    fn body_id_is_the_published_sha256() {
         // FIPS 180-4, the one-block example.
         assert_eq!(
             body_id(b"abc"),
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_names_do_not_collide_by_shifting_a_boundary() {
+    fn derive_tells_lists_with_other_boundaries_apart() {
         assert_ne!(derive(["ab", "c"]), derive(["a", "bc"]));
         assert_eq!(derive(["ab", "c"]).len(), 32);
     }

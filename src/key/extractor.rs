@@ -5,113 +5,38 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderMap, Method, Uri, request};
+use http::Method;
 
-use super::batch::{Batch, Item, check_id_bytes};
 use super::digest::{body_id, sha256_hex};
+use super::each::{EachKey, Found, FoundEvent, check_id_bytes};
 use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::part::KeyPart;
+use super::request::RequestRef;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 type ExtractFn = dyn Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send + Sync;
 type NamespaceFn = dyn Fn(&RequestRef<'_>) -> Option<String> + Send + Sync;
 type BypassFn = dyn Fn(&RequestRef<'_>) -> bool + Send + Sync;
 
-/// What an extractor reads: the head of a request and its whole body.
-#[derive(Clone, Copy)]
-pub struct RequestRef<'r> {
-    head: &'r request::Parts,
-    body: &'r Bytes,
-}
-
-impl<'r> RequestRef<'r> {
-    /// A view of this head and this body.
-    #[must_use]
-    pub fn new(head: &'r request::Parts, body: &'r Bytes) -> Self {
-        Self { head, body }
-    }
-
-    /// The request's method.
-    #[must_use]
-    pub fn method(&self) -> &'r Method {
-        &self.head.method
-    }
-
-    /// The request's target. Behind a nested router, the part that is left of it.
-    #[must_use]
-    pub fn uri(&self) -> &'r Uri {
-        &self.head.uri
-    }
-
-    /// The request's headers.
-    #[must_use]
-    pub fn headers(&self) -> &'r HeaderMap {
-        &self.head.headers
-    }
-
-    /// What outer layers left for inner ones.
-    #[must_use]
-    pub fn extensions(&self) -> &'r http::Extensions {
-        &self.head.extensions
-    }
-
-    /// The raw body, all of it. Within a [`Batch`], that of the event.
-    #[must_use]
-    pub fn body(&self) -> &'r Bytes {
-        self.body
-    }
-
-    /// The same head with another body: for a batch that is wrapped in something else.
-    #[must_use]
-    pub fn with_body<'b>(&self, body: &'b Bytes) -> RequestRef<'b>
-    where
-        'r: 'b,
-    {
-        RequestRef { head: self.head, body }
-    }
-}
-
-impl fmt::Debug for RequestRef<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Headers and bodies carry secrets.
-        f.debug_struct("RequestRef")
-            .field("method", self.method())
-            .field("body_len", &self.body.len())
-            .finish_non_exhaustive()
-    }
-}
-
-/// What an extractor found.
+/// What an extractor found in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Extracted {
     /// The delivery's keys.
     Keys(Keys),
-    /// A handshake or a ping: it reaches the handler undeduplicated.
+    /// A handshake or a ping: the request reaches the handler without deduplication.
     Bypass,
-    /// There is no key where one was expected: the layer's policy decides.
+    /// The key is missing: the layer's policy decides.
     Missing,
 }
 
-/// What a rule found, before it is put into a namespace.
-#[derive(Debug)]
-pub(crate) enum Found {
-    One(String),
-    /// At least one.
-    Each(Vec<Item>),
-    Bypass,
-    Missing,
-}
-
-/// A rule that neither parts nor a batch can say.
+/// A rule that neither a part nor an [`EachKey`] can express.
 pub(crate) type Reader = Arc<dyn Fn(&RequestRef<'_>) -> Result<Found, KeyError> + Send + Sync>;
 
 /// Reads the keys of a delivery from its head and its body.
 ///
-/// Made from a [`KeyPart`] by [`KeyPart::namespace`], from a [`Batch`] by [`Batch::namespace`],
-/// from a closure by [`KeyExtractor::from_fn`], or from a preset of
-/// [`provider`](crate::provider). Cloning is cheap.
+/// It is made by [`KeyPart::namespace`], [`EachKey::namespace`] or [`KeyExtractor::from_fn`], or
+/// from a preset of [`provider`](crate::provider). Cloning is cheap.
 #[derive(Clone)]
 pub struct KeyExtractor {
     namespace: Arc<str>,
@@ -126,27 +51,67 @@ pub struct KeyExtractor {
 #[derive(Clone)]
 enum Rule {
     Part(KeyPart),
-    Batch(Batch),
+    Each(EachKey),
     Reader(Reader),
     Fn(Arc<ExtractFn>),
 }
 
+impl KeyPart {
+    /// Makes an extractor of keys in this namespace, which the layer takes.
+    ///
+    /// # Panics
+    ///
+    /// If the namespace is not 1 to 64 bytes without control characters.
+    /// [`try_namespace`](Self::try_namespace) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn namespace(self, namespace: &str) -> KeyExtractor {
+        self.try_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"))
+    }
+
+    /// Makes an extractor of keys in this namespace.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidNamespace`].
+    pub fn try_namespace(self, namespace: &str) -> Result<KeyExtractor, ConfigError> {
+        KeyExtractor::new(namespace, Rule::Part(self))
+    }
+}
+
+impl EachKey {
+    /// Makes an extractor of keys in this namespace, which the layer takes.
+    ///
+    /// # Panics
+    ///
+    /// If the namespace is not 1 to 64 bytes without control characters.
+    /// [`try_namespace`](Self::try_namespace) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn namespace(self, namespace: &str) -> KeyExtractor {
+        self.try_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"))
+    }
+
+    /// Makes an extractor of keys in this namespace.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidNamespace`].
+    pub fn try_namespace(self, namespace: &str) -> Result<KeyExtractor, ConfigError> {
+        KeyExtractor::new(namespace, Rule::Each(self))
+    }
+}
+
 impl KeyExtractor {
-    pub(super) fn from_part(namespace: Arc<str>, part: KeyPart) -> Self {
-        Self::from_rule(namespace, Rule::Part(part))
+    fn new(namespace: &str, rule: Rule) -> Result<Self, ConfigError> {
+        check_namespace(namespace)?;
+        Ok(Self::in_namespace(namespace, rule))
     }
 
-    pub(super) fn from_batch(namespace: Arc<str>, batch: Batch) -> Self {
-        Self::from_rule(namespace, Rule::Batch(batch))
-    }
-
-    pub(crate) fn from_reader(namespace: &'static str, reader: Reader) -> Self {
-        Self::from_rule(namespace.into(), Rule::Reader(reader))
-    }
-
-    fn from_rule(namespace: Arc<str>, rule: Rule) -> Self {
+    /// As [`new`](Self::new), with a namespace that is already checked.
+    fn in_namespace(namespace: &str, rule: Rule) -> Self {
         Self {
-            namespace,
+            namespace: namespace.into(),
             namespace_by: None,
             rule,
             second: None,
@@ -156,11 +121,14 @@ impl KeyExtractor {
         }
     }
 
-    /// An extractor that a closure implements: whatever neither parts nor [`each`](super::each) can
-    /// say.
+    pub(crate) fn from_reader(namespace: &'static str, reader: Reader) -> Self {
+        Self::in_namespace(namespace, Rule::Reader(reader))
+    }
+
+    /// Makes an extractor from a closure, for keys that neither a part nor [`each`](super::each)
+    /// can express.
     ///
-    /// `namespace` is where the layer puts a body digest; the closure names the namespace of every
-    /// key it makes.
+    /// The closure gives every key its namespace. `namespace` is used for body digests only.
     ///
     /// # Errors
     ///
@@ -188,14 +156,15 @@ impl KeyExtractor {
     where
         F: Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send + Sync + 'static,
     {
-        check_namespace(namespace)?;
-        Ok(Self::from_rule(namespace.into(), Rule::Fn(Arc::new(extract))))
+        Self::new(namespace, Rule::Fn(Arc::new(extract)))
     }
 
-    /// Moves the keys to another namespace: one for each handler that has to see the event, and
-    /// for each account whose ids are unique only there. Several senders, Stripe among them, send
-    /// one event under one id to every endpoint that is subscribed to it: in one namespace, the
-    /// second endpoint's delivery is a duplicate of the first one's, and its handler never runs.
+    /// Moves the keys to another namespace. Use one namespace for each handler that has to see the
+    /// event, and one for each account whose ids are unique only there.
+    ///
+    /// Several senders, Stripe among them, send one event with one id to every subscribed endpoint.
+    /// If two endpoints share a namespace, the second endpoint's delivery is a duplicate, and the
+    /// second handler never runs.
     ///
     /// The keys of an extractor made by [`from_fn`](Self::from_fn) keep the namespace that its
     /// closure gave them.
@@ -222,15 +191,17 @@ impl KeyExtractor {
         self
     }
 
-    /// Adds what a closure reads from the request to the namespace, `{namespace}:{value}`: the
-    /// route, where one layer goes around several routes and each route's handler has to see an
-    /// event that comes to all of them.
+    /// Adds a value that a closure reads from the request to the namespace: `{namespace}:{value}`.
     ///
-    /// A value with which the namespace would be longer than 64 bytes, or that holds a control
-    /// character, is replaced by the first 16 hex digits of its SHA-256. Without a value, or with
-    /// an empty one, the layer answers 400: a key in the wrong namespace would lose the event. A
-    /// value is part of the key: a route that is renamed has no keys. The keys of an extractor made
-    /// by [`from_fn`](Self::from_fn) keep the namespace that its closure gave them.
+    /// The value can be the route, if one layer covers several routes, one event comes to all of
+    /// them, and each route's handler has to see it. If the value holds a control character, or
+    /// would make the namespace longer than 64 bytes, the first 16 hex digits of its SHA-256
+    /// replace it. If the value is missing or empty, the layer answers 400, because a key in the
+    /// wrong namespace would lose the event. The value is part of the key: a renamed route has no
+    /// keys.
+    ///
+    /// The keys of an extractor made by [`from_fn`](Self::from_fn) keep the namespace that its
+    /// closure gave them.
     ///
     /// # Panics
     ///
@@ -277,7 +248,7 @@ impl KeyExtractor {
         self
     }
 
-    /// Panics if a value of [`namespace_by`](Self::namespace_by) may not fit.
+    /// Panics if the namespace leaves no room for a value of [`namespace_by`](Self::namespace_by).
     #[track_caller]
     fn check_room(&self) {
         let second = self.second.as_ref().map(|(namespace, _)| namespace);
@@ -287,14 +258,15 @@ impl KeyExtractor {
         }
     }
 
-    /// Gives every event a second identity: it is a duplicate if *either* is complete.
+    /// Gives every event a second identity: the event is a duplicate if *either* is complete.
     ///
-    /// For senders that report one change by two events of different ids. The second identity
-    /// lives in the namespace `{namespace}.{label}`. In a [`Batch`] it is read from the event, as
-    /// the key is; a closure ([`from_fn`](Self::from_fn)) gives the events of a batch theirs. An
-    /// event without that value has one identity. Mind that a later, legitimate change of the
-    /// same object shares the second identity and is taken for a duplicate until the retention
-    /// ends.
+    /// This is for senders that report one change by two events with different ids. The second
+    /// identity is in the namespace `{namespace}.{label}`. An [`EachKey`] reads it from the event,
+    /// as it reads the key. A closure ([`from_fn`](Self::from_fn)) sets the second identities of a
+    /// multi-event delivery itself. An event without the value has one identity.
+    ///
+    /// A later, real change of the same object may share the second identity. It is then a
+    /// duplicate until the retention ends.
     ///
     /// # Panics
     ///
@@ -311,7 +283,8 @@ impl KeyExtractor {
         self
     }
 
-    /// Lets the requests that `is_handshake` recognises reach the handler undeduplicated.
+    /// Lets the requests for which `is_handshake` returns `true` reach the handler without
+    /// deduplication.
     #[must_use]
     pub fn bypass_when<F>(mut self, is_handshake: F) -> Self
     where
@@ -324,15 +297,15 @@ impl KeyExtractor {
         self
     }
 
-    /// The methods by which this sender delivers; the layer's default otherwise.
+    /// Sets the methods by which this sender delivers. Without a call, the layer's default holds.
     #[must_use]
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.methods = Some(methods.into_iter().collect());
         self
     }
 
-    /// How long the sender may still deliver an event again: a layer whose retention is shorter
-    /// warns when it is built, and the default retention is raised to it.
+    /// Sets how long the sender may deliver an event again. The default retention is raised to
+    /// this floor. A layer with a shorter retention logs a warning when it is built.
     #[must_use]
     pub fn retention_floor(mut self, floor: Duration) -> Self {
         self.retention_floor = Some(floor);
@@ -353,14 +326,14 @@ impl KeyExtractor {
                 Some(id) => return self.one(&id, request),
                 None => Found::Missing,
             },
-            Rule::Batch(batch) => batch.read(request)?,
+            Rule::Each(each) => each.read(request)?,
             Rule::Reader(read) => read(request)?,
             Rule::Fn(extract) => return self.with_second_of_one(extract(request)?, request),
         };
         Ok(match found {
             Found::One(id) => return self.one(&id, request),
-            Found::Each(items) => {
-                let events = self.events(items, request)?;
+            Found::Each(found) => {
+                let events = self.events(found, request)?;
                 Keys::new(events).map_or(Extracted::Missing, Extracted::Keys)
             }
             Found::Bypass => Extracted::Bypass,
@@ -368,7 +341,7 @@ impl KeyExtractor {
         })
     }
 
-    /// The namespaces of a request's keys, and of their second identities.
+    /// Returns the namespaces of a request's keys and of their second identities.
     fn namespaces(&self, request: &RequestRef<'_>) -> Result<Namespaces<'_>, KeyError> {
         let second = self.second.as_ref().map_or("", |(namespace, _)| namespace);
         let Some(read) = &self.namespace_by else {
@@ -380,7 +353,7 @@ impl KeyExtractor {
         Ok(Namespaces { key: scoped(&self.namespace, &value), second: scoped(second, &value) })
     }
 
-    /// The event of a delivery of one event, with all its identities.
+    /// Returns the keys of a delivery of one event, with all its identities.
     fn one(&self, id: &str, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
         let namespaces = self.namespaces(request)?;
         let event = Event::new(DedupKey::in_namespace(&namespaces.key, id)?);
@@ -391,25 +364,29 @@ impl KeyExtractor {
         Ok(Extracted::Keys(with_second(event, &namespaces.second, second)?.into()))
     }
 
-    /// The events of a batch, with all their identities.
-    fn events(&self, items: Vec<Item>, request: &RequestRef<'_>) -> Result<Vec<Event>, KeyError> {
+    /// Returns the events of a multi-event delivery, with all their identities.
+    fn events(
+        &self,
+        found: Vec<FoundEvent>,
+        request: &RequestRef<'_>,
+    ) -> Result<Vec<Event>, KeyError> {
         let namespaces = self.namespaces(request)?;
         let second = self.second.as_ref().map(|(_, part)| part.with_head_of(request));
         let mut id_bytes = 0;
-        let event = |item: Item| {
-            let mut event = Event::new(DedupKey::in_namespace(&namespaces.key, &item.id)?);
+        let event = |found: FoundEvent| {
+            let mut event = Event::new(DedupKey::in_namespace(&namespaces.key, &found.id)?);
             if let Some(part) = &second {
-                let id = part.read(&request.with_body(&item.body))?;
+                let id = part.read(&request.with_body(&found.body))?;
                 id_bytes += id.as_ref().map_or(0, |id| id.len());
                 check_id_bytes(id_bytes)?;
                 event = with_second(event, &namespaces.second, id)?;
             }
-            Ok(if item.payload { event.with_payload(item.body) } else { event })
+            Ok(if found.payload { event.with_payload(found.body) } else { event })
         };
-        items.into_iter().map(event).collect()
+        found.into_iter().map(event).collect()
     }
 
-    /// What a closure found, with the second identity if it is one event that has none.
+    /// Adds the second identity to what a closure found, if that is one event without one.
     fn with_second_of_one(
         &self,
         extracted: Extracted,
@@ -427,11 +404,11 @@ impl KeyExtractor {
         Ok(Extracted::Keys(keys.with_only(event)))
     }
 
-    /// The key of a delivery that is known by its raw body only.
+    /// Returns the key of a delivery that has none but the digest of its body.
     ///
     /// # Errors
     ///
-    /// The body is empty: all empty bodies have one digest.
+    /// If the body is empty, because all empty bodies have one digest.
     pub(crate) fn body_digest(&self, request: &RequestRef<'_>) -> Result<Keys, KeyError> {
         if request.body().is_empty() {
             return Err(KeyError::new(KeyErrorKind::Missing, "the body"));
@@ -456,11 +433,11 @@ impl KeyExtractor {
 /// The namespaces of one request.
 struct Namespaces<'e> {
     key: Cow<'e, str>,
-    /// Of second identities; empty if there are none.
+    /// The namespace of second identities; empty if there are none.
     second: Cow<'e, str>,
 }
 
-/// The longest namespace to which a value can be added.
+/// The longest namespace to which the digest of a value can be added.
 const MAX_SCOPED_LEN: usize = MAX_NAMESPACE_LEN - 1 - VALUE_DIGITS;
 const VALUE_DIGITS: usize = 16;
 
@@ -483,7 +460,7 @@ impl fmt::Debug for KeyExtractor {
         out.field("namespace", &self.namespace);
         match &self.rule {
             Rule::Part(part) => out.field("key", part),
-            Rule::Batch(batch) => out.field("key", batch),
+            Rule::Each(each) => out.field("key", each),
             Rule::Reader(_) => out.field("key", &"reader"),
             Rule::Fn(_) => out.field("key", &"closure"),
         };

@@ -6,7 +6,7 @@ use http::{HeaderMap, header};
 
 use crate::error::{KeyError, KeyErrorKind};
 
-/// The field's decoded value. A body that says it is something else than a form has no fields.
+/// Returns the field's decoded value. A body with another content type has no fields.
 pub(super) fn read<'r>(
     headers: &HeaderMap,
     body: &'r [u8],
@@ -15,10 +15,10 @@ pub(super) fn read<'r>(
     if is_form(headers) { field(body, name, "form field") } else { Ok(None) }
 }
 
-/// The decoded value of `name` among `name=value` pairs joined by `&`.
+/// Returns the decoded value of `name` among `name=value` pairs joined by `&`.
 ///
-/// The parser replaces what is not UTF-8 by U+FFFD, which would make one id of many: a value that
-/// holds one is malformed.
+/// The parser replaces invalid UTF-8 by U+FFFD, so that different ids could become equal. A value
+/// with a U+FFFD is therefore malformed.
 pub(super) fn field<'r>(
     pairs: &'r [u8],
     name: &str,
@@ -48,7 +48,7 @@ pub(super) fn field<'r>(
     Ok(Some(value))
 }
 
-/// No content type counts as a form: the sender may have left it out.
+/// Returns `true` for a form, and for a request without a content type: senders may omit it.
 fn is_form(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return true };
     let essence = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();

@@ -6,9 +6,9 @@ use http::{HeaderMap, HeaderName};
 
 use crate::error::{KeyError, KeyErrorKind};
 
-/// The header's value without the white space around it, which is not part of a field value
-/// (RFC 9110, section 5.5). Two headers of one name are malformed: proxies differ in which they
-/// hand on.
+/// Returns the header's value without the white space around it, which is not part of a field
+/// value (RFC 9110, section 5.5). Two headers of one name are malformed, because proxies differ in
+/// which of them they forward.
 pub(super) fn read<'r>(
     headers: &'r HeaderMap,
     name: &HeaderName,

@@ -1,4 +1,4 @@
-//! [`DedupKey`] and the sets of them that one delivery carries.
+//! [`DedupKey`], and the events of one delivery with their keys.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,28 +10,29 @@ use super::digest::sha256_hex;
 use super::list::List;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
-/// The longest id, in bytes, that is stored as it is; a longer one is replaced by its SHA-256.
+/// The longest id in bytes that is stored unchanged; a longer id is replaced by its SHA-256.
 pub const MAX_ID_LEN: usize = 255;
 
 pub(super) const MAX_NAMESPACE_LEN: usize = 64;
 
-/// What makes two deliveries the same event: a namespace and an id.
+/// Names an event by a namespace and an id: two deliveries with equal keys carry the same event.
 ///
 /// Cloning is cheap and makes another handle to the same key. `Debug` shows the first 16 hex
-/// digits of the id's SHA-256, not the id: ids of some senders are personal data.
+/// digits of the id's SHA-256 instead of the id, because ids of some senders are personal data.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DedupKey {
-    /// The namespace, a NUL and the id: one piece of memory, to be hashed at one go. Neither holds a
-    /// NUL, and a namespace nothing that sorts before it.
+    /// The namespace, a NUL and the id in one allocation, so that one call hashes all of it.
+    /// Neither part holds a NUL. A namespace holds no control character, so keys sort by namespace
+    /// first.
     text: Arc<str>,
     id_at: usize,
 }
 
 impl DedupKey {
-    /// A key for code outside the layer: [`forget`](crate::adapter::MaintenanceAdapter::forget), a queue
-    /// worker, a test.
+    /// Makes a key outside the layer: for
+    /// [`forget`](crate::adapter::MaintenanceAdapter::forget), a queue worker or a test.
     ///
-    /// An id over [`MAX_ID_LEN`] bytes is replaced by its SHA-256, as the layer does.
+    /// An id over [`MAX_ID_LEN`] bytes is replaced by its SHA-256, as in the layer.
     ///
     /// # Errors
     ///
@@ -55,7 +56,7 @@ impl DedupKey {
         Self::in_namespace(namespace, id)
     }
 
-    /// Like [`new`](Self::new) with a namespace that is already checked.
+    /// As [`new`](Self::new), with a namespace that is already checked.
     pub(crate) fn in_namespace(namespace: &str, id: &str) -> Result<Self, KeyError> {
         if id.is_empty() {
             return Err(KeyError::new(KeyErrorKind::Empty, "the id"));
@@ -63,10 +64,10 @@ impl DedupKey {
         if id.contains('\0') {
             return Err(KeyError::new(KeyErrorKind::Nul, "the id"));
         }
-        let id = stored(id);
+        let id = shortened(id);
         let id_at = namespace.len() + 1;
         let len = id_at + id.len();
-        // Put together on the stack, for shared text is copied to where it stays.
+        // Composed on the stack, because `Arc<str>` copies its text in any case.
         let mut text = [0; MAX_NAMESPACE_LEN + 1 + MAX_ID_LEN];
         text[..namespace.len()].copy_from_slice(namespace.as_bytes());
         text[id_at..len].copy_from_slice(id.as_bytes());
@@ -75,26 +76,26 @@ impl DedupKey {
         Ok(Self { text: text.into(), id_at })
     }
 
-    /// Namespace and id, in bytes that no other key has.
+    /// Returns bytes that no other key has.
     #[cfg(feature = "memory")]
     pub(crate) fn as_bytes(&self) -> &[u8] {
         self.text.as_bytes()
     }
 
-    /// The provider or endpoint that the id belongs to.
+    /// Returns the namespace: the provider or endpoint that the id belongs to.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.text[..self.id_at - 1]
     }
 
-    /// The id, as it is stored.
+    /// Returns the id as it is stored.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.text[self.id_at..]
     }
 
-    /// The first 16 hex digits of the id's SHA-256: what logs carry unless they are told to carry
-    /// ids. `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
+    /// Returns the first 16 hex digits of the id's SHA-256. Log records carry this instead of the
+    /// id by default. `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
     #[must_use]
     pub fn log_id(&self) -> String {
         let mut hex = sha256_hex(self.id().as_bytes());
@@ -111,8 +112,8 @@ impl fmt::Debug for DedupKey {
 
 /// One event of a delivery: its key and, for some senders, a second identity.
 ///
-/// It is a duplicate if *any* of its identities is complete, in flight if any is, and all of them
-/// are claimed and completed together.
+/// An event is a duplicate if *any* of its identities is complete, and in flight if any identity
+/// is in flight. All its identities are claimed together and completed together.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Event {
     key: DedupKey,
@@ -121,47 +122,47 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event with one identity.
+    /// Makes an event with one identity.
     #[must_use]
     pub fn new(key: DedupKey) -> Self {
         Self { key, second: None, payload: None }
     }
 
-    /// Adds the second identity. One that is the key itself adds nothing.
+    /// Adds the second identity. A second identity that equals the key is ignored.
     #[must_use]
     pub fn with_second_identity(mut self, second: DedupKey) -> Self {
         self.second = (second != self.key).then_some(second);
         self
     }
 
-    /// Adds the event's own bytes of a batch's body, to be told from another event of the same
-    /// key where the layer compares payloads. The layer hashes them and lets them go: a handler's
-    /// events carry none.
+    /// Adds the event's own bytes within the body of a multi-event delivery. A layer that compares
+    /// payloads hashes these bytes and drops them: the events of a handler carry none.
     #[must_use]
     pub fn with_payload(mut self, payload: Bytes) -> Self {
         self.payload = Some(payload);
         self
     }
 
-    /// The key that the event is known by.
+    /// Returns the event's key.
     #[must_use]
     pub fn key(&self) -> &DedupKey {
         &self.key
     }
 
-    /// The second identity, if it has one.
+    /// Returns the second identity, if the event has one.
     #[must_use]
     pub fn second_identity(&self) -> Option<&DedupKey> {
         self.second.as_ref()
     }
 
-    /// The event's own bytes of a batch's body, if the extractor has said which they are.
+    /// Returns the event's own bytes within the body of a multi-event delivery, if the extractor
+    /// has set them.
     #[must_use]
     pub fn payload(&self) -> Option<&Bytes> {
         self.payload.as_ref()
     }
 
-    /// All its identities, the key first.
+    /// Returns all identities of the event, the key first.
     pub fn identities(&self) -> impl Iterator<Item = &DedupKey> {
         std::iter::once(&self.key).chain(&self.second)
     }
@@ -178,32 +179,33 @@ impl fmt::Debug for Event {
     }
 }
 
-/// The events of one delivery: at least one, in the order of the request.
+/// The events of one delivery with their keys: at least one event, in the order of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
+    /// Never empty.
     events: List<Event>,
-    batch: bool,
+    multi_event: bool,
 }
 
 impl Keys {
-    /// The keys of a delivery that carries one event.
+    /// Makes the keys of a delivery that carries one event.
     #[must_use]
     pub fn one(key: DedupKey) -> Self {
         Event::new(key).into()
     }
 
-    /// The keys of a batch; `None` if there is no event.
+    /// Makes the keys of a multi-event delivery, or returns `None` if `events` is empty.
     #[must_use]
     pub fn new(events: Vec<Event>) -> Option<Self> {
-        (!events.is_empty()).then(|| Self { events: events.into(), batch: true })
+        (!events.is_empty()).then(|| Self { events: events.into(), multi_event: true })
     }
 
-    /// The same kind of delivery, with this event for its one.
+    /// Replaces the events by this one; the delivery stays a multi-event delivery if it was one.
     pub(super) fn with_only(&self, event: Event) -> Self {
-        Self { events: List::one(event), batch: self.batch }
+        Self { events: List::from([event]), multi_event: self.multi_event }
     }
 
-    /// The same keys without the events' bytes, each of which keeps the whole body alive.
+    /// Drops the bytes of the events, because each slice keeps the whole body alive.
     pub(crate) fn without_payloads(mut self) -> Self {
         for event in &mut *self.events {
             event.payload = None;
@@ -211,45 +213,45 @@ impl Keys {
         self
     }
 
-    /// Whether the request carried a list of events, be it of one.
+    /// Returns `true` if the request carried a list of events, even a list of one.
     #[must_use]
-    pub fn is_batch(&self) -> bool {
-        self.batch
+    pub fn is_multi_event(&self) -> bool {
+        self.multi_event
     }
 
-    /// The events, in the order of the request.
+    /// Returns the events in the order of the request.
     #[must_use]
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// The first event's key, which logs and spans name.
+    /// Returns the first event's key, which log records name.
     #[must_use]
     pub fn first(&self) -> &DedupKey {
         // No constructor makes an empty list.
         self.events[0].key()
     }
 
-    /// How many identities all events have together.
+    /// Returns the number of identities that all events have together.
     #[must_use]
     pub fn identity_count(&self) -> usize {
         self.events.iter().map(|event| event.identities().count()).sum()
     }
 }
 
-/// The keys of a delivery that carries this one event.
+/// Makes the keys of a delivery that carries this one event.
 impl From<Event> for Keys {
     fn from(event: Event) -> Self {
-        Self { events: List::one(event), batch: false }
+        Self { events: List::from([event]), multi_event: false }
     }
 }
 
-/// The id as it is stored: hashed if it is long.
-pub(super) fn stored(id: &str) -> Cow<'_, str> {
+/// Returns the id as it is stored: a long id is replaced by its SHA-256.
+pub(super) fn shortened(id: &str) -> Cow<'_, str> {
     if id.len() > MAX_ID_LEN { sha256_hex(id.as_bytes()).into() } else { id.into() }
 }
 
-/// A namespace is 1 to 64 bytes without control characters.
+/// Refuses a namespace that is not 1 to 64 bytes without control characters.
 pub(crate) fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
     let fits = (1..=MAX_NAMESPACE_LEN).contains(&namespace.len())
         && !namespace.chars().any(char::is_control);
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_of_255_bytes_is_kept_and_one_of_256_is_hashed() {
+    fn an_id_is_hashed_from_256_bytes_on() {
         let kept = "k".repeat(255);
         assert_eq!(DedupKey::new("n", &kept).unwrap().id(), kept);
         let hashed = DedupKey::new("n", &"k".repeat(256)).unwrap();
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_never_shows_the_id() {
+    fn debug_of_a_key_never_shows_the_id() {
         let key = DedupKey::new("twilio", "+15005550006").unwrap();
         let shown = format!("{key:?} {:?}", Keys::one(key.clone()));
         assert!(!shown.contains("15005550006"), "{shown}");
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nul_or_nothing_is_refused() {
+    fn new_refuses_an_empty_id_a_nul_and_an_invalid_namespace() {
         assert_eq!(DedupKey::new("n", "a\0b").unwrap_err().kind(), KeyErrorKind::Nul);
         assert_eq!(DedupKey::new("n", "").unwrap_err().kind(), KeyErrorKind::Empty);
         for namespace in ["", "a\nb", &"x".repeat(65)] {

@@ -1,22 +1,22 @@
-//! Keys: what makes two deliveries the same event, and where it is read.
+//! Keys: how the layer recognises that two deliveries carry the same event.
 //!
-//! 1. A [`DedupKey`] is a namespace and an id. The namespace (a provider, or an endpoint) lets one
-//!    table serve every integration: two senders may number their events alike.
+//! 1. A [`DedupKey`] is a namespace and an id. The namespace is a provider or an endpoint, so that
+//!    one table serves every integration: two senders may use the same ids.
 //! 2. A [`KeyPart`] reads one value: [`header`], [`json`], [`form`], [`query`], [`body_digest`] or
 //!    a closure ([`from_fn`]). Parts are composed with [`and`](KeyPart::and) (all of them),
 //!    [`or`](KeyPart::or) (the first that is present) and [`optional`](KeyPart::optional).
-//! 3. [`namespace`](KeyPart::namespace) makes a [`KeyExtractor`] of it, which is what the layer
-//!    takes. It answers keys, *bypass* (a handshake) or *missing*.
-//! 4. [`each`] reads a part from every event of a JSON array: a [`Batch`], with a key for each.
-//! 5. A value that is there but repeated, empty, not UTF-8, or holds a NUL is malformed: the layer
-//!    answers 400 and records nothing. It is never guessed at.
-//! 6. In a composed id, `%` and `|` inside a part are written `%25` and `%7C`, and the parts are
-//!    joined with `|`: two different lists of parts never give one id, and the id stays readable.
+//! 3. [`namespace`](KeyPart::namespace) turns a part into a [`KeyExtractor`], which the layer
+//!    takes. An extractor returns keys, *bypass* (a handshake) or *missing*.
+//! 4. [`each`] makes an [`EachKey`]: it reads a part from every event of a JSON array.
+//! 5. A value that is repeated, empty, not UTF-8, or holds a NUL is malformed. The layer answers
+//!    400 and claims nothing, because a guess could lose an event.
+//! 6. In a composed id, `%` and `|` inside a part are written `%25` and `%7C`, and `|` joins the
+//!    parts. So two different lists of parts never give one id, and the id stays readable.
 //! 7. An id over 255 bytes is replaced by its SHA-256 (64 lower-case hex digits), so that every
 //!    store can index it.
 //!
-//! The alternatives of an [`or`](KeyPart::or) share one id space: put together only places that
-//! carry the same id.
+//! The alternatives of an [`or`](KeyPart::or) share one id space. Combine only places that carry
+//! the same id.
 //!
 //! # Example
 //!
@@ -36,8 +36,8 @@
 //! }
 //! ```
 
-mod batch;
 mod digest;
+mod each;
 mod extractor;
 mod form;
 mod header;
@@ -46,16 +46,18 @@ mod json;
 mod list;
 mod part;
 mod query;
+mod request;
 
-pub use batch::{Batch, each};
-pub(crate) use batch::{Items, events};
 #[cfg(feature = "sqlite")]
 pub(crate) use digest::hex;
 pub(crate) use digest::{body_id, derive};
-pub use extractor::{Extracted, KeyExtractor, RequestRef};
-pub(crate) use extractor::{Found, Reader};
+pub use each::{EachKey, each};
+pub(crate) use each::{Found, FoundEvents};
+pub(crate) use extractor::Reader;
+pub use extractor::{Extracted, KeyExtractor};
 pub use id::{DedupKey, Event, Keys, MAX_ID_LEN};
-pub use json::Pointer;
+pub(crate) use json::{Pointer, items};
 pub(crate) use list::List;
 pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};
+pub use request::RequestRef;

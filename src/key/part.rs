@@ -6,22 +6,22 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::extractor::{KeyExtractor, RequestRef};
 use super::json::Pointer;
+use super::query as query_parameter;
+use super::request::RequestRef;
 use super::{digest, form as form_field, header as header_value, json as json_value};
-use super::{id::check_namespace, query as query_parameter};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 type ReadFn = dyn Fn(&RequestRef<'_>) -> Result<Option<String>, KeyError> + Send + Sync;
 
-/// Reads one value of a request: a building block of a [`KeyExtractor`].
+/// Reads one value of a request: a building block of a [`KeyExtractor`](super::KeyExtractor).
 ///
-/// A part answers a value, nothing (it is *missing*), or that the value is malformed.
+/// A part returns a value, `None` (the value is *missing*), or an error (the value is malformed).
 ///
 /// # Why one type and not a trait?
 ///
-/// A trait per kind of part would put the whole composition into the layer's type. One enum
-/// behind one type keeps `DedupLayer<L>` readable, and [`from_fn`] is open to everything else.
+/// With a trait, the layer's type would spell out the whole composition. One enum behind one type
+/// keeps `DedupLayer<L>` readable, and [`from_fn`] covers everything else.
 #[derive(Clone)]
 pub struct KeyPart(Node);
 
@@ -36,57 +36,59 @@ enum Node {
     And(Vec<KeyPart>),
     Or(Vec<KeyPart>),
     Optional(Box<KeyPart>),
-    /// A part that has been read already.
+    /// The result of a part that has been read already.
     Known(Result<Option<String>, KeyError>),
 }
 
-/// The value of a request header: [`KeyPart::header`] for a name that is surely one.
+/// Reads a request header, as [`KeyPart::header`].
 ///
 /// # Panics
 ///
-/// If `name` is not the name of an HTTP header; [`KeyPart::header`] answers an error instead.
+/// If `name` is not the name of an HTTP header. [`KeyPart::header`] returns an error instead.
 #[must_use]
 #[track_caller]
 pub fn header(name: &str) -> KeyPart {
     KeyPart::header(name).unwrap_or_else(|error| panic!("{name:?}: {error}"))
 }
 
-/// The value at a JSON pointer in the body: [`KeyPart::json`] for a pointer that is surely one.
+/// Reads the value at a JSON pointer in the body, as [`KeyPart::json`].
 ///
 /// # Panics
 ///
-/// If `pointer` is no JSON pointer; [`KeyPart::json`] answers an error instead.
+/// If `pointer` is not a JSON pointer. [`KeyPart::json`] returns an error instead.
 #[must_use]
 #[track_caller]
 pub fn json(pointer: &str) -> KeyPart {
     KeyPart::json(pointer).unwrap_or_else(|error| panic!("{pointer:?}: {error}"))
 }
 
-/// The decoded value of a field of an `application/x-www-form-urlencoded` body.
+/// Reads a field of an `application/x-www-form-urlencoded` body and decodes its value.
 ///
-/// Missing if the request names another content type; a field that occurs twice is malformed.
+/// The value is missing if the request has another content type. A field that occurs twice is
+/// malformed.
 #[must_use]
 pub fn form(field: &str) -> KeyPart {
     KeyPart(Node::Form(field.into()))
 }
 
-/// The decoded value of a parameter of the query string; one that occurs twice is malformed.
+/// Reads a parameter of the query string and decodes its value. A parameter that occurs twice is
+/// malformed.
 #[must_use]
 pub fn query(parameter: &str) -> KeyPart {
     KeyPart(Node::Query(parameter.into()))
 }
 
-/// `body_` and the SHA-256 of the raw body in hex. Missing if the body is empty: all empty bodies
-/// have one digest, and would be one event.
+/// Returns `body_` and the SHA-256 of the raw body in hex. The value is missing if the body is
+/// empty, because all empty bodies would be one event.
 ///
-/// A last resort: many senders put an attempt counter or a time into the body of a retry, and some
-/// send two real events with the same bytes.
+/// Use this only if the event has no id. Many senders put an attempt counter or a time into the
+/// body of a retry, and some send two real events with the same bytes.
 #[must_use]
 pub fn body_digest() -> KeyPart {
     KeyPart(Node::BodyDigest)
 }
 
-/// A value that a closure reads. It answers `None` where the value is missing.
+/// Reads a value with a closure, which returns `None` if the value is missing.
 ///
 /// ```
 /// use tower_dedup::key;
@@ -105,7 +107,7 @@ where
 }
 
 impl KeyPart {
-    /// The value of a request header.
+    /// Reads a request header.
     ///
     /// A header that occurs twice, is empty, or is not UTF-8 is malformed.
     ///
@@ -117,21 +119,21 @@ impl KeyPart {
         Ok(Self(Node::Header(name)))
     }
 
-    /// The value at a JSON pointer (RFC 6901) in the body: a string, a boolean or a 64-bit
+    /// Reads the value at a JSON pointer (RFC 6901) in the body: a string, a boolean or a 64-bit
     /// integer.
     ///
-    /// A body that is not JSON, a name that occurs twice on the way, another kind of value, or an
-    /// empty string is malformed; `null` is missing.
+    /// Malformed are a body that is not JSON, a name that occurs twice on the way, another kind of
+    /// value, and an empty string. `null` is missing.
     ///
     /// # Errors
     ///
     /// [`ConfigError::InvalidPointer`].
     pub fn json(pointer: &str) -> Result<Self, ConfigError> {
-        Ok(Self(Node::Json(Pointer::new(pointer)?)))
+        Ok(Self(Node::Json(Pointer::to_value(pointer)?)))
     }
 
-    /// Both values: malformed if either is, missing if either is, else joined with `|` in the order
-    /// of the calls.
+    /// Reads both values and joins them with `|`, in the order of the calls. The result is
+    /// malformed if either value is malformed, else missing if either value is missing.
     ///
     /// `a.and(b).and(c)` is one list of three parts.
     #[must_use]
@@ -145,9 +147,9 @@ impl KeyPart {
         }
     }
 
-    /// The first value that is present.
+    /// Reads the first value that is present.
     ///
-    /// A malformed value is malformed, and is not passed over for the next.
+    /// If a value is malformed, the result is malformed: the next alternative is not tried.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         match self.0 {
@@ -159,36 +161,15 @@ impl KeyPart {
         }
     }
 
-    /// Inside an [`and`](Self::and): a missing value is an empty part, instead of making the whole
-    /// key missing. On its own it changes nothing: an id is never empty.
+    /// Turns a missing value inside an [`and`](Self::and) into an empty part; otherwise it would
+    /// make the whole key missing. Outside an `and` this has no effect, because an id is never
+    /// empty.
     #[must_use]
     pub fn optional(self) -> Self {
         Self(Node::Optional(Box::new(self)))
     }
 
-    /// The extractor of keys in this namespace: what the layer takes.
-    ///
-    /// # Panics
-    ///
-    /// If the namespace is not 1 to 64 bytes without control characters;
-    /// [`try_namespace`](Self::try_namespace) answers an error instead.
-    #[must_use]
-    #[track_caller]
-    pub fn namespace(self, namespace: &str) -> KeyExtractor {
-        self.try_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"))
-    }
-
-    /// The extractor of keys in this namespace.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidNamespace`].
-    pub fn try_namespace(self, namespace: &str) -> Result<KeyExtractor, ConfigError> {
-        check_namespace(namespace)?;
-        Ok(KeyExtractor::from_part(namespace.into(), self))
-    }
-
-    /// The SHA-256 of the value: of the raw body, for the body's digest.
+    /// Returns the SHA-256 of the value; for a body digest, that of the raw body, even an empty one.
     pub(crate) fn sha256(&self, request: &RequestRef<'_>) -> Result<Option<[u8; 32]>, KeyError> {
         if let Node::BodyDigest = self.0 {
             return Ok(Some(digest::sha256(request.body())));
@@ -203,7 +184,7 @@ impl KeyPart {
     ) -> Result<Option<Cow<'r, str>>, KeyError> {
         match &self.0 {
             Node::Header(name) => header_value::read(request.headers(), name),
-            Node::Json(pointer) => Ok(json_value::read(request.body(), pointer)?.map(Cow::Owned)),
+            Node::Json(pointer) => json_value::read(request.body(), pointer),
             Node::Form(field) => form_field::read(request.headers(), request.body(), field),
             Node::Query(parameter) => query_parameter::read(request.uri(), parameter),
             Node::BodyDigest => {
@@ -229,12 +210,12 @@ impl KeyPart {
                 Ok(None)
             }
             Node::Optional(part) => part.read(request),
-            Node::Known(answer) => answer.clone().map(|value| value.map(Cow::Owned)),
+            Node::Known(result) => result.clone().map(|value| value.map(Cow::Owned)),
         }
     }
 
-    /// The same part with what it reads from the head read already: what does not change from one
-    /// event of a batch to the next is not looked for again in each.
+    /// Reads what the part reads from the head, so that a multi-event delivery reads it once
+    /// instead of once for each event.
     pub(super) fn with_head_of(&self, request: &RequestRef<'_>) -> Self {
         let all = |parts: &[Self]| parts.iter().map(|part| part.with_head_of(request)).collect();
         Self(match &self.0 {
@@ -259,8 +240,7 @@ fn all_of<'r>(
         if index > 0 {
             id.push('|');
         }
-        // To the end even if one is missing: what is malformed is malformed, and not merely
-        // missing, whichever comes first.
+        // All parts are read even if one is missing, because malformed is reported before missing.
         match part.read(request)? {
             Some(value) => {
                 any = true;
@@ -269,11 +249,11 @@ fn all_of<'r>(
             None => missing |= !matches!(part.0, Node::Optional(_)),
         }
     }
-    // All parts optional and none there: an id of separators only would be one id for many events.
+    // With all parts optional and missing, an id of separators only would name many events.
     Ok((any && !missing).then_some(Cow::Owned(id)))
 }
 
-/// The id of a list of parts, as an [`and`](KeyPart::and) of optional ones writes it.
+/// Returns the id of a list of parts, as an [`and`](KeyPart::and) of optional parts writes it.
 pub(crate) fn compose(parts: &[Option<&str>]) -> String {
     let mut id = String::new();
     for (index, part) in parts.iter().enumerate() {
@@ -285,7 +265,7 @@ pub(crate) fn compose(parts: &[Option<&str>]) -> String {
     id
 }
 
-/// Escapes the separator, and the escape itself: what lets the parts be told apart again.
+/// Appends a part with `|` and `%` escaped, so that the parts can be separated again.
 fn push_escaped(id: &mut String, part: &str) {
     for char in part.chars() {
         match char {
@@ -308,7 +288,7 @@ impl fmt::Debug for KeyPart {
             Node::And(parts) => f.debug_tuple("and").field(parts).finish(),
             Node::Or(parts) => f.debug_tuple("or").field(parts).finish(),
             Node::Optional(part) => f.debug_tuple("optional").field(part).finish(),
-            // What it holds is what a key is made of.
+            // It holds a part of a key.
             Node::Known(_) => f.write_str("known(..)"),
         }
     }

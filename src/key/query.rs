@@ -7,7 +7,7 @@ use http::Uri;
 use super::form;
 use crate::error::KeyError;
 
-/// The parameter's decoded value.
+/// Returns the parameter's decoded value.
 pub(super) fn read<'r>(uri: &'r Uri, name: &str) -> Result<Option<Cow<'r, str>>, KeyError> {
     match uri.query() {
         Some(query) => form::field(query.as_bytes(), name, "query parameter"),

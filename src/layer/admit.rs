@@ -130,7 +130,7 @@ impl<S, L, B> Admission<S, L, B> {
         let events = keys.events();
         let mut payloads = Vec::with_capacity(events.len());
         for event in events {
-            let Some(bytes) = event.payload().or((!keys.is_batch()).then_some(body)) else {
+            let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(body)) else {
                 continue;
             };
             if let Some(digest) = part.sha256(&RequestRef::new(&self.head, bytes))? {

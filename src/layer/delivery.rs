@@ -359,7 +359,7 @@ async fn store_response<ResBody: Body<Data = Bytes>>(
     let stored = match selected {
         Ok(stored) => Some(Arc::new(stored)),
         Err(reason) => {
-            observe::response_not_kept(key, reason);
+            observe::response_not_stored(key, reason);
             None
         }
     };

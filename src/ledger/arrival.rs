@@ -23,7 +23,7 @@ use super::pending::Pending;
 use super::resolve::{KeyState, flatten, resolve, states};
 use super::retry::{Background, RetryJob, RetryResult};
 use crate::adapter::{CallTerms, DedupAdapter, Permanence};
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::observe;
@@ -180,7 +180,7 @@ impl Ledger for OnArrival {
                 if let Some(slot) = guard.slot.take() {
                     self.spawn_claim(slot, &flat, terms.clone(), store_timeout);
                 }
-                let delivery = Delivery::unprotected(events.into());
+                let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let (claim, others) = (ArrivalClaim { delivery }, Remainder::default());
                 return Ok(Begin::First { claim, others });
             }
@@ -212,7 +212,7 @@ impl Ledger for OnArrival {
         }
         resolution.report_takeover();
         let others = resolution.others();
-        let delivery = Delivery::of(resolution.new, resolution.attempt, resolution.takeover);
+        let delivery = resolution.delivery(Protection::Claimed);
         Ok(Begin::First { claim: ArrivalClaim { delivery }, others })
     }
 

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use super::contract::{Begin, DuplicateInfo, Remainder};
 use crate::adapter::{CallTerms, Claimed, Seen, StoredData, StoredResponse};
+use crate::delivery::{Delivery, Protection};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
@@ -45,7 +46,7 @@ pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
     if let [only] = keys.events()
         && only.second_identity().is_none()
     {
-        return (List::one(only.clone()), List::one(only.key().clone()));
+        return (List::from([only.clone()]), List::from([only.key().clone()]));
     }
     let mut seen = HashSet::new();
     let mut events = Vec::with_capacity(keys.events().len());
@@ -79,14 +80,14 @@ pub(super) fn states(
     let mut replies = replies.into_iter().map(KeyState::from);
     let mut pending = pending.into_iter().peekable();
     if let ([_], None) = (flat, pending.peek()) {
-        return replies.next().map_or_else(List::default, List::one);
+        return replies.next().into_iter().collect();
     }
     let states =
         flat.iter().map_while(|key| match pending.next_if(|(pending, _)| pending == key) {
             Some((_, stored)) => Some(known(stored)),
             None => replies.next(),
         });
-    states.collect::<Vec<_>>().into()
+    states.collect()
 }
 
 /// The verdict on a delivery.
@@ -130,10 +131,15 @@ impl Resolution {
         }
     }
 
+    /// Makes the delivery of the events that run, of which there is at least one.
+    pub(super) fn delivery(self, protection: Protection) -> Delivery {
+        Delivery::new(self.new, self.attempt, self.takeover, protection)
+    }
+
     /// Returns all identities of the events that run, sorted.
     pub(super) fn held(&self) -> List<DedupKey> {
         match &*self.new {
-            [only] if only.second_identity().is_none() => List::one(only.key().clone()),
+            [only] if only.second_identity().is_none() => List::from([only.key().clone()]),
             new => identities(new).into(),
         }
     }
@@ -154,7 +160,7 @@ pub(super) fn resolve(
     }
     let is_single = events.len() == 1;
     let mut new = Vec::new();
-    for event in Vec::from(events) {
+    for event in events {
         let (mut granted, mut attempts, mut took_over) = (Vec::new(), 0, false);
         let (mut seen, mut in_flight) = (None, false);
         for key in event.identities() {

@@ -1,23 +1,22 @@
-//! Queues and buses of the clouds.
+//! Queues and event buses of cloud providers.
 
 use std::sync::Arc;
 
-use super::preset::{DAY, Floor, HOUR, Handshake, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Handshake, Preset, Rule};
 use super::read::{cloud_event, header_is, media_type, value};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, Found, KeyPart, Reader, RequestRef};
 
 /// Amazon SNS: topic and message, from the signed body.
 ///
-/// 1. Confirmations of a subscription or of its end carry an id too, and are handshakes by the
-///    body's `/Type`: that header is not signed.
-/// 2. Raw delivery has no envelope and no signature: there the key is of the headers. A body that
-///    is a signed envelope is read all the same, whatever the headers say of it.
-/// 3. The content type is `text/plain`, and is not asked.
+/// 1. The confirmation that a subscription begins or ends has an id too. It is a handshake by the
+///    body's `/Type`, because the header is not signed.
+/// 2. A raw delivery has no envelope and no signature, so its key is read from headers. If the body is
+///    a signed envelope, the key is read from the body, whatever the headers say.
+/// 3. The content type is `text/plain` and is ignored.
 pub const AWS_SNS: Preset = Preset {
     name: "aws-sns",
     title: "Amazon SNS",
-    aliases: &[],
     key: "`/TopicArn|/MessageId`; of raw deliveries headers \
           `x-amz-sns-topic-arn|x-amz-sns-message-id`",
     rule: Rule::Part(|| key::from_fn(sns)),
@@ -25,14 +24,12 @@ pub const AWS_SNS: Preset = Preset {
         words: "`/Type` is `SubscriptionConfirmation` or `UnsubscribeConfirmation`",
         is: is_sns_confirmation,
     }),
-    methods: POST,
     floor: Floor(2 * HOUR, "twice the 1 h that a delivery policy may take"),
-    retries: Retries::Automatic,
     how: "three times, 20 s apart; by a delivery policy for up to 1 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://docs.aws.amazon.com/sns/latest/dg/sns-message-and-json-formats.html",
     unverified: "whether an answer of 4xx is retried",
+    ..DEFAULTS
 };
 
 fn sns(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
@@ -50,9 +47,9 @@ fn is_sns_confirmation(request: &RequestRef<'_>) -> bool {
         && !is_raw(request)
 }
 
-/// Whether the body is the publisher's own: no JSON, or JSON that surely lacks what a signed
-/// envelope has. Anybody can add the header to an envelope, and break it where that is not signed,
-/// to give it an id of his own.
+/// Returns `true` if the body is the publisher's own: it is not JSON, or JSON without a field of a
+/// signed envelope. The header alone does not decide, because an attacker can add it to an envelope
+/// to choose another id, and can break the envelope in an unsigned place.
 fn is_raw(request: &RequestRef<'_>) -> bool {
     let lacks = |pointer| match key::json(pointer).read(request) {
         Ok(found) => found.is_none(),
@@ -65,35 +62,29 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
 /// Google Cloud Pub/Sub, push: subscription and message.
 ///
 /// `/deliveryAttempt` changes from one attempt to the next. A publisher that retries makes a new
-/// message: to catch that, put an id of your own into its attributes. The token of a push signs no
-/// part of the body.
+/// message; to recognise it, put your own id into the message's attributes. The token of a push signs
+/// no part of the body.
 pub const GOOGLE_PUBSUB: Preset = Preset {
     name: "google-pubsub",
     title: "Google Pub/Sub",
-    aliases: &[],
     key: "`/subscription|/message/messageId`",
     rule: Rule::Part(|| key::json("/subscription").and(key::json("/message/messageId"))),
-    handshake: None,
-    methods: POST,
     floor: Floor(14 * DAY, "twice the 7 days for which messages are kept"),
-    retries: Retries::Automatic,
     how: "until it is acknowledged or the message's retention ends",
-    signed_id: false,
-    answer_matters: false,
     source: "https://cloud.google.com/pubsub/docs/push",
     unverified: "the 7 days (the default retention); unwrapped messages",
+    ..DEFAULTS
 };
 
 /// Azure Event Grid: topic and id of each event; in the CloudEvents schema, source and id.
 ///
-/// The validation of a subscription (its answer carries the code) is a handshake; in the
-/// CloudEvents schema it is an OPTIONS, which is not deduplicated anyway. Event Grid does not retry
-/// after a 400, 401, 403 or 413: events without an id are lost unless
-/// [`on_missing_key`](crate::DedupLayer::on_missing_key) says otherwise. It signs nothing.
+/// The validation of a subscription is a handshake, because the response carries the code. In the
+/// CloudEvents schema the validation is an OPTIONS, which the layer does not deduplicate. Event Grid
+/// does not retry after 400, 401, 403 or 413. So it loses events without an id, unless
+/// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
     title: "Azure Event Grid",
-    aliases: &[],
     key: "each: `topic|id`; in the CloudEvents schema `source|id`",
     rule: Rule::Reader(event_grid),
     handshake: Some(Handshake {
@@ -104,14 +95,11 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
                 && value(request, "/0/data/validationCode").is_some()
         },
     }),
-    methods: POST,
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    retries: Retries::Automatic,
     how: "for 24 h, but never after a 400, 401, 403 or 413",
-    signed_id: false,
-    answer_matters: false,
     source: "https://learn.microsoft.com/azure/event-grid/delivery-and-retry",
     unverified: "the 24 h (third parties); that the id is the same on retries",
+    ..DEFAULTS
 };
 
 fn event_grid() -> Reader {

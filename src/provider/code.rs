@@ -1,41 +1,38 @@
-//! Forges and builds.
+//! Code hosting and build services.
 
-use super::preset::{DAY, Floor, Handshake, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, Handshake, Preset, Retries, Rule};
 use super::read::header_is;
 use crate::key::{self, RequestRef};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
 ///
-/// GitHub never retries by itself; a person can send a delivery again for three days, and it keeps
-/// its id: to let such a redelivery run, [`forget`](crate::adapter::MaintenanceAdapter::forget) the key. All
-/// webhooks that subscribe to an event share the value: where a repository's and an organisation's
-/// webhook post to one URL and both must be handled, give each its own route and namespace. The
-/// signature covers the body, not this header. An answer that is not a 2xx loses the event: write a
-/// job down and answer at once, as the example `ack_fast` does.
+/// GitHub never retries by itself. A person can send a delivery again for three days, with the same
+/// id; to let this redelivery run, call [`forget`](crate::adapter::MaintenanceAdapter::forget). All
+/// webhooks that subscribe to an event share the value. If the webhooks of a repository and of its
+/// organisation post to one URL and both must be handled, give each its own route and namespace. The
+/// signature covers the body, not this header. A response other than 2xx loses the event: commit a job
+/// and answer at once, as in the example `ack_fast`.
 ///
-/// A `ping` is a handshake if the signed body is one too; a ping that is sent as a form has its id
-/// and is a delivery like any other.
+/// A `ping` is a handshake if the signed body is a ping too. A ping that is sent as a form has its own
+/// id and is deduplicated.
 pub const GITHUB: Preset = Preset {
     name: "github",
     title: "GitHub",
-    aliases: &[],
     key: "header `X-GitHub-Delivery`",
     rule: Rule::Part(|| key::header("x-github-delivery")),
     handshake: Some(Handshake {
         words: "`X-GitHub-Event: ping` with `/zen` and `/hook_id` in the body",
         is: is_ping,
     }),
-    methods: POST,
     floor: Floor(3 * DAY, "a person can send it again for 3 days"),
     retries: Retries::Never,
-    how: "a person can, under the same id",
-    signed_id: false,
-    answer_matters: false,
+    how: "a person can, with the same id",
     source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
     unverified: "the 3 days (third parties, quoting the documentation)",
+    ..DEFAULTS
 };
 
-/// The header alone is not signed: it must not let an event past.
+/// The header is not signed, so the body has to be a ping too.
 fn is_ping(request: &RequestRef<'_>) -> bool {
     let has = |pointer| key::json(pointer).read(request).is_ok_and(|value| value.is_some());
     header_is(request, "x-github-event", "ping") && has("/zen") && has("/hook_id")
@@ -43,64 +40,52 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 
 /// GitLab: the header `Idempotency-Key` (since 17.4), else `webhook-id`.
 ///
-/// Both stay the same when a person resends the event. `X-Gitlab-Event-UUID` is shared by the
-/// different events of recursive webhooks, and what `X-Gitlab-Webhook-UUID` names is contradictory:
-/// neither is a key. The older secret token signs nothing. The newer signature covers `webhook-id`
-/// and not `Idempotency-Key`: whoever can read one signed delivery can send it again under another.
+/// Both stay the same if a person sends the event again. Two headers are no keys: the different events
+/// of recursive webhooks share `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is
+/// documented in contradictory ways. The older secret token signs nothing. The newer signature covers
+/// `webhook-id` but not `Idempotency-Key`: everybody who can read one signed delivery can send it again
+/// under another id.
 pub const GITLAB: Preset = Preset {
     name: "gitlab",
     title: "GitLab",
-    aliases: &[],
     key: "header `Idempotency-Key`, else `webhook-id`",
     rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
-    handshake: None,
-    methods: POST,
-    floor: Floor(7 * DAY, "a margin of ours: no schedule is documented"),
-    retries: Retries::Automatic,
-    how: "the id is documented to be the same on retries, a schedule is not; a person can, under \
-          the same id",
-    signed_id: false,
-    answer_matters: false,
+    floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
+    how: "the id is documented to stay the same on retries, the schedule is not documented; a \
+          person can, with the same id",
     source: "https://docs.gitlab.com/user/project/integrations/webhooks/",
     unverified: "when it retries; `webhook-id` (third parties, quoting the documentation)",
+    ..DEFAULTS
 };
 
 /// Gitea and Forgejo: the header `X-Gitea-Delivery`.
 ///
-/// They do not retry, and when a person sends a delivery again it has a *new* id and runs again. An
-/// answer that is not a 2xx loses the event: write a job down and answer at once, as the example
-/// `ack_fast` does.
+/// They never retry. If a person sends a delivery again, it has a *new* id and runs again. A response
+/// other than 2xx loses the event: commit a job and answer at once, as in the example `ack_fast`.
 pub const GITEA: Preset = Preset {
     name: "gitea",
     title: "Gitea",
     aliases: &["forgejo"],
     key: "header `X-Gitea-Delivery`",
     rule: Rule::Part(|| key::header("x-gitea-delivery")),
-    handshake: None,
-    methods: POST,
-    floor: Floor(DAY, "a margin of ours: it never retries"),
+    floor: Floor(DAY, "our estimate: it never retries"),
     retries: Retries::Never,
-    how: "a person can, under a new id, which runs again",
-    signed_id: false,
-    answer_matters: false,
+    how: "a person can, with a new id, which runs again",
     source: "https://github.com/go-gitea/gitea/blob/main/models/webhook/hooktask.go",
     unverified: "that Forgejo sends this header (third parties); what the signature covers",
+    ..DEFAULTS
 };
 
-/// CircleCI: `/id` in the body, which its documentation gives for this purpose.
+/// CircleCI: `/id` in the body, which its documentation recommends for this purpose.
 pub const CIRCLECI: Preset = Preset {
     name: "circleci",
     title: "CircleCI",
-    aliases: &[],
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    handshake: None,
-    methods: POST,
-    floor: Floor(7 * DAY, "a margin of ours: no schedule is documented"),
+    floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     retries: Retries::Undocumented,
-    how: "whether and when",
-    signed_id: false,
-    answer_matters: false,
+    how: "neither whether nor when",
     source: "https://circleci.com/docs/webhooks-reference/",
     unverified: "the schedule; what the signature covers; whether a test ping has an id",
+    ..DEFAULTS
 };

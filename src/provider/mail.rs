@@ -1,18 +1,17 @@
-//! E-mail.
+//! E-mail services.
 
-use super::preset::{DAY, Floor, HOUR, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Preset, Rule};
 use crate::key;
 
-/// SendGrid's Event Webhook: of each event, `/sg_event_id`; where an event has none, the digest of
-/// its bytes.
+/// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
 ///
-/// Retries may be batched anew, so a key of the whole request would miss them.
+/// A retry may group events differently, so a key of the whole request would miss duplicates.
 ///
 /// SendGrid's documentation says that the id is for deduplication. A public report, [issue 1435 of
 /// `sendgrid/sendgrid-nodejs`][report], says that duplicates came with another id and with the same
-/// address, event, time and message. Nobody has confirmed or denied it there. Where a handler must
-/// not run for such a duplicate, add these values as a second identity: an event is then known by
-/// its id *or* by them. Two clicks on one link within one second are one event then.
+/// address, event, time and message. Nobody has confirmed or denied the report there. If a handler
+/// must not run for such a duplicate, add these values as a second identity. Then two clicks on one
+/// link within one second are one event.
 ///
 /// [report]: https://github.com/sendgrid/sendgrid-nodejs/issues/1435
 ///
@@ -46,31 +45,26 @@ use crate::key;
 pub const SENDGRID: Preset = Preset {
     name: "sendgrid",
     title: "SendGrid",
-    aliases: &[],
     key: "each: `/sg_event_id`, else `body_` and the SHA-256 of the event",
-    rule: Rule::Batch(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
-    handshake: None,
-    methods: POST,
+    rule: Rule::Each(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    retries: Retries::Automatic,
     how: "for up to 24 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
     unverified: "that the id is the same on retries: its documentation says so, a public report \
                  (sendgrid/sendgrid-nodejs#1435) says that it changes; the ids of the test button",
+    ..DEFAULTS
 };
 
-/// Postmark: the record's type and `/ID`, where it has one; else what tells the records of one
-/// message apart.
+/// Postmark: the record's type and `/ID`; without `/ID`, the values that differ between the records of
+/// one message.
 ///
-/// One message is opened and clicked many times, and its addressee unsubscribes and resubscribes:
-/// `/MessageID` alone would swallow all but the first. An inbound message, which has no type, is
-/// known by its `/MessageID`. Postmark signs nothing.
+/// People open and click one message many times, and its recipient may unsubscribe and resubscribe.
+/// With `/MessageID` alone, all but the first record would be duplicates. An inbound message has no
+/// type; its key is `/MessageID`. Postmark signs nothing.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
     title: "Postmark",
-    aliases: &[],
     key: "`/RecordType|/ID`, else `/RecordType?|/MessageID|/Recipient or /Email?|/DeliveredAt or \
           /BouncedAt or /ReceivedAt or /ChangedAt?|/OriginalLink?|/SuppressSending?`",
     rule: Rule::Part(|| {
@@ -88,14 +82,10 @@ pub const POSTMARK: Preset = Preset {
             .and(key::json("/SuppressSending").optional());
         by_id.or(by_message)
     }),
-    handshake: None,
-    methods: POST,
-    floor: Floor(7 * DAY, "a margin of ours: only the 10.5 h of inbound messages are documented"),
-    retries: Retries::Automatic,
+    floor: Floor(7 * DAY, "our estimate: only the 10.5 h of inbound messages are documented"),
     how: "inbound messages ten times over 10.5 h; an answer of 403 ends it",
-    signed_id: false,
-    answer_matters: false,
     source: "https://postmarkapp.com/developer/webhooks/webhooks-overview",
     unverified: "the schedule of everything but inbound messages; that the fields are the same on \
                  retries",
+    ..DEFAULTS
 };

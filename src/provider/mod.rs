@@ -1,20 +1,20 @@
-//! Presets: the right key for a sender, with what else deduplication must know about it.
+//! Presets: the key for a sender, and what else deduplication depends on.
 //!
-//! 1. A preset carries the key, the methods by which the sender delivers, how long it may deliver
-//!    an event again (the *retention floor*) and why that long, whether it retries at all, which
-//!    requests are handshakes, and whether its signature covers the id.
-//! 2. The key of a preset never changes once it is released: another key would run stored events
-//!    again.
-//! 3. A handshake reaches the handler undeduplicated. Where what makes it one is not signed, the
-//!    signed body must agree: a forged header must not let an event past.
-//! 4. A preset's namespace is the sender's name. Many senders deliver one event, under one id, to
-//!    every endpoint that is subscribed to it: where two handlers have to see it, each needs a
-//!    [namespace of its own](crate::guide::keys#several-endpoints-of-one-sender).
-//! 5. What could not be verified in the sender's own documentation is said, in
-//!    [`Preset::unverified`].
+//! 1. A preset has the key, the methods by which the sender delivers, and the handshakes. It states
+//!    how long the sender may deliver an event again (the *retention floor*), whether the sender
+//!    retries, and whether the signature covers the id.
+//! 2. The key of a preset never changes after its release, because stored events would run again
+//!    under another key.
+//! 3. A handshake reaches the handler without deduplication. If the header that marks a handshake
+//!    is not signed, the signed body must agree. So a forged header cannot take an event past the
+//!    layer.
+//! 4. A preset's namespace is its name. Many senders deliver one event with one id to every
+//!    subscribed endpoint. If two handlers have to see the event, each needs
+//!    [its own namespace](crate::guide::keys#several-endpoints-of-one-sender).
+//! 5. The table of presets states what the sender's own documentation does not confirm.
 //!
-//! All of them are in [one table](crate::guide::providers); senders without a preset are on
-//! [another page](crate::guide::senders). [`find`] takes a name or an alias.
+//! [One table](crate::guide::providers) lists all presets; [another page](crate::guide::senders)
+//! covers senders without a preset. [`find`] takes a name or an alias.
 //!
 //! # Example
 //!
@@ -23,8 +23,7 @@
 //! use tower_dedup::provider;
 //!
 //! assert_eq!(provider::GITHUB.namespace(), "github");
-//! // Two endpoints that are subscribed to one event, or two accounts that number their events
-//! // alike: a namespace for each.
+//! // Two endpoints that receive one event, or two accounts with the same ids, need two namespaces.
 //! let billing = KeyExtractor::from(provider::STRIPE).namespace("stripe-billing");
 //! let tax = KeyExtractor::from(provider::STRIPE).namespace("stripe-tax");
 //! # let _ = (billing, tax);
@@ -51,7 +50,7 @@ pub use standard::{CLOUDEVENTS, STANDARD_WEBHOOKS, SVIX};
 pub use tools::{BOX, HUBSPOT};
 pub use whatsapp::WHATSAPP;
 
-/// Every preset, in the order of the [table](crate::guide::providers).
+/// All presets, in the order of the [table](crate::guide::providers).
 pub const ALL: &[Preset] = &[
     STANDARD_WEBHOOKS,
     SVIX,
@@ -80,7 +79,7 @@ pub const ALL: &[Preset] = &[
     BOX,
 ];
 
-/// The preset of this name or alias, in any case and with `_` for `-`.
+/// Returns the preset with this name or alias; upper case and `_` for `-` are accepted.
 ///
 /// ```
 /// use tower_dedup::provider;

@@ -1,46 +1,41 @@
 //! Payments and shops.
 
-use super::preset::{DAY, Floor, HOUR, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Preset, Rule};
 use crate::key;
 
-/// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events; for events of
-/// connected accounts, after the account.
+/// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
+/// connected accounts, the account precedes the id.
 ///
-/// Live events are retried for three days; the command line tool sends one again for thirty.
-/// Stripe may report one change by two events of different ids:
-/// [`second_identity`](crate::KeyExtractor::second_identity) on `/data/object/id` and `/type`
-/// catches those, at its price. One event goes to every subscribed endpoint under one id: two
-/// endpoints of one application need
-/// [a namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// Stripe retries live events for three days; a person can send an event again for thirty days with
+/// the command line tool. Stripe may report one change by two events with different ids. A
+/// [`second_identity`](crate::KeyExtractor::second_identity) of `/data/object/id` and `/type`
+/// recognises them; its documentation states the cost. One event goes to every subscribed endpoint
+/// with one id: two endpoints of one application need
+/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
 pub const STRIPE: Preset = Preset {
     name: "stripe",
     title: "Stripe",
-    aliases: &[],
     key: "`/account|/id` for connected accounts, else `/id`",
     rule: Rule::Part(|| key::json("/account").and(key::json("/id")).or(key::json("/id"))),
-    handshake: None,
-    methods: POST,
     floor: Floor(30 * DAY, "a person can send it again for 30 days"),
-    retries: Retries::Automatic,
     how: "for 3 days; three times over a few hours in a sandbox",
     signed_id: true,
-    answer_matters: false,
     source: "https://docs.stripe.com/webhooks",
     unverified: "the 30 days (third parties, quoting the documentation); that ids of connected \
                  accounts need the account; retries of thin events",
+    ..DEFAULTS
 };
 
-/// Shopify: shop, topic and the event's id, as headers.
+/// Shopify: shop, topic and event id, from headers.
 ///
-/// The topic belongs to the key because one action of a merchant is reported under several topics
-/// with one event id. Older API versions send no event id: there it is `X-Shopify-Webhook-Id`. The
-/// signature covers the body, none of these headers. Two subscriptions to one topic send one event
-/// twice, and the second is a duplicate: to keep both, give each its own route and
+/// The topic is part of the key, because Shopify reports one action of a merchant under several topics
+/// with one event id. Older API versions send no event id; then the key is `X-Shopify-Webhook-Id`. The
+/// signature covers the body and none of these headers. Two subscriptions to one topic send one event
+/// twice, and the second is a duplicate. To handle both, give each its own route and
 /// [namespace](crate::guide::keys#several-endpoints-of-one-sender).
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
     title: "Shopify",
-    aliases: &[],
     key: "headers `X-Shopify-Shop-Domain|X-Shopify-Topic|X-Shopify-Event-Id`, else \
           `X-Shopify-Webhook-Id`",
     rule: Rule::Part(|| {
@@ -49,71 +44,58 @@ pub const SHOPIFY: Preset = Preset {
             .and(key::header("x-shopify-event-id"))
             .or(key::header("x-shopify-webhook-id"))
     }),
-    handshake: None,
-    methods: POST,
     floor: Floor(8 * HOUR, "twice the 4 h of the schedule"),
-    retries: Retries::Automatic,
     how: "eight times over 4 h",
-    signed_id: false,
-    answer_matters: false,
     source: "https://shopify.dev/docs/apps/build/webhooks/ignore-duplicates",
     unverified: "that topics share an event id, and that `X-Shopify-Webhook-Id` is the same on \
                  retries (third parties)",
+    ..DEFAULTS
 };
 
-/// Square: `/event_id` in the body, which its documentation gives for this purpose.
+/// Square: `/event_id` in the body, which its documentation recommends for this purpose.
 pub const SQUARE: Preset = Preset {
     name: "square",
     title: "Square",
-    aliases: &[],
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    handshake: None,
-    methods: POST,
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    retries: Retries::Automatic,
     how: "for up to 24 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://developer.squareup.com/docs/webhooks",
     unverified: "the encoding of the signature",
+    ..DEFAULTS
 };
 
-/// Paddle Billing: `/event_id` in the body, which its documentation gives for this purpose.
+/// Paddle Billing: `/event_id` in the body, which its documentation recommends for this purpose.
 ///
-/// `/notification_id` is one for every destination, and a replay makes a new one: it is no key.
+/// `/notification_id` is no key: each destination has its own, and a replay gets a new one.
 pub const PADDLE: Preset = Preset {
     name: "paddle",
     title: "Paddle",
-    aliases: &[],
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    handshake: None,
-    methods: POST,
     floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
-    retries: Retries::Automatic,
     how: "60 times over 3 days; three times over 15 min in a sandbox",
     signed_id: true,
-    answer_matters: false,
     source: "https://developer.paddle.com/webhooks/about/how-webhooks-work",
     unverified: "the ids of simulations and replays",
+    ..DEFAULTS
 };
 
-/// Adyen (standard notifications in JSON): of each item, the merchant account, the PSP reference,
-/// the event code and whether it succeeded.
+/// Adyen (standard notifications in JSON): for each item, the merchant account, the PSP reference, the
+/// event code and the success flag.
 ///
-/// **A later notification of the same four with newer data is a duplicate** and does not run:
-/// Adyen has no id of an event. Where newer data matter (`/eventDate`, `/additionalData`), make the
-/// handler ask for the state, or compose a key of your own with [`each`](key::each).
+/// **A later notification with the same four values and newer data is a duplicate** and does not run,
+/// because Adyen has no event id. If newer data (`/eventDate`, `/additionalData`) matter, let the
+/// handler query the state, or compose your own key with [`each`](key::each).
 ///
-/// Older accounts expect the body `[accepted]` in every answer. SOAP is not read.
+/// Older accounts expect the body `[accepted]` in every response. SOAP is not supported.
 pub const ADYEN: Preset = Preset {
     name: "adyen",
     title: "Adyen",
-    aliases: &[],
     key: "each of `/notificationItems`: `merchantAccountCode?|pspReference|eventCode|success` \
           below `/NotificationRequestItem`",
-    rule: Rule::Batch(|| {
+    rule: Rule::Each(|| {
         let field = |name| key::json(&format!("/NotificationRequestItem/{name}"));
         let key = field("merchantAccountCode")
             .optional()
@@ -122,14 +104,11 @@ pub const ADYEN: Preset = Preset {
             .and(field("success"));
         key::each("/notificationItems", key)
     }),
-    handshake: None,
-    methods: POST,
     floor: Floor(60 * DAY, "twice the 30 days of the schedule"),
-    retries: Retries::Automatic,
     how: "three times within a minute, then from a queue for up to 30 days",
-    signed_id: false,
     answer_matters: true,
     source: "https://docs.adyen.com/development-resources/webhooks/",
     unverified: "that these four identify a notification; which fields the signature of an item \
                  covers; the references of test notifications",
+    ..DEFAULTS
 };

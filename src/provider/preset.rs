@@ -1,19 +1,17 @@
-//! [`Preset`]: what is known about one sender.
+//! [`Preset`]: the facts about one sender.
 
 use std::fmt;
 use std::time::Duration;
 
 use http::Method;
 
-use crate::key::{Batch, KeyExtractor, KeyPart, Reader, RequestRef};
+use crate::key::{self, EachKey, KeyExtractor, KeyPart, Reader, RequestRef};
 
 pub(super) const MINUTE: u64 = 60;
 pub(super) const HOUR: u64 = 60 * MINUTE;
 pub(super) const DAY: u64 = 24 * HOUR;
 
-pub(super) const POST: &[Method] = &[Method::POST];
-
-/// What is known about one sender.
+/// The facts about one sender: its key, and what else deduplication depends on.
 #[derive(Clone, Copy)]
 pub struct Preset {
     pub(super) name: &'static str,
@@ -32,16 +30,34 @@ pub struct Preset {
     pub(super) unverified: &'static str,
 }
 
+/// A preset states what differs from these defaults.
+pub(super) const DEFAULTS: Preset = Preset {
+    name: "",
+    title: "",
+    aliases: &[],
+    key: "",
+    rule: Rule::Part(key::body_digest),
+    handshake: None,
+    methods: &[Method::POST],
+    floor: Floor(0, ""),
+    retries: Retries::Automatic,
+    how: "",
+    signed_id: false,
+    answer_matters: false,
+    source: "",
+    unverified: "",
+};
+
 /// How the key is read.
 #[derive(Clone, Copy)]
 pub(super) enum Rule {
     Part(fn() -> KeyPart),
-    Batch(fn() -> Batch),
-    /// Batches, but for some requests of some senders.
+    Each(fn() -> EachKey),
+    /// A list of events in most requests, but not in all.
     Reader(fn() -> Reader),
 }
 
-/// Which requests are no events.
+/// Which requests carry no event.
 #[derive(Clone, Copy)]
 pub(super) struct Handshake {
     pub(super) words: &'static str,
@@ -52,72 +68,75 @@ pub(super) struct Handshake {
 #[derive(Clone, Copy)]
 pub(super) struct Floor(pub(super) u64, pub(super) &'static str);
 
-/// Whether a sender delivers again by itself what was not acknowledged.
+/// When a sender retries a delivery by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Retries {
-    /// What is not acknowledged is retried.
+    /// The sender retries every delivery that is not acknowledged.
     Automatic,
-    /// Only a failed connection is retried: an answer, whatever its status, ends the delivery.
+    /// The sender retries after a failed connection only. A response of any status ends the delivery.
     ConnectionFailure,
-    /// Never: a delivery that is not acknowledged is lost unless a person sends it again. Such a
-    /// handler should write a job down and answer at once, as the example `ack_fast` does.
+    /// The sender never retries: a delivery that is not acknowledged is lost unless a person sends
+    /// it again. The handler should commit a job and answer at once, as in the example `ack_fast`.
     Never,
-    /// It is not documented, or differs from one sender of this format to the next: expect both
-    /// repeated and lost deliveries.
+    /// Retries are not documented, or senders of this format differ. Expect repeated deliveries and
+    /// lost deliveries.
     Undocumented,
 }
 
 impl Preset {
-    /// The preset's name, in lower case with hyphens: `standard-webhooks`.
+    /// Returns the preset's name, in lower case with hyphens: `standard-webhooks`.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The sender's name as it writes it: `Standard Webhooks`.
+    /// Returns the sender's name as the sender writes it: `Standard Webhooks`.
+    #[doc(hidden)]
     #[must_use]
     pub const fn title(&self) -> &'static str {
         self.title
     }
 
-    /// Other names for it: senders that deliver in the same way.
+    /// Returns other names for the preset: senders that deliver in the same way.
     #[must_use]
     pub const fn aliases(&self) -> &'static [&'static str] {
         self.aliases
     }
 
-    /// The namespace of its keys: the preset's name.
+    /// Returns the namespace of the keys, which is the preset's name.
     #[must_use]
     pub const fn namespace(&self) -> &'static str {
         self.name
     }
 
-    /// The key in words (Markdown): header names, and JSON pointers into the body or the event.
-    /// `?` marks a part that may be missing.
+    /// Returns the key in Markdown: header names, and JSON pointers into the body or the event. `?`
+    /// marks a part that may be missing.
+    #[doc(hidden)]
     #[must_use]
     pub const fn key_in_words(&self) -> &'static str {
         self.key
     }
 
-    /// The key without its namespace, to be composed further; `None` for a sender of batches.
+    /// Returns the key without its namespace, to compose it further; `None` for a sender of
+    /// multi-event deliveries.
     ///
-    /// It knows nothing of handshakes and methods: [`extractor`](Self::extractor) does.
+    /// The part ignores handshakes and methods. [`extractor`](Self::extractor) includes them.
     #[must_use]
     pub fn key(&self) -> Option<KeyPart> {
         match self.rule {
             Rule::Part(part) => Some(part()),
-            Rule::Batch(_) | Rule::Reader(_) => None,
+            Rule::Each(_) | Rule::Reader(_) => None,
         }
     }
 
-    /// What the layer takes: the key in the preset's namespace, its methods, its retention floor
-    /// and its handshakes.
+    /// Returns the extractor, which the layer takes: the key in the preset's namespace, the
+    /// methods, the retention floor and the handshakes.
     #[must_use]
     pub fn extractor(&self) -> KeyExtractor {
         let keys = match self.rule {
             Rule::Part(part) => part().namespace(self.name),
-            Rule::Batch(batch) => batch().namespace(self.name),
+            Rule::Each(each) => each().namespace(self.name),
             Rule::Reader(reader) => KeyExtractor::from_reader(self.name, reader()),
         };
         let keys =
@@ -128,54 +147,58 @@ impl Preset {
         }
     }
 
-    /// Whether one request may carry many events, each with a key of its own.
+    /// Returns `true` if one request may carry several events, each with its own key.
     #[must_use]
-    pub const fn is_batch(&self) -> bool {
+    pub const fn is_multi_event(&self) -> bool {
         !matches!(self.rule, Rule::Part(_))
     }
 
-    /// The methods by which the sender delivers.
+    /// Returns the methods by which the sender delivers.
     #[must_use]
     pub const fn methods(&self) -> &'static [Method] {
         self.methods
     }
 
-    /// How long an event may be delivered again: the larger of twice the automatic retry window
-    /// and the window in which a person can send it again. Where neither is documented, a margin
-    /// of ours.
+    /// Returns how long an event may be delivered again. This is twice the automatic retry window,
+    /// or the window in which a person can send the event again, if that is longer. If neither is
+    /// documented, it is an estimate of this crate.
     #[must_use]
     pub const fn retention_floor(&self) -> Duration {
         Duration::from_secs(self.floor.0)
     }
 
-    /// Where the retention floor comes from, in words.
+    /// Returns the reason for the retention floor.
+    #[doc(hidden)]
     #[must_use]
     pub const fn floor_basis(&self) -> &'static str {
         self.floor.1
     }
 
-    /// Whether the sender retries by itself.
+    /// Returns when the sender retries by itself.
     #[must_use]
     pub const fn retries(&self) -> Retries {
         self.retries
     }
 
-    /// How it retries, in words.
+    /// Returns the sender's schedule of retries in words.
+    #[doc(hidden)]
     #[must_use]
     pub const fn retries_how(&self) -> &'static str {
         self.how
     }
 
-    /// Whether the sender's signature covers the id. Where it does not, whoever can read one
-    /// signed delivery can send its body again under another id.
+    /// Returns `true` if the sender's signature covers the id. If it does not, everybody who can
+    /// read one signed delivery can send its body again under another id.
     ///
-    /// `false` also where there is no signature, or where the signed bytes are not documented.
+    /// Returns `false` also if nothing is signed, or if the signed bytes are not documented.
     #[must_use]
     pub const fn signed_id(&self) -> bool {
         self.signed_id
     }
 
-    /// The requests that are no events and reach the handler undeduplicated, in words.
+    /// Returns, in words, which requests carry no event and reach the handler without
+    /// deduplication.
+    #[doc(hidden)]
     #[must_use]
     pub const fn handshakes(&self) -> Option<&'static str> {
         match self.handshake {
@@ -184,20 +207,22 @@ impl Preset {
         }
     }
 
-    /// Whether the sender reads the body of the answer to an event, so that an empty 200 to a
-    /// duplicate is not the same as what the first delivery was answered.
+    /// Returns `true` if the sender reads the response body. Then an empty 200 to a duplicate
+    /// differs from the response to the first delivery.
     #[must_use]
     pub const fn answer_matters(&self) -> bool {
         self.answer_matters
     }
 
-    /// Where the facts come from.
+    /// Returns the URL of the page with the facts.
+    #[doc(hidden)]
     #[must_use]
     pub const fn source(&self) -> &'static str {
         self.source
     }
 
-    /// What the sender's own documentation does not say, in words.
+    /// Returns, in words, what the sender's own documentation does not state.
+    #[doc(hidden)]
     #[must_use]
     pub const fn unverified(&self) -> Option<&'static str> {
         if self.unverified.is_empty() { None } else { Some(self.unverified) }

@@ -1,35 +1,34 @@
-//! What more than one preset reads from a request.
+//! Values that more than one preset reads from a request.
 
 use http::header;
 
 use crate::key::{self, KeyPart, RequestRef};
 
-/// The value at a JSON pointer in the body, if there is one and it is well-formed.
+/// Returns the value at a JSON pointer in the body, if it is present and well-formed.
 pub(super) fn value(request: &RequestRef<'_>, pointer: &str) -> Option<String> {
     let value = key::json(pointer).read(request).ok()??;
     Some(value.into_owned())
 }
 
-/// Whether the body is JSON in which this pointer surely names nothing.
+/// Returns `true` if the body is JSON and the pointer names nothing in it.
 pub(super) fn lacks(request: &RequestRef<'_>, pointer: &str) -> bool {
     matches!(key::json(pointer).read(request), Ok(None))
 }
 
-/// Whether this header is there, once, with this value.
+/// Returns `true` if this header occurs once and has this value.
 pub(super) fn header_is(request: &RequestRef<'_>, name: &str, value: &str) -> bool {
     let found = key::header(name).read(request).ok().flatten();
     found.is_some_and(|found| found.eq_ignore_ascii_case(value))
 }
 
-/// The media type of the body, in lower case and without parameters.
+/// Returns the media type of the body, in lower case and without parameters.
 pub(super) fn media_type(request: &RequestRef<'_>) -> String {
     let value = request.headers().get(header::CONTENT_TYPE).map(header::HeaderValue::as_bytes);
     let essence = value.unwrap_or_default().split(|byte| *byte == b';').next().unwrap_or_default();
     String::from_utf8_lossy(essence.trim_ascii()).to_ascii_lowercase()
 }
 
-/// `source` and `id` of an event of CloudEvents in JSON: together they are what identifies it, never the id
-/// alone.
+/// Reads `source` and `id` of an event in JSON, because an id is unique within its source only.
 pub(super) fn cloud_event() -> KeyPart {
     key::json("/source").and(key::json("/id"))
 }

@@ -2,57 +2,51 @@
 
 use std::sync::Arc;
 
-use super::preset::{DAY, Floor, HOUR, MINUTE, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{cloud_event, media_type};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, Found, KeyPart, Reader, RequestRef};
 
-/// Standard Webhooks: the header `webhook-id`, which stays the same however often a message is
-/// retried, and is part of what is signed.
+/// Standard Webhooks: the header `webhook-id`, which is signed and stays the same on every retry.
 ///
-/// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice
-/// that. (Its "save the ids for five minutes" is shorter than its own schedule.) OpenAI retries for
-/// up to 72 hours. The same message goes to every subscribed endpoint under one id: two endpoints of
-/// one application need [a namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice that.
+/// (The specification also says "save the ids for five minutes", which is shorter than its own
+/// schedule.) OpenAI retries for up to 72 hours. One message goes to every subscribed endpoint with one
+/// id: two endpoints of one application need
+/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
 pub const STANDARD_WEBHOOKS: Preset = Preset {
     name: "standard-webhooks",
     title: "Standard Webhooks",
     aliases: &["openai"],
     key: "header `webhook-id`",
     rule: Rule::Part(|| key::header("webhook-id")),
-    handshake: None,
-    methods: POST,
     floor: Floor(2 * (75 * HOUR + 35 * MINUTE), "twice the 75 h 35 min of the specification"),
-    retries: Retries::Automatic,
     how: "ten attempts over 75 h 35 min in the specification's example",
     signed_id: true,
-    answer_matters: false,
     source: "https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md",
     unverified: "the id of a manual replay; the schedule of each sender",
+    ..DEFAULTS
 };
 
 /// Svix: the header `svix-id` or, from newer senders, `webhook-id`, which is signed.
 ///
-/// Where both are there and differ, the delivery is malformed: one of them was added on the way,
-/// and would make a signed message a new event. Mind that many events of Resend share one
-/// `/data/email_id`: it is no key. One message goes to every subscribed endpoint under one id: two
-/// endpoints of one application need
-/// [a namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// If both headers are present and differ, the delivery is malformed. An attacker could have added one
+/// of them, which would make a signed message a new event. `/data/email_id` is no key, because many
+/// events of Resend share it. One message goes to every subscribed endpoint with one id: two endpoints
+/// of one application need
+/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
 pub const SVIX: Preset = Preset {
     name: "svix",
     title: "Svix",
     aliases: &["clerk", "resend"],
     key: "header `svix-id` or `webhook-id`",
     rule: Rule::Part(|| key::from_fn(svix_id)),
-    handshake: None,
-    methods: POST,
     floor: Floor(2 * (27 * HOUR + 35 * MINUTE + 5), "twice the 27 h 35 min 5 s of the schedule"),
-    retries: Retries::Automatic,
     how: "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://github.com/svix/svix-webhooks/blob/main/server/svix-server/config.default.toml",
     unverified: "the schedules of Clerk and Resend",
+    ..DEFAULTS
 };
 
 fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
@@ -68,34 +62,29 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 
 /// CloudEvents over HTTP: `source` and `id`, in the structured, batched and binary modes.
 ///
-/// The content type tells the mode: `application/cloudevents-batch+json` is a list of events,
-/// `application/cloudevents+json` is one, and with any other the attributes are the headers
-/// `ce-source` and `ce-id`. Those are percent-decoded as the HTTP binding says, so that an event
-/// has one key in every mode. The format has no signature; retries are up to each sender.
+/// The content type gives the mode: `application/cloudevents-batch+json` is a list of events,
+/// `application/cloudevents+json` is one event. With any other content type, the attributes are the
+/// headers `ce-source` and `ce-id`. These are percent-decoded as the HTTP binding requires, so that an
+/// event has one key in every mode. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     title: "CloudEvents",
-    aliases: &[],
     key: "`source|id`: of each event, of the one event, or headers `ce-source|ce-id`",
     rule: Rule::Reader(cloud_events),
-    handshake: None,
-    methods: POST,
-    floor: Floor(7 * DAY, "a margin of ours: the format has no schedule"),
+    floor: Floor(7 * DAY, "our estimate: the format has no schedule"),
     retries: Retries::Undocumented,
-    how: "up to the sender",
-    signed_id: false,
-    answer_matters: false,
+    how: "depends on the sender",
     source: "https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md",
-    unverified: "",
+    ..DEFAULTS
 };
 
 fn cloud_events() -> Reader {
     let one = cloud_event();
-    let batch = key::each("", cloud_event());
+    let each = key::each("", cloud_event());
     let headers = attribute("ce-source").and(attribute("ce-id"));
     Arc::new(move |request| {
         let part = match &*media_type(request) {
-            "application/cloudevents-batch+json" => return batch.read(request),
+            "application/cloudevents-batch+json" => return each.read(request),
             "application/cloudevents+json" => &one,
             _ => &headers,
         };
@@ -103,8 +92,8 @@ fn cloud_events() -> Reader {
     })
 }
 
-/// An attribute of an event of CloudEvents in a header: unquoted, then percent-decoded once
-/// (HTTP protocol binding 1.0.2, section 3.1.3.2).
+/// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol
+/// binding 1.0.2, section 3.1.3.2).
 fn attribute(name: &'static str) -> KeyPart {
     let header = key::header(name);
     key::from_fn(move |request| {
@@ -114,7 +103,7 @@ fn attribute(name: &'static str) -> KeyPart {
     })
 }
 
-/// A quoted string (RFC 7230, section 3.2.6) without its quotes and backslashes.
+/// Returns a quoted string (RFC 7230, section 3.2.6) without its quotes and escapes.
 fn unquote(value: &str) -> String {
     let inner = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     let Some(inner) = inner else { return value.to_owned() };
@@ -149,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_decoded_once() {
+    fn decode_decodes_an_attribute_once() {
         // The example of the HTTP protocol binding, section 3.1.3.2.
         assert_eq!(decode("Euro%20%E2%82%AC%20%F0%9F%98%80").unwrap(), "Euro € 😀");
         assert_eq!(decode("%2541").unwrap(), "%41");
@@ -161,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_come_off_before_the_decoding() {
+    fn unquote_removes_quotes_and_escapes() {
         assert_eq!(unquote(r#""a \"b\" \\ c""#), r#"a "b" \ c"#);
         assert_eq!(unquote(r#"a"b"#), r#"a"b"#);
         assert_eq!(unquote("\""), "\"");

@@ -1,18 +1,17 @@
-//! Tools for business.
+//! Business tools.
 
-use super::preset::{DAY, Floor, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, Preset, Rule};
 use crate::key;
 
-/// HubSpot: of each event, what HubSpot gives of it but for `/attemptNumber`.
+/// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
 ///
-/// `/eventId` is "not guaranteed to be unique" and `/attemptNumber` changes on every retry, so the
-/// bytes of an event do as well.
+/// `/eventId` is "not guaranteed to be unique". `/attemptNumber` changes on every retry, and with it the
+/// bytes of the event.
 pub const HUBSPOT: Preset = Preset {
     name: "hubspot",
     title: "HubSpot",
-    aliases: &[],
     key: "each: `portalId|appId|subscriptionId|eventId|objectId?|occurredAt?|propertyName?`",
-    rule: Rule::Batch(|| {
+    rule: Rule::Each(|| {
         let key = key::json("/portalId")
             .and(key::json("/appId"))
             .and(key::json("/subscriptionId"))
@@ -22,34 +21,27 @@ pub const HUBSPOT: Preset = Preset {
             .and(key::json("/propertyName").optional());
         key::each("", key).without_payload()
     }),
-    handshake: None,
-    methods: POST,
     floor: Floor(6 * DAY, "twice the longer of two schedules that third parties give, 3 days"),
-    retries: Retries::Automatic,
     how: "up to ten times over 24 h, or over 3 days",
     signed_id: true,
-    answer_matters: false,
     source: "https://developers.hubspot.com/docs/api/webhooks",
     unverified: "the schedule and that ids may repeat (third parties); the bytes of the signature",
+    ..DEFAULTS
 };
 
 /// Box (webhooks V2): `/id` in the body.
 ///
-/// The header `BOX-DELIVERY-ID` changes when Box retries: it is no key.
+/// The header `BOX-DELIVERY-ID` is no key, because it changes on a retry.
 pub const BOX: Preset = Preset {
     name: "box",
     title: "Box",
-    aliases: &[],
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    handshake: None,
-    methods: POST,
-    floor: Floor(7 * DAY, "a margin of ours: no schedule is documented"),
-    retries: Retries::Automatic,
-    how: "how often is not documented",
+    floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
+    how: "the number is not documented",
     signed_id: true,
-    answer_matters: false,
     source: "https://developer.box.com/guides/webhooks/v2/",
     unverified: "the schedule; that the signature covers the time too; the id when a person sends \
                  it again",
+    ..DEFAULTS
 };

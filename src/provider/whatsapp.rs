@@ -1,26 +1,26 @@
-//! Meta's Graph webhooks, of which WhatsApp sends the most.
+//! Webhooks of Meta's Graph API, which WhatsApp uses.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::preset::{DAY, Floor, POST, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, Preset, Rule};
 use crate::error::KeyError;
 use crate::key::{
-    self, Found, Items, KeyPart, Pointer, Reader, RequestRef, body_id, compose, events,
+    self, Found, FoundEvents, KeyPart, Pointer, Reader, RequestRef, body_id, compose, items,
 };
 
-/// WhatsApp and other webhooks of Meta: of each update, what identifies it.
+/// WhatsApp and other webhooks of Meta: one key for each update.
 ///
-/// 1. A message: `phone_number_id|id`.
-/// 2. A status of a message: `phone_number_id|id|status|recipient_id`. One message has several
-///    statuses under one id.
-/// 3. Any other change: the entry's `id` and `time`, the change's `field`, and the digest of the
-///    change. An entry without changes: the digest of the entry.
+/// 1. A message has the key `phone_number_id|id`.
+/// 2. A status of a message has the key `phone_number_id|id|status|recipient_id`, because one
+///    message has several statuses under one id.
+/// 3. Any other change is known by the entry's `id` and `time`, the change's `field`, and the digest
+///    of the change. An entry without changes is known by the digest of the entry.
 ///
-/// `phone_number_id` is that of `/value/metadata`, and an empty part where there is none; so are
-/// `recipient_id`, and the entry's and the change's own fields. One request carries up to 1,000
-/// updates. The verification of the URL is a GET, which is not deduplicated.
+/// `phone_number_id` is read from `/value/metadata`. It is an empty part if it is missing; so are
+/// `recipient_id`, and the fields of the entry and of the change. One request carries up to 1,000
+/// updates. Meta verifies the URL by a GET, which the layer does not deduplicate.
 pub const WHATSAPP: Preset = Preset {
     name: "whatsapp",
     title: "WhatsApp (Meta)",
@@ -29,16 +29,13 @@ pub const WHATSAPP: Preset = Preset {
           `phone_number_id?|id|status|recipient_id?`; any other change: `entry id?|entry \
           time?|field?|body_` and the SHA-256 of the change",
     rule: Rule::Reader(whatsapp),
-    handshake: None,
-    methods: POST,
     floor: Floor(14 * DAY, "twice the 7 days of the schedule"),
-    retries: Retries::Automatic,
     how: "for up to 7 days; other webhooks of Meta for 36 h",
     signed_id: true,
-    answer_matters: false,
     source: "https://developers.facebook.com/docs/whatsapp/cloud-api/guides/set-up-webhooks",
     unverified: "that the message's id is the key (no page of Meta says so); that time and bytes \
                  of other changes are the same on retries",
+    ..DEFAULTS
 };
 
 fn whatsapp() -> Reader {
@@ -46,7 +43,7 @@ fn whatsapp() -> Reader {
     Arc::new(move |request| rules.read(request))
 }
 
-/// What is read, parsed once.
+/// The pointers and parts, parsed once.
 struct Rules {
     entries: Pointer,
     changes: Pointer,
@@ -63,10 +60,10 @@ struct Rules {
 impl Rules {
     fn new() -> Self {
         Self {
-            entries: Pointer::of_names(&["entry"]),
-            changes: Pointer::of_names(&["changes"]),
-            messages: Pointer::of_names(&["value", "messages"]),
-            statuses: Pointer::of_names(&["value", "statuses"]),
+            entries: Pointer::to_items_of(&["entry"]),
+            changes: Pointer::to_items_of(&["changes"]),
+            messages: Pointer::to_items_of(&["value", "messages"]),
+            statuses: Pointer::to_items_of(&["value", "statuses"]),
             phone: key::json("/value/metadata/phone_number_id"),
             id: key::json("/id"),
             status: key::json("/status"),
@@ -77,40 +74,40 @@ impl Rules {
     }
 
     fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
-        let Some(entries) = events(request.body(), &self.entries)? else {
+        let Some(entries) = items(request.body(), &self.entries)? else {
             return Ok(Found::Missing);
         };
-        let mut items = Items::default();
+        let mut events = FoundEvents::default();
         let mut complete = true;
         for entry in entries {
-            let changes = events(&entry, &self.changes)?.unwrap_or_default();
+            let changes = items(&entry, &self.changes)?.unwrap_or_default();
             if changes.is_empty() {
-                items.push(&body_id(&entry), entry, true)?;
+                events.push(&body_id(&entry), entry, true)?;
                 continue;
             }
-            // Once for all changes of the entry.
             let of = request.with_body(&entry);
             let (id, time) = (self.id.read(&of)?, self.time.read(&of)?);
             for change in changes {
                 let updates = self.updates(&change)?;
                 if !updates.is_empty() {
                     let of = request.with_body(&change);
-                    complete &= self.read_updates(&of, updates, &mut items)?;
+                    complete &= self.read_updates(&of, updates, &mut events)?;
                     continue;
                 }
                 let field = self.field.read(&request.with_body(&change))?;
                 let digest = body_id(&change);
                 let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
-                items.push(&compose(&parts), change, true)?;
+                events.push(&compose(&parts), change, true)?;
             }
         }
-        Ok(if complete { items.into() } else { Found::Missing })
+        Ok(if complete { events.into() } else { Found::Missing })
     }
 
-    /// The messages and statuses of a change, in the order of the request; `true` is a status.
+    /// Returns the messages and statuses of a change, in the order of the request; `true` marks a
+    /// status.
     fn updates(&self, change: &Bytes) -> Result<Vec<(Bytes, bool)>, KeyError> {
-        let messages = events(change, &self.messages)?.unwrap_or_default();
-        let statuses = events(change, &self.statuses)?.unwrap_or_default();
+        let messages = items(change, &self.messages)?.unwrap_or_default();
+        let statuses = items(change, &self.statuses)?.unwrap_or_default();
         let messages = messages.into_iter().map(|update| (update, false));
         let statuses = statuses.into_iter().map(|update| (update, true));
         let mut updates: Vec<_> = messages.chain(statuses).collect();
@@ -118,12 +115,12 @@ impl Rules {
         Ok(updates)
     }
 
-    /// Answers whether each of them has a key.
+    /// Reads the keys of updates. Returns `true` if each update has one.
     fn read_updates(
         &self,
         change: &RequestRef<'_>,
         updates: Vec<(Bytes, bool)>,
-        items: &mut Items,
+        events: &mut FoundEvents,
     ) -> Result<bool, KeyError> {
         let phone = self.phone.read(change)?;
         let mut complete = true;
@@ -138,7 +135,7 @@ impl Rules {
                 complete &= id.is_some();
                 compose(&[phone.as_deref(), id.as_deref()])
             };
-            items.push(&key, update, true)?;
+            events.push(&key, update, true)?;
         }
         Ok(complete)
     }

@@ -59,7 +59,7 @@ async fn serve(dir: PathBuf) {
 async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: String) -> StatusCode {
     let line = format!(
         "{} {} {}\n",
-        delivery.key().unwrap().id(),
+        delivery.id(),
         delivery.attempt(),
         if delivery.is_takeover() { "takeover" } else { "-" }
     );

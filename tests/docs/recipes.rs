@@ -155,7 +155,7 @@ macro_rules! recipes {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let handler = async |State(pool): State<$pool>, delivery: Delivery| {
-                    let id = delivery.key().unwrap().id().to_owned();
+                    let id = delivery.id().to_owned();
                     let insert = sqlx::query(CONVERGING).bind(id).bind(10_i64);
                     insert.execute(&pool).await.unwrap();
                     match delivery.attempt() {

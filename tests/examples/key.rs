@@ -1,6 +1,6 @@
-//! The example `key` as a reader runs it, on every sample; and the guide's page that it prints.
+//! The example `key` on every sample, and the guide's page that it prints.
 //!
-//! `cargo test` builds it. `cargo test --test examples` does not, and takes what is there.
+//! `cargo test` builds the example. `cargo test --test examples` runs the example as it was built last.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::env::consts::EXE_SUFFIX;
@@ -25,22 +25,22 @@ fn with_stdin(args: &[&str], stdin: &[u8]) -> Output {
     let mut command = key();
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = command.spawn().unwrap();
-    // It may end without having read all of it.
+    // The process may exit before it has read all of stdin.
     let _ = process.stdin.take().unwrap().write_all(stdin);
     process.wait_with_output().unwrap()
 }
 
-/// The one line that it answers.
-fn answer(args: &[&str], stdin: &[u8]) -> Value {
+/// Returns the line that the example prints.
+fn printed(args: &[&str], stdin: &[u8]) -> Value {
     let output = with_stdin(args, stdin);
-    let said = String::from_utf8(output.stdout).unwrap();
-    let complained = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{args:?}: {complained}");
-    assert_eq!((said.lines().count(), &*complained), (1, ""), "{args:?}");
-    serde_json::from_str(&said).unwrap()
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    assert_eq!((stdout.lines().count(), &*stderr), (1, ""), "{args:?}");
+    serde_json::from_str(&stdout).unwrap()
 }
 
-/// What it complains of.
+/// Returns the error that the example prints.
 fn refusal(args: &[&str], stdin: &[u8]) -> String {
     let output = with_stdin(args, stdin);
     assert!(!output.status.success(), "{args:?}");
@@ -57,14 +57,14 @@ fn payloads() -> PathBuf {
 }
 
 #[test]
-fn every_constructed_sample_is_answered_as_it_expects() {
+fn key_prints_the_expected_key_of_every_constructed_sample() {
     let mut asked = 0;
     for preset in provider::ALL {
         let file = payloads().join(format!("constructed/{}.json", preset.name()));
         let cases: Vec<Value> = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
         for case in cases {
-            // What a capture does not hold, it may leave out; what else it holds is passed over.
-            let mut answer = answer(&[preset.name()], case.to_string().as_bytes());
+            // A capture may omit members; other members are ignored.
+            let mut answer = printed(&[preset.name()], case.to_string().as_bytes());
             if let Some(reason) = answer.as_object_mut().unwrap().remove("reason") {
                 assert!(reason.as_str().is_some_and(|reason| !reason.is_empty()));
                 assert_eq!(answer["outcome"], "malformed");
@@ -77,7 +77,7 @@ fn every_constructed_sample_is_answered_as_it_expects() {
 }
 
 #[test]
-fn captured_samples_are_files_that_it_reads() {
+fn key_reads_captured_samples() {
     for (preset, file, expected) in [
         (
             "cloudevents",
@@ -110,12 +110,12 @@ fn captured_samples_are_files_that_it_reads() {
         ("aws-sns", "aws_sns/subscription_confirmation.json", json!({ "outcome": "bypass" })),
     ] {
         let path = payloads().join(file);
-        assert_eq!(answer(&[preset, path.to_str().unwrap()], b""), expected, "{file}");
+        assert_eq!(printed(&[preset, path.to_str().unwrap()], b""), expected, "{file}");
     }
 }
 
 #[test]
-fn the_line_is_written_in_this_order() {
+fn key_prints_its_fields_in_this_order() {
     let line = |args: &[&str], stdin: &str| {
         String::from_utf8(with_stdin(args, stdin.as_bytes()).stdout).unwrap()
     };
@@ -130,26 +130,26 @@ fn the_line_is_written_in_this_order() {
 }
 
 #[test]
-fn keys_are_shown_as_they_are_stored() {
+fn key_prints_keys_as_they_are_stored() {
     let long = json!({ "headers": { "webhook-id": "x".repeat(256) } }).to_string();
     let stored = tower_dedup::DedupKey::new("any", &"x".repeat(256)).unwrap();
     let expected = json!({ "outcome": "key", "key": stored.id() });
-    assert_eq!(answer(&["standard-webhooks"], long.as_bytes()), expected);
+    assert_eq!(printed(&["standard-webhooks"], long.as_bytes()), expected);
 }
 
 #[test]
-fn bodies_may_be_bytes_and_headers_may_repeat() {
+fn key_reads_binary_bodies_and_repeated_headers() {
     // {"update_id":7}
     let base64 = br#"{"body_base64": "eyJ1cGRhdGVfaWQiOjd9", "headers": null, "url": null}"#;
-    assert_eq!(answer(&["telegram"], base64), json!({ "outcome": "key", "key": "7" }));
+    assert_eq!(printed(&["telegram"], base64), json!({ "outcome": "key", "key": "7" }));
     let twice = br#"{"headers": {"webhook-id": "a", "Webhook-Id": "a"}}"#;
-    assert_eq!(answer(&["svix"], twice)["outcome"], "malformed");
+    assert_eq!(printed(&["svix"], twice)["outcome"], "malformed");
     let absolute = br#"{"method": "GET", "url": "https://example.com:8443/v?CallSid=CA1#rc=2"}"#;
-    assert_eq!(answer(&["twilio"], absolute)["key"], "|CA1||||");
+    assert_eq!(printed(&["twilio"], absolute)["key"], "|CA1||||");
 }
 
 #[test]
-fn what_it_cannot_read_it_names() {
+fn key_names_what_it_cannot_read() {
     let unknown = refusal(&["strip"], b"{}");
     assert!(unknown.contains("\"strip\"") && unknown.contains("stripe"), "{unknown}");
     for preset in provider::ALL {
@@ -168,14 +168,14 @@ fn what_it_cannot_read_it_names() {
         r#"{"body_base64": "", "body_utf8": ""}"#,
         "[]",
     ] {
-        let complaint = refusal(&["stripe"], request.as_bytes());
-        assert!(complaint.starts_with("error: stdin: "), "{request}: {complaint}");
+        let error = refusal(&["stripe"], request.as_bytes());
+        assert!(error.starts_with("error: stdin: "), "{request}: {error}");
     }
     assert!(refusal(&[], b"").contains("PROVIDER"));
 }
 
 #[test]
-fn the_list_has_every_preset_with_its_floor() {
+fn key_lists_every_preset_with_its_floor() {
     let output = key().arg("--list").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<_> = text.lines().collect();
@@ -198,22 +198,22 @@ fn the_list_has_every_preset_with_its_floor() {
 }
 
 #[test]
-fn the_page_of_presets_is_what_the_code_says() {
+fn page_of_presets_is_what_the_example_prints() {
     let output = key().arg("--table").output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
     let page = fs::read_to_string(root().join("src/docs/providers.md")).unwrap();
     let differs = printed.lines().zip(page.lines()).find(|(printed, page)| printed != page);
     assert!(
         printed == page,
-        "src/docs/providers.md is not what the presets say; make it anew:\n\
+        "src/docs/providers.md is out of date; generate it:\n\
          cargo run --example key -- --table > src/docs/providers.md\n\
          first difference: {differs:?}"
     );
 }
 
-/// The column that says where a preset is tested names a test that is there.
+/// The column with the tests names tests that exist.
 #[test]
-fn the_page_names_tests_that_are_there() {
+fn page_of_presets_names_tests_that_exist() {
     let page = fs::read_to_string(root().join("src/docs/providers.md")).unwrap();
     let tests = fs::read_to_string(root().join("tests/providers/main.rs")).unwrap();
     let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| [")).collect();

@@ -1,4 +1,4 @@
-//! Batches: a key for every event of a JSON array, by the rules of `key::each`.
+//! `key::each`: a key for every event of a JSON array.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use http::{Request, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::key::{self, Batch, Event, Extracted, KeyExtractor, Keys, RequestRef};
+use tower_dedup::key::{self, EachKey, Event, Extracted, KeyExtractor, Keys, RequestRef};
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey, OnUnavailable,
 };
@@ -39,7 +39,7 @@ fn events() -> KeyExtractor {
 }
 
 #[test]
-fn a_part_is_read_once_for_every_element_in_the_order_of_the_request() {
+fn part_is_read_once_for_every_item_in_the_order_of_the_request() {
     let body = r#"{"id": "not this", "events": [{"id": "b"}, {"id": 7}, {"id": "a"}]}"#;
     assert_eq!(ids(&events(), body), ["b", "7", "a"]);
     let whole = key::each("", key::json("")).namespace("acme");
@@ -47,7 +47,7 @@ fn a_part_is_read_once_for_every_element_in_the_order_of_the_request() {
 }
 
 #[test]
-fn the_head_of_an_element_is_that_of_the_delivery_and_its_body_is_its_own() {
+fn head_of_an_event_is_that_of_the_delivery_and_its_body_is_its_item() {
     let part = key::header("x-shop").and(key::json("/id").optional()).and(key::body_digest());
     let extractor = key::each("/events", part).namespace("acme");
     let [first, second] = &ids(&extractor, r#"{"events":[ {"id" : 1} ,{}]}"#)[..] else {
@@ -65,7 +65,7 @@ fn the_head_of_an_element_is_that_of_the_delivery_and_its_body_is_its_own() {
 }
 
 #[test]
-fn parts_of_the_head_are_composed_as_elsewhere() {
+fn each_composes_parts_of_the_head() {
     let by = |part: key::KeyPart| key::each("", part).namespace("acme");
     let first_present = by(key::header("x-none").or(key::query("none")).or(key::json("/id")));
     assert_eq!(ids(&first_present, r#"[{"id":1},{"id":2}]"#), ["1", "2"]);
@@ -73,7 +73,7 @@ fn parts_of_the_head_are_composed_as_elsewhere() {
     assert_eq!(ids(&optional, r#"[{"id":1}]"#), ["|1"]);
     let required = by(key::header("x-none").and(key::json("/id")));
     assert_eq!(read(&required, r#"[{"id":1}]"#), Ok(Extracted::Missing));
-    // Two of them are malformed, but not for a list without events.
+    // Two headers are malformed, but not for an empty list.
     let twice = by(key::header("x-twice").optional().and(key::json("/id")));
     let error = read(&twice, r#"[{"id":1}]"#).unwrap_err();
     assert_eq!(error.kind(), KeyErrorKind::Repeated);
@@ -81,7 +81,7 @@ fn parts_of_the_head_are_composed_as_elsewhere() {
 }
 
 #[test]
-fn a_star_names_the_arrays_of_every_element_on_the_way() {
+fn star_names_the_arrays_of_every_item_on_the_way() {
     let extractor = key::each("/entry/*/changes/*/messages", key::json("/id")).namespace("acme");
     let body = r#"{"entry": [
         {"changes": [{"messages": [{"id": 1}, {"id": 2}]}, {"messages": []}]},
@@ -92,7 +92,7 @@ fn a_star_names_the_arrays_of_every_element_on_the_way() {
 }
 
 #[test]
-fn elements_are_slices_of_the_body_unless_they_change_on_a_retry() {
+fn event_payloads_are_slices_of_the_body_unless_they_change_on_a_retry() {
     let body = r#"{"events":[ {"id":1} , {"id":2} ]}"#;
     let payloads = |keys: &Keys| -> Vec<Option<Bytes>> {
         keys.events().iter().map(|event| event.payload().cloned()).collect()
@@ -102,12 +102,12 @@ fn elements_are_slices_of_the_body_unless_they_change_on_a_retry() {
         with,
         [Some(Bytes::from_static(br#"{"id":1}"#)), Some(Bytes::from_static(br#"{"id":2}"#))]
     );
-    let batch = key::each("/events", key::json("/id")).without_payload();
-    assert_eq!(payloads(&keys(&batch.namespace("acme"), body)), [None, None]);
+    let each = key::each("/events", key::json("/id")).without_payload();
+    assert_eq!(payloads(&keys(&each.namespace("acme"), body)), [None, None]);
 }
 
 #[test]
-fn nothing_to_deduplicate_is_a_bypass_and_no_array_is_missing() {
+fn empty_array_is_a_bypass_and_no_array_is_missing() {
     for body in [r#"{"events":[]}"#, r#"{"events": [ ] }"#] {
         assert_eq!(read(&events(), body), Ok(Extracted::Bypass), "{body}");
     }
@@ -116,9 +116,9 @@ fn nothing_to_deduplicate_is_a_bypass_and_no_array_is_missing() {
     }
 }
 
-/// A key for what has one would let what has none be taken for a duplicate.
+/// Keys for the other events would make the event without a key part of a duplicate.
 #[test]
-fn one_element_without_a_key_makes_the_delivery_one_without() {
+fn one_item_without_a_key_makes_the_delivery_missing() {
     let body = r#"{"events":[{"id":1},{"id":null},{"id":3}]}"#;
     assert_eq!(read(&events(), body), Ok(Extracted::Missing));
     let nested = key::each("/entry/*/events", key::json("/id")).namespace("acme");
@@ -127,7 +127,7 @@ fn one_element_without_a_key_makes_the_delivery_one_without() {
 }
 
 #[test]
-fn what_is_malformed_says_which_element_it_is() {
+fn malformed_item_is_named_by_its_number() {
     let error = read(&events(), r#"{"events":[{},{"id":1},{"id":[]}]}"#).unwrap_err();
     assert_eq!(error.kind(), KeyErrorKind::NotAnId);
     assert_eq!(
@@ -145,24 +145,24 @@ fn what_is_malformed_says_which_element_it_is() {
 }
 
 #[test]
-fn pointers_and_namespaces_that_are_none_are_refused() {
+fn invalid_pointers_and_namespaces_are_refused() {
     let part = || key::json("/id");
-    assert_eq!(Batch::new("events", part()).unwrap_err(), ConfigError::InvalidPointer);
+    assert_eq!(EachKey::new("events", part()).unwrap_err(), ConfigError::InvalidPointer);
     let refused = key::each("", part()).try_namespace("").unwrap_err();
     assert_eq!(refused, ConfigError::InvalidNamespace);
 }
 
 #[test]
-fn a_list_of_one_is_a_batch_and_one_event_is_none() {
-    assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_batch());
-    assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_batch());
+fn array_of_one_is_multi_event_and_one_event_is_not() {
+    assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_multi_event());
+    assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_multi_event());
     let key = DedupKey::new("acme", "1").unwrap();
-    assert!(Keys::new(vec![Event::new(key.clone())]).unwrap().is_batch());
-    assert!(!Keys::one(key).is_batch());
+    assert!(Keys::new(vec![Event::new(key.clone())]).unwrap().is_multi_event());
+    assert!(!Keys::one(key).is_multi_event());
 }
 
 #[test]
-fn second_identities_are_read_from_the_element() {
+fn second_identities_are_read_from_the_item() {
     let extractor = events().second_identity("object", key::json("/object"));
     let found = keys(&extractor, r#"{"object":"x","events":[{"id":1,"object":"o"},{"id":2}]}"#);
     let seconds: Vec<_> = found
@@ -171,7 +171,7 @@ fn second_identities_are_read_from_the_element() {
         .map(|event| event.second_identity().map(|key| (key.namespace(), key.id())))
         .collect();
     assert_eq!(seconds, [Some(("acme.object", "o")), None]);
-    // In a list of one as well: the whole body is not what it is known by.
+    // The same holds in a list of one: the whole body is not its identity.
     let by_body = events().second_identity("body", key::body_digest());
     let one = keys(&by_body, r#"{"events":[{}, {"id":1}]}"#.replace("{}, ", "").as_str());
     let two = keys(&by_body, r#"{"events":[{"id":2}, {"id":1}]}"#);
@@ -179,9 +179,9 @@ fn second_identities_are_read_from_the_element() {
     assert_eq!(one.events()[0].identities().count(), 2);
 }
 
-/// What is read from the head is in the id of every event.
+/// A value of the head is part of the id of every event.
 #[test]
-fn a_long_header_is_not_multiplied() {
+fn long_header_is_not_copied_for_every_event() {
     let by_query = key::each("", key::query("q").and(key::json(""))).namespace("acme");
     let second =
         key::each("", key::json("")).namespace("acme").second_identity("q", key::query("q"));
@@ -196,7 +196,7 @@ fn a_long_header_is_not_multiplied() {
 }
 
 #[tokio::test]
-async fn a_retry_that_is_batched_anew_runs_what_is_new_in_it() {
+async fn retry_in_another_group_runs_its_new_events() {
     let handler = Handler::default();
     let dedup = DedupLayer::new(events(), MemoryAdapter::new());
     let service = dedup.layer(handler.service());
@@ -215,7 +215,7 @@ async fn a_retry_that_is_batched_anew_runs_what_is_new_in_it() {
     let (status, result) = deliver(r#"{"events":[{"id":3},{"id":1}]}"#).await;
     assert_eq!((status, result.unwrap().as_bytes()), (StatusCode::OK, &b"duplicate"[..]));
     assert_eq!(handler.runs(), 2);
-    // A heartbeat reaches the handler each time.
+    // An empty list reaches the handler each time.
     for runs in [3, 4] {
         assert_eq!(deliver(r#"{"events":[]}"#).await, (StatusCode::OK, None));
         assert_eq!(handler.runs(), runs);
@@ -223,7 +223,7 @@ async fn a_retry_that_is_batched_anew_runs_what_is_new_in_it() {
 }
 
 #[tokio::test]
-async fn a_batch_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
+async fn array_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
     let handler = Handler::default();
     let body = |count: usize| {
         let events: Vec<_> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();
@@ -248,9 +248,9 @@ async fn a_batch_without_keys_is_for_the_policy_and_too_many_keys_are_refused() 
     }
 }
 
-/// A completion that waits for its store may wait for minutes, and thousands may.
+/// Thousands of completions may wait for minutes, and must not keep the bodies in memory.
 #[tokio::test]
-async fn body_of_a_batch_is_dropped_while_its_completion_is_pending() {
+async fn body_of_a_multi_event_delivery_is_dropped_while_its_completion_is_pending() {
     struct Owner(#[expect(dead_code, reason = "it is counted")] Arc<()>);
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {

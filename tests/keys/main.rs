@@ -1,6 +1,11 @@
 //! Extraction of keys from requests.
 
+mod answers;
+mod composition;
 mod each;
-mod extraction;
+mod extractor;
+mod parts;
+mod properties;
+mod requests;
 #[path = "../support/mod.rs"]
 mod support;

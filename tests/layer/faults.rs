@@ -501,7 +501,13 @@ async fn extreme_settings_do_no_harm() {
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::ZERO));
     assert_eq!(send(&least.layer(handler.service()), request("c")).await.status(), 200);
     for every in [Duration::ZERO, Duration::MAX] {
-        Purger::new(Arc::clone(&store)).every(every).timeout(every).batch(0).spawn().stop().await;
+        Purger::new(Arc::clone(&store))
+            .every(every)
+            .timeout(every)
+            .keys_per_statement(0)
+            .spawn()
+            .stop()
+            .await;
     }
     store.inner().advance(Duration::MAX);
     store.inner().advance(Duration::MAX);
@@ -543,7 +549,7 @@ async fn the_purger_survives_its_store() {
     store.set(Op::Purge, Fault::Fail);
     let purger = Purger::new(Arc::clone(&store))
         .every(Duration::from_millis(5))
-        .batch(100)
+        .keys_per_statement(100)
         .timeout(Duration::from_millis(50))
         .spawn();
     for fault in [Fault::Panic, Fault::Hang, Fault::Fail] {

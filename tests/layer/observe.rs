@@ -159,7 +159,7 @@ fn every_outcome_is_counted_under_its_name() {
         assert_eq!(log.last("delivery")["error"], "being faulty: the store is unavailable");
         let open = layer.clone().on_unavailable(OnUnavailable::Open).layer(handler.service());
         send(&open, request("c")).await;
-        assert_eq!(log.last("running unprotected: the store did not answer")["level"], "WARN");
+        assert_eq!(log.last("running unprotected: the store did not reply")["level"], "WARN");
         store.set(Op::Claim, Fault::None);
 
         let _ = deliver("  ").await;
@@ -258,9 +258,9 @@ fn mismatches_and_responses_that_are_not_kept_are_told() {
             send(&layer.layer(handler.service()), event).await.status().as_u16()
         };
         assert_eq!(deliver(&reporting, "one").await, 200);
-        let not_kept = "response not kept: duplicates of this event are answered without it";
-        assert_eq!(log.last(not_kept)["why"], "its body is too long");
-        assert_eq!(log.last(not_kept)["id"], crate::support::dedup_key("a").log_id());
+        let not_stored = "response not stored: duplicates of this event get an empty response";
+        assert_eq!(log.last(not_stored)["why"], "its body is too long");
+        assert_eq!(log.last(not_stored)["id"], crate::support::dedup_key("a").log_id());
         let differs = "payload mismatch: this event was handled with another payload";
         assert!(log.all(differs).is_empty());
         assert_eq!(deliver(&reporting, "two").await, 200);
@@ -279,7 +279,7 @@ fn mismatches_and_responses_that_are_not_kept_are_told() {
             sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
         };
         assert_eq!(count("tower_dedup_mismatches_total", &["test"]), 2.0);
-        assert_eq!(count("tower_dedup_responses_not_kept_total", &["test"]), 1.0);
+        assert_eq!(count("tower_dedup_responses_not_stored_total", &["test"]), 1.0);
         assert_eq!(count("tower_dedup_deliveries_total", &["test", "mismatch"]), 2.0);
         assert_eq!(count("tower_dedup_store_duration_seconds", &["claim", "ok"]), 3.0);
     });
@@ -344,7 +344,7 @@ fn the_documented_metrics_are_the_metrics() {
 
 const EVICTED: &str =
     "evicted: the memory store is full and forgets events that may be delivered again";
-const NEARLY_FULL: &str = "nearly full: the memory store has taken four fifths of its capacity";
+const NEARLY_FULL: &str = "nearly full: the memory store has reached four fifths of its capacity";
 
 async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
     for id in ids {

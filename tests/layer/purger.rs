@@ -1,4 +1,4 @@
-//! The purger: when its rounds come, what they count, and what they leave alone.
+//! The purger: when its rounds start, what they count, and what they keep.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,10 +21,10 @@ use crate::support::{dedup_key, on_claim};
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
-/// What one portion does: after so long, it has deleted so many.
+/// One portion: how long it takes, and how many keys it deletes.
 type Step = (Duration, Result<u64, ErrorKind>);
 
-/// A store that purges by a script, and nothing once that has ended.
+/// A store that purges by a script, and deletes nothing after its end.
 #[derive(Default)]
 struct Scripted {
     script: Mutex<VecDeque<Step>>,
@@ -37,7 +37,7 @@ impl Scripted {
         Arc::new(Self { script: Mutex::new(script.into_iter().collect()), ..Self::default() })
     }
 
-    /// When the first portions began, once there were so many.
+    /// Waits for `count` portions. Returns when each began.
     async fn portions(&self, count: usize) -> Vec<Instant> {
         loop {
             let begun = self.begun_at.lock().unwrap().clone();
@@ -92,8 +92,8 @@ impl MaintenanceAdapter for Scripted {
     }
 }
 
-fn purger(store: &Arc<Scripted>) -> Purger<Arc<Scripted>> {
-    Purger::new(Arc::clone(store)).every(INTERVAL).batch(100)
+fn purger(store: &Arc<Scripted>) -> Purger {
+    Purger::new(Arc::clone(store)).every(INTERVAL).keys_per_statement(100)
 }
 
 fn pauses(begun_at: &[Instant]) -> Vec<f64> {
@@ -101,7 +101,7 @@ fn pauses(begun_at: &[Instant]) -> Vec<f64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_round_comes_within_a_minute_and_the_next_after_the_interval() {
+async fn the_first_round_starts_within_a_minute_and_the_next_after_the_interval() {
     let mut firsts = Vec::new();
     for _ in 0..20 {
         let (store, started) = (Scripted::new([]), Instant::now());
@@ -114,13 +114,13 @@ async fn the_first_round_comes_within_a_minute_and_the_next_after_the_interval()
         assert!((539.0..=661.0).contains(&pause), "{pause}");
         purger.stop().await;
     }
-    // Those started together spread out.
+    // Purgers that start together do not purge together.
     firsts.sort_by(f64::total_cmp);
     assert!(firsts[19] - firsts[0] > 5.0, "{firsts:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_round_comes_within_a_short_interval() {
+async fn the_first_round_starts_within_a_short_interval() {
     let (store, started) = (Scripted::new([]), Instant::now());
     let purger = purger(&store).every(Duration::from_secs(2)).spawn();
     let begun = store.portions(1).await;
@@ -129,13 +129,13 @@ async fn the_first_round_comes_within_a_short_interval() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_round_that_fails_is_repeated_soon_and_then_less_and_less_often() {
+async fn a_failed_round_is_repeated_after_a_second_and_then_in_doubling_pauses() {
     let fails = (Duration::ZERO, Err(ErrorKind::Refused));
     let store = Scripted::new(std::iter::repeat_n(fails, 14));
     let purger = purger(&store).spawn();
     let pauses = pauses(&store.portions(16).await);
     for (at, pause) in pauses.iter().enumerate() {
-        // After the last failure's round follows the interval again.
+        // After a successful round, the interval holds again.
         let expected = 600_f64.min(2_f64.powi(i32::try_from(at).unwrap()));
         let expected = if at < 14 { expected } else { 600.0 };
         assert!((0.89 * expected..=1.12 * expected).contains(pause), "{at}: {pauses:?}");
@@ -157,7 +157,7 @@ async fn a_round_pauses_for_as_long_as_each_portion_took() {
 }
 
 #[test]
-fn what_a_failing_round_has_deleted_is_counted() {
+fn rows_deleted_by_a_failing_round_are_counted() {
     let recorder = DebuggingRecorder::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     metrics::with_local_recorder(&recorder, || {
@@ -180,7 +180,7 @@ fn what_a_failing_round_has_deleted_is_counted() {
     assert_eq!(purged.next().map(|(.., value)| value), Some(DebugValue::Counter(207)));
 }
 
-/// A Postgres whose clock can be set: its function is found before the server's own.
+/// A Postgres whose clock can be set: the search path finds this function before the server's.
 async fn with_a_clock(schema: &Schema) -> PgPool {
     let options: PgConnectOptions = schema.url().parse().unwrap();
     let path = format!("{},pg_catalog", schema.name());
@@ -212,7 +212,7 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
     adapter.claim(&keys, &on_claim(&day)).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
     set_ahead(&pool, "1 month").await;
-    // The clock has jumped, as far as claims can tell.
+    // To claims, the clock has jumped.
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
     for _ in 0..2 {
         let refused = adapter.purge(10).await.unwrap_err();
@@ -222,7 +222,7 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
     set_ahead(&pool, "0").await;
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
     assert!(adapter.get(&keys[0]).await.unwrap().is_some(), "the key is known again");
-    // Within the hour of grace, a purge goes on, and deletes nothing too early.
+    // Within the hour of grace, a purge continues and deletes nothing too early.
     set_ahead(&pool, "24 hours 59 minutes").await;
     let other = PostgresAdapter::new(pool.clone());
     assert_eq!(other.purge(10).await.unwrap(), 0);

@@ -1,5 +1,5 @@
-//! Signatures, checked outside the layer: the schemes that the examples bring, against published
-//! vectors; and what becomes of a request on its way through both layers.
+//! Signatures, verified outside the layer: the schemes of the examples on published vectors, and
+//! requests through both layers.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -41,7 +41,7 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
 use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
 
-/// Every vector: the scheme, the file, and how many of its cases are genuine and forged.
+/// Every file of vectors: the scheme, the file, and the numbers of genuine and forged cases.
 const VECTORS: &[(Scheme, &str, usize, usize)] = &[
     (Scheme::StandardWebhooks, include_str!("../payloads/standard_webhooks/vectors.json"), 6, 9),
     (Scheme::Svix, include_str!("../payloads/svix/vectors.json"), 6, 9),
@@ -62,7 +62,7 @@ struct Case {
     method: String,
     #[serde(default = "hook")]
     url: String,
-    /// Where a time is signed; else that of the request.
+    /// The signed time, else the time of the request.
     now_unix: Option<i64>,
     headers: BTreeMap<String, String>,
     body_utf8: String,
@@ -88,7 +88,7 @@ impl Case {
         self.now_unix.or_else(slack).unwrap_or(0)
     }
 
-    /// As a server sees it: the target in origin form.
+    /// Returns the request as a server sees it, with the target in origin form.
     fn request(&self) -> Request<Body> {
         let url: Uri = self.url.parse().unwrap();
         let target = url.path_and_query().unwrap().as_str();
@@ -103,7 +103,7 @@ impl Case {
         self.request().into_parts().0
     }
 
-    /// What comes before the target.
+    /// Returns the URL without the target.
     fn public_url(&self) -> String {
         let url: Uri = self.url.parse().unwrap();
         format!("{}://{}", url.scheme_str().unwrap(), url.authority().unwrap())
@@ -136,7 +136,7 @@ fn case(scheme: Scheme, name: &str) -> Case {
     cases(json).into_iter().find(|case| case.name == name).expect("a case of this name")
 }
 
-/// The genuine cases of all schemes, and Gitea's: GitHub's by another name.
+/// Returns the genuine cases of all schemes, and Gitea's, which are GitHub's with another header.
 fn genuine() -> Vec<(Scheme, Case)> {
     let mut genuine = Vec::new();
     for (scheme, json, ..) in VECTORS {
@@ -153,7 +153,7 @@ fn genuine() -> Vec<(Scheme, Case)> {
     genuine
 }
 
-/// Where a scheme has its signature.
+/// Returns the header with the signature.
 fn signature_header(scheme: Scheme) -> HeaderName {
     HeaderName::from_static(match scheme {
         Scheme::StandardWebhooks => "webhook-signature",
@@ -167,7 +167,7 @@ fn signature_header(scheme: Scheme) -> HeaderName {
     })
 }
 
-/// Where a scheme has the time that it signs.
+/// Returns the header with the signed time.
 fn time_header(scheme: Scheme) -> Option<HeaderName> {
     match scheme {
         Scheme::StandardWebhooks => Some(HeaderName::from_static("webhook-timestamp")),
@@ -181,7 +181,7 @@ fn time_header(scheme: Scheme) -> Option<HeaderName> {
 // The schemes
 
 #[test]
-fn every_vector_has_its_verdict() {
+fn every_published_vector_is_accepted_or_refused_as_it_says() {
     for (scheme, json, genuine, forged) in VECTORS {
         let cases = cases(json);
         for case in &cases {
@@ -193,9 +193,9 @@ fn every_vector_has_its_verdict() {
     }
 }
 
-/// A vector that is refused for another reason than its own says nothing of its own.
+/// A vector that is refused for another reason does not test its own.
 #[test]
-fn every_forgery_is_found_for_its_own_reason() {
+fn every_forgery_is_refused_for_its_own_reason() {
     use Refusal::{Forged, Malformed, Missing, OutOfTime};
     for (scheme, name, refusal) in [
         (Scheme::StandardWebhooks, "too-old", OutOfTime),
@@ -221,7 +221,7 @@ fn every_forgery_is_found_for_its_own_reason() {
 }
 
 #[test]
-fn neither_body_nor_secret_nor_signature_can_be_another() {
+fn another_body_secret_or_signature_is_refused() {
     for (scheme, case) in genuine() {
         let (name, header) = (format!("{scheme:?} {}", case.name), signature_header(scheme));
         let (check, now) = (case.check(scheme), case.now());
@@ -258,7 +258,7 @@ fn neither_body_nor_secret_nor_signature_can_be_another() {
         assert!(matches!(refused(&with(&[]), body, "no signature"), Refusal::Missing(_)));
         let twice = with(&[&signature, &signature]);
         assert!(matches!(refused(&twice, body, "two headers"), Refusal::Malformed(_)));
-        // Whole, or a prefix would do. Stripe's header goes on after the one that counts.
+        // A prefix of a signature is refused. Stripe's header continues after the signature.
         let end = signature.find("v1=").map_or(signature.len(), |at| at + 3 + 64);
         for less in [1, 2, 4, 8, 20] {
             let prefix = with(&[&signature[..end - less]]);
@@ -269,7 +269,7 @@ fn neither_body_nor_secret_nor_signature_can_be_another() {
 }
 
 #[test]
-fn a_signature_holds_for_five_minutes_before_and_after() {
+fn signature_is_valid_for_five_minutes_before_and_after() {
     let mut timed = BTreeSet::new();
     for (scheme, case) in genuine() {
         let head = case.head();
@@ -277,7 +277,7 @@ fn a_signature_holds_for_five_minutes_before_and_after() {
         let at =
             |head: &Parts, now| check(&Received { head, body: case.body_utf8.as_bytes(), now });
         let Some(header) = time_header(scheme) else {
-            // Nothing says when it was signed.
+            // No time is signed.
             assert_eq!(at(&head, i64::MAX), Ok(()), "{scheme:?} {}", case.name);
             continue;
         };
@@ -308,9 +308,9 @@ fn a_signature_holds_for_five_minutes_before_and_after() {
     assert_eq!(timed.len(), 4);
 }
 
-/// The sender signs with both secrets, or with either, and the receiver has both.
+/// The sender signs with one or both secrets, and the receiver has both.
 #[test]
-fn a_secret_can_be_changed() {
+fn two_secrets_are_accepted_while_one_replaces_the_other() {
     for (scheme, case) in genuine() {
         let other = case.with_another_secret();
         let (right, wrong) = (case.check(scheme), other.check(scheme));
@@ -326,7 +326,7 @@ fn a_secret_can_be_changed() {
             assert_eq!(both(&request), verdict, "{scheme:?} {}", case.name);
         }
     }
-    // In one header: the vectors "rotation-two-signatures" and "two-v1", and the other way round.
+    // Both signatures in one header: the vectors "rotation-two-signatures" and "two-v1", in both orders.
     let mut stripe = case(Scheme::Stripe, "two-v1");
     let header = stripe.headers["Stripe-Signature"].replacen(",v1=", ",v1=00,v1=zz,v1=", 1);
     stripe.headers.insert("Stripe-Signature".to_owned(), header);
@@ -336,9 +336,9 @@ fn a_secret_can_be_changed() {
     assert_eq!(stripe.verdict(Scheme::Stripe), Err(Refusal::Malformed("stripe-signature")));
 }
 
-/// What is verified is what any reader of the request takes for the id.
+/// The verified id is the id that every reader of the request uses.
 #[test]
-fn svix_takes_both_families_if_they_agree() {
+fn svix_accepts_both_header_families_if_they_agree() {
     let own = case(Scheme::Svix, "official-sign-vector");
     let standard = case(Scheme::StandardWebhooks, "official-sign-vector");
     assert_eq!(standard.verdict(Scheme::Svix), Ok(()), "the standard family alone");
@@ -361,9 +361,9 @@ fn svix_takes_both_families_if_they_agree() {
     }
 }
 
-/// The guide says what these senders do not sign.
+/// The guide states what these senders do not sign.
 #[test]
-fn unsigned_ids_can_be_changed() {
+fn id_outside_the_signature_can_be_changed() {
     for (scheme, header) in [
         (Scheme::GitHub, "x-github-delivery"),
         (Scheme::Gitea, "x-gitea-delivery"),
@@ -378,9 +378,9 @@ fn unsigned_ids_can_be_changed() {
     }
 }
 
-/// Twilio: URL and fields are signed without anything between them.
+/// Twilio signs URL and fields without separators.
 #[test]
-fn twilio_knows_no_boundaries() {
+fn twilio_signature_does_not_cover_boundaries_between_parameters() {
     let sent = case(Scheme::Twilio, "sms-status-sent");
     let recut = |body: String| Case { body_utf8: body, ..sent.clone() };
     let moved = recut(sent.body_utf8.replace("=sent&SmsSid=", "=sentSmsSid"));
@@ -391,7 +391,7 @@ fn twilio_knows_no_boundaries() {
         Err(Refusal::Forged)
     );
 
-    // A GET at least has no body for the end of its query to go to.
+    // A GET has no body into which the end of its query could move.
     let get = case(Scheme::Twilio, "sms-inbound-get");
     let (url, end) = get.url.split_at(get.url.len() - 4);
     let body: String = end.bytes().map(|byte| format!("%{byte:02X}")).collect();
@@ -406,9 +406,9 @@ fn twilio_knows_no_boundaries() {
     }
 }
 
-/// The URL is the one that is configured, whatever the request says of its host.
+/// The configured URL is verified, whatever host the request names.
 #[test]
-fn twilio_needs_the_url_as_the_sender_knows_it() {
+fn twilio_signature_needs_the_public_url() {
     let sms = case(Scheme::Twilio, "sms-inbound");
     let (mut head, body) = (sms.head(), sms.body_utf8.as_bytes());
     head.headers.insert(header::HOST, HeaderValue::from_static("10.0.0.7:3000"));
@@ -423,12 +423,12 @@ fn twilio_needs_the_url_as_the_sender_knows_it() {
         let check = Scheme::Twilio.check(&sms.secret, Some(public_url)).unwrap();
         assert_eq!(check(&Received { head: &head, body, now: 0 }), verdict, "{public_url}");
     }
-    // A proxy that takes the prefix off.
+    // A proxy that removes the prefix.
     head.uri = Uri::from_static("/sms");
     let check = Scheme::Twilio.check(&sms.secret, Some("https://example.com/twilio")).unwrap();
     assert_eq!(check(&Received { head: &head, body, now: 0 }), Ok(()));
 
-    // Signed with the port, for which the vectors have no case.
+    // Signed with the port; the vectors have no such case.
     let mut mac = Hmac::<Sha1>::new_from_slice(b"12345").unwrap();
     mac.update(b"http://[::1]:8080/hook");
     let signature = STANDARD.encode(mac.finalize().into_bytes());
@@ -449,7 +449,7 @@ fn twilio_needs_the_url_as_the_sender_knows_it() {
     assert_eq!(unsigned.verdict(Scheme::Twilio), Err(Refusal::Forged));
 }
 
-// The secrets of the receiver
+// Secrets of the example `receiver`
 
 fn checks(
     variables: &[(&str, &str)],
@@ -460,7 +460,7 @@ fn checks(
 }
 
 #[test]
-fn a_receiver_knows_what_its_secrets_are_for() {
+fn receiver_finds_the_scheme_of_each_secret() {
     let secrets = [
         ("PATH", "/bin"),
         ("WEBHOOK_SECRET_GITHUB", "new"),
@@ -490,9 +490,9 @@ fn a_receiver_knows_what_its_secrets_are_for() {
     assert!(checks(&[("WEBHOOK_SECRET_TWILIO", "x")], Some("https://example.com")).is_ok());
 }
 
-/// Every sender whose scheme is known can be given a secret.
+/// Every sender with a known scheme has a variable for its secret.
 #[test]
-fn every_preset_with_a_scheme_has_its_variable() {
+fn receiver_has_a_variable_for_every_preset_with_a_scheme() {
     let (mut with, mut without) = (0, 0);
     for preset in provider::ALL {
         let variable = preset.name().to_ascii_uppercase().replace('-', "_");
@@ -514,7 +514,7 @@ fn every_preset_with_a_scheme_has_its_variable() {
 
 type Store = Arc<MemoryAdapter>;
 
-/// What came out, and why if it is the layer's own.
+/// The response, with the result if the layer answered.
 type Answer = (u16, Option<String>);
 
 type App = BoxCloneSyncService<Request<Body>, Answer, Infallible>;
@@ -536,7 +536,7 @@ fn unverified() -> Answer {
     (401, None)
 }
 
-/// The two layers around a handler, and what it saw.
+/// The two layers around a handler, and what the handler saw.
 #[derive(Clone)]
 struct Site {
     store: Store,
@@ -560,7 +560,7 @@ impl Site {
         self
     }
 
-    /// Where the same events arrive at the same store, verified otherwise.
+    /// Returns a fixture with the same store and another verifying layer.
     fn verified_by(&self, verify: VerifyLayer) -> Self {
         Self { verify, ..self.clone() }
     }
@@ -569,7 +569,7 @@ impl Site {
         DedupLayer::new(self.key.clone(), Arc::clone(&self.store)).require_verified()
     }
 
-    /// Around a service, without a framework; `outside` comes before `inside`.
+    /// Wraps a service without a framework; `outside` is the outer layer.
     fn in_tower<O, I>(&self, outside: O, inside: I) -> App
     where
         I: Layer<Plain>,
@@ -585,7 +585,7 @@ impl Site {
         BoxCloneSyncService::new(service.map_response(|response| response.answer()))
     }
 
-    /// A handler as a service.
+    /// Returns the handler as a service.
     fn plain(&self) -> Plain {
         let bodies = Arc::clone(&self.bodies);
         BoxCloneSyncService::new(service_fn(move |request: Request<Full<Bytes>>| {
@@ -599,26 +599,26 @@ impl Site {
         }))
     }
 
-    /// A handler as the routes of an axum router.
+    /// Returns the handler as routes of an axum router.
     fn router(&self) -> Router {
         let bodies = Arc::clone(&self.bodies);
         let handler = async move |body: Bytes| bodies.lock().unwrap().push(body);
         Router::new().fallback(any(handler.clone())).route("/hook", post(handler))
     }
 
-    /// In the documented order, without axum and with it.
+    /// Returns the layers in the documented order, without axum and with it.
     fn right(&self) -> [App; 2] {
         let router = self.router().layer(self.dedup()).layer(self.verify.clone());
         [self.in_tower(self.verify.clone(), self.dedup()), in_axum(router)]
     }
 
-    /// The other way round.
+    /// Returns the layers in the wrong order.
     fn wrong(&self) -> [App; 2] {
         let router = self.router().layer(self.verify.clone()).layer(self.dedup());
         [self.in_tower(self.dedup(), self.verify.clone()), in_axum(router)]
     }
 
-    /// How many keys the store knows, and how often the handler has run.
+    /// Returns the number of stored keys and of handler runs.
     async fn counts(&self) -> (u64, usize) {
         (self.store.count().await.unwrap(), self.bodies.lock().unwrap().len())
     }
@@ -626,7 +626,7 @@ impl Site {
 
 type Plain = BoxCloneSyncService<Request<Full<Bytes>>, Response<Full<Bytes>>, Infallible>;
 
-/// A response of any body.
+/// A response with any body.
 trait Answered {
     fn answer(&self) -> Answer;
 }
@@ -646,7 +646,7 @@ async fn send(app: &App, request: Request<Body>) -> Answer {
     app.clone().oneshot(request).await.unwrap()
 }
 
-/// GitHub's own vector, as one of its deliveries.
+/// Returns GitHub's own vector as a delivery.
 fn github(id: &str) -> Request<Body> {
     let mut request = cases(VECTORS[2].1).remove(0).request();
     request.headers_mut().insert("x-github-delivery", HeaderValue::from_str(id).unwrap());
@@ -658,7 +658,7 @@ fn github_check() -> Check {
 }
 
 #[tokio::test]
-async fn an_unverified_request_uses_no_id_up() {
+async fn unverified_request_uses_up_no_id() {
     for app in 0..2 {
         let site = Site::new(provider::GITHUB, github_check());
         let app = &site.right()[app];
@@ -673,14 +673,14 @@ async fn an_unverified_request_uses_no_id_up() {
         assert_eq!(send(app, github("id-1")).await, duplicate());
         assert_eq!(site.counts().await, (1, 1));
         assert!(site.store.get(&DedupKey::new("github", "id-1").unwrap()).await.unwrap().is_some());
-        // Nor does a forgery learn whether an id is known.
+        // The answer to a forged request does not reveal whether its id is complete.
         let forged = Request::post("/hook").header("x-github-delivery", "id-1");
         assert_eq!(send(app, forged.body(Body::from("forged")).unwrap()).await, unverified());
     }
 }
 
 #[tokio::test]
-async fn layers_in_the_wrong_order_are_found_out() {
+async fn layers_in_the_wrong_order_are_detected() {
     for app in 0..2 {
         let site = Site::new(provider::GITHUB, github_check());
         let app = &site.wrong()[app];
@@ -690,7 +690,7 @@ async fn layers_in_the_wrong_order_are_found_out() {
     }
 }
 
-/// What the layer read, what the handler gets, and what was sent are one buffer.
+/// The request body, the layer's view of it and the handler's body are one buffer.
 #[tokio::test]
 async fn the_body_is_buffered_once() {
     for app in 0..2 {
@@ -713,7 +713,7 @@ async fn the_body_is_buffered_once() {
         let seen = site.bodies.lock().unwrap().pop().unwrap();
         assert_eq!((seen.as_ptr(), seen.len()), (sent.as_ptr(), sent.len()));
 
-        // Many buffers become one, and that one goes on.
+        // Several buffers become one, which the handler gets.
         let parts: Vec<_> = sent.chunks(100).map(|part| io::Result::Ok(part.to_vec())).collect();
         let body = Body::from_stream(stream::iter(parts));
         assert_eq!(send(app, deliver("2", body)).await, ran());
@@ -724,10 +724,9 @@ async fn the_body_is_buffered_once() {
     }
 }
 
-/// GitHub signs no id: what was overheard runs again under another one, unless the body is an
-/// identity too.
+/// GitHub signs no id: a replay under another id runs, unless the body is a second identity.
 #[tokio::test]
-async fn a_replay_under_a_fresh_id_is_stopped_by_the_body() {
+async fn replay_under_a_fresh_id_is_a_duplicate_by_its_body() {
     let by_id_or_body =
         || KeyExtractor::from(provider::GITHUB).second_identity("body", key::body_digest());
     for app in 0..2 {
@@ -745,9 +744,9 @@ async fn a_replay_under_a_fresh_id_is_stopped_by_the_body() {
     }
 }
 
-/// A retry has the old id in a new signature, with a new time where that is signed.
+/// A retry has the same id, a new signature, and a new time if the time is signed.
 #[tokio::test]
-async fn a_retry_is_a_duplicate_whatever_its_signature() {
+async fn retry_is_a_duplicate_whatever_its_signature() {
     type At = (&'static str, fn() -> i64);
     let slack = || key::json("/event_id").namespace("slack");
     let senders: [(Scheme, KeyExtractor, [At; 2]); 3] = [
@@ -785,9 +784,9 @@ async fn a_retry_is_a_duplicate_whatever_its_signature() {
     }
 }
 
-/// A GET is verified as well: Twilio delivers by it, if told so.
+/// A GET is verified too, because Twilio can be configured to deliver by GET.
 #[tokio::test]
-async fn a_get_is_verified() {
+async fn get_request_is_verified() {
     let get = case(Scheme::Twilio, "sms-inbound-get");
     for app in 0..2 {
         let site = Site::new(provider::TWILIO, get.check(Scheme::Twilio));
@@ -802,7 +801,7 @@ async fn a_get_is_verified() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_arrive_is_not_looked_at() {
+async fn body_that_does_not_arrive_is_not_verified() {
     let nobody: Check = Arc::new(|_| panic!("there is nothing to check"));
     let site = Site::new(provider::GITHUB, Arc::clone(&nobody));
     let verify = VerifyLayer::new(nobody).body_limit(10).body_timeout(Duration::from_secs(1));
@@ -825,9 +824,9 @@ async fn a_body_that_does_not_arrive_is_not_looked_at() {
     }
 }
 
-/// The service that was asked whether it is ready is the one that is called.
+/// The layer calls the service that it polled ready.
 #[tokio::test]
-async fn the_ready_service_is_called() {
+async fn verify_layer_calls_the_service_that_is_ready() {
     let yes: Check = Arc::new(|_| Ok(()));
     let mut service = ServiceBuilder::new()
         .layer(VerifyLayer::new(yes))
@@ -845,9 +844,9 @@ async fn the_ready_service_is_called() {
     }
 }
 
-/// On a bare hyper server, and in a route of axum's, with both layers at once.
+/// Both layers compile around a hyper service and in an axum route.
 #[test]
-fn it_fits_where_the_other_layer_does() {
+fn verify_layer_fits_into_router_and_service_builder() {
     fn serves<S: Service<Request<Incoming>> + Clone + Send + 'static>(_: &S) {}
     let site = Site::new(provider::GITHUB, github_check());
     let layered: Verify<Dedup<_, _>> = site.verify.layer(site.dedup().layer(site.plain()));

@@ -1,4 +1,4 @@
-//! The samples, and what each is known by.
+//! The samples, and the keys that each must give.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use tower_dedup::key::{Extracted, RequestRef};
 use tower_dedup::provider::Preset;
 
-/// A request, and what it is known by.
+/// A request, and what a preset must read from it.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) method: String,
@@ -22,7 +22,7 @@ pub(crate) struct Case {
     pub(crate) why: String,
 }
 
-/// What a preset makes of a request.
+/// What a preset reads from a request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 pub(crate) enum Outcome {
@@ -43,7 +43,7 @@ impl Outcome {
     }
 }
 
-/// As the layer: a method by which the sender does not deliver is let past.
+/// Reads a request as the layer does: a method by which the sender does not deliver is bypassed.
 pub(crate) fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
     let delivers = |method| preset.methods().contains(method);
     if !(delivers(&head.method) || head.method == Method::HEAD && delivers(&Method::GET)) {
@@ -54,7 +54,7 @@ pub(crate) fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Ou
             let events = keys.events();
             assert!(events.iter().all(|event| event.key().namespace() == preset.name()));
             let ids = events.iter().map(|event| event.key().id().to_owned());
-            match keys.is_batch() {
+            match keys.is_multi_event() {
                 true => Outcome::Keys { keys: ids.collect() },
                 false => Outcome::Key { key: ids.collect() },
             }
@@ -66,7 +66,7 @@ pub(crate) fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Ou
 }
 
 impl Case {
-    /// The request as a server sees it: the target in origin form.
+    /// Returns the request as a server sees it, with the target in origin form.
     pub(crate) fn parts(&self) -> (request::Parts, Bytes) {
         let url: Uri = self.url.parse().unwrap();
         let target = url.path_and_query().unwrap().as_str();
@@ -78,8 +78,8 @@ impl Case {
     }
 }
 
-/// Samples of others say what identifies their events; where the rule of a preset differs from
-/// that, or where there is nothing to know an event by, it is said here, with its reason.
+/// Exceptions with their reasons. Samples of other projects state what identifies their events. An
+/// exception is a sample without an id, or one for which the preset's rule differs.
 const RULES: &[(&str, &str, &str, &str)] = &[
     ("standard_webhooks/vectors.json", "missing-id", r#"{"outcome":"missing"}"#, "no id"),
     ("svix/vectors.json", "missing-id", r#"{"outcome":"missing"}"#, "no id"),
@@ -114,7 +114,7 @@ const RULES: &[(&str, &str, &str, &str)] = &[
     ("twilio/cases.json", "helper-lib-json-bodySHA256", r#"{"outcome":"missing"}"#, "no id"),
 ];
 
-/// The samples of a preset that are whole requests, and those that are bodies only.
+/// Returns the files of a preset: whole requests, and bodies only.
 fn files(preset: &str) -> (&'static [&'static str], &'static [Body]) {
     match preset {
         "standard-webhooks" => (&["standard_webhooks/vectors.json"], &[]),
@@ -139,7 +139,7 @@ fn files(preset: &str) -> (&'static [&'static str], &'static [Body]) {
     }
 }
 
-/// A file that is a body, with constructed headers and what it is known by.
+/// A file with a body only, constructed headers, and the expected keys.
 struct Body {
     file: &'static str,
     headers: &'static [(&'static str, &'static str)],
@@ -162,7 +162,7 @@ const GITHUB: &[Body] = &[
         headers: &[("X-GitHub-Event", "ping"), ("X-GitHub-Delivery", "g3")],
         expect: r#"{"outcome":"bypass"}"#,
     },
-    // The header is not signed: an event stays one.
+    // The header is not signed: the body stays an event.
     Body {
         file: "github/push.payload.json",
         headers: &[("X-GitHub-Event", "ping"), ("X-GitHub-Delivery", "g1")],
@@ -228,7 +228,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All samples of a preset: those of others first.
+/// Returns all samples of a preset; those of other projects come first.
 pub(crate) fn of(preset: Preset) -> Vec<Case> {
     let (captures, bodies) = files(preset.name());
     let mut cases = Vec::new();
@@ -251,7 +251,7 @@ pub(crate) fn of(preset: Preset) -> Vec<Case> {
     cases
 }
 
-/// A file of one request, or of a list of them.
+/// Reads a file with one request or a list of requests.
 fn captured(file: &str) -> Vec<Case> {
     let requests = match serde_json::from_str(&read(file)).unwrap() {
         Value::Array(requests) => requests,
@@ -286,8 +286,8 @@ fn case(file: &str, request: &Value) -> Case {
     }
 }
 
-/// What a sample of others says of itself: `expected_key` is an id, or the fields of one;
-/// `expected_keys` is a list of ids, or of lists of parts.
+/// Returns what a sample of another project expects: `expected_key` is an id or its fields,
+/// `expected_keys` is a list of ids or of lists of parts.
 fn expected(request: &Value) -> Option<Outcome> {
     let joined = |parts: &Value| -> Option<String> {
         let parts = parts.as_array()?.iter().map(Value::as_str);
@@ -298,7 +298,7 @@ fn expected(request: &Value) -> Option<Outcome> {
             .iter()
             .map(|key| key.as_str().map(str::to_owned).or_else(|| joined(key)))
             .collect();
-        // In the modes of one event a list of one says which that is.
+        // In the modes of one event, a list of one names that event.
         let batch = request["body_utf8"].as_str()?.starts_with('[');
         let mut keys = keys?;
         return Some(match batch {
@@ -308,7 +308,7 @@ fn expected(request: &Value) -> Option<Outcome> {
     }
     match request.get("expected_key")? {
         Value::String(key) => Some(Outcome::Key { key: key.clone() }),
-        // Twilio: `Field=value`, without the account and without what is not there.
+        // Twilio: `Field=value`, without the account and without missing fields.
         Value::Array(fields) => {
             let parts: Vec<_> =
                 fields.iter().filter_map(Value::as_str).filter_map(|f| f.split_once('=')).collect();

@@ -1,4 +1,4 @@
-//! What a preset says beside its key.
+//! The facts of a preset beside its key.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::cases::Outcome::Bypass;
 use crate::cases::{self, Case, outcome};
 
 #[test]
-fn what_a_preset_says_beside_its_key_is_pinned() {
+fn facts_of_every_preset_are_pinned() {
     use Retries::{Automatic, ConnectionFailure, Never, Undocumented};
 
     const HOUR: u64 = 3_600;
@@ -62,7 +62,7 @@ fn only_twilio_delivers_by_get() {
 }
 
 #[test]
-fn names_and_aliases_are_found_and_are_nobody_elses() {
+fn names_and_aliases_are_found_and_unique() {
     let mut names = BTreeSet::new();
     for preset in provider::ALL {
         for name in [&[preset.name()], preset.aliases()].concat() {
@@ -82,23 +82,23 @@ fn names_and_aliases_are_found_and_are_nobody_elses() {
 }
 
 #[test]
-fn nothing_is_left_unsaid() {
+fn every_fact_of_a_preset_has_a_text() {
     for preset in provider::ALL {
-        let said = [preset.title(), preset.key_in_words(), preset.floor_basis()];
-        let said = said.into_iter().chain([preset.retries_how(), preset.source()]);
-        assert!(said.into_iter().all(|text| !text.trim().is_empty()), "{preset:?}");
+        let facts = [preset.title(), preset.key_in_words(), preset.floor_basis()];
+        let facts = facts.into_iter().chain([preset.retries_how(), preset.source()]);
+        assert!(facts.into_iter().all(|text| !text.trim().is_empty()), "{preset:?}");
         assert!(preset.source().starts_with("https://"), "{preset:?}");
         assert!(preset.retention_floor() > Duration::ZERO);
-        let margin = preset.floor_basis().starts_with("a margin of ours");
+        let estimate = preset.floor_basis().starts_with("our estimate");
         let days = preset.retention_floor().as_secs() / 86_400;
-        assert!(!margin || days == 7 || days == 1, "{preset:?}: a margin of 7 days, or of 1");
+        assert!(!estimate || days == 7 || days == 1, "{preset:?}: an estimate is 7 days or 1 day");
     }
     assert!(provider::TELEGRAM.answer_matters() && !provider::STRIPE.answer_matters());
 }
 
-/// A list without events is let past as well: that is no handshake.
+/// An empty list is bypassed as well, but is no handshake.
 #[test]
-fn handshakes_are_said_where_there_are_some() {
+fn handshakes_of_presets_are_documented() {
     for preset in provider::ALL {
         let lets_past = |case: &Case| {
             let (head, body) = case.parts();
@@ -113,12 +113,13 @@ fn handshakes_are_said_where_there_are_some() {
 }
 
 #[test]
-fn presets_of_one_key_can_be_composed_and_those_of_batches_cannot() {
+fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
     for preset in provider::ALL {
-        assert_eq!(preset.key().is_none(), preset.is_batch(), "{preset:?}");
+        assert_eq!(preset.key().is_none(), preset.is_multi_event(), "{preset:?}");
     }
-    let batches: Vec<_> = provider::ALL.iter().filter(|preset| preset.is_batch()).collect();
-    let names: Vec<_> = batches.iter().map(|preset| preset.name()).collect();
+    let multi_event: Vec<_> =
+        provider::ALL.iter().filter(|preset| preset.is_multi_event()).collect();
+    let names: Vec<_> = multi_event.iter().map(|preset| preset.name()).collect();
     assert_eq!(
         names,
         ["cloudevents", "adyen", "whatsapp", "sendgrid", "azure-event-grid", "hubspot"]
@@ -126,7 +127,7 @@ fn presets_of_one_key_can_be_composed_and_those_of_batches_cannot() {
 }
 
 #[test]
-fn every_preset_moves_to_another_namespace() {
+fn namespace_moves_the_keys_of_every_preset() {
     for preset in provider::ALL {
         let moved = KeyExtractor::from(*preset).namespace("elsewhere");
         let mut keys = 0;

@@ -1,4 +1,4 @@
-//! Bodies that no sender sends.
+//! Hostile bodies.
 
 use bytes::Bytes;
 use http::{Request, request};
@@ -17,7 +17,7 @@ const TYPES: [&str; 6] = [
     "\u{fe0f}",
 ];
 
-/// The headers that presets read, so that no answer is "missing" for the lack of one.
+/// Returns the headers that presets read, so that the outcome depends on the body only.
 fn head(content_type: &str) -> request::Parts {
     let mut request = Request::post("/hook?MessageSid=%FF&CallSid=&CallSid=1");
     for name in ["x-amz-sns-rawdelivery", "aeg-event-type", "twitch-eventsub-message-type"] {
@@ -36,7 +36,7 @@ fn deep(open: &str, close: &str) -> String {
     format!("{}{}", open.repeat(20_000), close.repeat(20_000))
 }
 
-/// Every body, as itself and as the event of every list that a preset reads.
+/// Returns every body, as it is and as the event of every list that a preset reads.
 fn bodies() -> Vec<(&'static str, Vec<u8>)> {
     let long = "x".repeat(1 << 20);
     let field = |value: &str| {
@@ -65,7 +65,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let mut bodies = Vec::new();
     for (what, event) in events {
-        // Without optimisation a megabyte takes its time: it is tried in fewer places.
+        // A megabyte is slow without optimisation, so it is tried in fewer places.
         let places = if event.len() > 100_000 { 3 } else { usize::MAX };
         let wrapped = [
             event.clone(),
@@ -98,10 +98,10 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn no_body_is_too_strange_for_a_clear_answer() {
+fn hostile_body_never_panics_and_has_a_defined_outcome() {
     for (what, body) in bodies() {
         let body = Bytes::from(body);
-        // And by fewer content types.
+        // And with fewer content types.
         let types = if body.len() > 100_000 { &TYPES[..1] } else { &TYPES };
         for content_type in types {
             let head = head(content_type);
@@ -122,7 +122,7 @@ fn kind(preset: provider::Preset, body: impl Into<Bytes>) -> Result<Extracted, K
 }
 
 #[test]
-fn what_is_malformed_is_so_for_a_reason() {
+fn malformed_body_has_its_reason() {
     for (preset, body, expected) in [
         (provider::STRIPE, r#"{"id":"a","id":"b"}"#, KeyErrorKind::Repeated),
         (provider::STRIPE, r#"{"account":"a","account":"b","id":"c"}"#, KeyErrorKind::Repeated),
@@ -139,13 +139,13 @@ fn what_is_malformed_is_so_for_a_reason() {
     ] {
         assert_eq!(kind(preset, body), Err(expected), "{preset:?}: {body}");
     }
-    // A malformed event is so even behind one without a key.
+    // Malformed is reported before missing.
     let body = r#"[{"eventId":1},{"portalId":[]}]"#;
     assert_eq!(kind(provider::HUBSPOT, body), Err(KeyErrorKind::NotAnId));
 }
 
-/// Batches of every sender that sends some: how a list of `count` looks.
-fn batches(count: usize) -> Vec<(provider::Preset, &'static str, String)> {
+/// Returns a list of `count` events for every preset with multi-event deliveries.
+fn lists(count: usize) -> Vec<(provider::Preset, &'static str, String)> {
     let list = |event: &str| vec![event; count].join(",");
     vec![
         (provider::SENDGRID, "application/json", format!("[{}]", list("{}"))),
@@ -191,8 +191,8 @@ fn batches(count: usize) -> Vec<(provider::Preset, &'static str, String)> {
 }
 
 #[test]
-fn ten_thousand_elements_are_that_many_keys() {
-    for (preset, content_type, body) in batches(10_000) {
+fn ten_thousand_items_are_as_many_keys() {
+    for (preset, content_type, body) in lists(10_000) {
         let Outcome::Keys { keys } = outcome(preset, &head(content_type), &Bytes::from(body))
         else {
             panic!("{preset:?}: no keys");
@@ -202,23 +202,23 @@ fn ten_thousand_elements_are_that_many_keys() {
 }
 
 #[test]
-fn two_hundred_thousand_elements_are_too_many() {
-    for (preset, content_type, body) in batches(200_000) {
+fn two_hundred_thousand_items_are_too_many() {
+    for (preset, content_type, body) in lists(200_000) {
         let (head, body) = (head(content_type), Bytes::from(body));
         let refused = preset.extractor().extract(&RequestRef::new(&head, &body)).unwrap_err();
         assert_eq!(refused.kind(), KeyErrorKind::TooMany, "{preset:?}");
     }
-    // Also where no one array is too long.
+    // Also if no single array is too long.
     let messages = vec![r#"{"id":1}"#; 40_000].join(",");
     let change = format!(r#"{{"changes":[{{"value":{{"messages":[{messages}]}}}}]}}"#);
     let body = format!(r#"{{"entry":[{change},{change}]}}"#);
     assert_eq!(kind(provider::WHATSAPP, body), Err(KeyErrorKind::TooMany));
 }
 
-/// A part that all events share would be copied into each of their ids: a body of two megabytes
-/// would need tens of gigabytes.
+/// A part that all events share is copied into each id: a body of two megabytes would need tens of
+/// gigabytes.
 #[test]
-fn a_long_part_is_not_multiplied() {
+fn long_part_is_not_copied_for_every_event() {
     let (long, few) = ("x".repeat(1 << 20), 3);
     let entry = |what: &str| format!(r#"{{"entry":[{{"id":"{long}","changes":[{what}]}}]}}"#);
     let of_phone = |count: usize| {
@@ -242,9 +242,9 @@ fn a_long_part_is_not_multiplied() {
 }
 
 #[test]
-fn elements_carry_their_own_bytes_unless_these_change_on_a_retry() {
-    for preset in provider::ALL.iter().filter(|preset| preset.is_batch()) {
-        let mut batches = 0;
+fn events_carry_their_own_bytes_unless_these_change_on_a_retry() {
+    for preset in provider::ALL.iter().filter(|preset| preset.is_multi_event()) {
+        let mut payloads = 0;
         for case in cases::of(*preset) {
             let (head, body) = case.parts();
             let extracted = preset.extractor().extract(&RequestRef::new(&head, &body));
@@ -252,14 +252,14 @@ fn elements_carry_their_own_bytes_unless_these_change_on_a_retry() {
             let within = body.as_ptr_range();
             for event in keys.events() {
                 let Some(payload) = event.payload() else {
-                    assert!(!keys.is_batch() || preset.name() == "hubspot", "{}", case.name);
+                    assert!(!keys.is_multi_event() || preset.name() == "hubspot", "{}", case.name);
                     continue;
                 };
-                batches += 1;
+                payloads += 1;
                 let payload = payload.as_ptr_range();
                 assert!(within.start <= payload.start && payload.end <= within.end, "a copy");
             }
         }
-        assert_eq!(batches == 0, preset.name() == "hubspot", "{preset:?}");
+        assert_eq!(payloads == 0, preset.name() == "hubspot", "{preset:?}");
     }
 }

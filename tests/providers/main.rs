@@ -1,11 +1,11 @@
-//! Every preset against samples of its sender: one test for each, which has its name.
+//! Every preset on samples of its sender: one test for each preset, with the preset's name.
 //!
-//! 1. What a sample is known by is pinned. The key of a preset is frozen with the first release
-//!    that carries it: another one would run stored events again.
-//! 2. Samples are those of the senders and of their libraries where there are any, and ours in the
-//!    shape of their documentation (`tests/payloads/INDEX.md` says which).
-//! 3. Every preset has an event, a retry of it with what changes on a retry changed, and another
-//!    event; all of its samples are delivered to a real layer as well.
+//! 1. The key of each sample is pinned. The key of a preset is frozen with its first release, because
+//!    stored events would run again under another key.
+//! 2. Samples come from the senders and their libraries if there are any. Others are constructed from
+//!    the sender's documentation; `tests/payloads/INDEX.md` lists them.
+//! 3. Every preset has an event, a retry of it with the values that change on a retry, and another
+//!    event. All samples are also delivered to a real layer.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 mod cases;
@@ -36,7 +36,7 @@ macro_rules! presets {
             }
         )*
 
-        /// What the tests are about, by name.
+        /// The presets with their tests, by name.
         const TESTED: &[(&str, Preset)] = &[$((stringify!($test), provider::$preset)),*];
     };
 }
@@ -88,7 +88,7 @@ async fn hold(preset: Preset) {
     assert_layer_runs_each_event_once(preset, &cases).await;
 }
 
-/// One event, its retry with something changed, and another event.
+/// The samples have an event, its retry with other values, and another event.
 fn assert_samples_suffice(cases: &[Case]) {
     let events: Vec<_> = cases.iter().filter(|case| !case.expect.keys().is_empty()).collect();
     let differs = |one: &Case, other: &Case| {
@@ -103,9 +103,9 @@ fn assert_samples_suffice(cases: &[Case]) {
     assert!(pairs().any(|(one, other)| !shares(one, other)), "no other event");
 }
 
-/// Delivers all of them, and then all of them again.
+/// Delivers all samples twice.
 async fn assert_layer_runs_each_event_once(preset: Preset, cases: &[Case]) {
-    // What each run of the handler was given: the new keys, or none.
+    // The new keys of each run of the handler; none if it ran without a delivery.
     let runs = Arc::new(Mutex::new(Vec::<Vec<String>>::new()));
     let handler = {
         let runs = Arc::clone(&runs);

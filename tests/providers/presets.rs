@@ -1,5 +1,5 @@
-//! The first four presets in depth, and how presets are composed further. `tests/providers` holds
-//! all of them to their samples.
+//! Four presets in depth, and how presets are composed further. The other modules run all presets on
+//! their samples.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ const GITHUB: &[&str] = &[
     include_str!("../payloads/github/push.payload.json"),
 ];
 
-/// Constructed: GitHub's samples are bodies only.
+/// Constructed, because GitHub's samples are bodies only.
 const GUID: &str = "72d3162e-cc78-11e3-81ab-4c9367dc0958";
 
 #[derive(Deserialize)]
@@ -64,7 +64,7 @@ fn hook() -> String {
 }
 
 impl Case {
-    /// The request as a server sees it: the target in origin form.
+    /// Returns the request as a server sees it, with the target in origin form.
     fn request(&self) -> Request<Full<Bytes>> {
         let url: Uri = self.url.parse().unwrap();
         let target = url.path_and_query().unwrap().as_str();
@@ -90,7 +90,7 @@ fn case(json: &str, name: &str) -> Case {
     cases(json).into_iter().find(|case| case.name == name).unwrap()
 }
 
-/// The one event of a delivery that has one.
+/// Returns the event of a delivery of one event.
 fn event(extracted: Extracted) -> Event {
     match extracted {
         Extracted::Keys(keys) => match keys.events() {
@@ -116,14 +116,14 @@ fn assert_key(event: &Event, namespace: &str, id: &str, case: &str) {
     assert_eq!(event.second_identity(), None, "{case}");
 }
 
-/// The keys of all handler runs while every case is delivered twice through a layer.
+/// Delivers every case twice through a layer. Returns the keys of all handler runs.
 async fn runs(preset: Preset, cases: &[Case]) -> Vec<DedupKey> {
     let runs = Arc::new(Mutex::new(Vec::new()));
     let handler = {
         let runs = Arc::clone(&runs);
         service_fn(move |request: Request<Full<Bytes>>| {
             let delivery = request.extensions().get::<Delivery>();
-            runs.lock().unwrap().extend(delivery.and_then(Delivery::key).cloned());
+            runs.lock().unwrap().extend(delivery.map(Delivery::key).cloned());
             async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())) }
         })
     };
@@ -161,8 +161,7 @@ fn standard_webhooks_samples_give_the_keys_they_expect() {
 fn standard_webhooks_keys_do_not_depend_on_time_or_signature() {
     let published = key_of(provider::STANDARD_WEBHOOKS, "official-sign-vector", STANDARD_WEBHOOKS);
     assert_eq!(published.id(), "msg_p5jXN8AQM9LWM0D4loKWxJek");
-    // Among these are forged ones: whether a signature holds is not the key's business but that of
-    // the layer outside.
+    // Some samples are forged: the layer outside checks signatures, the key does not depend on them.
     for name in [
         "retry-new-timestamp-same-id",
         "rotation-two-signatures",
@@ -180,7 +179,7 @@ fn standard_webhooks_keys_do_not_depend_on_time_or_signature() {
 }
 
 #[tokio::test]
-async fn standard_webhooks_samples_run_once_an_event() {
+async fn standard_webhooks_samples_run_each_event_once() {
     let valid: Vec<_> = cases(STANDARD_WEBHOOKS).into_iter().filter(|case| case.valid).collect();
     let ran = runs(provider::STANDARD_WEBHOOKS, &valid).await;
     let ids: Vec<_> = ran.iter().map(DedupKey::id).collect();
@@ -202,7 +201,7 @@ fn github_keys_are_the_delivery_guid_whatever_the_body() {
     // A redelivery has the same guid, another event has another.
     let other = "72d3162e-cc78-11e3-81ab-4c9367dc0959";
     assert_key(&event(github(other, GITHUB[0])), "github", other, "another guid");
-    // Configured as a form, and none at all.
+    // A form, and an empty body.
     assert_key(&event(github(GUID, "payload=%7B%7D")), "github", GUID, "form");
     assert_key(&event(github(GUID, "")), "github", GUID, "empty");
 }
@@ -219,7 +218,7 @@ fn github_keys_do_not_depend_on_the_signature() {
 }
 
 #[test]
-fn github_hook_id_can_be_added_where_several_hooks_post_to_one_route() {
+fn github_key_can_be_composed_with_the_hook_id() {
     let extractor = provider::GITHUB
         .key()
         .unwrap()
@@ -251,10 +250,10 @@ fn stripe_samples_give_the_keys_they_expect() {
 }
 
 #[test]
-fn stripe_retries_give_one_key_and_events_their_own() {
+fn stripe_retries_share_a_key_and_events_do_not() {
     let first = key_of(provider::STRIPE, "invoice.paid", STRIPE);
     assert_eq!(first.id(), "evt_1NG8Du2eZvKYlo2CUI79vXWy");
-    // A retry is signed anew, and a forged request ("bad") is the verifying layer's business.
+    // A retry has a new signature. The verifying layer refuses the forged request ("bad").
     for name in ["invoice.paid-retry", "two-v1", "stale", "bad"] {
         assert_eq!(key_of(provider::STRIPE, name, STRIPE), first, "{name}");
     }
@@ -269,7 +268,7 @@ fn stripe_thin_events_have_their_id_in_the_same_place() {
 }
 
 #[test]
-fn stripe_twin_events_share_the_second_identity_where_it_is_asked_for() {
+fn stripe_twin_events_share_an_added_second_identity() {
     let extractor = KeyExtractor::from(provider::STRIPE)
         .second_identity("object", key::json("/data/object/id").and(key::json("/type")));
     let of = |body: &str| event(extract(&extractor, Request::post("/").body(body).unwrap()));
@@ -283,12 +282,12 @@ fn stripe_twin_events_share_the_second_identity_where_it_is_asked_for() {
     let twin = of(&STRIPE_EVENT.replace("evt_1Pgc76B7WZ01zgkWwyRHS12y", "evt_twin"));
     assert_ne!(twin.key(), first.key());
     assert_eq!(twin.second_identity(), first.second_identity());
-    // A thin event has no data, and so no second identity.
+    // A thin event has no data and so no second identity.
     assert_eq!(of(&case(STRIPE, "thin-v2").body_utf8).second_identity(), None);
 }
 
 #[tokio::test]
-async fn stripe_samples_run_once_an_event() {
+async fn stripe_samples_run_each_event_once() {
     let valid: Vec<_> = cases(STRIPE).into_iter().filter(|case| case.valid).collect();
     let ran = runs(provider::STRIPE, &valid).await;
     let ids: Vec<_> = ran.iter().map(DedupKey::id).collect();
@@ -303,7 +302,7 @@ async fn stripe_samples_run_once_an_event() {
 }
 
 #[test]
-fn a_stripe_event_without_an_id_is_missing_and_a_body_that_is_no_json_is_malformed() {
+fn stripe_key_is_missing_without_an_id_and_malformed_without_json() {
     let extractor = KeyExtractor::from(provider::STRIPE);
     let request = Request::post("/").body(r#"{"object":"event"}"#).unwrap();
     assert_eq!(extract(&extractor, request), Extracted::Missing);
@@ -317,13 +316,13 @@ fn a_stripe_event_without_an_id_is_missing_and_a_body_that_is_no_json_is_malform
 
 const ACCOUNT: &str = "AC00000000000000000000000000000001";
 
-/// Every sample with its key; `None` where the request carries neither a message nor a call.
+/// Every sample with its key; `None` if the request carries neither a message nor a call.
 const TWILIO_KEYS: &[(&str, Option<&str>)] = &[
     ("helper-lib-voice", Some("|CA1234567890ABCDE||||")),
     ("helper-lib-array-param", None),
     ("helper-lib-duplicate-values", None),
-    // The sample expects no key because its signature is wrong. That is for the layer outside to
-    // find out: the key is the same as that of `helper-lib-voice`, whose bytes it has.
+    // The sample expects no key because its signature is wrong, which the layer outside detects. Its
+    // bytes, and so its key, are those of `helper-lib-voice`.
     ("helper-lib-wrong-signature", Some("|CA1234567890ABCDE||||")),
     (
         "sms-status-queued",
@@ -388,7 +387,7 @@ fn twilio_statuses_of_one_message_are_different_events() {
 }
 
 #[test]
-fn a_twilio_retry_with_an_idempotency_token_gives_the_key_of_the_first_try() {
+fn twilio_by_token_gives_a_retry_the_key_of_the_first_attempt() {
     let retry = case(TWILIO, "sms-status-delivered-retry");
     assert!(retry.headers.contains_key("I-Twilio-Idempotency-Token"));
     assert_eq!(
@@ -397,7 +396,7 @@ fn a_twilio_retry_with_an_idempotency_token_gives_the_key_of_the_first_try() {
     );
 }
 
-/// Constructed: the same parameters, sent either way.
+/// Constructed: the same parameters, by POST and by GET.
 fn twilio(parameters: &str) -> [Extracted; 2] {
     let form = Request::post("/voice")
         .header("content-type", "application/x-www-form-urlencoded")
@@ -408,7 +407,7 @@ fn twilio(parameters: &str) -> [Extracted; 2] {
 }
 
 #[test]
-fn twilio_calls_are_known_by_call_and_status() {
+fn twilio_keys_of_calls_contain_the_status() {
     for (parameters, id) in [
         ("CallSid=CA1", "|CA1||||"),
         (&format!("AccountSid={ACCOUNT}&CallSid=CA1")[..], &format!("{ACCOUNT}|CA1||||")[..]),
@@ -421,7 +420,7 @@ fn twilio_calls_are_known_by_call_and_status() {
             "AccountSid=AC1&CallSid=CA1&RecordingSid=RE1&RecordingStatus=completed",
             "AC1|CA1|||RE1|completed",
         ),
-        // A field that could be taken for the end of one part and the start of the next.
+        // A value with the separator in it.
         ("AccountSid=AC1&CallSid=CA1%7Cringing", "AC1|CA1%7Cringing||||"),
     ] {
         for extracted in twilio(parameters) {
@@ -431,12 +430,12 @@ fn twilio_calls_are_known_by_call_and_status() {
 }
 
 #[test]
-fn twilio_message_status_wins_over_its_older_name() {
+fn twilio_message_status_precedes_sms_status() {
     for (parameters, id) in [
         ("AccountSid=AC1&MessageSid=SM1&MessageStatus=sent&SmsStatus=queued", "AC1|SM1|sent"),
         ("AccountSid=AC1&MessageSid=SM1&SmsStatus=received", "AC1|SM1|received"),
         ("MessageSid=SM1", "|SM1|"),
-        // A message wins over a call, should both be there.
+        // A message precedes a call if both are present.
         ("AccountSid=AC1&CallSid=CA1&MessageSid=SM1", "AC1|SM1|"),
     ] {
         for extracted in twilio(parameters) {
@@ -446,7 +445,7 @@ fn twilio_message_status_wins_over_its_older_name() {
 }
 
 #[tokio::test]
-async fn twilio_samples_run_once_an_event() {
+async fn twilio_samples_run_each_event_once() {
     let valid: Vec<_> = cases(TWILIO).into_iter().filter(|case| case.valid).collect();
     let ran: Vec<_> = runs(provider::TWILIO, &valid).await;
     let ids: Vec<_> = ran.iter().map(DedupKey::id).collect();

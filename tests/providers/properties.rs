@@ -1,4 +1,4 @@
-//! What holds for every request.
+//! Properties of all presets, on random requests.
 
 use bytes::Bytes;
 use http::{HeaderValue, Request};
@@ -17,7 +17,7 @@ fn content_type() -> impl Strategy<Value = &'static str> {
     ]
 }
 
-/// A name that some preset reads, or none does.
+/// A name that some preset reads, or that none reads.
 fn name() -> impl Strategy<Value = String> {
     const READ: &[&str] = &[
         "id",
@@ -82,15 +82,15 @@ fn body() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Parts of an element, for the property that follows: none is empty.
-fn elements() -> impl Strategy<Value = Vec<(String, Option<String>)>> {
+/// The parts of some events; no part is empty.
+fn events_by_part() -> impl Strategy<Value = Vec<(String, Option<String>)>> {
     let part = "[%|257Ca]{1,5}";
     prop::collection::vec((part, prop::option::of(part)), 1..6)
 }
 
 proptest! {
     #[test]
-    fn no_request_makes_a_preset_panic_or_change_its_mind(
+    fn preset_never_panics_and_is_deterministic(
         content_type in content_type(),
         header in prop::option::of("[ -~]{0,20}"),
         body in body(),
@@ -98,7 +98,7 @@ proptest! {
     ) {
         let body = Bytes::from(body);
         for preset in provider::ALL {
-            // The head of one of its samples, so that its headers are there, and others than those.
+            // With the head of a sample, so that its headers are present, and with other heads.
             let cases = cases::of(*preset);
             let (mut head, _) = cases[sample.index(cases.len())].parts();
             head.headers.insert("content-type", HeaderValue::from_static(content_type));
@@ -110,39 +110,39 @@ proptest! {
             let extracted = extractor.extract(&request);
             prop_assert_eq!(&extracted, &extractor.extract(&request), "{:?}", preset);
             let Ok(Extracted::Keys(keys)) = extracted else { continue };
-            prop_assert!(preset.is_batch() || !keys.is_batch(), "{:?}", preset);
-            for element in keys.events() {
-                let id = element.key().id();
+            prop_assert!(preset.is_multi_event() || !keys.is_multi_event(), "{:?}", preset);
+            for event in keys.events() {
+                let id = event.key().id();
                 prop_assert!((1..=key::MAX_ID_LEN).contains(&id.len()) && !id.contains('\0'));
             }
         }
     }
 
     #[test]
-    fn elements_of_a_batch_share_a_key_only_if_all_of_their_parts_are_alike(
-        elements in elements(),
+    fn events_share_a_key_only_if_all_of_their_parts_are_equal(
+        events in events_by_part(),
     ) {
-        let list: Vec<_> = elements
+        let list: Vec<_> = events
             .iter()
             .map(|(a, b)| serde_json::json!({ "a": a, "b": b }))
             .collect();
-        let events =
+        let each =
             key::each("/list", key::json("/a").and(key::json("/b").optional())).namespace("n");
         let body = Bytes::from(serde_json::json!({ "list": list }).to_string());
         let (head, ()) = Request::post("/").body(()).unwrap().into_parts();
-        let Ok(Extracted::Keys(keys)) = events.extract(&RequestRef::new(&head, &body)) else {
+        let Ok(Extracted::Keys(keys)) = each.extract(&RequestRef::new(&head, &body)) else {
             panic!("no keys");
         };
         let keys = keys.events();
-        prop_assert_eq!(keys.len(), elements.len());
-        for (one, of_one) in elements.iter().zip(keys) {
-            for (other, of_other) in elements.iter().zip(keys) {
+        prop_assert_eq!(keys.len(), events.len());
+        for (one, of_one) in events.iter().zip(keys) {
+            for (other, of_other) in events.iter().zip(keys) {
                 prop_assert_eq!(one == other, of_one.key() == of_other.key());
             }
-            // And each alone has the key that it has in company.
+            // Each event alone has the same key as in the list.
             let alone = serde_json::json!({ "list": [{ "a": one.0, "b": one.1 }] }).to_string();
             let alone = Bytes::from(alone);
-            let Ok(Extracted::Keys(alone)) = events.extract(&RequestRef::new(&head, &alone)) else {
+            let Ok(Extracted::Keys(alone)) = each.extract(&RequestRef::new(&head, &alone)) else {
                 panic!("no key");
             };
             prop_assert_eq!(alone.first(), of_one.key());
@@ -150,11 +150,11 @@ proptest! {
     }
 
     #[test]
-    fn an_event_of_cloudevents_has_one_key_in_every_mode(
+    fn cloudevents_event_has_one_key_in_every_mode(
         source in "\\PC{1,12}",
         id in "\\PC{1,12}",
     ) {
-        // As the HTTP binding encodes: everything but printable ASCII, and space, quote, percent.
+        // The HTTP binding encodes all but printable ASCII, and space, quote and percent.
         let encoded = |text: &str| -> String {
             let plain = |byte: &u8| byte.is_ascii_graphic() && !b"\"%".contains(byte);
             text.bytes()

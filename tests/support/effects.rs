@@ -84,7 +84,7 @@ impl Effects {
 /// The effect of a delivery.
 pub(crate) async fn effect(connection: &mut PgConnection, delivery: &Delivery) -> sqlx::Result<()> {
     sqlx::query("INSERT INTO effects (id, takeover) VALUES ($1, $2)")
-        .bind(delivery.key().map(|key| key.id().to_owned()))
+        .bind(delivery.id().to_owned())
         .bind(delivery.is_takeover())
         .execute(connection)
         .await

@@ -46,6 +46,11 @@ pub(crate) use cases;
 
 pub(crate) const LATE: Duration = Duration::from_secs(20);
 
+/// Returns `true` if the handler has marked this event of the delivery as done.
+pub(crate) fn is_done(delivery: &Delivery, key: &DedupKey) -> bool {
+    delivery.keys().any(|event| event == key) && !delivery.needs_run(key)
+}
+
 /// One event for every word of the body: `id`, or `id=second` for a second identity; `id:way` says
 /// how it ends.
 pub(crate) fn by_word() -> KeyExtractor {

@@ -197,7 +197,7 @@ async fn handle<D: Db>(
 ) -> StatusCode {
     world.runs.fetch_add(1, Ordering::SeqCst);
     world.deliveries.lock().unwrap().push(delivery.clone());
-    let id = delivery.key().unwrap().id().to_owned();
+    let id = delivery.id().to_owned();
     let insert = || format!("INSERT INTO effects (id) VALUES ('{id}')");
     for word in script.split_whitespace() {
         match word {

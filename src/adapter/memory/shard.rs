@@ -85,7 +85,7 @@ impl Shard {
         if count == 1
             && let Some(first) = self.order.next(u64::MAX).filter(evictable)
         {
-            return List::one(first);
+            return List::from([first]);
         }
         self.order.iter(&self.slots).filter(evictable).take(count).collect::<Vec<_>>().into()
     }

@@ -16,7 +16,7 @@ use super::super::resolve::{KeyState, Resolution, flatten, identities, resolve, 
 use super::super::retry::{Background, RetryJob, RetryResult};
 use super::renewal::{HeldLease, RenewalGuard, Renewals};
 use crate::adapter::{CallTerms, Completed, DedupAdapter, Seen};
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Protection};
 use crate::error::{ConfigError, Error};
 use crate::key::{DedupKey, Keys};
 use crate::observe;
@@ -84,7 +84,7 @@ impl Lease {
         }
         resolution.report_takeover();
         let (keys, others) = (resolution.held(), resolution.others());
-        let delivery = Delivery::of(resolution.new, resolution.attempt, resolution.takeover);
+        let delivery = resolution.delivery(Protection::Claimed);
         let lease = Arc::new(HeldLease::new(keys, terms, store_timeout, delivery));
         let (renewal, yields) =
             self.renewals.start_renewal(&self.adapter, Arc::clone(&lease), claimed_at);
@@ -193,7 +193,7 @@ impl Ledger for Lease {
             Err(error) if context.fail_open && pending.is_empty() => {
                 guard.keys = &[];
                 observe::unprotected(keys.first(), &error);
-                let delivery = Delivery::unprotected(events.into());
+                let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let lease = HeldLease::new(flat.clone(), terms.clone(), store_timeout, delivery);
                 let claim = LeaseClaim::new(self, Arc::new(lease), None);
                 return Ok(Begin::First { claim, others: Remainder::default() });

@@ -15,7 +15,7 @@ use super::super::resolve::{KeyState, flatten, resolve, states};
 use super::lend::{LendSlot, TxHandle};
 use super::open::OpenDelivery;
 use crate::adapter::TransactionAdapter;
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::Keys;
 
@@ -87,12 +87,11 @@ impl<DB: Database> Ledger for Transactional<DB> {
         }
         resolution.report_takeover();
         let others = resolution.others();
-        let mut keys = Vec::from(resolution.held());
+        let mut keys = resolution.held().into_vec();
         keys.extend(complete);
         keys.sort_unstable();
         let running = self.running.add((*keys).into());
-        let (events, attempt) = (resolution.new.into(), resolution.attempt);
-        let delivery = Delivery::transactional(events, attempt, resolution.takeover);
+        let delivery = resolution.delivery(Protection::Transactional);
         let adapter = Arc::clone(&self.adapter);
         let open = OpenDelivery { adapter, delivery, keys, terms, store_timeout };
         let slot = LendSlot::new(open, transaction);

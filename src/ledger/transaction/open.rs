@@ -60,7 +60,7 @@ impl<DB: Database> OpenDelivery<DB> {
             let probe = self.adapter.savepoint(&mut transaction, marks.asked + 1, None);
             if let Err(error) = probe.await {
                 if let Err(error) = self.commit_marked(transaction, marks).await {
-                    observe::not_kept(self.delivery.key(), &error);
+                    observe::marks_not_committed(self.delivery.key(), &error);
                 }
                 return Err(error);
             }
@@ -78,7 +78,7 @@ impl<DB: Database> OpenDelivery<DB> {
         let end = || Box::pin(self.commit_marked(transaction, marks)) as _;
         let ended = bounded("rollback", self.store_timeout, end).await;
         if let (Err(error), true) = (&ended, marks.asked > 0) {
-            observe::not_kept(self.delivery.key(), error);
+            observe::marks_not_committed(self.delivery.key(), error);
         }
         ended
     }

@@ -1,0 +1,166 @@
+//! [`EachKey`]: a key for every event of a JSON array in the body.
+//!
+//! 1. A pointer names the array. In the pointer, `*` stands for every item of an array on the way:
+//!    `/entry/*/changes/*/value/messages` names an array for every change of every entry.
+//! 2. The part is read once for each item. It sees the head of the delivery and, as the body, the
+//!    item's own bytes. So JSON pointers start at the item, and
+//!    [`body_digest`](super::body_digest) is the digest of the item.
+//! 3. If an array is missing anywhere, or an event has no key, the whole delivery is
+//!    [`Missing`](super::Extracted::Missing). Keys for the rest would make the event without a key
+//!    part of a duplicate.
+//! 4. If all arrays are empty, the result is [`Bypass`](super::Extracted::Bypass): nothing has to
+//!    be deduplicated, and after a 400 the sender would retry.
+//! 5. A value that is no array, and a name that occurs twice on the way, are malformed.
+//! 6. A delivery has at most 65,536 events; the rest is not read. All ids of a delivery have at
+//!    most 32 MiB together, because a long header would be part of each.
+//! 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
+//!    the body.
+
+use bytes::Bytes;
+
+use super::id::shortened;
+use super::json::{MAX_EVENTS, Pointer, items};
+use super::part::KeyPart;
+use super::request::RequestRef;
+use crate::error::{ConfigError, KeyError, KeyErrorKind};
+
+/// The most bytes of all ids of one delivery, before long ids are hashed.
+const MAX_ID_BYTES: usize = 32 << 20;
+
+/// Reads a key for every event of a JSON array. [`each`] makes it.
+#[derive(Debug, Clone)]
+pub struct EachKey {
+    array: Pointer,
+    part: KeyPart,
+    payload: bool,
+}
+
+/// Reads `part` from each event of the array at `pointer`. [`EachKey::new`] does the same for a
+/// pointer that may be invalid.
+///
+/// # Panics
+///
+/// If `pointer` is not a JSON pointer. [`EachKey::new`] returns an error instead.
+///
+/// # Example
+///
+/// ```
+/// use http::Request;
+/// use tower_dedup::key::{self, Extracted, RequestRef};
+///
+/// let events = key::each("/events", key::json("/id").or(key::body_digest())).namespace("acme");
+/// let (head, body) = Request::post("/hook")
+///     .body(r#"{"events": [{"id": 1}, {"id": 2}, {}]}"#.into())?
+///     .into_parts();
+/// let Ok(Extracted::Keys(keys)) = events.extract(&RequestRef::new(&head, &body)) else {
+///     panic!("keys");
+/// };
+/// let ids: Vec<_> = keys.events().iter().map(|event| event.key().id()).collect();
+/// assert_eq!(ids[..2], ["1", "2"]);
+/// assert!(ids[2].starts_with("body_44136fa355b3678a"), "the SHA-256 of {{}}");
+/// # Ok::<(), http::Error>(())
+/// ```
+#[must_use]
+#[track_caller]
+pub fn each(pointer: &str, part: KeyPart) -> EachKey {
+    EachKey::new(pointer, part).unwrap_or_else(|error| panic!("{pointer:?}: {error}"))
+}
+
+impl EachKey {
+    /// Reads `part` from each event of the array at a JSON pointer (RFC 6901), in which `*` stands
+    /// for every item of an array on the way.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidPointer`].
+    pub fn new(pointer: &str, part: KeyPart) -> Result<Self, ConfigError> {
+        Ok(Self { array: Pointer::to_items(pointer)?, part, payload: true })
+    }
+
+    /// Leaves the bytes of the events out of the keys.
+    ///
+    /// This is for a sender that changes these bytes from one attempt to the next. A layer that
+    /// compares payloads would take such a retry for another event under a known key.
+    #[must_use]
+    pub fn without_payload(mut self) -> Self {
+        self.payload = false;
+        self
+    }
+
+    pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
+        let Some(bodies) = items(request.body(), &self.array)? else {
+            return Ok(Found::Missing);
+        };
+        let mut events = FoundEvents::default();
+        if bodies.is_empty() {
+            return Ok(events.into());
+        }
+        let part = self.part.with_head_of(request);
+        let mut missing = false;
+        // All events are read even if one has no key, as in a composite key: malformed is reported
+        // before missing.
+        for (index, body) in bodies.iter().enumerate() {
+            let id = part.read(&request.with_body(body)).map_err(|error| {
+                KeyError::new(error.kind(), format!("{} of event {index}", error.place()))
+            })?;
+            match id {
+                Some(id) => events.push(&id, body.clone(), self.payload)?,
+                None => missing = true,
+            }
+        }
+        Ok(if missing { Found::Missing } else { events.into() })
+    }
+}
+
+/// What a rule found, without a namespace.
+#[derive(Debug)]
+pub(crate) enum Found {
+    One(String),
+    /// At least one event.
+    Each(Vec<FoundEvent>),
+    Bypass,
+    Missing,
+}
+
+/// The events of a delivery that have been read so far, within the bounds.
+#[derive(Debug, Default)]
+pub(crate) struct FoundEvents {
+    events: Vec<FoundEvent>,
+    id_bytes: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct FoundEvent {
+    /// As the store keeps it, so that long ids do not add up.
+    pub(super) id: String,
+    /// The event's own bytes.
+    pub(super) body: Bytes,
+    /// Whether these bytes are the same on every attempt.
+    pub(super) payload: bool,
+}
+
+impl FoundEvents {
+    pub(crate) fn push(&mut self, id: &str, body: Bytes, payload: bool) -> Result<(), KeyError> {
+        self.id_bytes = self.id_bytes.saturating_add(id.len());
+        check_id_bytes(self.id_bytes)?;
+        if self.events.len() == MAX_EVENTS {
+            return Err(KeyError::new(KeyErrorKind::TooMany, "the body"));
+        }
+        self.events.push(FoundEvent { id: shortened(id).into_owned(), body, payload });
+        Ok(())
+    }
+}
+
+/// Refuses ids that are too long together: a long part that all events share is in each id.
+pub(super) fn check_id_bytes(bytes: usize) -> Result<(), KeyError> {
+    if bytes <= MAX_ID_BYTES {
+        return Ok(());
+    }
+    Err(KeyError::new(KeyErrorKind::TooMany, "the body"))
+}
+
+impl From<FoundEvents> for Found {
+    fn from(FoundEvents { events, .. }: FoundEvents) -> Self {
+        if events.is_empty() { Self::Bypass } else { Self::Each(events) }
+    }
+}

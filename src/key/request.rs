@@ -1,0 +1,71 @@
+//! [`RequestRef`]: what keys are read from.
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Uri, request};
+
+/// The head of a request and its whole body.
+#[derive(Clone, Copy)]
+pub struct RequestRef<'r> {
+    head: &'r request::Parts,
+    body: &'r Bytes,
+}
+
+impl<'r> RequestRef<'r> {
+    /// Returns a view of this head and this body.
+    #[must_use]
+    pub fn new(head: &'r request::Parts, body: &'r Bytes) -> Self {
+        Self { head, body }
+    }
+
+    /// Returns the request's method.
+    #[must_use]
+    pub fn method(&self) -> &'r Method {
+        &self.head.method
+    }
+
+    /// Returns the request's target. Inside a nested router, this is the part that is left of it.
+    #[must_use]
+    pub fn uri(&self) -> &'r Uri {
+        &self.head.uri
+    }
+
+    /// Returns the request's headers.
+    #[must_use]
+    pub fn headers(&self) -> &'r HeaderMap {
+        &self.head.headers
+    }
+
+    /// Returns the extensions that outer layers have inserted.
+    #[must_use]
+    pub fn extensions(&self) -> &'r http::Extensions {
+        &self.head.extensions
+    }
+
+    /// Returns the whole raw body. Inside an [`EachKey`](super::EachKey), this is the event's own
+    /// bytes.
+    #[must_use]
+    pub fn body(&self) -> &'r Bytes {
+        self.body
+    }
+
+    /// Returns the same head with another body, for a list of events inside another format.
+    #[must_use]
+    pub fn with_body<'b>(&self, body: &'b Bytes) -> RequestRef<'b>
+    where
+        'r: 'b,
+    {
+        RequestRef { head: self.head, body }
+    }
+}
+
+impl fmt::Debug for RequestRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Headers and bodies carry secrets.
+        f.debug_struct("RequestRef")
+            .field("method", self.method())
+            .field("body_len", &self.body.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,105 @@
+//! Composed parts and their ids.
+
+use std::collections::HashMap;
+
+use tower_dedup::KeyErrorKind::{Empty, Repeated};
+use tower_dedup::key;
+
+use crate::requests::{MISSING, compose, id, letters, read, with_body};
+
+#[test]
+fn and_is_missing_or_malformed_if_any_part_is() {
+    let part = key::header("a").and(key::header("b")).and(key::header("c"));
+    assert_eq!(read(&part, letters(&[("a", "1"), ("b", "2"), ("c", "3")])), id("1|2|3"));
+    assert_eq!(read(&part, letters(&[("c", "3"), ("b", "2"), ("a", "1")])), id("1|2|3"));
+    assert_eq!(read(&part, letters(&[("a", "1"), ("c", "3")])), MISSING);
+    assert_eq!(read(&part, letters(&[("a", "1"), ("b", ""), ("c", "3")])), Err(Empty));
+    assert_eq!(
+        read(&part, letters(&[("a", "1"), ("b", "2"), ("c", "3"), ("c", "3")])),
+        Err(Repeated)
+    );
+}
+
+#[test]
+fn and_escapes_separator_and_escape_inside_a_part() {
+    let part = key::header("a").and(key::header("b"));
+    for ((a, b), expected) in [
+        (("x|y", "z"), "x%7Cy|z"),
+        (("x", "y|z"), "x|y%7Cz"),
+        (("%", "|"), "%25|%7C"),
+        (("%7C", "%25"), "%257C|%2525"),
+        (("50%", "a b"), "50%25|a b"),
+    ] {
+        assert_eq!(read(&part, letters(&[("a", a), ("b", b)])), id(expected));
+    }
+}
+
+#[test]
+fn and_takes_a_nested_and_as_one_part() {
+    let all = letters(&[("a", "1"), ("b", "2"), ("c", "3")]);
+    let [a, b, c] = ["a", "b", "c"].map(key::header);
+    let flat = a.clone().and(b.clone()).and(c.clone());
+    let nested = a.and(b.and(c));
+    assert_eq!(read(&flat, all.clone()), id("1|2|3"));
+    assert_eq!(read(&nested, all), id("1|2%7C3"));
+}
+
+#[test]
+fn or_returns_the_first_value_and_never_skips_a_malformed_one() {
+    let part = key::header("a").or(key::header("b")).or(key::header("c"));
+    assert_eq!(read(&part, letters(&[("a", "1"), ("b", "2")])), id("1"));
+    assert_eq!(read(&part, letters(&[("c", "3"), ("b", "2")])), id("2"));
+    assert_eq!(read(&part, letters(&[("c", "3")])), id("3"));
+    assert_eq!(read(&part, letters(&[])), MISSING);
+    assert_eq!(read(&part, letters(&[("a", ""), ("b", "2")])), Err(Empty));
+    // Parts after the first value are not read.
+    assert_eq!(read(&part, letters(&[("a", "1"), ("b", "")])), id("1"));
+    // An alternative that is an `and` needs all its parts.
+    let either = key::header("a").and(key::header("b")).or(key::header("c"));
+    assert_eq!(read(&either, letters(&[("a", "1"), ("c", "3")])), id("3"));
+}
+
+#[test]
+fn optional_makes_a_missing_part_empty() {
+    let part = key::header("a").optional().and(key::header("b")).and(key::header("c").optional());
+    assert_eq!(read(&part, letters(&[("a", "1"), ("b", "2"), ("c", "3")])), id("1|2|3"));
+    assert_eq!(read(&part, letters(&[("b", "2")])), id("|2|"));
+    assert_eq!(read(&part, letters(&[("a", "1"), ("c", "3")])), MISSING);
+    assert_eq!(read(&part, letters(&[("b", "2"), ("c", " ")])), Err(Empty));
+    // An id is never empty, and never consists of separators only.
+    let alone = key::header("a").optional();
+    assert_eq!(read(&alone, letters(&[])), MISSING);
+    let nothing = key::header("a").optional().and(key::header("b").optional());
+    assert_eq!(read(&nothing, letters(&[])), MISSING);
+    let nested = nothing.optional().and(key::header("c"));
+    assert_eq!(read(&nested, letters(&[("c", "3")])), id("|3"));
+    assert_eq!(read(&nested, letters(&[("a", "1"), ("c", "3")])), id("1%7C|3"));
+}
+
+#[test]
+fn no_two_lists_of_two_or_three_parts_share_an_id() {
+    // All combinations of the characters that the encoding uses.
+    let atoms =
+        ["|", "%", "%7C", "%25", "%257C", "||", "a", "a|"].map(|atom| Some(atom.to_owned()));
+    let atoms: Vec<_> = atoms.into_iter().chain([None]).collect();
+    let longer = |list: &Vec<Option<String>>| {
+        let list = list.clone();
+        atoms
+            .iter()
+            .map(move |atom| [&list[..], std::slice::from_ref(atom)].concat())
+            .collect::<Vec<_>>()
+    };
+    let singles: Vec<_> = atoms.iter().map(|atom| vec![atom.clone()]).collect();
+    let pairs: Vec<_> = singles.iter().flat_map(longer).collect();
+    let triples: Vec<_> = pairs.iter().flat_map(longer).collect();
+    let mut seen = HashMap::new();
+    for list in pairs.iter().chain(&triples) {
+        let Some(id) = read(&compose(list), with_body("")).unwrap() else {
+            assert!(list.iter().all(Option::is_none), "{list:?}");
+            continue;
+        };
+        let earlier = seen.insert(id, list);
+        assert_eq!(earlier, None, "the id of {list:?}");
+    }
+    assert_eq!(seen.len(), 9 * 9 + 9 * 9 * 9 - 2);
+}

@@ -1,0 +1,172 @@
+//! Extractors: namespaces, second identities, handshakes, errors.
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bytes::Bytes;
+use http::Request;
+use tower_dedup::ConfigError;
+use tower_dedup::KeyErrorKind::{self, Empty};
+use tower_dedup::key::{self, Event, Extracted, KeyExtractor, Keys, RequestRef};
+
+use crate::requests::{dedup_key, letters, sha256, with_body, with_headers};
+
+fn extract(extractor: &KeyExtractor, request: Request<&'static str>) -> Extracted {
+    let (head, body) = request.into_parts();
+    extractor.extract(&RequestRef::new(&head, &Bytes::from(body))).unwrap()
+}
+
+fn panics(build: impl FnOnce() -> KeyExtractor) -> bool {
+    catch_unwind(AssertUnwindSafe(build)).is_err()
+}
+
+#[test]
+fn a_namespace_is_1_to_64_bytes_without_control_characters() {
+    let part = || key::header("x-id");
+    for namespace in ["n", "a.b|c d", "\u{e9}", &"n".repeat(64)] {
+        let extractor = part().try_namespace(namespace).unwrap();
+        let expected = Extracted::Keys(Keys::one(dedup_key(namespace, "1")));
+        assert_eq!(extract(&extractor, with_headers(&[b"1"])), expected);
+        assert_eq!(
+            extract(&part().namespace("x").namespace(namespace), with_headers(&[b"1"])),
+            expected
+        );
+    }
+    for namespace in ["", "a\0b", "a\nb", "\u{7f}", &"n".repeat(65), &"\u{e9}".repeat(33)] {
+        let refused = Some(ConfigError::InvalidNamespace);
+        assert_eq!(part().try_namespace(namespace).err(), refused, "{namespace:?}");
+        let closure = KeyExtractor::from_fn(namespace, |_| Ok(Extracted::Missing));
+        assert_eq!(closure.err(), refused, "{namespace:?}");
+        assert!(panics(|| part().namespace(namespace)), "{namespace:?}");
+        assert!(panics(|| part().namespace("x").namespace(namespace)), "{namespace:?}");
+    }
+}
+
+#[test]
+fn one_id_in_two_namespaces_is_two_keys() {
+    assert_ne!(dedup_key("a", "b"), dedup_key("b", "a"));
+    assert_ne!(dedup_key("a", "bc"), dedup_key("ab", "c"));
+    assert_ne!(dedup_key("github", "1"), dedup_key("stripe", "1"));
+}
+
+#[test]
+fn second_identity_has_a_namespace_below_that_of_the_key() {
+    let extractor = key::header("a").namespace("acme").second_identity("object", key::header("b"));
+    let both = || letters(&[("a", "1"), ("b", "2")]);
+    let event = |first: &str, second: &str| {
+        let event = Event::new(dedup_key(first, "1"));
+        let event = event.with_second_identity(dedup_key(second, "2"));
+        Extracted::Keys(event.into())
+    };
+    assert_eq!(extract(&extractor, both()), event("acme", "acme.object"));
+    // It moves with the key, also from a namespace with a dot.
+    let moved = extractor.clone().namespace("acme.eu");
+    assert_eq!(extract(&moved, both()), event("acme.eu", "acme.eu.object"));
+    assert_eq!(extract(&moved.namespace("x"), both()), event("x", "x.object"));
+    // Without its value the event has one identity; without the key it has none.
+    let one = Extracted::Keys(Keys::one(dedup_key("acme", "1")));
+    assert_eq!(extract(&extractor, letters(&[("a", "1")])), one);
+    assert_eq!(extract(&extractor, letters(&[("b", "2")])), Extracted::Missing);
+    // A malformed second identity makes the delivery malformed.
+    let (head, body) = letters(&[("a", "1"), ("b", "")]).into_parts();
+    let error = extractor.extract(&RequestRef::new(&head, &Bytes::from(body))).unwrap_err();
+    assert_eq!(error.kind(), Empty);
+}
+
+#[test]
+fn second_identity_refuses_a_namespace_that_is_too_long() {
+    let extractor =
+        |label: &str| key::header("a").namespace("acme").second_identity(label, key::header("b"));
+    for label in ["", "a.b", "a\nb", &"l".repeat(60)] {
+        assert!(panics(|| extractor(label)), "{label:?}");
+    }
+    let longest = extractor(&"l".repeat(59));
+    assert!(panics(|| longest.namespace("acme2")));
+    assert!(panics(|| extractor("object").namespace(&"n".repeat(64))));
+}
+
+#[test]
+fn namespace_by_adds_a_value_to_the_namespaces_of_all_identities() {
+    let extractor = key::header("a")
+        .namespace("acme")
+        .second_identity("change", key::header("b"))
+        .namespace_by(|request| request.uri().path().strip_prefix('/').map(str::to_owned));
+    let identities = |path: &str| {
+        let mut request = letters(&[("a", "1"), ("b", "2")]);
+        *request.uri_mut() = path.parse().unwrap();
+        let Extracted::Keys(keys) = extract(&extractor, request) else { panic!("keys") };
+        let [event] = keys.events() else { panic!("one") };
+        event.identities().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(
+        identities("/billing"),
+        [dedup_key("acme:billing", "1"), dedup_key("acme.change:billing", "2")]
+    );
+    assert_ne!(identities("/billing"), identities("/tax"));
+    // 64 bytes fit, longer values are hashed.
+    let fits = "x".repeat(59);
+    assert_eq!(identities(&format!("/{fits}"))[0], dedup_key(&format!("acme:{fits}"), "1"));
+    let long = "x".repeat(60);
+    let hashed = format!("acme:{}", &sha256(long.as_bytes())[..16]);
+    assert_eq!(identities(&format!("/{long}"))[0], dedup_key(&hashed, "1"));
+}
+
+#[test]
+fn namespace_by_without_a_value_is_malformed() {
+    for value in [None, Some(String::new())] {
+        let extractor = key::header("a").namespace("acme").namespace_by(move |_| value.clone());
+        let (head, body) = letters(&[("a", "1")]).into_parts();
+        let body = Bytes::from(body);
+        let error = extractor.extract(&RequestRef::new(&head, &body)).unwrap_err();
+        assert_eq!(error.kind(), KeyErrorKind::Missing);
+    }
+}
+
+#[test]
+fn namespace_by_refuses_a_namespace_without_room_for_a_value() {
+    let scoped =
+        |len: usize| panics(|| key::header("a").namespace(&"n".repeat(len)).namespace_by(|_| None));
+    assert!(!scoped(47) && scoped(48));
+    let by = || key::header("a").namespace("n").namespace_by(|_| None);
+    assert!(panics(|| by().namespace(&"n".repeat(48))));
+    assert!(panics(|| by().second_identity(&"l".repeat(46), key::header("b"))));
+}
+
+#[test]
+fn bypass_when_precedes_keys_and_malformed_keys() {
+    let extractor = key::header("a")
+        .namespace("acme")
+        .bypass_when(|request| request.headers().contains_key("x-ping"))
+        .bypass_when(|request| request.body().starts_with(b"challenge"));
+    for request in [
+        letters(&[("a", "1"), ("x-ping", "")]),
+        letters(&[("a", "1"), ("a", "2"), ("x-ping", "")]),
+        with_body("challenge=1"),
+    ] {
+        assert_eq!(extract(&extractor, request), Extracted::Bypass);
+    }
+    let one = Extracted::Keys(Keys::one(dedup_key("acme", "1")));
+    assert_eq!(extract(&extractor, letters(&[("a", "1")])), one);
+}
+
+#[test]
+fn errors_name_the_source_of_a_key_and_never_its_value() {
+    let (head, body) = with_headers(&[b"secret-1", b"secret-2"]).into_parts();
+    let body = Bytes::from(body);
+    let request = RequestRef::new(&head, &body);
+    let extractor = key::header("x-id").namespace("n");
+    let error = extractor.extract(&request).unwrap_err();
+    assert_eq!(error.to_string(), "header x-id is given more than once");
+    assert!(!format!("{error:?} {extractor:?} {request:?}").contains("secret"));
+
+    let (head, ()) = Request::post("/?id=%00").body(()).unwrap().into_parts();
+    let body = Bytes::from_static(br#"{"id":"\u0000"}"#);
+    for (part, text) in [
+        (key::json("/id"), "JSON value /id holds a NUL"),
+        (key::query("id"), "query parameter id holds a NUL"),
+        (key::from_fn(|_| Ok(Some("\0".to_owned()))), "the extracted value holds a NUL"),
+    ] {
+        let error = part.namespace("n").extract(&RequestRef::new(&head, &body)).unwrap_err();
+        assert_eq!(error.to_string(), text);
+    }
+}
