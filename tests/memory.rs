@@ -1,4 +1,4 @@
-//! What the memory adapter takes and gives back, and what happens at the edges of its capacity.
+//! The memory adapter: its memory, its capacity and its clock.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::time::Duration;
@@ -27,15 +27,15 @@ fn terms() -> CallTerms {
 }
 
 fn now<T>(call: impl Future<Output = T>) -> T {
-    call.now_or_never().expect("memory never waits")
+    call.now_or_never().expect("the memory adapter never waits")
 }
 
 fn record(adapter: &MemoryAdapter, keys: &[DedupKey]) -> Result<Vec<Recorded>, Error> {
     now(adapter.record(keys, &terms()))
 }
 
-fn is_full<T>(answer: Result<T, Error>) -> bool {
-    answer.is_err_and(|error| error.kind() == ErrorKind::Full)
+fn is_full<T>(reply: Result<T, Error>) -> bool {
+    reply.is_err_and(|error| error.kind() == ErrorKind::Full)
 }
 
 fn measure(run: impl FnOnce()) -> AllocationInfo {
@@ -43,14 +43,14 @@ fn measure(run: impl FnOnce()) -> AllocationInfo {
 }
 
 fn roomy() -> MemoryAdapter {
-    // Shards are not filled alike.
+    // Shards fill unevenly.
     MemoryAdapter::with_capacity(KEYS + KEYS / 10)
 }
 
 #[test]
-fn a_complete_key_takes_64_bytes_at_most() {
+fn complete_key_takes_96_bytes_at_most() {
     let adapter = roomy();
-    // Neither is anything left of claims.
+    // Claims leave nothing behind.
     let info = measure(|| {
         for id in 0..KEYS {
             let (keys, mine) = ([key(id)], terms());
@@ -60,11 +60,11 @@ fn a_complete_key_takes_64_bytes_at_most() {
     });
     assert_eq!(now(adapter.count()).unwrap(), KEYS as u64);
     let bytes = info.bytes_current as f64 / KEYS as f64;
-    assert!((48.0..64.0).contains(&bytes), "{bytes}");
+    assert!((80.0..96.0).contains(&bytes), "{bytes}");
 }
 
 #[test]
-fn a_burst_of_claims_leaves_nothing_behind_once_they_are_complete() {
+fn completed_claims_take_no_more_than_other_keys() {
     let adapter = roomy();
     let mine = terms();
     let info = measure(|| {
@@ -77,11 +77,11 @@ fn a_burst_of_claims_leaves_nothing_behind_once_they_are_complete() {
         }
     });
     let bytes = info.bytes_current as f64 / KEYS as f64;
-    assert!((48.0..64.0).contains(&bytes), "{bytes}");
+    assert!((80.0..96.0).contains(&bytes), "{bytes}");
 }
 
 #[test]
-fn what_has_expired_gives_its_memory_back_cycle_after_cycle() {
+fn purge_frees_memory_in_every_cycle() {
     let adapter = roomy();
     let cycle = |start: usize| {
         let info = measure(|| {
@@ -91,17 +91,14 @@ fn what_has_expired_gives_its_memory_back_cycle_after_cycle() {
             adapter.advance(RETENTION + PURGE_GRACE);
             assert_eq!(now(adapter.purge(u32::MAX)).unwrap(), KEYS as u64);
         });
-        assert!(info.bytes_max < 64 * KEYS as u64, "{}", info.bytes_max);
+        assert!(info.bytes_max < 96 * KEYS as u64, "{}", info.bytes_max);
         info.bytes_current
     };
-    // A chunk of each shard stays, after the first.
-    let left = [0, KEYS, 2 * KEYS].map(cycle);
-    assert!(left[0] > 0 && left[0].unsigned_abs() < 2 * KEYS as u64, "{left:?}");
-    assert_eq!(left[1..], [0, 0], "{left:?}");
+    assert_eq!([0, KEYS, 2 * KEYS].map(cycle), [0, 0, 0]);
 }
 
 #[test]
-fn a_store_that_is_only_written_to_reuses_what_has_expired() {
+fn insertions_reuse_the_memory_of_expired_keys() {
     let adapter = roomy();
     let fill = |start: usize| {
         let info = measure(|| {
@@ -112,7 +109,7 @@ fn a_store_that_is_only_written_to_reuses_what_has_expired() {
         adapter.advance(RETENTION);
         info.bytes_current
     };
-    // Shards are not filled alike in every cycle.
+    // Shards fill unevenly in every cycle.
     let most = fill(0) / 20;
     for cycle in 1..4 {
         let grown = fill(cycle * KEYS);
@@ -121,9 +118,8 @@ fn a_store_that_is_only_written_to_reuses_what_has_expired() {
 }
 
 #[test]
-fn a_call_allocates_its_answer_and_little_else() {
+fn call_allocates_its_replies_and_little_else() {
     let (adapter, keys) = (roomy(), keys(0..10_000));
-    // Between two calls that make room for more.
     let allocations = |call: &dyn Fn(&[DedupKey])| {
         measure(|| keys.chunks(1).for_each(call)).count_total as f64 / keys.len() as f64
     };
@@ -136,7 +132,7 @@ fn a_call_allocates_its_answer_and_little_else() {
 }
 
 #[test]
-fn the_smallest_stores_hold_what_they_say() {
+fn small_adapters_hold_exactly_their_capacity() {
     for (asked, held) in [(0, 1), (1, 1), (2, 2), (17, 17), (2_047, 2_047)] {
         let adapter = MemoryAdapter::with_capacity(asked);
         for id in 0..held {
@@ -146,14 +142,14 @@ fn the_smallest_stores_hold_what_they_say() {
         assert!(is_full(now(adapter.claim(&[key(held)], &terms()))), "{asked}");
         assert!(is_full(now(adapter.renew(&[key(held)], &terms()))), "{asked}");
         assert!(is_full(now(adapter.complete(&[key(held)], &terms()))), "{asked}");
-        // What is there is served.
+        // Known keys still get a reply.
         let again = record(&adapter, &[key(0)]).unwrap();
         assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{asked}");
     }
 }
 
 #[test]
-fn shards_of_any_number_hold_nearly_what_they_say() {
+fn sharded_adapters_hold_at_least_85_per_cent_of_their_capacity() {
     for capacity in [2_048, 5_000, 20_000, 100_000] {
         let adapter = MemoryAdapter::with_capacity(capacity);
         let first_refused =
@@ -163,13 +159,13 @@ fn shards_of_any_number_hold_nearly_what_they_say() {
 }
 
 #[test]
-fn a_set_that_fits_exactly_is_taken_and_one_more_is_not() {
+fn call_that_fits_exactly_is_claimed_and_one_key_more_is_refused() {
     for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
         let adapter = MemoryAdapter::with_capacity(8).at_capacity(at_capacity);
         assert!(is_full(record(&adapter, &keys(0..9))), "{at_capacity:?}");
         assert_eq!(now(adapter.count()).unwrap(), 0);
         assert_eq!(record(&adapter, &keys(0..8)).unwrap(), [Recorded::First; 8]);
-        // Seven of it are known, and only those.
+        // Seven of these eight keys are known, and one known key is not among them.
         let refused = is_full(record(&adapter, &keys(1..9)));
         assert_eq!(refused, at_capacity == AtCapacity::Refuse);
         let known = (0..9).filter(|id| now(adapter.get(&key(*id))).unwrap().is_some());
@@ -179,11 +175,11 @@ fn a_set_that_fits_exactly_is_taken_and_one_more_is_not() {
 }
 
 #[test]
-fn a_set_that_does_not_fit_evicts_nobody() {
+fn call_that_does_not_fit_evicts_nothing() {
     let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
     record(&adapter, &keys(0..3)).unwrap();
     now(adapter.claim(&[key(3)], &terms())).unwrap();
-    // Three could go for four.
+    // Three keys could be evicted for four new ones.
     assert!(is_full(record(&adapter, &keys(10..14))));
     assert!(is_full(now(adapter.claim(&keys(10..14), &terms()))));
     for id in 0..4 {
@@ -194,20 +190,20 @@ fn a_set_that_does_not_fit_evicts_nobody() {
 }
 
 #[test]
-fn a_set_evicts_none_of_its_own_keys() {
+fn call_evicts_none_of_its_own_keys() {
     let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
     for id in 0..4 {
         record(&adapter, &[key(id)]).unwrap();
     }
-    // The oldest is one of the set.
-    let answers = record(&adapter, &[key(0), key(10)]).unwrap();
-    assert!(matches!(answers[..], [Recorded::Duplicate(_), Recorded::First]), "{answers:?}");
+    // The oldest key is one of the call.
+    let replies = record(&adapter, &[key(0), key(10)]).unwrap();
+    assert!(matches!(replies[..], [Recorded::Duplicate(_), Recorded::First]), "{replies:?}");
     assert!(now(adapter.get(&key(1))).unwrap().is_none());
     assert_eq!(now(adapter.count()).unwrap(), 4);
 }
 
 #[test]
-fn the_key_nearest_to_its_expiry_is_evicted_first() {
+fn eviction_takes_the_key_nearest_to_its_expiry() {
     let adapter = MemoryAdapter::with_capacity(6).at_capacity(AtCapacity::EvictOldest);
     let keep = |id: usize, seconds: u64| {
         let terms = CallTerms::new(Token::random(), Duration::from_secs(seconds));
@@ -224,7 +220,7 @@ fn the_key_nearest_to_its_expiry_is_evicted_first() {
 }
 
 #[test]
-fn trap_32_the_longest_and_the_shortest_times_do_no_harm() {
+fn extreme_times_do_not_panic_and_expire_in_order() {
     let adapter = MemoryAdapter::with_capacity(10);
     let odd = [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(1), Duration::MAX];
     let odd = odd.map(|time| [time, Duration::from_secs(600 * 365 * 86_400)]);
@@ -246,7 +242,45 @@ fn trap_32_the_longest_and_the_shortest_times_do_no_harm() {
         let recorded = record(&adapter, &[key(100)]).unwrap();
         assert!(matches!(recorded[..], [Recorded::First]), "{recorded:?}");
     }
-    // The end of time, an hour after which never comes.
+    // The clock stands at its maximum, so the purge's grace never passes.
     assert_eq!(now(adapter.purge(10)).unwrap(), 0);
     assert!(now(adapter.get(&key(100))).unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_and_retention_follow_paused_time() {
+    let adapter = MemoryAdapter::new();
+    let (keys, mine) = ([key(0)], terms());
+    adapter.claim(&keys, &mine).await.unwrap();
+    tokio::time::advance(mine.lease() - Duration::from_millis(1)).await;
+    assert_eq!(adapter.claim(&keys, &terms()).await.unwrap(), [Claimed::InFlight]);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(adapter.claim(&keys, &terms()).await.unwrap(), [Claimed::first(2, true)]);
+    adapter.complete(&keys, &mine).await.unwrap();
+    // A claim sets `expires_at` anew, so the retention counts from the takeover.
+    tokio::time::advance(RETENTION - Duration::from_millis(1)).await;
+    assert!(matches!(adapter.claim(&keys, &terms()).await.unwrap()[..], [Claimed::Duplicate(_)]));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(adapter.claim(&keys, &terms()).await.unwrap(), [Claimed::first(1, false)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn paused_time_stands_still_for_leases() {
+    let adapter = MemoryAdapter::new();
+    let brief = CallTerms::new(Token::random(), RETENTION).with_lease(Duration::from_millis(1));
+    adapter.claim(&[key(0)], &brief).await.unwrap();
+    // Real time passes; paused time does not.
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(adapter.claim(&[key(0)], &terms()).await.unwrap(), [Claimed::InFlight]);
+    adapter.advance(Duration::from_millis(1));
+    assert_eq!(adapter.claim(&[key(0)], &terms()).await.unwrap(), [Claimed::first(2, true)]);
+}
+
+#[test]
+fn threads_without_a_runtime_use_real_time() {
+    let adapter = MemoryAdapter::new();
+    let brief = CallTerms::new(Token::random(), RETENTION).with_lease(Duration::from_millis(1));
+    now(adapter.claim(&[key(0)], &brief)).unwrap();
+    std::thread::sleep(Duration::from_millis(2));
+    assert_eq!(now(adapter.claim(&[key(0)], &terms())).unwrap(), [Claimed::first(2, true)]);
 }

@@ -1,7 +1,6 @@
-//! The adapter: the table behind the traits.
+//! [`MemoryAdapter`]: the table behind the traits.
 
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -10,17 +9,20 @@ use super::super::contract::{
     MaintenanceAdapter, Recorded, Released, Renewed,
 };
 use super::super::stored::{Fetch, Recall, StoredData};
-use super::fingerprint::Keyed;
-use super::shard::Shard;
-use super::table::Table;
+use super::row::KeyHasher;
+use super::table::{AtCapacity, Table};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 const DEFAULT_CAPACITY: usize = 1_000_000;
 
-/// Keeps keys in this process.
+/// Stores keys in this process.
 ///
-/// Not `Clone`: share it in an [`Arc`](std::sync::Arc), which is an adapter too.
+/// Not `Clone`: share the adapter in an [`Arc`](std::sync::Arc), which is an adapter too.
+///
+/// The clock is monotonic. In tests it follows [`tokio::time::pause`] and
+/// [`tokio::time::advance`] on the threads of the paused runtime, so leases lapse and keys expire
+/// with paused time; see also [`advance`](Self::advance).
 ///
 /// # Example
 ///
@@ -40,60 +42,46 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 /// # });
 /// ```
 pub struct MemoryAdapter {
-    table: Table<Mutex<Shard>>,
+    table: Table,
     closed: AtomicBool,
 }
 
-/// What a [`MemoryAdapter`] does with a new key when it is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum AtCapacity {
-    /// Refuses it with [`ErrorKind::Full`]; the layer answers 503 and the sender comes again.
-    /// Duplicates are still recognised; every *new* event is refused until keys expire.
-    #[default]
-    Refuse,
-    /// Forgets the key of the new one's shard that is nearest to its expiry and not in flight. Its
-    /// event would run again, so each is counted (`tower_dedup_evicted_total`), and a warning is
-    /// logged, once a minute at most.
-    EvictOldest,
-}
-
 impl MemoryAdapter {
-    /// An adapter for up to 1,000,000 keys.
+    /// Creates an adapter for up to 1,000,000 keys.
     #[must_use]
     pub fn new() -> Self {
         Self::with_capacity(DEFAULT_CAPACITY)
     }
 
-    /// An adapter for up to `capacity` keys, at least one.
+    /// Creates an adapter for up to `capacity` keys, at least one.
     ///
-    /// Above 2,048 keys they are spread over shards by a keyed hash, each with its share of the
-    /// capacity: the first refusal may come a few per cent early.
+    /// From 2,048 keys on, a keyed hash spreads the keys over shards, each with its share of the
+    /// capacity. The first refusal may therefore come a few per cent early.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { table: Table::new(capacity, Keyed::random()), closed: AtomicBool::new(false) }
+        Self { table: Table::new(capacity, KeyHasher::random()), closed: AtomicBool::new(false) }
     }
 
-    /// What to do with a new key when the adapter is full: by default, refuse it.
+    /// Sets what the adapter does with a new key when it is full. The default is to refuse it.
     #[must_use]
     pub fn at_capacity(mut self, at_capacity: AtCapacity) -> Self {
         self.table.at_capacity = at_capacity;
         self
     }
 
-    /// Moves this adapter's clock forward: leases lapse and keys expire as if `by` had passed.
-    /// For tests.
+    /// Moves this adapter's clock forward, for tests: leases lapse and keys expire as if `by` had
+    /// passed.
     pub fn advance(&self, by: Duration) {
         self.table.clock.advance(by);
     }
 
-    /// Sets this adapter's clock back, by a year in all at most: leases and retentions last longer.
-    /// For tests of what a store's clock may do.
+    /// Sets this adapter's clock back, for tests of a store's clock that jumps. Leases and
+    /// retention last longer. All calls together set it back by one year at most.
     pub fn set_back(&self, by: Duration) {
         self.table.clock.set_back(by);
     }
 
-    fn table(&self) -> Result<&Table<Mutex<Shard>>, Error> {
+    fn table(&self) -> Result<&Table, Error> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
         }
@@ -161,7 +149,7 @@ impl Recall for MemoryAdapter {
 
 impl MaintenanceAdapter for MemoryAdapter {
     async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        Ok(self.table()?.purge(limit).into())
+        Ok(self.table()?.purge(limit))
     }
 
     async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
@@ -176,7 +164,7 @@ impl MaintenanceAdapter for MemoryAdapter {
         Ok(self.table()?.count())
     }
 
-    /// The keys stay where they are.
+    /// Every later call fails. The keys stay in memory until the adapter is dropped.
     async fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -197,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trap_30_at_capacity_a_new_key_is_refused_and_no_live_one_is_evicted() {
+    async fn claim_at_capacity_is_refused_and_evicts_nothing() {
         let adapter = MemoryAdapter::with_capacity(3);
         for id in 0..3 {
             adapter.record(&key(id), &terms()).await.unwrap();
@@ -213,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_set_that_does_not_fit_leaves_nothing_behind() {
+    async fn call_that_does_not_fit_inserts_none_of_its_keys() {
         let set: Vec<DedupKey> = (0..5).flat_map(key).collect();
         for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
             let adapter = MemoryAdapter::with_capacity(4).at_capacity(at_capacity);
@@ -233,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn eviction_is_a_choice_and_spares_what_is_in_flight() {
+    async fn eviction_spares_keys_in_flight() {
         let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
         adapter.claim(&key(0), &terms()).await.unwrap();
         adapter.record(&key(1), &terms()).await.unwrap();
@@ -248,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_that_is_claimed_for_ever_takes_no_more_room() {
+    async fn key_claimed_many_times_takes_one_row() {
         let adapter = MemoryAdapter::with_capacity(10);
         for _ in 0..20_000 {
             let mine = terms();
@@ -256,13 +244,13 @@ mod tests {
             adapter.release(&key(0), &mine).await.unwrap();
             adapter.advance(Duration::from_millis(1));
         }
-        assert_eq!(adapter.table.used(), [(1, 1, 1)]);
+        assert_eq!(adapter.table.used(), [(1, 1)]);
         adapter.advance(Duration::from_secs(100) + PURGE_GRACE);
         assert_eq!(adapter.purge(10).await.unwrap(), 1);
     }
 
     #[tokio::test]
-    async fn a_lease_that_outlives_its_retention_is_purged_an_hour_after_it_lapsed() {
+    async fn lease_longer_than_retention_is_purged_one_hour_after_it_lapses() {
         let adapter = MemoryAdapter::new();
         let brief =
             CallTerms::new(Token::random(), Duration::from_secs(1)).with_lease(2 * PURGE_GRACE);
@@ -277,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn insertions_clear_expired_keys_without_a_purger() {
+    async fn insertions_remove_expired_keys_without_a_purger() {
         let adapter = MemoryAdapter::new();
         for id in 0..2_000 {
             adapter.record(&key(id), &terms()).await.unwrap();
