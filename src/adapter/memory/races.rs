@@ -18,6 +18,7 @@ use row::KeyHasher;
 use table::{AtCapacity, Table};
 
 #[path = "table.rs"]
+#[allow(dead_code, unreachable_pub, reason = "only the model uses this copy")]
 mod table;
 
 mod sync {
@@ -26,15 +27,18 @@ mod sync {
 
 const LEASE: Duration = Duration::from_secs(10);
 
-/// Keys are in the same shards in every schedule, or a schedule could not be repeated.
+/// The same in every schedule: keys have to be in the same shards.
+const SECRET: [u8; 16] = [7; 16];
+
 fn table(capacity: usize) -> Arc<Table> {
-    Arc::new(Table::new(capacity, KeyHasher::new([7; 16])))
+    Arc::new(Table::new(capacity, KeyHasher::new(SECRET)))
 }
 
 /// Returns a table of several shards, and a key in each of two of them.
 fn two_shards() -> (Arc<Table>, [DedupKey; 2]) {
     let table = table(4_096);
-    let shard = |key: &DedupKey| table.shard_of(key);
+    let hasher = KeyHasher::new(SECRET);
+    let shard = |key: &DedupKey| hasher.fingerprint(key).shard(table.shards());
     let one = key("one");
     let other = (0..).map(|id| key(&id.to_string())).find(|key| shard(key) != shard(&one));
     let mut keys = [one, other.unwrap()];
@@ -187,7 +191,7 @@ fn released_on_arrival_claim_leaves_the_key_to_one_other() {
 #[test]
 fn live_lease_is_not_purged_evicted_or_forgotten() {
     fn full() -> Arc<Table> {
-        let mut table = Table::new(2, KeyHasher::new([7; 16]));
+        let mut table = Table::new(2, KeyHasher::new(SECRET));
         table.at_capacity = AtCapacity::EvictOldest;
         table.record(&[key("old")], &terms(0)).unwrap();
         Arc::new(table)

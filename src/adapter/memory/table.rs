@@ -366,11 +366,6 @@ impl Table {
         self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[cfg(test)]
-    pub(super) fn shard_of(&self, key: &DedupKey) -> usize {
-        self.hasher.fingerprint(key).shard(self.shards.len())
-    }
-
     /// Returns the rows and the lists of the expiry order of every shard.
     #[cfg(test)]
     pub(super) fn used(&self) -> Vec<(usize, usize)> {
