@@ -37,8 +37,6 @@ use std::sync::Arc;
 
 use crate::error::{ConfigError, Error};
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-mod batch;
 mod contract;
 mod dynamic;
 #[cfg(feature = "memory")]
@@ -53,8 +51,6 @@ mod stored;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use batch::Batching;
 pub(crate) use contract::Payloads;
 pub use contract::{
     CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, LeaseAdapter,
@@ -66,7 +62,7 @@ pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use sql::Identifier;
+pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteAdapter;
 pub use stored::{Fetch, Recall, StoredData, StoredResponse};

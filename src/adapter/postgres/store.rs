@@ -10,10 +10,10 @@ use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
-use super::super::batch::{Batcher, Batching};
 use super::super::contract::{
     CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded, Released, Renewed,
 };
+use super::super::sql::queue::{Batcher, Batching};
 use super::super::sql::{Answer, Call, Database, Identifier, Kind, Purging, Stored};
 use super::connections::{Connections, Source, is_timed_out};
 use super::patience::LockWait;

@@ -6,6 +6,7 @@ use crate::error::{ConfigError, Error, ErrorKind};
 
 mod calls;
 mod purge;
+pub(super) mod queue;
 mod rows;
 
 pub(super) use calls::{
@@ -14,6 +15,7 @@ pub(super) use calls::{
 #[cfg(feature = "postgres")]
 pub(super) use calls::{PARTS, Told, one_by_one};
 pub(super) use purge::{Portion, Purging, grace_ms};
+pub use queue::Batching;
 pub(super) use rows::{Grant, KeptRow, Stored, at, completed, completed_before, open_places};
 
 /// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, and none that SQLite keeps for

@@ -15,10 +15,10 @@ use sqlx::sqlite::{
     SqlitePoolOptions, SqliteSynchronous,
 };
 
-use super::super::batch::Batching;
 use super::super::contract::{
     CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded, Released, Renewed,
 };
+use super::super::sql::queue::Batching;
 use super::super::sql::{
     Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Purging, Stored, at, open_places,
 };

@@ -1,57 +1,60 @@
 //! [`Batching`]: how an adapter batches.
 
-/// How a SQL adapter sends concurrent calls together, or that it does not.
+/// Configures how a SQL adapter sends concurrent calls together.
 ///
-/// On by default. A call that is alone is sent at once, as the plain statement that it would be
-/// without batching.
+/// Batching is on by default. A call that is alone is sent at once, as the plain statement that it
+/// would be without batching.
 ///
 /// # Example
 ///
 /// ```
 /// use tower_dedup::adapter::Batching;
 ///
-/// let small = Batching::new().lanes(1).rows(64).queue(1_000);
+/// let small = Batching::new().lanes(1).max_batch_keys(64).max_queued_keys(1_000);
 /// assert_ne!(small, Batching::default());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Batching {
-    /// None if every call is a statement of its own.
+    /// `None` if every call is a statement of its own.
     lanes: Option<usize>,
-    rows: usize,
-    queue: usize,
+    max_batch_keys: usize,
+    max_queued_keys: usize,
 }
 
 impl Batching {
-    /// Two lanes, 1,024 rows a batch, 16,384 rows that wait.
+    /// Two lanes, 1,024 keys a batch, 16,384 waiting keys.
     pub const fn new() -> Self {
-        Self { lanes: Some(2), rows: 1_024, queue: 16_384 }
+        Self { lanes: Some(2), max_batch_keys: 1_024, max_queued_keys: 16_384 }
     }
 
-    /// Every call is a statement of its own, on a connection of the pool.
+    /// No batching: every call is a statement of its own, on a connection of the pool.
     pub const fn off() -> Self {
         Self { lanes: None, ..Self::new() }
     }
 
-    /// How many batches may be on the wire at once, at least one: each needs a connection, and a
-    /// core of the database. Up to as many more are opened while batches take longer than 500 ms,
-    /// because their connections may have fallen silent. Each runtime has lanes of its own. SQLite
-    /// has one writer, and so one lane, whatever is said here.
+    /// Sets how many batches are sent at the same time, at least one. Each needs a connection, and a
+    /// core of the database.
+    ///
+    /// While batches take longer than 500 ms, up to as many more are sent, because their connections
+    /// may have fallen silent. Each runtime has lanes of its own. SQLite has one writer, and
+    /// therefore always one lane.
     pub const fn lanes(mut self, lanes: usize) -> Self {
         self.lanes = Some(if lanes == 0 { 1 } else { lanes });
         self
     }
 
-    /// How many keys one statement takes, at least one. A call with more keys is a batch by itself.
-    pub const fn rows(mut self, rows: usize) -> Self {
-        self.rows = if rows == 0 { 1 } else { rows };
+    /// Sets how many keys one statement takes, at least one. A call with more keys is a batch by
+    /// itself.
+    pub const fn max_batch_keys(mut self, keys: usize) -> Self {
+        self.max_batch_keys = if keys == 0 { 1 } else { keys };
         self
     }
 
-    /// How many keys may wait, at least one; beyond, calls are refused. A single call with more
-    /// keys waits if nothing else does.
-    pub const fn queue(mut self, rows: usize) -> Self {
-        self.queue = if rows == 0 { 1 } else { rows };
+    /// Sets how many keys may wait, at least one; past that, calls are refused. A single call with
+    /// more keys waits if no other call does.
+    pub const fn max_queued_keys(mut self, keys: usize) -> Self {
+        self.max_queued_keys = if keys == 0 { 1 } else { keys };
         self
     }
 
@@ -59,12 +62,12 @@ impl Batching {
         self.lanes
     }
 
-    pub(super) const fn most_rows(self) -> usize {
-        self.rows
+    pub(super) const fn batch_keys(self) -> usize {
+        self.max_batch_keys
     }
 
-    pub(super) const fn most_waiting(self) -> usize {
-        self.queue
+    pub(super) const fn queued_keys(self) -> usize {
+        self.max_queued_keys
     }
 }
 
