@@ -284,3 +284,98 @@ fn threads_without_a_runtime_use_real_time() {
     std::thread::sleep(Duration::from_millis(2));
     assert_eq!(now(adapter.claim(&[key(0)], &terms())).unwrap(), [Claimed::first(2, true)]);
 }
+
+#[tokio::test]
+async fn claim_at_capacity_is_refused_and_evicts_nothing() {
+    let adapter = MemoryAdapter::with_capacity(3);
+    for id in 0..3 {
+        adapter.record(&[key(id)], &terms()).await.unwrap();
+    }
+    let full = adapter.record(&[key(3)], &terms()).await.unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::Full);
+    for id in 0..3 {
+        let again = adapter.record(&[key(id)], &terms()).await.unwrap();
+        assert!(matches!(again[..], [Recorded::Duplicate(_)]));
+    }
+    adapter.advance(RETENTION);
+    assert_eq!(adapter.record(&[key(3)], &terms()).await.unwrap(), [Recorded::First]);
+}
+
+#[tokio::test]
+async fn call_that_does_not_fit_inserts_none_of_its_keys() {
+    let set: Vec<DedupKey> = keys(0..5);
+    for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
+        let adapter = MemoryAdapter::with_capacity(4).at_capacity(at_capacity);
+        adapter.record(&set[..1], &terms()).await.unwrap();
+        let full = adapter.record(&set, &terms()).await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::Full);
+        let full = adapter.claim(&set, &terms()).await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::Full);
+        for (index, key) in set.iter().enumerate() {
+            let entry = adapter.get(key).await.unwrap();
+            assert_eq!(entry.is_some(), index == 0, "{at_capacity:?} {index}");
+        }
+        // The rest fits.
+        let rest = adapter.record(&set[1..4], &terms()).await.unwrap();
+        assert_eq!(rest, [Recorded::First; 3]);
+    }
+}
+
+#[tokio::test]
+async fn eviction_spares_keys_in_flight() {
+    let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
+    adapter.claim(&[key(0)], &terms()).await.unwrap();
+    adapter.record(&[key(1)], &terms()).await.unwrap();
+    adapter.record(&[key(2)], &terms()).await.unwrap();
+    assert_eq!(adapter.claim(&[key(0)], &terms()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.get(&key(1)).await.unwrap(), None);
+    adapter.claim(&[key(2)], &terms()).await.unwrap();
+    adapter.forget(&key(2)).await.unwrap();
+    adapter.claim(&[key(3)], &terms()).await.unwrap();
+    let full = adapter.record(&[key(4)], &terms()).await.unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::Full);
+}
+
+#[test]
+fn key_claimed_many_times_takes_the_memory_of_one() {
+    let adapter = MemoryAdapter::with_capacity(10);
+    let info = measure(|| {
+        for _ in 0..20_000 {
+            let mine = terms();
+            now(adapter.claim(&[key(0)], &mine)).unwrap();
+            now(adapter.release(&[key(0)], &mine)).unwrap();
+            adapter.advance(Duration::from_millis(1));
+        }
+    });
+    assert!(info.bytes_current < 1_500, "{}", info.bytes_current);
+    adapter.advance(RETENTION + PURGE_GRACE);
+    assert_eq!(now(adapter.purge(10)).unwrap(), 1);
+}
+
+#[tokio::test]
+async fn lease_longer_than_retention_is_purged_one_hour_after_it_lapses() {
+    let adapter = MemoryAdapter::new();
+    let brief = CallTerms::new(Token::random(), Duration::from_secs(1)).with_lease(2 * PURGE_GRACE);
+    adapter.claim(&[key(0)], &brief).await.unwrap();
+    adapter.advance(PURGE_GRACE + Duration::from_secs(5));
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    adapter.renew(&[key(0)], &brief).await.unwrap();
+    adapter.advance(3 * PURGE_GRACE - Duration::from_secs(5));
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    adapter.advance(Duration::from_secs(6));
+    assert_eq!(adapter.purge(10).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn insertions_remove_expired_keys_without_a_purger() {
+    let adapter = MemoryAdapter::new();
+    for id in 0..2_000 {
+        adapter.record(&[key(id)], &terms()).await.unwrap();
+    }
+    adapter.advance(RETENTION);
+    for id in 2_000..4_000 {
+        adapter.record(&[key(id)], &terms()).await.unwrap();
+    }
+    let count = adapter.count().await.unwrap();
+    assert!((2_000..2_300).contains(&count), "{count}");
+}

@@ -5,6 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
+/// The end of time, some 8,900 years after the start: no time of a table is later.
+pub(super) const END: u64 = (1 << 48) - 1;
 /// How far a test can set the clock back.
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 
@@ -27,11 +29,11 @@ impl Clock {
     }
 
     pub(super) fn now(&self) -> u64 {
-        ms(self.start.elapsed()).saturating_add(self.offset_ms.load(Ordering::Relaxed))
+        after(self.offset_ms.load(Ordering::Relaxed), self.start.elapsed())
     }
 
     pub(super) fn advance(&self, by: Duration) {
-        self.shift(|offset| offset.saturating_add(ms(by)));
+        self.shift(|offset| after(offset, by));
     }
 
     pub(super) fn set_back(&self, by: Duration) {
@@ -54,6 +56,11 @@ impl Clock {
         };
         moved.unwrap_or(wall)
     }
+}
+
+/// Returns the time `duration` after `at`.
+pub(super) fn after(at: u64, duration: Duration) -> u64 {
+    at.saturating_add(ms(duration)).min(END)
 }
 
 pub(super) fn ms(duration: Duration) -> u64 {

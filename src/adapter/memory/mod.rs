@@ -15,8 +15,8 @@
 //! 1. The table stores a fingerprint of each key: 128 bits of `SipHash` under random bits of this
 //!    adapter. Two of a million keys collide with a probability of 1.5 in 10²⁷. Without the random
 //!    bits nobody can construct a collision.
-//! 2. A shard holds at most 7,168 rows of 80 bytes, a `hashbrown` table that finds them, and their
-//!    expiry order. At 1,000,000 keys a key takes about 92 bytes.
+//! 2. A shard holds at most 7,168 rows of 72 bytes, a `hashbrown` table that finds them, and a heap
+//!    of their due times. At 1,000,000 keys a key takes about 93 bytes.
 //! 3. Each shard has its own lock. A call holds it for one step, never across an `.await`, and
 //!    locks its shards in ascending order.
 //! 4. Every new key removes up to two expired keys of its shard. No call scans the whole table.

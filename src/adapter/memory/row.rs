@@ -10,8 +10,7 @@ use siphasher::sip128::SipHasher13;
 
 use super::super::contract::{CallTerms, Seen, Token};
 use super::super::stored::StoredData;
-use super::clock::ms;
-use super::expiry::Links;
+use super::clock::after;
 use crate::key::DedupKey;
 
 /// 128 bits that identify a key in one adapter.
@@ -67,11 +66,10 @@ pub(super) struct Row {
     pub(super) takeover: bool,
     /// Set only on complete rows.
     pub(super) stored: Option<Arc<StoredData>>,
-    pub(super) links: Links,
 }
 
 /// A larger row misses the budget of 96 bytes a key.
-const _: () = assert!(size_of::<Row>() == 80);
+const _: () = assert!(size_of::<Row>() == 72);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowState {
@@ -90,13 +88,12 @@ impl Row {
             fingerprint,
             token: Some(terms.token()),
             is_complete: false,
-            ends_at: now.saturating_add(ms(terms.lease())),
+            ends_at: after(now, terms.lease()),
             first_seen_at: now,
             expires_at: expiry(terms, now),
             attempts: 1,
             takeover: false,
             stored: None,
-            links: Links::NONE,
         }
     }
 
@@ -141,7 +138,7 @@ impl Row {
 }
 
 fn expiry(terms: &CallTerms, now: u64) -> u64 {
-    now.saturating_add(ms(terms.retention()))
+    after(now, terms.retention())
 }
 
 #[cfg(test)]

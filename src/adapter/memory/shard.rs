@@ -4,6 +4,7 @@ use hashbrown::HashTable;
 use slab::Slab;
 use smallvec::SmallVec;
 
+use super::clock::END;
 use super::expiry::{ExpiryOrder, Slot};
 use super::row::{Fingerprint, Row, RowState};
 
@@ -53,11 +54,13 @@ impl Shard {
         let len = self.rows.len();
         if len == self.rows.capacity() {
             // Doubled, but not beyond the capacity of the shard.
-            self.rows.reserve_exact(len.max(8).min(self.capacity.saturating_sub(len)));
+            let more = len.max(8).min(self.capacity.saturating_sub(len));
+            self.rows.reserve_exact(more);
+            self.expiry.reserve(more);
         }
         // A shard has fewer rows than `Slot` has values.
         let slot = Slot::try_from(self.rows.insert(row)).unwrap_or(Slot::MAX);
-        self.expiry.insert(&mut self.rows, slot);
+        self.expiry.push(&self.rows, slot);
         let rows = &self.rows;
         self.index.insert_unique(hash, slot, |slot| rows[usize::from(*slot)].fingerprint.hash());
     }
@@ -67,14 +70,12 @@ impl Shard {
         let due = row.due();
         let changed = change(row);
         if row.due() != due {
-            self.expiry.remove(&mut self.rows, slot);
-            self.expiry.insert(&mut self.rows, slot);
+            self.expiry.push(&self.rows, slot);
         }
         changed
     }
 
     pub(super) fn remove(&mut self, slot: Slot) {
-        self.expiry.remove(&mut self.rows, slot);
         let row = self.rows.remove(slot.into());
         if let Ok(entry) = self.index.find_entry(row.fingerprint.hash(), |other| *other == slot) {
             entry.remove();
@@ -88,7 +89,7 @@ impl Shard {
     pub(super) fn purge(&mut self, limit: usize, until: u64) -> usize {
         let mut purged = 0;
         while purged < limit
-            && let Some(slot) = self.expiry.first(until)
+            && let Some(slot) = self.expiry.pop(&self.rows, until)
         {
             self.remove(slot);
             purged += 1;
@@ -124,17 +125,22 @@ impl Shard {
             return None;
         }
         spared.sort_unstable();
+        let rows = &self.rows;
         let is_evictable = |slot: &Slot| {
-            spared.binary_search(slot).is_err() && self.row(*slot).state(now) != RowState::Leased
+            let is_leased = rows[usize::from(*slot)].state(now) == RowState::Leased;
+            !is_leased && spared.binary_search(slot).is_err()
         };
-        let oldest = self.expiry.iter(&self.rows).filter(is_evictable);
-        let evicted: Vec<Slot> = oldest.take(excess).collect();
+        let (mut oldest, mut evicted) = (Vec::new(), Vec::new());
+        while evicted.len() < excess
+            && let Some(slot) = self.expiry.pop(rows, END)
+        {
+            oldest.push(slot);
+            evicted.extend(Some(slot).filter(&is_evictable));
+        }
+        // The call may still fail for another shard.
+        for slot in oldest {
+            self.expiry.push(rows, slot);
+        }
         (evicted.len() == excess).then_some(Room { added, evicted })
-    }
-
-    /// Returns the rows and the lists of the expiry order.
-    #[cfg(test)]
-    pub(super) fn used(&self) -> (usize, usize) {
-        (self.rows.len(), self.expiry.lists())
     }
 }

@@ -80,7 +80,7 @@ impl RowCursor<'_> {
     /// Inserts the row, or replaces the one that is there.
     fn put(&mut self, row: Row) {
         match self.slot {
-            Some(slot) => self.shard.update(slot, |old| *old = Row { links: old.links, ..row }),
+            Some(slot) => self.shard.update(slot, |old| *old = row),
             None => self.shard.insert(row),
         }
     }
@@ -364,11 +364,5 @@ impl Table {
     fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
         // No step leaves a shard half-changed when it panics.
         self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the rows and the lists of the expiry order of every shard.
-    #[cfg(test)]
-    pub(super) fn used(&self) -> Vec<(usize, usize)> {
-        (0..self.shards.len()).map(|number| self.lock(number).used()).collect()
     }
 }
