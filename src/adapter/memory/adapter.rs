@@ -4,11 +4,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+
 use super::super::contract::{
-    CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter,
-    MaintenanceAdapter, Recorded, Released, Renewed,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
+    Released, Renewed, StoreFuture,
 };
-use super::super::stored::{Fetch, Recall, StoredData};
 use super::row::KeyHasher;
 use super::table::{AtCapacity, Table};
 use crate::error::{Error, ErrorKind};
@@ -30,14 +31,15 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::time::Duration;
 /// use tower_dedup::DedupKey;
-/// use tower_dedup::adapter::{Claimed, LeaseAdapter, MemoryAdapter, CallTerms, Token};
+/// use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, MemoryAdapter, Token};
 ///
 /// let adapter = MemoryAdapter::with_capacity(10_000);
 /// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
-/// let mine = CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
+/// let (hour, lease) = (Duration::from_secs(3_600), Duration::from_secs(60));
+/// let mine = CallTerms::on_completion(Token::random(), hour, lease);
 /// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
 ///
-/// let theirs = CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
+/// let theirs = CallTerms::on_completion(Token::random(), hour, lease);
 /// assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::InFlight]);
 /// # });
 /// ```
@@ -106,66 +108,62 @@ impl fmt::Debug for MemoryAdapter {
 }
 
 impl DedupAdapter for MemoryAdapter {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
-        self.table()?.record(keys, terms)
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data()
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.table()?.unrecord(keys, terms)
-    }
-}
-
-impl LeaseAdapter for MemoryAdapter {
-    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
-        self.table()?.claim(keys, terms)
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move { self.table()?.claim(keys, terms) })
     }
 
-    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
-        self.table()?.renew(keys, terms)
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(async move { self.table()?.release(keys, terms) })
     }
 
-    async fn complete(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Completed>, Error> {
-        self.table()?.complete(keys, terms)
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        Box::pin(async move { self.table()?.renew(keys, terms) })
     }
 
-    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.table()?.release(keys, terms)
-    }
-}
-
-impl Recall for MemoryAdapter {
-    async fn recall(
-        &self,
-        keys: &[DedupKey],
-        wanted: Fetch,
-    ) -> Result<Vec<Option<StoredData>>, Error> {
-        Ok(self.table()?.recall(keys, wanted))
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(async move { self.table()?.complete(keys, terms) })
     }
 }
 
 impl MaintenanceAdapter for MemoryAdapter {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        Ok(self.table()?.purge(limit))
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        Box::pin(async move { Ok(self.table()?.purge(limit)) })
     }
 
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        Ok(self.table()?.forget(key))
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        Box::pin(async move { Ok(self.table()?.forget(key)) })
     }
 
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        Ok(self.table()?.get(key))
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move { Ok(self.table()?.get(key)) })
     }
 
-    async fn count(&self) -> Result<u64, Error> {
-        Ok(self.table()?.count())
+    fn count(&self) -> StoreFuture<'_, u64> {
+        Box::pin(async move { Ok(self.table()?.count()) })
     }
 
     /// Every later call fails. The keys stay in memory until the adapter is dropped.
-    async fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.closed.store(true, Ordering::Release) })
     }
 }

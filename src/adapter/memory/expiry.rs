@@ -82,7 +82,7 @@ mod tests {
 
     fn row(due: u64) -> Row {
         let fingerprint = KeyHasher::random().fingerprint(&DedupKey::new("n", "a").unwrap());
-        let terms = CallTerms::new(Token::random(), Duration::from_millis(due));
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_millis(due));
         Row::leased(fingerprint, &terms, 0)
     }
 

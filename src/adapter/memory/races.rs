@@ -11,7 +11,7 @@ use shuttle::{Config, Runner, thread};
 
 use super::{clock, expiry, pressure, row, shard};
 use crate::adapter::contract::{
-    CallTerms, Claimed, Completed, EntryState, Forgotten, Recorded, Released, Renewed, Token,
+    CallTerms, Claimed, Completed, EntryState, Forgotten, Released, Renewed, Token,
 };
 use crate::key::DedupKey;
 use row::KeyHasher;
@@ -26,6 +26,7 @@ mod sync {
 }
 
 const LEASE: Duration = Duration::from_secs(10);
+const FIRST: Claimed = Claimed::first(1, false);
 
 /// The same in every schedule: keys have to be in the same shards.
 const SECRET: [u8; 16] = [7; 16];
@@ -51,12 +52,16 @@ fn key(id: &str) -> DedupKey {
 }
 
 fn terms(token: u8) -> CallTerms {
-    CallTerms::new(Token::from([token; 16]), Duration::from_secs(100)).with_lease(LEASE)
+    CallTerms::on_completion(Token::from([token; 16]), Duration::from_secs(100), LEASE)
+}
+
+fn on_claim(token: u8) -> CallTerms {
+    CallTerms::on_claim(Token::from([token; 16]), Duration::from_secs(100))
 }
 
 /// The terms of token 1, whose retention ends at once.
 fn brief() -> CallTerms {
-    CallTerms::new(Token::from([1; 16]), Duration::ZERO).with_lease(LEASE)
+    CallTerms::on_completion(Token::from([1; 16]), Duration::ZERO, LEASE)
 }
 
 /// Runs `each` as the threads 1 to `threads`, in every order of their steps, and passes the results
@@ -95,10 +100,10 @@ fn three_callers_have_one_first() {
     fn each(table: &Table, thread: u8) -> bool {
         let keys = [key("a")];
         if thread == 3 {
-            return table.record(&keys, &terms(thread)).unwrap() == [Recorded::First];
+            return table.claim(&keys, &on_claim(thread)).unwrap() == [FIRST];
         }
         let claimed = table.claim(&keys, &terms(thread)).unwrap();
-        if claimed != [Claimed::first(1, false)] {
+        if claimed != [FIRST] {
             return false;
         }
         assert_eq!(table.complete(&keys, &terms(thread)).unwrap(), [Completed::Held]);
@@ -130,7 +135,7 @@ fn overlapping_calls_are_atomic_whatever_the_order_of_their_keys() {
         || two_shards().0,
         each,
         |_, replies| {
-            let first = vec![Claimed::first(1, false); 2];
+            let first = vec![FIRST; 2];
             let in_flight = vec![Claimed::InFlight; 2];
             let one_each = [[first.clone(), in_flight.clone()], [in_flight, first]];
             assert!(one_each.iter().any(|expected| replies == *expected), "{replies:?}");
@@ -165,25 +170,25 @@ fn completion_survives_a_takeover_that_fails() {
 
 #[test]
 fn released_on_arrival_claim_leaves_the_key_to_one_other() {
-    fn each(table: &Table, thread: u8) -> Recorded {
-        let (keys, mine) = ([key("a")], terms(thread));
-        let recorded = table.record(&keys, &mine).unwrap()[0];
+    fn each(table: &Table, thread: u8) -> Claimed {
+        let (keys, mine) = ([key("a")], on_claim(thread));
+        let claimed = table.claim(&keys, &mine).unwrap().remove(0);
         if thread == 1 {
             // A caller that gives up releases what it may have claimed.
-            table.unrecord(&keys, &mine).unwrap();
+            table.release(&keys, &mine).unwrap();
         }
-        recorded
+        claimed
     }
     explore(
         3,
         || table(1),
         each,
         |table, replies| {
-            let others = replies[1..].iter().filter(|reply| **reply == Recorded::First).count();
+            let others = replies[1..].iter().filter(|reply| **reply == FIRST).count();
             assert!(others <= 1, "{replies:?}");
             // The key is complete only if one of the others claimed it.
             assert_eq!(is_complete(table, &key("a")), others == 1, "{replies:?}");
-            assert!(others == 1 || replies[0] == Recorded::First, "{replies:?}");
+            assert!(others == 1 || replies[0] == FIRST, "{replies:?}");
         },
     );
 }
@@ -193,19 +198,19 @@ fn live_lease_is_not_purged_evicted_or_forgotten() {
     fn full() -> Arc<Table> {
         let mut table = Table::new(2, KeyHasher::new(SECRET));
         table.at_capacity = AtCapacity::EvictOldest;
-        table.record(&[key("old")], &terms(0)).unwrap();
+        table.claim(&[key("old")], &on_claim(0)).unwrap();
         Arc::new(table)
     }
     fn each(table: &Table, thread: u8) {
         let keys = [key("a")];
         if thread == 1 {
-            assert_eq!(table.claim(&keys, &brief()).unwrap(), [Claimed::first(1, false)]);
+            assert_eq!(table.claim(&keys, &brief()).unwrap(), [FIRST]);
             assert_eq!(table.renew(&keys, &brief()).unwrap(), [Renewed::Held]);
             assert_eq!(table.complete(&keys, &brief()).unwrap(), [Completed::Held]);
             return;
         }
         for id in ["x", "y"] {
-            table.record(&[key(id)], &terms(thread)).unwrap();
+            table.claim(&[key(id)], &on_claim(thread)).unwrap();
         }
         if thread == 2 && table.forget(&keys[0]) == Forgotten::InFlight {
             table.purge(10);
@@ -227,7 +232,7 @@ fn renewal_during_a_purge_keeps_the_lease() {
         match thread {
             1 => table.renew(&keys, &mine).unwrap() == [Renewed::Held],
             2 => table.purge(1) == 0,
-            _ => table.claim(&keys, &mine).unwrap() == [Claimed::first(1, false)],
+            _ => table.claim(&keys, &mine).unwrap() == [FIRST],
         }
     }
     explore(3, lapsed, each, |table, replies| {

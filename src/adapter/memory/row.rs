@@ -9,7 +9,7 @@ use std::time::Duration;
 use siphasher::sip128::SipHasher13;
 
 use super::super::contract::{CallTerms, Seen, Token};
-use super::super::stored::StoredData;
+use super::super::stored::{Fetch, StoredData};
 use super::clock::after;
 use crate::key::DedupKey;
 
@@ -119,11 +119,12 @@ impl Row {
 
     /// Returns `true` if this token has claimed the key, and has neither completed nor released it.
     pub(super) fn is_claimed_by(&self, token: Token) -> bool {
-        !self.is_complete && self.token == Some(token)
+        !self.is_complete && self.is_by(token)
     }
 
-    pub(super) fn is_completed_by(&self, token: Token) -> bool {
-        self.is_complete && self.token == Some(token)
+    /// Returns `true` if this token holds the key or was the last to hold it before its completion.
+    pub(super) fn is_by(&self, token: Token) -> bool {
+        self.token == Some(token)
     }
 
     /// Returns the time from which the row can be purged: a lease may outlive the retention.
@@ -132,8 +133,10 @@ impl Row {
         if leased { self.expires_at.max(self.ends_at) } else { self.expires_at }
     }
 
-    pub(super) fn seen(&self, now: u64) -> Seen {
-        Seen::new(Duration::from_millis(now.saturating_sub(self.first_seen_at)))
+    pub(super) fn seen(&self, now: u64, fetch: Fetch) -> Seen {
+        let mut seen = Seen::new(Duration::from_millis(now.saturating_sub(self.first_seen_at)));
+        seen.stored = StoredData::fetched(self.stored.as_ref(), fetch);
+        seen
     }
 }
 
@@ -179,8 +182,8 @@ mod tests {
 
     #[test]
     fn lease_is_due_after_both_the_lease_and_the_retention() {
-        let terms = CallTerms::new(Token::random(), Duration::from_millis(4));
-        let terms = terms.with_lease(Duration::from_millis(7));
+        let (retention, lease) = (Duration::from_millis(4), Duration::from_millis(7));
+        let terms = CallTerms::on_completion(Token::random(), retention, lease);
         let leased = || Row::leased(Fingerprint([0; 2]), &terms, 3);
         assert_eq!((leased().expires_at, leased().due()), (7, 10));
         assert_eq!(leased().state(9), RowState::Leased);

@@ -12,10 +12,9 @@ use super::row::{Fingerprint, KeyHasher, Row, RowState};
 use super::shard::{MAX_SHARD_KEYS, Shard};
 use super::sync::{Mutex, MutexGuard};
 use crate::adapter::contract::{
-    CallTerms, Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Recorded, Released,
+    CallTerms, Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Permanence, Released,
     Renewed,
 };
-use crate::adapter::stored::{Fetch, StoredData};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -119,60 +118,27 @@ impl Table {
         self.shards.len()
     }
 
-    pub(super) fn record(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Recorded>, Error> {
-        self.each(keys, terms, Missing::Insert, |cursor| {
-            let now = cursor.now;
-            if let Some(row) = cursor.row() {
-                match row.state(now) {
-                    RowState::Complete if row.is_completed_by(terms.token()) => {
-                        return Recorded::First;
-                    }
-                    RowState::Complete => return Recorded::Duplicate(row.seen(now)),
-                    RowState::Leased => return Recorded::InFlight,
-                    RowState::Lapsed | RowState::Released | RowState::Expired => {}
-                }
-            }
-            let mut row = cursor.new_row();
-            row.complete(cursor.key, terms, now);
-            cursor.put(row);
-            Recorded::First
-        })
-    }
-
-    pub(super) fn unrecord(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Released>, Error> {
-        self.each(keys, terms, Missing::Ignore, |cursor| {
-            if !cursor.row().is_some_and(|row| row.is_completed_by(terms.token())) {
-                return Released::NotHeld;
-            }
-            cursor.remove();
-            Released::Released
-        })
-    }
-
     pub(super) fn claim(
         &self,
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
+        let on_claim = terms.permanence() == Permanence::OnClaim;
         self.each(keys, terms, Missing::Insert, |cursor| {
-            let now = cursor.now;
+            let (key, now) = (cursor.key, cursor.now);
             let mut row = cursor.new_row();
             if let Some(old) = cursor.row() {
                 match old.state(now) {
-                    _ if old.is_claimed_by(terms.token()) => {
+                    RowState::Complete if on_claim && old.is_by(terms.token()) => {
+                        // A completion without a claim has counted no attempt.
+                        return Claimed::first(old.attempts.max(1), old.takeover);
+                    }
+                    RowState::Complete => return Claimed::Duplicate(old.seen(now, terms.fetch())),
+                    _ if !on_claim && old.is_claimed_by(terms.token()) => {
                         row.attempts = old.attempts;
                         row.takeover = old.takeover;
                         row.first_seen_at = old.first_seen_at;
                     }
-                    RowState::Complete => return Claimed::Duplicate(old.seen(now)),
                     RowState::Leased => return Claimed::InFlight,
                     state @ (RowState::Lapsed | RowState::Released) => {
                         row.attempts = old.attempts.saturating_add(1);
@@ -181,6 +147,9 @@ impl Table {
                     }
                     RowState::Expired => {}
                 }
+            }
+            if on_claim {
+                row.complete(key, terms, now);
             }
             let first = Claimed::first(row.attempts, row.takeover);
             cursor.put(row);
@@ -221,7 +190,7 @@ impl Table {
                 cursor.put(row);
                 return Completed::Inserted;
             };
-            let held = row.token == Some(terms.token());
+            let held = row.is_by(terms.token());
             if !row.is_complete {
                 cursor.update(|row| row.complete(key, terms, now));
             }
@@ -234,26 +203,19 @@ impl Table {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Released>, Error> {
+        let on_claim = terms.permanence() == Permanence::OnClaim;
         self.each(keys, terms, Missing::Ignore, |cursor| {
-            if !cursor.row().is_some_and(|row| row.is_claimed_by(terms.token())) {
+            let is_held = |row: &Row| row.is_complete == on_claim && row.is_by(terms.token());
+            if !cursor.row().is_some_and(is_held) {
                 return Released::NotHeld;
             }
-            cursor.update(|row| row.token = None);
+            if on_claim {
+                cursor.remove();
+            } else {
+                cursor.update(|row| row.token = None);
+            }
             Released::Released
         })
-    }
-
-    pub(super) fn recall(&self, keys: &[DedupKey], fetch: Fetch) -> Vec<Option<StoredData>> {
-        let recalled = keys.iter().map(|key| {
-            self.look(key, |row, now| {
-                let is_complete = row.state(now) == RowState::Complete;
-                let stored =
-                    is_complete.then(|| row.stored.as_deref().cloned().unwrap_or_default())?;
-                let digest = fetch == Fetch::Digest;
-                Some(if digest { StoredData { response: None, ..stored } } else { stored })
-            })
-        });
-        recalled.collect()
     }
 
     pub(super) fn get(&self, key: &DedupKey) -> Option<Entry> {
