@@ -7,7 +7,9 @@ use http::Extensions;
 use sqlx::Database;
 
 use super::super::call::bounded;
-use super::super::contract::{Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger};
+use super::super::contract::{
+    Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger, Sealed,
+};
 use super::super::pending::{Pending, PendingGuard};
 use super::super::resolve::{KeyState, flatten, resolve, states};
 use super::lend::{LendSlot, TxHandle};
@@ -38,6 +40,8 @@ impl<DB: Database> fmt::Debug for Transactional<DB> {
         f.debug_struct("Transactional").finish_non_exhaustive()
     }
 }
+
+impl<DB: Database> Sealed for Transactional<DB> {}
 
 impl<DB: Database> Ledger for Transactional<DB> {
     type Claim = TransactionClaim<DB>;
