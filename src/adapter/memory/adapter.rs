@@ -21,9 +21,11 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 ///
 /// Not `Clone`: share the adapter in an [`Arc`](std::sync::Arc), which is an adapter too.
 ///
-/// The clock is monotonic. In tests it follows [`tokio::time::pause`] and
-/// [`tokio::time::advance`] on the threads of the paused runtime, so leases lapse and keys expire
-/// with paused time; see also [`advance`](Self::advance).
+/// # Time in tests
+///
+/// The clock is monotonic, and follows `tokio::time::pause` and `tokio::time::advance` on the
+/// threads of the paused runtime: leases lapse and keys expire with paused time. Threads without a
+/// runtime use real time. [`advance`](Self::advance) works with and without paused time.
 ///
 /// # Example
 ///

@@ -15,9 +15,9 @@ const YEAR: Duration = Duration::from_secs(365 * 86_400);
 /// 1. The clock is monotonic, so a change of the wall clock expires no key and ends no lease. It
 ///    goes back only if a test calls [`set_back`](Self::set_back).
 /// 2. It reads [`tokio::time::Instant::now`]. Without tokio's feature `test-util` that is the
-///    standard library's clock, inside and outside of a runtime. With the feature it follows
-///    [`tokio::time::pause`] on the threads of the paused runtime; other threads still read real
-///    time, so a test with paused time must use the adapter on its own runtime only.
+///    standard library's clock, with and without a runtime. With the feature it follows
+///    `tokio::time::pause` on the threads of the paused runtime. Other threads still read real time,
+///    so a test with paused time must use the adapter on its own runtime only.
 pub(super) struct Clock {
     start: Instant,
     offset_ms: AtomicU64,

@@ -7,8 +7,8 @@
 //!    than four fifths; evicted keys are counted, and logged with their age.
 //! 3. A live lease is never evicted, purged or expired.
 //! 4. The keys of one call are claimed in one atomic step.
-//! 5. The clock is monotonic and follows [`tokio::time::pause`] and [`tokio::time::advance`], so
-//!    leases and retention run on the paused time of a test.
+//! 5. The clock is monotonic and follows `tokio::time::pause` and `tokio::time::advance`, so leases
+//!    and retention run on the paused time of a test.
 //!
 //! # Structure
 //!
@@ -35,12 +35,8 @@ mod pressure;
 mod races;
 mod row;
 mod shard;
+mod sync;
 mod table;
-
-/// The mutex of a shard. The model in `races` replaces it with one whose schedule it explores.
-mod sync {
-    pub(super) use std::sync::{Mutex, MutexGuard};
-}
 
 pub use adapter::MemoryAdapter;
 pub use table::AtCapacity;
