@@ -1,18 +1,18 @@
 //! What the memory adapter costs a new key, in time and bytes, beside `moka` doing the same.
 //!
-//! 1. The same work: an atomic "first or not" under a text that names the event, a token and a
-//!    retention of its own, for 1,000,000 keys. Of moka that is the entry API of a cache whose
-//!    entries bring their own time to live; a plain `insert`, which tells nobody who was first, is
+//! 1. Both do the same work: an atomic "first or not" under a text that names the event, with a token
+//!    and a retention of its own, for 1,000,000 keys. For moka that is the entry API of a cache whose
+//!    entries have their own time to live. A plain `insert`, which does not return who was first, is
 //!    measured as well.
-//! 2. In turn, 100,000 keys at a time, so that a machine whose speed drifts slows both. Making keys,
-//!    tokens and call_terms is part of neither, but happens just before, as it does in a server. Time
-//!    counts from the empty store on, growth included, in one thread; it is that thread's time on a
-//!    processor, so that what else the machine does counts for little.
-//! 3. Bytes are those the allocator was asked for, less those given back, in a run of their own:
-//!    while time is measured they are not counted.
+//! 2. They take turns of 100,000 keys, so that a machine whose speed drifts slows both. Making keys,
+//!    tokens and terms is not measured, but happens just before, as in a server. Time counts from
+//!    the empty store on, growth included. It is the CPU time of one thread, so that other processes
+//!    count for little.
+//! 3. Bytes are allocated less freed bytes, in a run of their own: they are not counted while time is
+//!    measured.
 //!
-//! The binary that includes this file gets the counting allocator of `allocation-counter`. Where it
-//! does not count it still asks whether to, some two nanoseconds for each allocation.
+//! The binary that includes this file gets the counting allocator of `allocation-counter`. Where that
+//! does not count, it still costs about two nanoseconds for each allocation.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -26,31 +26,32 @@ use tower_dedup::adapter::{
     CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
 
-/// So many of one, then as many of the other.
+/// How many keys one of them gets before the other's turn.
 const TURN: usize = 100_000;
-/// So many are made before they are recorded.
+/// How many keys are made before they are claimed.
 const BLOCK: usize = 200;
+const FIRST: Claimed = Claimed::first(1, false);
 const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 const LEASE: Duration = Duration::from_secs(60);
 
-/// How long this thread has been running.
+/// Returns the CPU time of this thread.
 fn clock() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).expect("a time after its beginning")
 }
 
-/// Every result by its name: nanoseconds, bytes, counts and ratios, as the names say.
+/// Returns every result by its name: nanoseconds, bytes, counts and ratios, as the names say.
 pub(crate) fn measure(keys: usize) -> Vec<(String, f64)> {
     let mut results = Vec::new();
     let mut add = |name: &str, value: f64| results.push((name.to_owned(), value));
 
-    let [record, turnover, entry, insert] = not_counted(|| of_records(keys));
-    add("memory_insert_ns", record);
+    let [claim, turnover, entry, insert] = not_counted(|| of_claims(keys));
+    add("memory_insert_ns", claim);
     add("memory_turnover_ns", turnover);
     add("moka_entry_ns", entry);
     add("moka_insert_ns", insert);
-    add("memory_over_moka", entry / record);
-    add("memory_over_moka_insert", insert / record);
+    add("memory_over_moka", entry / claim);
+    add("memory_over_moka_insert", insert / claim);
 
     let [lease, moka] = not_counted(|| of_leases(keys));
     add("memory_lease_ns", lease);
@@ -73,7 +74,7 @@ pub(crate) fn measure(keys: usize) -> Vec<(String, f64)> {
 }
 
 fn adapter(keys: usize) -> MemoryAdapter {
-    // Shards are not filled alike: at its very capacity a store has begun to refuse.
+    // Shards fill unevenly: at its capacity an adapter has begun to refuse keys.
     MemoryAdapter::with_capacity(keys + keys / 10)
 }
 
@@ -86,20 +87,26 @@ fn key(number: usize) -> DedupKey {
     DedupKey::new("stripe", &id(number)).expect("a key")
 }
 
-fn terms() -> CallTerms {
+fn on_claim() -> CallTerms {
+    CallTerms::on_claim(Token::random(), RETENTION)
+}
+
+fn on_completion() -> CallTerms {
     CallTerms::on_completion(Token::random(), RETENTION, LEASE)
 }
 
+type Block = Vec<(DedupKey, CallTerms)>;
+
 /// The keys of a turn, block by block.
-fn blocks(start: usize) -> impl Iterator<Item = Vec<(DedupKey, CallTerms)>> {
-    (start..start + TURN).step_by(BLOCK).map(block)
+fn blocks(start: usize, terms: fn() -> CallTerms) -> impl Iterator<Item = Block> {
+    (start..start + TURN).step_by(BLOCK).map(move |start| block(start, terms))
 }
 
-fn block(start: usize) -> Vec<(DedupKey, CallTerms)> {
+fn block(start: usize, terms: fn() -> CallTerms) -> Block {
     (start..start + BLOCK).map(|number| (key(number), terms())).collect()
 }
 
-/// What moka keeps with a key: who recorded it, and for how long.
+/// The value of a key in moka: who claimed it, and for how long.
 #[derive(Clone)]
 struct Value {
     token: Token,
@@ -127,13 +134,11 @@ fn moka_block(start: usize) -> Vec<(String, Value)> {
     (start..start + BLOCK).map(|number| (format!("stripe:{}", id(number)), value())).collect()
 }
 
-fn record(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
+fn claim(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
     let start = clock();
     for (key, terms) in block {
-        let recorded = adapter
-            .claim(std::slice::from_ref(key), &CallTerms::on_claim(terms.token(), RETENTION))
-            .now_or_never();
-        assert_eq!(recorded.expect("no wait").expect("room"), [Claimed::first(1, false)]);
+        let claimed = adapter.claim(std::slice::from_ref(key), terms).now_or_never();
+        assert_eq!(claimed.expect("no wait").expect("room"), [FIRST]);
     }
     clock() - start
 }
@@ -143,7 +148,7 @@ fn lease(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
     for (key, terms) in block {
         let keys = std::slice::from_ref(key);
         let claimed = adapter.claim(keys, terms).now_or_never();
-        assert_eq!(claimed.expect("no wait").expect("room"), [Claimed::first(1, false)]);
+        assert_eq!(claimed.expect("no wait").expect("room"), [FIRST]);
         let completed = adapter.complete(keys, terms).now_or_never();
         assert_eq!(completed.expect("no wait").expect("room"), [Completed::Held]);
     }
@@ -179,41 +184,42 @@ fn per_key(total: Duration, keys: usize) -> f64 {
     total.as_secs_f64() * 1e9 / keys as f64
 }
 
-/// Record into an empty store, and into one whose keys have all expired; moka's entry and insert.
-fn of_records(keys: usize) -> [f64; 4] {
+/// Claims into an empty adapter, and into one whose keys have all expired; moka's entry and insert.
+fn of_claims(keys: usize) -> [f64; 4] {
     let (adapter, entered, inserted) = (adapter(keys), cache(keys), cache(keys));
     let mut times = [Duration::ZERO; 4];
     for start in (0..keys).step_by(TURN) {
-        times[0] += blocks(start).map(|block| record(&adapter, &block)).sum::<Duration>();
+        times[0] += blocks(start, on_claim).map(|block| claim(&adapter, &block)).sum::<Duration>();
         times[2] += moka_blocks(start).map(|block| enter(&entered, block)).sum::<Duration>();
         times[3] += moka_blocks(start).map(|block| insert(&inserted, block)).sum::<Duration>();
     }
     adapter.advance(RETENTION);
     for start in (keys..2 * keys).step_by(TURN) {
-        times[1] += blocks(start).map(|block| record(&adapter, &block)).sum::<Duration>();
+        times[1] += blocks(start, on_claim).map(|block| claim(&adapter, &block)).sum::<Duration>();
     }
     times.map(|time| per_key(time, keys))
 }
 
-/// Claim and complete; moka's entry and the insert that changes its value.
+/// Claims and completions; moka's entry, and the insert that changes its value.
 fn of_leases(keys: usize) -> [f64; 2] {
     let (adapter, cache) = (adapter(keys), cache(keys));
     let mut times = [Duration::ZERO; 2];
     for start in (0..keys).step_by(TURN) {
-        times[0] += blocks(start).map(|block| lease(&adapter, &block)).sum::<Duration>();
+        times[0] +=
+            blocks(start, on_completion).map(|block| lease(&adapter, &block)).sum::<Duration>();
         times[1] += moka_blocks(start).map(|block| enter_twice(&cache, block)).sum::<Duration>();
     }
     times.map(|time| per_key(time, keys))
 }
 
-/// Of three runs the shortest longest: whatever else the machine does only makes it longer.
+/// Returns the longest insertion of the best of three runs: other processes only make it longer.
 fn longest_insert(keys: usize) -> f64 {
     let longest = (0..3).map(|_| {
         let adapter = adapter(keys);
         let mut longest = Duration::ZERO;
         for start in (0..keys).step_by(BLOCK) {
-            for one in block(start).chunks(1) {
-                longest = longest.max(record(&adapter, one));
+            for one in block(start, on_claim).chunks(1) {
+                longest = longest.max(claim(&adapter, one));
             }
         }
         longest
@@ -224,7 +230,7 @@ fn longest_insert(keys: usize) -> f64 {
 fn filled(keys: usize) -> (MemoryAdapter, usize) {
     let adapter = adapter(keys);
     for start in (0..keys).step_by(BLOCK) {
-        record(&adapter, &block(start));
+        claim(&adapter, &block(start, on_claim));
     }
     let count = adapter.count().now_or_never().expect("no wait").expect("a count");
     (adapter, usize::try_from(count).expect("a count"))
@@ -258,9 +264,9 @@ fn not_counted<T>(run: impl FnOnce() -> T) -> T {
     result.expect("it was run")
 }
 
-/// How often a claim and a completion allocate, on the average over a store that grows.
+/// Returns how often a claim and a completion allocate, on average while the adapter grows.
 fn allocations() -> (f64, f64) {
-    let (adapter, block) = (adapter(TURN), blocks(0).flatten().collect::<Vec<_>>());
+    let (adapter, block) = (adapter(TURN), blocks(0, on_completion).flatten().collect::<Vec<_>>());
     let claims = allocation_counter::measure(|| {
         for (key, terms) in &block {
             drop(adapter.claim(std::slice::from_ref(key), terms).now_or_never());

@@ -61,7 +61,11 @@ impl World for Memory {
 /// How the adapters of a world batch: large batches, and batches that are soon full in several
 /// lanes; or not at all.
 pub(crate) fn batching(on: bool) -> [Batching; 2] {
-    if on { [Batching::new(), Batching::new().lanes(3).rows(3)] } else { [Batching::off(); 2] }
+    if on {
+        [Batching::new(), Batching::new().lanes(3).max_batch_keys(3)]
+    } else {
+        [Batching::off(); 2]
+    }
 }
 
 pub(crate) struct File {

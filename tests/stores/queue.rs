@@ -224,10 +224,10 @@ async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
 #[tokio::test]
 async fn what_waits_is_bounded_on_postgres() {
     let schema = Schema::fresh();
-    let adapter = postgres(&schema).await.batching(Batching::new().queue(8));
+    let adapter = postgres(&schema).await.batching(Batching::new().max_queued_keys(8));
     adapter.migrate().await.unwrap();
-    // The first is on its way, and eight wait.
-    overload(adapter, 9).await;
+    // No lane runs before all have asked, so eight wait.
+    overload(adapter, 8).await;
 }
 
 #[tokio::test]
@@ -235,9 +235,9 @@ async fn what_waits_is_bounded_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
     // Of what is looked up, eight wait as well.
-    let adapter = adapter.batching(Batching::new().queue(8));
+    let adapter = adapter.batching(Batching::new().max_queued_keys(8));
     adapter.migrate().await.unwrap();
-    // The first waits for its turn with the others.
+    // The same.
     overload(adapter, 8).await;
 }
 

@@ -27,7 +27,7 @@ fn one(id: &str) -> [DedupKey; 1] {
 }
 
 /// Room for eight rows that wait.
-const FEW: Batching = Batching::new().queue(8);
+const FEW: Batching = Batching::new().max_queued_keys(8);
 
 async fn postgres(schema: &Schema) -> PostgresAdapter {
     let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap().batching(FEW);

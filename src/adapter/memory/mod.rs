@@ -1,52 +1,42 @@
 //! [`MemoryAdapter`]: keys in this process, for tests, development and single-process services.
 //!
-//! 1. Nothing survives a restart, and no other process sees it: behind a load balancer with two
-//!    replicas every event can run twice.
-//! 2. It is bounded. At capacity a new key is refused with a typed error (the layer answers 503),
-//!    unless evicting the oldest finished key was chosen. A warning is logged when it becomes fuller
+//! 1. Nothing survives a restart, and no other process sees the keys. Behind a load balancer with
+//!    two replicas every event can run twice.
+//! 2. The adapter is bounded. At capacity it refuses a new key with a typed error (the layer answers
+//!    503), unless [`AtCapacity::EvictOldest`] was chosen. It logs a warning when it becomes fuller
 //!    than four fifths; evicted keys are counted, and logged with their age.
 //! 3. A live lease is never evicted, purged or expired.
-//! 4. The keys of one call are claimed in one step.
+//! 4. The keys of one call are claimed in one atomic step.
+//! 5. The clock is monotonic and follows `tokio::time::pause` and `tokio::time::advance`, so leases
+//!    and retention run on the paused time of a test.
 //!
-//! # How it is made
+//! # Structure
 //!
-//! 1. A key is stored as a fingerprint: 128 bits of `SipHash` under random bits of this adapter.
-//!    Two of a million keys share one with a probability of 1.5 in 10²⁷, two of a thousand million
-//!    with 1.5 in 10²¹; without the random bits nobody can construct two that do.
-//! 2. A complete key takes 48 bytes and its place in the index 5 to 11 more. What is in flight or
-//!    released, or keeps a payload's digest or a response, has a wider row beside the slot.
-//! 3. Keys are spread over shards of at most 6,144, each under its own lock, which is held for one
-//!    step and never across an `.await`. A call locks its shards in ascending order.
-//! 4. The keys of a shard are linked in the order of their expiry. Every new key clears away up to
-//!    two expired ones; nothing ever goes through the whole table.
-//! 5. A new key waits for one cache line of the index; the rest of an insertion is in lines that
-//!    the one before has just used.
-//! 6. Slots come in chunks that do not move, and the index of a shard grows by itself: no insertion
-//!    waits for more than a shard's index to be copied, 32 KiB.
-//! 7. A shard uses the slots of removed keys again, and gives its memory back when it is empty.
+//! 1. The table stores a fingerprint of each key: 128 bits of `SipHash` under random bits of this
+//!    adapter. Two of a million keys collide with a probability of 1.5 in 10²⁷. Without the random
+//!    bits nobody can construct a collision.
+//! 2. A shard holds at most 7,168 rows of 72 bytes, a `hashbrown` table that finds them, and a heap
+//!    of their due times. At 1,000,000 keys a key takes about 93 bytes.
+//! 3. Each shard has its own lock. A call holds it for one step, never across an `.await`, and
+//!    locks its shards in ascending order.
+//! 4. Every new key removes up to two expired keys of its shard. No call scans the whole table.
+//! 5. A shard reuses the rows of removed keys, and frees its memory when it is empty.
 //!
 //! # Why not a cache crate?
 //!
-//! A cache may drop an entry whenever it likes. Here a dropped entry is an event that runs twice.
-//!
-//! # Why not a timing wheel, or a heap?
-//!
-//! A wheel moves whole buckets of keys at once when time enters them, and does not know which key
-//! of a bucket is the oldest. A heap moves keys about at every removal. Retentions are few and time
-//! only goes forward, so lists that are appended to are sorted already.
+//! A cache may drop an entry at any time. Here a dropped entry is an event that runs twice.
 
+mod adapter;
 mod clock;
-mod fingerprint;
-mod index;
-mod lock;
-mod order;
+mod expiry;
 mod pressure;
 #[cfg(test)]
+#[allow(clippy::duplicate_mod, reason = "the model compiles the table over another mutex")]
 mod races;
 mod row;
 mod shard;
-mod slots;
-mod store;
+mod sync;
 mod table;
 
-pub use store::{AtCapacity, MemoryAdapter};
+pub use adapter::MemoryAdapter;
+pub use table::AtCapacity;

@@ -1,41 +1,45 @@
 //! Every schedule of a few threads over one table.
 //!
-//! The lock is one that hands control to a scheduler, which goes through all interleavings of the
-//! calls of two or three threads: between any two uses of a lock everybody else may come first.
+//! The table is compiled a second time, over a mutex that hands control to a scheduler. The
+//! scheduler explores all interleavings of the calls of two or three threads.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use shuttle::scheduler::DfsScheduler;
-use shuttle::sync::Mutex;
 use shuttle::{Config, Runner, thread};
 
-use super::super::contract::{
+use super::{clock, expiry, pressure, row, shard};
+use crate::adapter::contract::{
     CallTerms, Claimed, Completed, EntryState, Forgotten, Released, Renewed, Token,
 };
-use super::fingerprint::Keyed;
-use super::shard::{SHARD_KEYS, Shard};
-use super::store::AtCapacity;
-use super::table::Table;
 use crate::key::DedupKey;
+use row::KeyHasher;
+use table::{AtCapacity, Table};
 
-type Explored = Table<Mutex<Shard>>;
+#[path = "table.rs"]
+#[allow(dead_code, unreachable_pub, reason = "only the model uses this copy")]
+mod table;
+
+mod sync {
+    pub(super) use shuttle::sync::{Mutex, MutexGuard};
+}
 
 const LEASE: Duration = Duration::from_secs(10);
+const FIRST: Claimed = Claimed::first(1, false);
 
-/// The same shards in every schedule, or the schedules would not be the same.
-fn keyed() -> Keyed {
-    Keyed::new([7; 16], [3, 5, 7].map(|part| u128::MAX / part))
+/// The same in every schedule: keys have to be in the same shards.
+const SECRET: [u8; 16] = [7; 16];
+
+fn table(capacity: usize) -> Arc<Table> {
+    Arc::new(Table::new(capacity, KeyHasher::new(SECRET)))
 }
 
-fn table(capacity: usize) -> Arc<Explored> {
-    Arc::new(Table::new(capacity, keyed()))
-}
-
-/// A table of several shards, and a key in each of two of them.
-fn two_shards() -> (Arc<Explored>, [DedupKey; 2]) {
-    let table = table(4 * SHARD_KEYS);
-    let shard = |key: &DedupKey| table.shard_of(key);
+/// Returns a table of several shards, and a key in each of two of them.
+fn two_shards() -> (Arc<Table>, [DedupKey; 2]) {
+    let table = table(4_096);
+    let hasher = KeyHasher::new(SECRET);
+    let shard = |key: &DedupKey| hasher.fingerprint(key).shard(table.shards());
     let one = key("one");
     let other = (0..).map(|id| key(&id.to_string())).find(|key| shard(key) != shard(&one));
     let mut keys = [one, other.unwrap()];
@@ -51,19 +55,22 @@ fn terms(token: u8) -> CallTerms {
     CallTerms::on_completion(Token::from([token; 16]), Duration::from_secs(100), LEASE)
 }
 
-fn complete_at_once(token: u8) -> CallTerms {
+fn on_claim(token: u8) -> CallTerms {
     CallTerms::on_claim(Token::from([token; 16]), Duration::from_secs(100))
 }
 
-const FIRST: Claimed = Claimed::first(1, false);
+/// The terms of token 1, whose retention ends at once.
+fn brief() -> CallTerms {
+    CallTerms::on_completion(Token::from([1; 16]), Duration::ZERO, LEASE)
+}
 
-/// Runs `each` as the threads 1 to `threads`, in every order of their steps, and hands `check`
-/// what they answered.
+/// Runs `each` as the threads 1 to `threads`, in every order of their steps, and passes the results
+/// to `check`.
 fn explore<T: Send + 'static>(
     threads: u8,
-    table: fn() -> Arc<Explored>,
-    each: fn(&Explored, u8) -> T,
-    check: fn(&Explored, Vec<T>),
+    table: fn() -> Arc<Table>,
+    each: fn(&Table, u8) -> T,
+    check: fn(&Table, Vec<T>),
 ) {
     let run = move || {
         let table = table();
@@ -73,7 +80,7 @@ fn explore<T: Send + 'static>(
                 thread::spawn(move || each(&table, thread))
             })
             .collect();
-        // A thread that only waits is one more to schedule.
+        // A main thread that only waits would be one more to schedule.
         let own = each(&table, threads);
         let joined = others.into_iter().map(|thread| thread.join().unwrap());
         check(&table, joined.chain([own]).collect());
@@ -83,20 +90,20 @@ fn explore<T: Send + 'static>(
     assert!(schedules > 1, "nothing was explored");
 }
 
-fn is_complete(table: &Explored, key: &DedupKey) -> bool {
+fn is_complete(table: &Table, key: &DedupKey) -> bool {
     let entry = table.get(key);
     entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
 }
 
 #[test]
-fn one_of_three_callers_is_first() {
-    fn each(table: &Explored, thread: u8) -> bool {
+fn three_callers_have_one_first() {
+    fn each(table: &Table, thread: u8) -> bool {
         let keys = [key("a")];
         if thread == 3 {
-            return table.claim(&keys, &complete_at_once(thread)).unwrap() == [FIRST];
+            return table.claim(&keys, &on_claim(thread)).unwrap() == [FIRST];
         }
         let claimed = table.claim(&keys, &terms(thread)).unwrap();
-        if claimed != [Claimed::first(1, false)] {
+        if claimed != [FIRST] {
             return false;
         }
         assert_eq!(table.complete(&keys, &terms(thread)).unwrap(), [Completed::Held]);
@@ -115,8 +122,8 @@ fn one_of_three_callers_is_first() {
 }
 
 #[test]
-fn sets_that_overlap_are_claimed_in_one_step_whatever_their_order() {
-    fn each(table: &Explored, thread: u8) -> Vec<Claimed> {
+fn overlapping_calls_are_atomic_whatever_the_order_of_their_keys() {
+    fn each(table: &Table, thread: u8) -> Vec<Claimed> {
         let (_, mut keys) = two_shards();
         if thread == 2 {
             keys.reverse();
@@ -127,24 +134,24 @@ fn sets_that_overlap_are_claimed_in_one_step_whatever_their_order() {
         2,
         || two_shards().0,
         each,
-        |_, answers| {
-            let first = vec![Claimed::first(1, false); 2];
+        |_, replies| {
+            let first = vec![FIRST; 2];
             let in_flight = vec![Claimed::InFlight; 2];
             let one_each = [[first.clone(), in_flight.clone()], [in_flight, first]];
-            assert!(one_each.iter().any(|expected| answers == *expected), "{answers:?}");
+            assert!(one_each.iter().any(|expected| replies == *expected), "{replies:?}");
         },
     );
 }
 
 #[test]
-fn a_completion_is_never_lost_to_a_takeover_that_fails() {
-    fn lapsed() -> Arc<Explored> {
+fn completion_survives_a_takeover_that_fails() {
+    fn lapsed() -> Arc<Table> {
         let table = table(1);
         table.claim(&[key("a")], &terms(1)).unwrap();
         table.clock.advance(LEASE);
         table
     }
-    fn each(table: &Explored, thread: u8) {
+    fn each(table: &Table, thread: u8) {
         let (keys, mine) = ([key("a")], terms(thread));
         if thread == 1 {
             let completed = table.complete(&keys, &mine).unwrap();
@@ -153,7 +160,7 @@ fn a_completion_is_never_lost_to_a_takeover_that_fails() {
         }
         if let [Claimed::First { takeover, .. }] = table.claim(&keys, &mine).unwrap()[..] {
             assert!(takeover);
-            // Unless it was completed meanwhile.
+            // The release fails only if the key was completed meanwhile.
             let released = table.release(&keys, &mine).unwrap();
             assert!(released == [Released::Released] || is_complete(table, &keys[0]));
         }
@@ -162,12 +169,12 @@ fn a_completion_is_never_lost_to_a_takeover_that_fails() {
 }
 
 #[test]
-fn an_undone_record_leaves_the_key_to_one_other() {
-    fn each(table: &Explored, thread: u8) -> Claimed {
-        let (keys, mine) = ([key("a")], complete_at_once(thread));
+fn released_on_arrival_claim_leaves_the_key_to_one_other() {
+    fn each(table: &Table, thread: u8) -> Claimed {
+        let (keys, mine) = ([key("a")], on_claim(thread));
         let claimed = table.claim(&keys, &mine).unwrap().remove(0);
         if thread == 1 {
-            // A caller that gives up undoes what it may have done.
+            // A caller that gives up releases what it may have claimed.
             table.release(&keys, &mine).unwrap();
         }
         claimed
@@ -176,36 +183,34 @@ fn an_undone_record_leaves_the_key_to_one_other() {
         3,
         || table(1),
         each,
-        |table, answers| {
-            let others = answers[1..].iter().filter(|answer| **answer == FIRST).count();
-            assert!(others <= 1, "{answers:?}");
-            // Nobody is told "duplicate" of a key that nobody but the first ever recorded.
-            assert_eq!(is_complete(table, &key("a")), others == 1, "{answers:?}");
-            assert!(others == 1 || answers[0] == FIRST, "{answers:?}");
+        |table, replies| {
+            let others = replies[1..].iter().filter(|reply| **reply == FIRST).count();
+            assert!(others <= 1, "{replies:?}");
+            // The key is complete only if one of the others claimed it.
+            assert_eq!(is_complete(table, &key("a")), others == 1, "{replies:?}");
+            assert!(others == 1 || replies[0] == FIRST, "{replies:?}");
         },
     );
 }
 
 #[test]
-fn a_live_lease_is_neither_purged_nor_evicted_nor_forgotten() {
-    fn full() -> Arc<Explored> {
-        let mut table = Table::new(2, keyed());
+fn live_lease_is_not_purged_evicted_or_forgotten() {
+    fn full() -> Arc<Table> {
+        let mut table = Table::new(2, KeyHasher::new(SECRET));
         table.at_capacity = AtCapacity::EvictOldest;
-        table.claim(&[key("old")], &complete_at_once(0)).unwrap();
+        table.claim(&[key("old")], &on_claim(0)).unwrap();
         Arc::new(table)
     }
-    fn each(table: &Explored, thread: u8) {
+    fn each(table: &Table, thread: u8) {
         let keys = [key("a")];
         if thread == 1 {
-            // It outlives its retention, which is over at once.
-            let brief = CallTerms::on_completion(Token::from([1; 16]), Duration::ZERO, LEASE);
-            assert_eq!(table.claim(&keys, &brief).unwrap(), [Claimed::first(1, false)]);
-            assert_eq!(table.renew(&keys, &brief).unwrap(), [Renewed::Held]);
-            assert_eq!(table.complete(&keys, &brief).unwrap(), [Completed::Held]);
+            assert_eq!(table.claim(&keys, &brief()).unwrap(), [FIRST]);
+            assert_eq!(table.renew(&keys, &brief()).unwrap(), [Renewed::Held]);
+            assert_eq!(table.complete(&keys, &brief()).unwrap(), [Completed::Held]);
             return;
         }
         for id in ["x", "y"] {
-            table.claim(&[key(id)], &complete_at_once(thread)).unwrap();
+            table.claim(&[key(id)], &on_claim(thread)).unwrap();
         }
         if thread == 2 && table.forget(&keys[0]) == Forgotten::InFlight {
             table.purge(10);
@@ -215,25 +220,24 @@ fn a_live_lease_is_neither_purged_nor_evicted_nor_forgotten() {
 }
 
 #[test]
-fn a_renewal_beside_a_purge_holds_the_lease() {
-    fn lapsed() -> Arc<Explored> {
+fn renewal_during_a_purge_keeps_the_lease() {
+    fn lapsed() -> Arc<Table> {
         let table = table(4);
-        let brief = CallTerms::on_completion(Token::from([1; 16]), Duration::ZERO, LEASE);
-        table.claim(&[key("a")], &brief).unwrap();
+        table.claim(&[key("a")], &brief()).unwrap();
         table.clock.advance(LEASE);
         table
     }
-    fn each(table: &Explored, thread: u8) -> bool {
+    fn each(table: &Table, thread: u8) -> bool {
         let (keys, mine) = ([key("a")], terms(thread));
         match thread {
             1 => table.renew(&keys, &mine).unwrap() == [Renewed::Held],
             2 => table.purge(1) == 0,
-            _ => table.claim(&keys, &mine).unwrap() == [Claimed::first(1, false)],
+            _ => table.claim(&keys, &mine).unwrap() == [FIRST],
         }
     }
-    explore(3, lapsed, each, |table, answers| {
+    explore(3, lapsed, each, |table, replies| {
         // Whoever came first has it.
-        assert_ne!(answers[0], answers[2], "{answers:?}");
+        assert_ne!(replies[0], replies[2], "{replies:?}");
         assert_eq!(table.claim(&[key("a")], &terms(9)).unwrap(), [Claimed::InFlight]);
         assert_eq!(table.count(), 1);
     });

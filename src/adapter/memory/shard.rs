@@ -1,72 +1,95 @@
-//! One shard of the table: an index by fingerprint, the rows, and in which order they expire.
+//! [`Shard`]: the rows under one lock, the index that finds them, and their expiry order.
 
-use super::fingerprint::Fingerprint;
-use super::index::Index;
-use super::order::{Linked, Order, Slot};
-use super::row::{Row, Standing};
-use super::slots::Slots;
-use crate::key::List;
+use hashbrown::HashTable;
+use slab::Slab;
+use smallvec::SmallVec;
 
-/// A shard is worth its own lock from this many keys on.
-pub(super) const SHARD_KEYS: usize = 1_024;
-/// And is split before it has more: as many as an index of 8,192 places takes, so that the index is
-/// full when the shard is.
-pub(super) const MOST_SHARD_KEYS: usize = 6_144;
+use super::clock::END;
+use super::expiry::{ExpiryOrder, Slot};
+use super::row::{Fingerprint, Row, RowState};
 
-#[derive(Default)]
+/// A shard has at most this many rows: as many as an index of 8,192 buckets takes.
+pub(super) const MAX_SHARD_KEYS: usize = 7_168;
+/// How many expired keys are removed for a new one. More than one, so that a store that is only
+/// written to stays clean without a purger.
+const PURGED_PER_INSERT: usize = 2;
+/// An empty shard keeps room for this many rows.
+const ROWS_KEPT: usize = 128;
+
 pub(super) struct Shard {
-    index: Index,
-    slots: Slots,
-    order: Order,
+    capacity: usize,
+    rows: Slab<Row>,
+    index: HashTable<Slot>,
+    expiry: ExpiryOrder,
+}
+
+/// What a call has to do before it adds keys to a shard.
+pub(super) struct Room {
+    pub(super) added: usize,
+    pub(super) evicted: Vec<Slot>,
 }
 
 impl Shard {
+    pub(super) fn new(capacity: usize) -> Self {
+        let (rows, index) = (Slab::new(), HashTable::new());
+        Self { capacity, rows, index, expiry: ExpiryOrder::default() }
+    }
+
     pub(super) fn len(&self) -> usize {
-        self.index.len()
+        self.rows.len()
     }
 
-    /// The slot of this key.
     pub(super) fn find(&self, fingerprint: Fingerprint) -> Option<Slot> {
-        self.index.find(fingerprint.hash(), |slot| self.slots.fingerprint(slot) == fingerprint)
+        let is_same = |slot: &Slot| self.row(*slot).fingerprint == fingerprint;
+        self.index.find(fingerprint.hash(), is_same).copied()
     }
 
-    pub(super) fn row(&self, slot: Slot) -> Row {
-        self.slots.row(slot)
+    pub(super) fn row(&self, slot: Slot) -> &Row {
+        &self.rows[usize::from(slot)]
     }
 
-    pub(super) fn insert(&mut self, fingerprint: Fingerprint, row: Row) {
-        let due = row.due();
-        let slot = self.slots.add(fingerprint, row);
-        self.order.insert(&mut self.slots, slot, due);
-        self.index.insert(fingerprint.hash(), slot);
-    }
-
-    pub(super) fn set(&mut self, slot: Slot, row: Row) {
-        let due = row.due();
-        if due == self.slots.due(slot) {
-            self.slots.set(slot, row);
-            return;
+    /// Inserts a row whose key is not in the shard. [`room_for`](Self::room_for) has made room.
+    pub(super) fn insert(&mut self, row: Row) {
+        let hash = row.fingerprint.hash();
+        let len = self.rows.len();
+        if len == self.rows.capacity() {
+            // Doubled, but not beyond the capacity of the shard.
+            let more = len.max(8).min(self.capacity.saturating_sub(len));
+            self.rows.reserve_exact(more);
+            self.expiry.reserve(more);
         }
-        self.order.remove(&mut self.slots, slot);
-        self.slots.set(slot, row);
-        self.order.insert(&mut self.slots, slot, due);
+        // A shard has fewer rows than `Slot` has values.
+        let slot = Slot::try_from(self.rows.insert(row)).unwrap_or(Slot::MAX);
+        self.expiry.push(&self.rows, slot);
+        let rows = &self.rows;
+        self.index.insert_unique(hash, slot, |slot| rows[usize::from(*slot)].fingerprint.hash());
+    }
+
+    pub(super) fn update<T>(&mut self, slot: Slot, change: impl FnOnce(&mut Row) -> T) -> T {
+        let row = &mut self.rows[usize::from(slot)];
+        let due = row.due();
+        let changed = change(row);
+        if row.due() != due {
+            self.expiry.push(&self.rows, slot);
+        }
+        changed
     }
 
     pub(super) fn remove(&mut self, slot: Slot) {
-        self.index.remove(self.slots.fingerprint(slot).hash(), slot);
-        self.order.remove(&mut self.slots, slot);
-        self.slots.remove(slot);
-        if self.len() == 0 {
-            self.slots.clear();
-            self.index = Index::default();
+        let row = self.rows.remove(slot.into());
+        if let Ok(entry) = self.index.find_entry(row.fingerprint.hash(), |other| *other == slot) {
+            entry.remove();
+        }
+        if self.rows.is_empty() && self.rows.capacity() > ROWS_KEPT {
+            *self = Self::new(self.capacity);
         }
     }
 
-    /// Removes up to `limit` expired keys.
-    pub(super) fn purge(&mut self, limit: u32, now: u64) -> u32 {
+    /// Removes up to `limit` rows that are due by `until`, and returns how many.
+    pub(super) fn purge(&mut self, limit: usize, until: u64) -> usize {
         let mut purged = 0;
         while purged < limit
-            && let Some(slot) = self.order.next(now)
+            && let Some(slot) = self.expiry.pop(&self.rows, until)
         {
             self.remove(slot);
             purged += 1;
@@ -74,29 +97,50 @@ impl Shard {
         purged
     }
 
-    /// The keys nearest to their expiry that no handler is running, but for some sorted ones:
-    /// `count` of them, or fewer if there are no more.
-    pub(super) fn oldest(&self, count: usize, now: u64, spared: &[Slot]) -> List<Slot> {
-        let evictable = |slot: &Slot| {
-            spared.binary_search(slot).is_err()
-                && self.slots.row(*slot).standing(now) != Standing::Leased
+    /// Removes some expired rows, then returns what it takes to add those of these keys that are
+    /// missing; `None` if they have no room.
+    ///
+    /// A live lease is not evicted, nor is one of these keys.
+    pub(super) fn room_for(
+        &mut self,
+        keys: &[(usize, Fingerprint)],
+        may_evict: bool,
+        now: u64,
+    ) -> Option<Room> {
+        let present = |shard: &Self| -> SmallVec<[Slot; 4]> {
+            keys.iter().filter_map(|(_, fingerprint)| shard.find(*fingerprint)).collect()
         };
-        // Of one, it is mostly the first.
-        if count == 1
-            && let Some(first) = self.order.next(u64::MAX).filter(evictable)
-        {
-            return List::from([first]);
+        let mut spared = present(self);
+        let missing = keys.len() - spared.len();
+        if missing > 0 && self.purge(missing.saturating_mul(PURGED_PER_INSERT), now) > 0 {
+            // The purge may have removed some of these keys.
+            spared = present(self);
         }
-        self.order.iter(&self.slots).filter(evictable).take(count).collect::<Vec<_>>().into()
-    }
-
-    #[cfg(test)]
-    pub(super) fn order(&self) -> &Order {
-        &self.order
-    }
-
-    #[cfg(test)]
-    pub(super) fn slots(&self) -> &Slots {
-        &self.slots
+        let added = keys.len() - spared.len();
+        let excess = (self.len() + added).saturating_sub(self.capacity);
+        if added == 0 || excess == 0 {
+            return Some(Room { added, evicted: Vec::new() });
+        }
+        if !may_evict {
+            return None;
+        }
+        spared.sort_unstable();
+        let rows = &self.rows;
+        let is_evictable = |slot: &Slot| {
+            let is_leased = rows[usize::from(*slot)].state(now) == RowState::Leased;
+            !is_leased && spared.binary_search(slot).is_err()
+        };
+        let (mut oldest, mut evicted) = (Vec::new(), Vec::new());
+        while evicted.len() < excess
+            && let Some(slot) = self.expiry.pop(rows, END)
+        {
+            oldest.push(slot);
+            evicted.extend(Some(slot).filter(&is_evictable));
+        }
+        // The call may still fail for another shard.
+        for slot in oldest {
+            self.expiry.push(rows, slot);
+        }
+        (evicted.len() == excess).then_some(Room { added, evicted })
     }
 }

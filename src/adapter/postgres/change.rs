@@ -20,8 +20,8 @@ use futures_util::future::BoxFuture;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::super::batch::Carry;
 use super::super::contract::{CallTerms, Claimed, Completed};
+use super::super::sql::queue::BatchExecutor;
 use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, PARTS, RowTerms, Rows, Taken, Told,
     completed, completed_before, open_places,
@@ -56,14 +56,14 @@ impl Inner {
     }
 }
 
-impl Carry<Call> for Inner {
-    type Turn = ();
+impl BatchExecutor<Call> for Inner {
+    type SendGuard = ();
 
-    async fn turn(&self) -> Result<(), Error> {
+    async fn send_guard(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    async fn carry(&self, (): (), batch: Vec<Call>) -> Vec<Result<Answers, Error>> {
+    async fn execute(&self, (): (), batch: Vec<Call>) -> Vec<Result<Answers, Error>> {
         sql::carry(&self.through(Source::Lane), &batch).await
     }
 }

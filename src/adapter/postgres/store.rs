@@ -10,11 +10,11 @@ use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
-use super::super::batch::{Batcher, Batching};
 use super::super::contract::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, Permanence, Released, Renewed,
     StoreFuture,
 };
+use super::super::sql::queue::{Batcher, Batching};
 use super::super::sql::{
     Answer, Call, Database, Identifier, Kind, Purging, Recorded, Stored, after_claim, attach,
     duplicates,

@@ -12,8 +12,8 @@
 use std::collections::VecDeque;
 use std::future::Future;
 
-use super::super::batch::Ask;
 use super::super::contract::{CallTerms, Claimed, Completed, Released, Renewed};
+use super::queue::BatchItem;
 use super::rows::{Grant, Recorded, Stored, released, renewed};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -106,19 +106,19 @@ macro_rules! answer {
 
 answer!(Claimed, Recorded, Renewed, Completed, Released);
 
-impl Ask for Call {
-    type Answer = Answers;
+impl BatchItem for Call {
+    type Reply = Answers;
 
-    fn goes_with(&self, other: &Self) -> bool {
+    fn can_join(&self, other: &Self) -> bool {
         let mixed = |call: &Self| call.mixes && matches!(call.kind, Kind::Claim | Kind::Complete);
         self.kind == other.kind || (mixed(self) && mixed(other))
     }
 
-    fn keys(&self) -> &[u64] {
+    fn key_hashes(&self) -> &[u64] {
         &self.numbers
     }
 
-    fn shares_keys(&self) -> bool {
+    fn allows_shared_keys(&self) -> bool {
         matches!(self.kind, Kind::Claim | Kind::Record)
     }
 }

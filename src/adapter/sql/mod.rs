@@ -6,6 +6,7 @@ use crate::error::{ConfigError, Error, ErrorKind};
 
 mod calls;
 mod purge;
+pub(super) mod queue;
 mod rows;
 mod stored;
 
@@ -15,6 +16,7 @@ pub(super) use calls::{
 #[cfg(feature = "postgres")]
 pub(super) use calls::{PARTS, Told, one_by_one};
 pub(super) use purge::{Portion, Purging, grace_ms};
+pub use queue::Batching;
 pub(super) use rows::{
     Grant, KeptRow, Recorded, Stored, at, completed, completed_before, open_places,
 };

@@ -15,8 +15,8 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
-use super::super::batch::{Ask, Batcher, Batching, Carry};
 use super::super::contract::Completed;
+use super::super::sql::queue::{BatchExecutor, BatchItem, Batcher, Batching};
 use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, RowTerms, Rows, Stored, Taken, completed,
     completed_before, open_places,
@@ -56,30 +56,30 @@ impl Look {
     }
 }
 
-impl Ask for Look {
-    type Answer = Vec<Option<Stored>>;
+impl BatchItem for Look {
+    type Reply = Vec<Option<Stored>>;
 
-    fn goes_with(&self, _: &Self) -> bool {
+    fn can_join(&self, _: &Self) -> bool {
         true
     }
 
-    fn keys(&self) -> &[u64] {
+    fn key_hashes(&self) -> &[u64] {
         &self.numbers
     }
 
-    fn shares_keys(&self) -> bool {
+    fn allows_shared_keys(&self) -> bool {
         true
     }
 }
 
-impl Carry<Look> for Inner {
-    type Turn = ();
+impl BatchExecutor<Look> for Inner {
+    type SendGuard = ();
 
-    async fn turn(&self) -> Result<(), Error> {
+    async fn send_guard(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    async fn carry(&self, (): (), batch: Vec<Look>) -> Vec<Result<Vec<Option<Stored>>, Error>> {
+    async fn execute(&self, (): (), batch: Vec<Look>) -> Vec<Result<Vec<Option<Stored>>, Error>> {
         let keys: Vec<DedupKey> = batch.iter().flat_map(|look| look.keys.clone()).collect();
         match self.read(&keys).await {
             Ok(stored) => {
@@ -118,7 +118,7 @@ impl Inner {
         let inner = Arc::clone(self);
         tokio::spawn(async move {
             let turn = tokio::select! {
-                turn = <Self as Carry<Call>>::turn(&inner) => turn,
+                turn = <Self as BatchExecutor<Call>>::send_guard(&inner) => turn,
                 () = reply.closed() => return,
             };
             let written = match turn {
@@ -137,20 +137,21 @@ impl Inner {
     }
 }
 
-impl Carry<Call> for Inner {
-    // The turn is that of all adapters on the file. A task is small beside a commit.
-    const LEADS: bool = false;
-
-    type Turn = OwnedMutexGuard<()>;
+impl BatchExecutor<Call> for Inner {
+    type SendGuard = OwnedMutexGuard<()>;
 
     /// Dropped while it waits, it has changed nothing.
-    async fn turn(&self) -> Result<Self::Turn, Error> {
+    async fn send_guard(&self) -> Result<Self::SendGuard, Error> {
         let turn = tokio::time::timeout(self.gate_timeout, Arc::clone(&self.turn).lock_owned());
         // Nothing was asked of the file.
         turn.await.map_err(|_| Error::new(ErrorKind::Refused, "waiting to write"))
     }
 
-    async fn carry(&self, turn: Self::Turn, batch: Vec<Call>) -> Vec<Result<Answers, Error>> {
+    async fn execute(
+        &self,
+        turn: Self::SendGuard,
+        batch: Vec<Call>,
+    ) -> Vec<Result<Answers, Error>> {
         sql::carry(&self.writing(turn), &batch).await
     }
 }

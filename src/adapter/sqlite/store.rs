@@ -15,11 +15,11 @@ use sqlx::sqlite::{
     SqlitePoolOptions, SqliteSynchronous,
 };
 
-use super::super::batch::Batching;
 use super::super::contract::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, Permanence, Released, Renewed,
     StoreFuture,
 };
+use super::super::sql::queue::Batching;
 use super::super::sql::{
     Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Purging, Recorded, Stored,
     StoredByKey, after_claim, at, attach, duplicates, open_places, stored_by_key,

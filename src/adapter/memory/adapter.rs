@@ -1,0 +1,171 @@
+//! [`MemoryAdapter`]: the table behind the traits.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use super::super::contract::{
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
+    Released, Renewed, StoreFuture,
+};
+use super::row::KeyHasher;
+use super::table::{AtCapacity, Table};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+const DEFAULT_CAPACITY: usize = 1_000_000;
+
+/// Stores keys in this process.
+///
+/// Not `Clone`: share the adapter in an [`Arc`](std::sync::Arc), which is an adapter too.
+///
+/// # Time in tests
+///
+/// The clock is monotonic, and follows `tokio::time::pause` and `tokio::time::advance` on the
+/// threads of the paused runtime: leases lapse and keys expire with paused time. Threads without a
+/// runtime use real time. [`advance`](Self::advance) works with and without paused time.
+///
+/// # Example
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use tower_dedup::DedupKey;
+/// use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, MemoryAdapter, Token};
+///
+/// let adapter = MemoryAdapter::with_capacity(10_000);
+/// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
+/// let (hour, lease) = (Duration::from_secs(3_600), Duration::from_secs(60));
+/// let mine = CallTerms::on_completion(Token::random(), hour, lease);
+/// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+///
+/// let theirs = CallTerms::on_completion(Token::random(), hour, lease);
+/// assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::InFlight]);
+/// # });
+/// ```
+pub struct MemoryAdapter {
+    table: Table,
+    closed: AtomicBool,
+}
+
+impl MemoryAdapter {
+    /// Creates an adapter for up to 1,000,000 keys.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_capacity(DEFAULT_CAPACITY)
+    }
+
+    /// Creates an adapter for up to `capacity` keys, at least one.
+    ///
+    /// From 2,048 keys on, a keyed hash spreads the keys over shards, each with its share of the
+    /// capacity. The first refusal may therefore come a few per cent early.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { table: Table::new(capacity, KeyHasher::random()), closed: AtomicBool::new(false) }
+    }
+
+    /// Sets what the adapter does with a new key when it is full. The default is to refuse it.
+    #[must_use]
+    pub fn at_capacity(mut self, at_capacity: AtCapacity) -> Self {
+        self.table.at_capacity = at_capacity;
+        self
+    }
+
+    /// Moves this adapter's clock forward, for tests: leases lapse and keys expire as if `by` had
+    /// passed.
+    pub fn advance(&self, by: Duration) {
+        self.table.clock.advance(by);
+    }
+
+    /// Sets this adapter's clock back, for tests of a store's clock that jumps. Leases and
+    /// retention last longer. All calls together set it back by one year at most.
+    pub fn set_back(&self, by: Duration) {
+        self.table.clock.set_back(by);
+    }
+
+    fn table(&self) -> Result<&Table, Error> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+        }
+        Ok(&self.table)
+    }
+}
+
+impl Default for MemoryAdapter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryAdapter")
+            .field("shards", &self.table.shards())
+            .field("shard_capacity", &self.table.shard_capacity)
+            .field("at_capacity", &self.table.at_capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DedupAdapter for MemoryAdapter {
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move { self.table()?.claim(keys, terms) })
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(async move { self.table()?.release(keys, terms) })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        Box::pin(async move { self.table()?.renew(keys, terms) })
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(async move { self.table()?.complete(keys, terms) })
+    }
+}
+
+impl MaintenanceAdapter for MemoryAdapter {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        Box::pin(async move { Ok(self.table()?.purge(limit)) })
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        Box::pin(async move { Ok(self.table()?.forget(key)) })
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move { Ok(self.table()?.get(key)) })
+    }
+
+    fn count(&self) -> StoreFuture<'_, u64> {
+        Box::pin(async move { Ok(self.table()?.count()) })
+    }
+
+    /// Every later call fails. The keys stay in memory until the adapter is dropped.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.closed.store(true, Ordering::Release) })
+    }
+}
