@@ -1,5 +1,5 @@
-//! Batches in one transaction: what a handler marks as done is committed with its keys although the
-//! handler fails, and nothing else is.
+//! Multi-event deliveries in one transaction: the events that a handler marks as done are committed
+//! with their keys although the handler fails, and nothing else is committed.
 
 use std::future::pending;
 use std::process::Stdio;
@@ -47,7 +47,7 @@ in_a_transaction!(
     a_process_that_is_killed_leaves_nothing_of_what_was_done,
 );
 
-/// Free at once; no attempt more; and a takeover is still to be told of.
+/// The keys are free at once, no attempt is counted, and a takeover is still reported.
 async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
     let (mine, dead) = (terms(), terms().with_lease(Duration::ZERO));
     for _ in 0..2 {
@@ -73,8 +73,7 @@ async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
     assert_eq!(rig.effects.all().await, ids("done0 fresh lapsed released"));
 }
 
-/// What was written after the last mark is rolled back, whoever wrote it; what was written before
-/// it is kept with it.
+/// A write after the last savepoint is rolled back, whoever wrote it. A write before it is kept.
 async fn what_is_not_marked_is_not_kept(rig: Rig) {
     assert_eq!(rig.send("a:undone b:undone c:500").await, own(500));
     assert!(rig.effects.all().await.is_empty());
@@ -86,8 +85,8 @@ async fn what_is_not_marked_is_not_kept(rig: Rig) {
     assert_eq!(rig.send("c").await, layers(200, "duplicate"));
 }
 
-/// An error that is swallowed aborts a transaction of Postgres, and the handler knows nothing of
-/// it; on SQLite it undoes its own statement only.
+/// An error that the handler ignores aborts a transaction of Postgres, and the handler does not
+/// know. On SQLite the error undoes its own statement only.
 async fn a_transaction_that_its_handler_breaks_keeps_what_was_done_before(rig: Rig) {
     let aborts = matches!(rig.effects, Effects::Pg(_));
     let answered = rig.send("a b c:swallow").await;
@@ -100,7 +99,7 @@ async fn a_transaction_that_its_handler_breaks_keeps_what_was_done_before(rig: R
     assert_eq!((rig.news(), rig.effects.all().await), (ids("c"), ids("a b c")));
 }
 
-/// A raw COMMIT on Postgres is out of our hands but for the keys, which are not complete.
+/// The layer cannot undo a raw COMMIT on Postgres, but the keys are not complete.
 async fn a_transaction_that_its_handler_ends_keeps_nothing(rig: Rig) {
     for words in ["a x:rollback y:begin z:500", "a x:rollback", "a x:rollback y:500"] {
         let status = rig.send(words).await.0;
@@ -125,7 +124,7 @@ async fn a_savepoint_that_is_leaked_is_found_whatever_is_done(rig: Rig) {
         assert!(rig.effects.all().await.is_empty(), "{words}");
         assert_eq!(rig.store.count().await.unwrap(), 0, "{words}");
     }
-    // Those that are rolled back and those that are released are none.
+    // Events that are rolled back or released are not done.
     assert_eq!(rig.send("a f:fail b g:sql h:sql c").await, own(500));
     assert_eq!(rig.send("d f:undone e").await, own(200));
     assert_eq!(rig.effects.all().await, ids("a b c d e f"));
@@ -138,7 +137,7 @@ async fn a_commit_that_fails_keeps_nothing_and_the_retry_finds_out(rig: Rig) {
             "ALTER TABLE effects ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED",
             "ALTER TABLE effects DROP CONSTRAINT effects_id_key",
         ),
-        // What the last statement before COMMIT does not survive.
+        // The last statement before COMMIT fails.
         _ => (
             "CREATE TRIGGER refuses BEFORE UPDATE OF completed_at ON webhook_deliveries \
              BEGIN SELECT RAISE(ROLLBACK, 'no'); END",
@@ -152,7 +151,7 @@ async fn a_commit_that_fails_keeps_nothing_and_the_retry_finds_out(rig: Rig) {
     assert_eq!(rig.effects.all().await, ids("a"));
     assert_eq!(rig.store.count().await.unwrap(), 0);
     rig.effects.run(good).await;
-    // Postgres tells of the error before it lets go of the locks.
+    // Postgres reports the error before it releases the locks.
     rig.send_until_done("a b p").await;
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b p"), ids("a a b p")));
 }
@@ -167,7 +166,7 @@ async fn misuse_costs_no_connection(rig: Rig) {
         }
         assert_eq!(rig.send(&format!("{round}")).await, own(200), "after {round} rounds");
     }
-    // All of the pool's connections are there, and none is in a transaction.
+    // All connections of the pool work, and none is inside a transaction.
     for answer in join_all(["x", "y", "z"].map(|id| rig.send(id))).await {
         assert_eq!(answer, own(200));
     }
@@ -217,7 +216,8 @@ macro_rules! with_ledger {
     };
 }
 
-/// `done` is dropped at each of its awaits, and the handler fails at once, goes on, or succeeds.
+/// `mark_done` is dropped at each of its awaits, and the handler fails at once, goes on, or
+/// succeeds.
 async fn a_call_that_is_cut_off_keeps_both_or_neither(rig: Rig) {
     let mut cut = 0;
     for polls in 1..6 {
@@ -244,13 +244,13 @@ async fn cut_off<A: TransactionAdapter<Database: Sql>>(
     held.effect(a).await;
     assert!(held.mark_done(a).await);
     held.effect(b).await;
-    // What is still on its way is waited for first.
+    // The next statement waits for the one that is still running.
     drop(held.tx.begin().await.unwrap());
     let cut = polled(held.tx.mark_done(&dedup_key(b)), polls, again).await.is_none();
     held.effect(c).await;
     if end == "goes on" {
         assert!(held.mark_done(c).await);
-        // Of nobody, and after the last mark.
+        // This effect belongs to no event, and is written after the last savepoint.
         held.effect("nobody").await;
     }
     drop(held.tx);
@@ -266,13 +266,13 @@ async fn cut_off<A: TransactionAdapter<Database: Sql>>(
     }
     let must = match end {
         "succeeds" => vec![a, b, c],
-        // What was asked for and is under a later mark is done with that.
+        // An event that was asked for, and is under a later savepoint, is done with that one.
         "goes on" if !cut => vec![a, b, c],
         "fails" if !cut => vec![a, b],
         _ => vec![],
     };
     assert!(must.iter().all(|id| effects.iter().any(|effect| effect == id)), "{case}");
-    // Marks of Postgres are set as one.
+    // On Postgres each savepoint is set in one step.
     let kept = effects.iter().filter(|effect| effect.ends_with(&case)).count();
     assert!(kept >= 1 || matches!(rig.effects, Effects::Lite(_)), "{case}");
     assert_eq!(rig.send(&names.join(" ")).await.0, 200, "{case}");
@@ -282,8 +282,8 @@ async fn cut_off<A: TransactionAdapter<Database: Sql>>(
     cut
 }
 
-/// A handler that is dropped in the middle of a statement, which then fails: sqlx answers the next
-/// one with its error.
+/// A handler is dropped in the middle of a statement that then fails. sqlx returns that statement's
+/// error to the next one.
 async fn a_statement_that_nobody_waited_for_takes_nothing_along(rig: Rig) {
     for statements in 0..3 {
         with_ledger!(rig, hasty, statements);
@@ -315,7 +315,7 @@ async fn hasty<A: TransactionAdapter<Database: Sql>>(
 
 async fn a_claim_that_is_dropped_keeps_what_is_done(rig: Rig) {
     with_ledger!(rig, dropped);
-    // Its end is a task of its own.
+    // The delivery's end runs in a task of its own.
     rig.send_until_done("a b").await;
     assert_eq!((rig.news(), rig.effects.all().await), (ids("b"), ids("a b")));
 }
@@ -329,7 +329,7 @@ async fn dropped<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transac
     drop(held.claim);
 }
 
-/// Its one key is as an event of a batch.
+/// The one key of a `Deduplicator` run is like an event of a multi-event delivery.
 async fn a_worker_that_fails_is_done_if_it_says_so(rig: Rig) {
     with_ledger!(rig, works);
     assert_eq!(rig.effects.all().await, ids("a"));
@@ -372,7 +372,7 @@ async fn kept<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transactio
 const PLACE: &str = "TOWER_DEDUP_TEST_BATCH";
 const HALF: &str = "half-way";
 
-/// Not a test: a delivery that is half-way, when it is started as one.
+/// Not a test: a delivery that has run halfway, if this binary is started as one.
 #[test]
 fn half_way() {
     let Ok(place) = std::env::var(PLACE) else { return };
@@ -401,7 +401,7 @@ async fn stop_half_way<A: TransactionAdapter<Database: Sql>>(ledger: Transaction
     pending::<()>().await;
 }
 
-/// `kill -9`: what is done is durable when the delivery has ended, and not before.
+/// `kill -9`: done events are durable when the delivery has ended, and not before.
 async fn a_process_that_is_killed_leaves_nothing_of_what_was_done(rig: Rig) {
     rig.store.count().await.unwrap();
     let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
@@ -418,7 +418,7 @@ async fn a_process_that_is_killed_leaves_nothing_of_what_was_done(rig: Rig) {
     for id in ["a", "b", "c"] {
         assert_eq!(rig.state(id).await, None, "{id}");
     }
-    // The server has to notice.
+    // The server has to notice that the client is gone.
     rig.send_until_done("a b c").await;
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b c"), ids("a b c")));
 }

@@ -1,5 +1,5 @@
-//! Deliveries that meet on Postgres: duplicates of a slow one, claims and somebody's open
-//! transaction, settings of a role that make it harder, a role that may do little.
+//! Deliveries that meet on Postgres: duplicates of a slow delivery, claims beside a user's open
+//! transaction, settings of a role, a role with few privileges.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use crate::support::effects::{
 use crate::support::postgres::Server;
 use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
 
-/// 200 duplicates of a delivery that does not end, five connections, and another process that has
-/// some of the duplicates too: everything else goes on meanwhile.
+/// 200 duplicates of a delivery that does not end, on five connections, and another process with
+/// some of the duplicates: all other deliveries go on meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn duplicates_of_a_slow_delivery_hold_nobody_up() {
     let database = Database::fresh().await;
@@ -80,20 +80,20 @@ fn terms() -> CallTerms {
     CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
 }
 
-/// The row of a key, as somebody writes it who uses no adapter.
+/// Inserts the row of a key without an adapter.
 const INSERT: &str = "INSERT INTO webhook_deliveries \
     (key, namespace, id, attempts, takeover, first_seen_at, expires_at) SELECT \
     encode(substring(sha256(convert_to(E'test\\n' || $1, 'UTF8')) from 1 for 16), 'hex')::uuid, \
     'test', $1, 1, false, now(), now() + interval '1 day'";
 
-/// Nobody who claims or records waits for the transaction that holds this key, which does not end
-/// by itself: it is in flight, and the other keys of a set are granted.
+/// Asserts that a claim does not wait for the open transaction that holds this key: the key is in
+/// flight, and the other keys of a set are granted.
 async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
     let soon = async {
         let one = std::slice::from_ref(held);
         assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
         assert_eq!(adapter.record(one, &terms()).await.unwrap(), [Recorded::InFlight]);
-        // In the middle of a set, and so early and so late in the order of rows.
+        // In the middle of a set, and so at different places in the order of rows.
         for _ in 0..3 {
             let mut keys: Vec<_> =
                 (0..15).map(|_| dedup_key(&format!("{:016x}", rand::random::<u64>()))).collect();
@@ -121,7 +121,7 @@ async fn a_claim_does_not_wait_for_a_transactional_delivery() {
     let held = Handler::default();
     let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
     let adapter = PostgresAdapter::new(database.pool(3));
-    // A new row, and one that is there, released.
+    // A new row, and a row that was released.
     let claimed = terms();
     adapter.claim(&[dedup_key("seized")], &claimed).await.unwrap();
     adapter.release(&[dedup_key("seized")], &claimed).await.unwrap();
@@ -166,7 +166,7 @@ async fn a_claim_does_not_wait_for_a_users_transaction() {
     is_in_flight(&adapter, &dedup_key("locked")).await;
     let twin = send(&transactional, request("locked")).await;
     assert_eq!(result(&twin), Some("in-flight"));
-    // What is complete is not written again, so nobody asks for its lock.
+    // A complete row is not written again, so nothing asks for its lock.
     let complete = adapter.claim(&[dedup_key("inserted")], &terms()).await.unwrap();
     assert!(matches!(complete[..], [Claimed::Duplicate(_)]), "{complete:?}");
     assert_eq!(result(&send(&transactional, request("inserted")).await), Some("duplicate"));
@@ -174,7 +174,7 @@ async fn a_claim_does_not_wait_for_a_users_transaction() {
     assert_eq!(send(&transactional, request("locked")).await.status(), 200);
 }
 
-/// Two schemas of one database, as tenants have them: what runs for one is not in flight for the
+/// Two schemas of one database, one for each tenant: a key that is in flight in one is free in the
 /// other.
 #[tokio::test]
 async fn a_key_of_another_schema_is_another_key() {
@@ -230,8 +230,8 @@ async fn a_twin_of_a_record_in_an_open_transaction_is_in_flight() {
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 }
 
-/// All connections are in transactions that record for the first time: whether the table is there
-/// is not asked on yet another connection.
+/// All connections are inside transactions that record for the first time: the adapter asks for the
+/// table on no other connection.
 #[tokio::test]
 async fn recording_in_a_transaction_needs_no_other_connection() {
     let database = Database::fresh().await;
@@ -243,7 +243,7 @@ async fn recording_in_a_transaction_needs_no_other_connection() {
     transaction.commit().await.unwrap();
 }
 
-/// A pool whose sessions have these settings, as a role's may.
+/// Returns a pool whose sessions have these settings, as a role's sessions may have.
 fn set(database: &Database, connections: u32, settings: &[(&str, &str)]) -> PgPool {
     let options = database.options().options(settings.iter().copied());
     database.pool_with(connections, options)
@@ -251,7 +251,7 @@ fn set(database: &Database, connections: u32, settings: &[(&str, &str)]) -> PgPo
 
 type Deduplicated = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
-/// Forty events eight times each, at once, over two services, as in two processes.
+/// Forty events eight times each, at once, over two services, which stand for two processes.
 async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
     let database = Database::fresh().await;
     let services = [(); 2].map(|()| service(&database));
@@ -286,9 +286,9 @@ async fn every_isolation_level_is_exactly_once() {
     }
 }
 
-/// What is acknowledged waits for the disk, and for that of a synchronous standby, although the role's
-/// commits do not; COMMIT itself looks at the setting. A stronger one stays, and a weaker one of claims
-/// is obeyed.
+/// What is acknowledged waits for the disk, and for the disk of a synchronous standby, although the
+/// role's commits do not. COMMIT itself reads the setting. A stronger setting stays, and the weaker
+/// setting of claims is obeyed.
 #[tokio::test]
 async fn what_is_complete_is_committed_to_disk() {
     for (setting, found) in [
@@ -313,7 +313,7 @@ async fn what_is_complete_is_committed_to_disk() {
                  INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION look()",
             )
             .await;
-        // Even if the handler sets what the role was set to.
+        // Even if the handler changes the setting of the role.
         let handler = tower::service_fn(move |request: Request<Body>| async move {
             let again = AssertSqlSafe(format!("SET synchronous_commit = {setting}"));
             lend(&request).execute(sqlx::raw_sql(again)).await.unwrap();
@@ -345,7 +345,7 @@ async fn shows(connection: &mut PgConnection) -> String {
     sqlx::query_scalar("SHOW lock_timeout").fetch_one(connection).await.unwrap()
 }
 
-/// The handler's own waits are bounded by what the user has set, and not by what claims are.
+/// The user's settings bound the handler's waits; the limits of a claim do not apply there.
 #[tokio::test]
 async fn the_users_lock_timeout_is_in_force_in_the_handler() {
     for setting in ["7s", "0"] {
@@ -361,7 +361,7 @@ async fn the_users_lock_timeout_is_in_force_in_the_handler() {
                     write(request).await
                 }
             }));
-        // A new row, one that is released, one that is taken over.
+        // A new row, a row that was released, a row that is taken over.
         for (id, lease) in [("released", MINUTE), ("lapsed", Duration::ZERO)] {
             let claimed = terms().with_lease(lease);
             adapter.claim(&[dedup_key(id)], &claimed).await.unwrap();
@@ -385,8 +385,8 @@ async fn the_users_lock_timeout_is_in_force_in_the_handler() {
     }
 }
 
-/// The server ends the session of a handler that is idle for too long: no success, and the pool
-/// gets over it.
+/// The server ends the session of a handler that is idle for too long: the answer is no success,
+/// and the pool recovers.
 #[tokio::test]
 async fn an_idle_handlers_session_that_is_ended_is_no_success() {
     let database = Database::fresh().await;
@@ -411,7 +411,8 @@ async fn an_idle_handlers_session_that_is_ended_is_no_success() {
     }
 }
 
-/// A statement of the handler's takes too long, whether it says so or not; or the completion does.
+/// A statement of the handler takes too long, whether the handler reports it or not; or the
+/// completion takes too long.
 #[tokio::test]
 async fn a_statement_that_is_ended_is_no_success() {
     let database = Database::fresh().await;
@@ -459,8 +460,8 @@ async fn a_statement_that_is_ended_is_no_success() {
     }
 }
 
-/// What is committed is what the handler wrote and the key, together: a handler that ends the
-/// transaction, or goes into another one, is no success, and its connection is clean afterwards.
+/// The handler's writes and the key are committed together. A handler that ends the transaction, or
+/// begins another one, is no success, and its connection is clean afterwards.
 #[tokio::test]
 async fn a_handler_that_ends_its_transaction_is_no_success() {
     let database = Database::fresh().await;
@@ -488,7 +489,8 @@ async fn a_handler_that_ends_its_transaction_is_no_success() {
         let complete = "SELECT count(*) FROM webhook_deliveries WHERE completed_at IS NOT NULL";
         let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
         assert_eq!(complete.await.unwrap(), 0, "{sql}");
-        // Only what the handler has committed by itself, or without a transaction, is there.
+        // The effect is there only if the handler committed it by itself, or wrote it without a
+        // transaction.
         let expected = i64::from(matches!(sql, "ROLLBACK" | "COMMIT"));
         assert_eq!(database.effects.of(sql).await, expected, "{sql}");
     }
@@ -499,9 +501,9 @@ async fn a_handler_that_ends_its_transaction_is_no_success() {
     }
 }
 
-/// A handler leaks the guard of a savepoint, and sqlx takes the transaction for one of two. The
-/// connection does not go back to the pool in it: what the next one writes would never be
-/// committed. There is one connection, and somebody waits for it all the time.
+/// A handler leaks the guard of a savepoint, and sqlx counts one transaction too many. The
+/// connection must not go back to the pool like that, because the next writes would never be
+/// committed. The pool has one connection, and a caller waits for it all the time.
 #[tokio::test]
 async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
     for (status, broken) in [(200, false), (200, true), (500, false)] {
@@ -549,7 +551,7 @@ async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
     }
 }
 
-/// Once the table is there, the four rights on it are enough for everything.
+/// Once the table exists, the four privileges on it are enough for everything.
 #[tokio::test]
 async fn a_role_needs_select_insert_update_and_delete_only() {
     let server = Server::start();
@@ -595,7 +597,7 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     let mut transaction = pool.begin().await.unwrap();
     let key = dedup_key("d");
     assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), Recorded::First);
-    // A twin that asks for a set of keys looks which of them is held.
+    // A duplicate that claims a set of keys looks up which of them is held.
     let claimed = adapter.claim(&[b[0].clone(), key], &mine).await.unwrap();
     assert_eq!(claimed, [first, Claimed::InFlight]);
     transaction.commit().await.unwrap();
@@ -616,7 +618,7 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
         assert_eq!(result(&send(service, request(&id)).await), Some("duplicate"));
     }
     assert_eq!(send(&services[2], request("fails")).await.status(), 500);
-    // A session that a handler has spoilt is ended.
+    // A session that a handler has broken is terminated.
     let spoils = tower::service_fn(async |request: Request<Body>| {
         lend(&request).execute("ROLLBACK").await.unwrap();
         Ok::<_, Infallible>(answer(true))
