@@ -1,5 +1,5 @@
-//! What the guide says of databases is so, word for word where it is SQL; and what the README cites
-//! is there.
+//! The guide's statements about databases are true, its SQL word for word; and the tests and
+//! sections that documents link to exist.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -30,7 +30,7 @@ use crate::support::{by_header, dedup_key, result};
 const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
 const README: &str = include_str!("../../README.md");
 
-/// The SQL of the operations guide that holds these words.
+/// Returns the SQL of the operations guide that contains these words.
 fn sql(words: &str) -> String {
     let mut blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| {
         let end = rest.find("```").expect("a block ends");
@@ -66,14 +66,14 @@ async fn postgres_finds_the_event_that_was_seen() {
     let rows = sqlx::query(AssertSqlSafe(query.clone())).fetch_all(&mut connection).await.unwrap();
     let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
     assert_eq!((row.get("namespace"), row.get("id")), ("github", "THE-ID"));
-    // Three rows are read faster without an index.
+    // For three rows a scan is faster than the index.
     sqlx::query("SET enable_seqscan = off").execute(&mut connection).await.unwrap();
     let plan: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {query}")))
         .fetch_all(&mut connection)
         .await
         .unwrap();
     assert!(plan[0].contains("using webhook_deliveries_pkey"), "{plan:?}");
-    // And the log names it by what the shell computes.
+    // The log names the event by the digest that the shell command computes.
     let fingerprint: String =
         sqlx::query_scalar("SELECT left(encode(sha256('THE-ID'), 'hex'), 16)")
             .fetch_one(&mut connection)
@@ -113,11 +113,11 @@ async fn the_schema_of_the_guide_is_the_schema() {
     assert_eq!(words(&sql("CREATE TABLE")), words(&(statements.join("; ") + ";")));
 }
 
-/// A role that may do what the guide grants, and no more, makes the table; another one uses it, for
-/// all that there is to do.
+/// One role may do what the guide grants for migration, and creates the table. Another role may do
+/// what the guide grants for operation, and runs every call.
 #[tokio::test]
 async fn the_privileges_of_the_guide_are_enough() {
-    // Its own: roles belong to all databases of a server.
+    // A server of its own, because roles belong to all databases of a server.
     let server = Server::start();
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     let run = async |admin: &mut PgConnection, sql: String| {
@@ -154,7 +154,7 @@ async fn the_privileges_of_the_guide_are_enough() {
     assert_eq!(app.purge(10).await.unwrap(), 1);
     assert_eq!(app.count().await.unwrap(), 0);
 
-    // Of the transactional ledger, also what ends in `pg_terminate_backend`.
+    // Under the transactional ledger, also the calls that end in `pg_terminate_backend`.
     let handler = async |mut tx: DedupTx<Postgres>, script: String| {
         if script == "leak" {
             std::mem::forget(tx.begin().await.unwrap());
@@ -180,7 +180,7 @@ async fn deliver(app: &Router, id: impl std::fmt::Display) -> Response {
     app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
 }
 
-/// Two deliveries at once, whose handlers each take a second connection of the pool.
+/// Runs two deliveries at once, whose handlers each take a second connection of the pool.
 async fn two_with_two_connections_each(connections: u32) -> [u16; 2] {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new()
@@ -219,7 +219,8 @@ async fn a_second_connection_is_waited_for_until_one_gives_up() {
     assert_eq!(two_with_two_connections_each(3).await, [200, 200], "one of them can go on");
 }
 
-/// One layer around another, each with a transaction: the second waits for what the first one has.
+/// One layer around another, each with a transaction: the inner layer waits for the connection of
+/// the outer one.
 #[tokio::test]
 async fn nested_transactional_layers_on_one_pool_are_answered_503() {
     let outer = || key::header("webhook-id").namespace("outer");
@@ -252,7 +253,7 @@ async fn nested_transactional_layers_on_one_pool_are_answered_503() {
     assert_eq!((answer.status().as_u16(), result(&answer)), (503, Some("unavailable")));
 }
 
-/// A handler that leaves its transaction alone for longer than the server allows.
+/// A handler that leaves its transaction idle for longer than the server allows.
 #[tokio::test]
 async fn a_session_that_the_server_ends_is_503_and_nothing_is_kept() {
     let schema = Schema::fresh();
@@ -282,7 +283,7 @@ async fn a_session_that_the_server_ends_is_503_and_nothing_is_kept() {
     assert_eq!(effects, ["0"]);
 }
 
-/// A link whose text is the name of a test leads to the file that has it.
+/// A link whose text is the name of a test leads to the file that has the test.
 #[test]
 fn the_readme_cites_tests_that_exist() {
     let mut cited = 0;
@@ -294,7 +295,7 @@ fn the_readme_cites_tests_that_exist() {
         }
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let source = std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no {file}"));
-        // One that is generic has its type in the way.
+        // A generic function has its type parameter before the parenthesis.
         let declared = |end: &str| source.contains(&format!("fn {name}{end}"));
         assert!(declared("(") || declared("<"), "no test `{name}` in {file}");
         cited += 1;
@@ -302,7 +303,7 @@ fn the_readme_cites_tests_that_exist() {
     assert!(cited >= 20, "only {cited} tests are cited: has the form of the links changed?");
 }
 
-/// rustdoc looks at the page that a link leads to, and not at the section.
+/// rustdoc checks the page of a link, and not the section.
 #[test]
 fn links_lead_to_sections_that_exist() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs");

@@ -1,4 +1,4 @@
-//! PostgreSQL in trouble: restarted, gone. And that the tests' own servers come and go.
+//! PostgreSQL that is restarted or gone, and the start and end of the tests' own servers.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::support::until;
 const PARENT: &str = "TOWER_DEDUP_TEST_POSTGRES_PARENT";
 const MARK: &str = "server-is-at:";
 
-/// Not a test: a process that has a server, when it is started as one.
+/// Not a test: a process that has a server, if this binary is started as one.
 #[test]
 fn parent() {
     if std::env::var_os(PARENT).is_none() {
@@ -77,7 +77,7 @@ async fn a_killed_process_leaves_no_server() {
         }
     };
     assert!(TcpStream::connect(("127.0.0.1", port)).is_ok() && dir.exists());
-    // SIGKILL: it cannot clean up.
+    // SIGKILL: the process cannot clean up.
     parent.kill().unwrap();
     parent.wait().unwrap();
     until(|| gone(&dir, port)).await;

@@ -1,5 +1,5 @@
-//! What a call leaves behind on its connection: nothing that outlives its transaction. Behind PgBouncer
-//! the session is somebody else's next.
+//! What a call leaves on its connection: nothing that outlives its transaction, because behind
+//! PgBouncer another client uses the session next.
 
 use std::convert::Infallible;
 
@@ -25,9 +25,9 @@ fn keys(of: &str, count: usize) -> Vec<DedupKey> {
     keys
 }
 
-/// Every setting of the pool's one session.
+/// Returns every setting of the pool's one session.
 async fn settings(pool: &PgPool) -> Vec<(String, Option<String>)> {
-    // Those of the language of functions come with its first use.
+    // The settings of the function language exist after its first use.
     let settings = "SELECT name, setting FROM pg_settings WHERE name NOT LIKE 'plpgsql.%' \
                     ORDER BY name";
     sqlx::query_as(settings).fetch_all(pool).await.unwrap()
@@ -46,7 +46,8 @@ impl<'d> Watch<'d> {
         Self { database, pool, before }
     }
 
-    /// Nothing is left behind on any session: those of batches have no other way to show it.
+    /// Asserts that no session has a lock or a setting. For batches there is no other way to see
+    /// it.
     async fn nothing_is_left(&self, call: &str) {
         self.database.until_nothing_is_open().await;
         let locks = "SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) \
@@ -95,7 +96,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
 
             let opened = keys(&format!("opened{count}"), count);
             let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
-            // Batches go around what is locked.
+            // Batches leave locked rows out.
             if batching != Batching::off() {
                 adapter.claim(&opened[..1], &terms()).await.unwrap();
             }
@@ -124,7 +125,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
     }
 }
 
-/// Those of a handler end with its transaction, too, whatever that comes to.
+/// The handler's settings end with its transaction, too, however that ends.
 #[tokio::test]
 async fn deliveries_leave_no_lock_and_no_setting_behind() {
     let database = Database::fresh().await;

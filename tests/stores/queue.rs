@@ -1,4 +1,4 @@
-//! Calls that go to a database together: what one of them meets is its own affair.
+//! Calls that share a batch: what happens to one of them does not affect the others.
 
 use std::future::Future;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn url(dir: &tempfile::TempDir) -> String {
     format!("sqlite://{}", dir.path().join("dedup.db").display())
 }
 
-/// All at once, each in a task.
+/// Runs all calls at once, each in a task.
 async fn at_once<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
 where
     T: Send + 'static,
@@ -56,7 +56,8 @@ async fn claim<A: LeaseAdapter>(adapter: A, id: String, mine: CallTerms) -> Resu
     adapter.claim(&[dedup_key(&id)], &mine).await.map(|claimed| claimed[0])
 }
 
-/// Twenty callers for each of thirty keys: one has it. Whatever the others do then is theirs.
+/// Twenty callers for each of thirty keys: one of them gets the key. Later calls of the others
+/// change nothing.
 async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
     let call_terms: Vec<_> = (0..600).map(|_| terms()).collect();
     let id = |caller: usize| format!("k{}", caller % 30);
@@ -90,7 +91,7 @@ async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
         }
     });
     at_once(rest.collect::<Vec<_>>()).await;
-    // Records of one key, with the repetition of one of them.
+    // Claims of one key on arrival, and the repetition of one of them.
     let again = terms();
     let records = (0..300).map(|at| {
         let (adapter, again) = (adapter.clone(), again.clone());
@@ -121,7 +122,8 @@ async fn twins_of_a_batch_have_one_winner_on_sqlite() {
     one_winner(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Callers that go away at any moment leave nobody waiting, and nothing that cannot be released.
+/// Callers that are dropped at any moment block no other caller, and leave nothing that cannot be
+/// released.
 async fn some_go_away<A: LeaseAdapter + Clone>(adapter: A) {
     for round in 0..20 {
         let calls = (0..100_u64).map(|at| {
@@ -131,7 +133,7 @@ async fn some_go_away<A: LeaseAdapter + Clone>(adapter: A) {
                 if at % 3 == 0 {
                     let soon = Duration::from_micros(at * 10);
                     let _ = tokio::time::timeout(soon, adapter.claim(&key, &mine)).await;
-                    // In the order of the calls: the claim, if it was sent, is on the wire before.
+                    // In the order of the calls: if the claim was sent, it was sent before.
                     adapter.release(&key, &mine).await.unwrap();
                     let next = adapter.claim(&key, &terms()).await.unwrap();
                     assert!(matches!(next[..], [Claimed::First { .. }]), "{next:?}");
@@ -155,7 +157,7 @@ async fn a_caller_that_goes_away_disturbs_nobody_on_sqlite() {
     some_go_away(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Rows that the database refuses are refused to those who asked for them.
+/// If the database refuses a row, only that row's caller gets the error.
 async fn poison<A: LeaseAdapter + Clone>(adapter: A) {
     let id = |at| if at % 70 == 7 { format!("poison-{at}") } else { format!("good-{at}") };
     let call_terms: Vec<_> = (0..300).map(|_| terms()).collect();
@@ -197,10 +199,10 @@ async fn a_row_that_is_refused_fails_its_caller_only_on_sqlite() {
     poison(adapter).await;
 }
 
-/// Beyond what may wait, a call is refused and surely not sent.
+/// Above the limit of waiting rows, a call is refused and surely not sent.
 async fn overload<A: LeaseAdapter + Clone>(adapter: A, expected: usize) {
     let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), terms()));
-    // In one task: nothing is sent before all have asked.
+    // One task makes all calls, so nothing is sent before the last one.
     let claimed = join_all(claims).await;
     let mut waited = 0;
     for (at, claimed) in claimed.into_iter().enumerate() {
@@ -225,7 +227,7 @@ async fn what_waits_is_bounded_on_postgres() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await.batching(Batching::new().queue(8));
     adapter.migrate().await.unwrap();
-    // The first is on its way, and eight wait.
+    // The first call is being sent, and eight wait.
     overload(adapter, 9).await;
 }
 
@@ -233,16 +235,16 @@ async fn what_waits_is_bounded_on_postgres() {
 async fn what_waits_is_bounded_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
-    // Of what is looked up, eight wait as well.
+    // Of the calls that are only read, eight wait as well.
     let adapter = adapter.batching(Batching::new().queue(8));
     adapter.migrate().await.unwrap();
-    // The first waits for its turn with the others.
+    // The first call waits with the others.
     overload(adapter, 8).await;
 }
 
-/// A transaction holds one row of a batch, and does not end: the other callers hear without it, and
-/// few statements wait for it in vain. One of ours is told by its lock, somebody else's is looked for
-/// in parts.
+/// A transaction holds one row of a batch, and does not end: the other callers get their replies,
+/// and few statements wait for the row. An adapter's transaction is recognized by its lock; a
+/// user's transaction is found by splitting the batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_the_transaction_of_another_delivery() {
     let server = Server::start();
@@ -278,7 +280,7 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
     adapter.rollback(lent.transaction.unwrap()).await.unwrap();
 }
 
-/// Of claims and records, from 64 callers at once.
+/// Claims, and claims on arrival, from 64 callers at once.
 async fn storm<A: LeaseAdapter + Clone>(adapter: &A, rounds: usize) {
     let callers = (0..64_usize).map(|caller| {
         let adapter = adapter.clone();
@@ -316,12 +318,12 @@ async fn trap_7_a_storm_of_duplicates_writes_no_log() {
         let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::int8";
         sqlx::query_scalar(sql).fetch_one(&mut admin).await.unwrap()
     };
-    // The first look may set hint bits, or clean a page.
+    // The first read may set hint bits, or clean a page.
     storm(&adapter, 2).await;
     let before = position().await;
     storm(&adapter, 50).await;
     let written = position().await - before;
-    // 6,400 answers. What runs in the background of any server writes a record now and then.
+    // 6,400 replies. The background of any server writes a WAL record now and then.
     assert!(written < 2_000, "{written} bytes of log");
 }
 
@@ -336,7 +338,7 @@ async fn trap_7_a_storm_of_duplicates_writes_no_file() {
     };
     let wal = || std::fs::metadata(dir.path().join("dedup.db-wal")).unwrap().len();
     let before = (version().await, wal());
-    // Nor does it wait for one who writes.
+    // Nor does a duplicate wait for a writer.
     let mut writer = SqliteConnection::connect(&url(&dir)).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
     storm(&adapter, 20).await;
@@ -346,7 +348,7 @@ async fn trap_7_a_storm_of_duplicates_writes_no_file() {
     assert_ne!(version().await, before.0, "a write would be seen");
 }
 
-/// Plans made for a table that is known to be tiny do not read all of it once it is not.
+/// Plans made for a table that is known to be tiny do not scan the table once it has grown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plans_stay_index_plans_while_the_table_grows() {
     let server = Server::start();
@@ -401,19 +403,19 @@ async fn plans_stay_index_plans_while_the_table_grows() {
         warm(round).await;
     }
     let after = read().await;
-    // A thousand keys of a few thousand rows are best looked for in all of them.
+    // For a thousand keys out of a few thousand rows, a scan is the best plan.
     assert!(before < 5_000_000, "{before} rows were read in sequence while it grew");
     assert_eq!(after - before, 0, "it is read in sequence when it is large");
 }
 
-/// Runtimes come and go over one adapter, each with calls under way when it ends.
+/// Runtimes come and go over one adapter, each with unfinished calls when it ends.
 fn several_runtimes<A: LeaseAdapter + Clone>(connect: impl Future<Output = A>) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let adapter = runtime().block_on(connect);
     for round in 0..20 {
         runtime().block_on(async {
             for at in 0..100 {
-                // Not waited for: they are cut off with their runtime.
+                // Not awaited: they end with their runtime.
                 tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), terms()));
             }
             let claimed = claim(adapter.clone(), format!("{round}"), terms());
@@ -435,7 +437,7 @@ fn an_adapter_outlives_its_runtimes_on_sqlite() {
     several_runtimes(sqlite(&dir));
 }
 
-/// What is switched off opens no connection of its own.
+/// With batching off, the adapter opens no connection of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_have_connections_of_their_own_until_they_are_closed() {
     for (batching, expected) in [(Batching::new(), 2), (Batching::off(), 0)] {
@@ -462,7 +464,7 @@ async fn lanes_have_connections_of_their_own_until_they_are_closed() {
     }
 }
 
-/// Of this schema.
+/// Returns the number of sessions of this schema.
 async fn sessions(pool: &PgPool) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = \
                current_setting('application_name')";

@@ -1,7 +1,7 @@
-//! What waits for a batch: in which order it is sent, and what becomes of a caller that goes.
+//! What waits for a batch: in which order it is sent, and what happens if its caller is dropped.
 //!
-//! Where a test says "at once", its one task asks for everything before any of it is sent: the lanes
-//! are tasks of the same thread.
+//! Where a test says "at once", one task makes all calls before any of them is sent, because the
+//! lanes are tasks of the same thread.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -42,8 +42,8 @@ async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
     adapter
 }
 
-/// A call for a key goes after the one for the same key that came before it, although it could go
-/// earlier with those of its kind.
+/// A call for a key follows the earlier call for the same key, although it could join an earlier
+/// batch of its kind.
 async fn calls_for_one_key_keep_their_order<A: LeaseAdapter>(adapter: A) {
     for round in 0..20 {
         let (mine, other) = (terms(), one(&format!("other-{round}")));
@@ -71,7 +71,7 @@ async fn calls_for_one_key_keep_their_order_on_sqlite() {
     calls_for_one_key_keep_their_order(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// So many who ask for a key each, and go at once.
+/// This many callers claim a key each, and are dropped at once.
 async fn some_go<A: LeaseAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
     let gone: Vec<_> = (0..many).map(|at| one(&format!("gone-{round}-{at}"))).collect();
     for key in &gone {
@@ -101,7 +101,7 @@ async fn who_is_gone_is_not_sent_on_sqlite() {
     who_is_gone_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Nor do they take room from those who wait, who have all of it.
+/// Callers that are dropped take no room from those that wait.
 async fn who_is_gone_takes_no_room<A: LeaseAdapter>(adapter: A) {
     for round in 0..20 {
         some_go(&adapter, round, 8).await;
@@ -126,9 +126,9 @@ async fn who_is_gone_takes_no_room_on_sqlite() {
     who_is_gone_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// While a batch waits for a row that somebody's transaction holds, what has gathered goes in the
-/// second lane. It is as long as a statement waits for a row, so that a slow machine may need more
-/// than one look.
+/// A batch waits for a row that an open transaction holds. Calls that gather meanwhile go in the
+/// second lane. The batch waits as long as a statement may wait for a row, so a slow machine may
+/// need more than one attempt.
 #[tokio::test]
 async fn many_do_not_wait_for_the_batch_before_them() {
     let schema = Schema::fresh();

@@ -1,4 +1,4 @@
-//! The SQLite file in trouble: refusing writes, held by another process, full, gone.
+//! The SQLite file in trouble: it refuses writes, another process holds it, it is full, it is gone.
 
 use std::path::Path;
 use std::process::Command;
@@ -66,8 +66,8 @@ where
     }
 }
 
-/// Another process holds the file: known duplicates are still 200, new events 503, a handler that
-/// has succeeded keeps its answer, and everything goes on when the file is let go.
+/// Another process holds the file: known duplicates get 200, new events get 503, a handler that
+/// succeeds keeps its answer, and calls succeed again when the file is free.
 #[tokio::test]
 async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
     let (file, handler) = (File::new(), Handler::default());
@@ -105,7 +105,7 @@ async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
     assert_eq!(handler.runs(), 3);
 }
 
-/// A file that refuses writes: duplicates are read, new events are 503.
+/// A file that refuses writes: duplicates are read, new events get 503.
 #[tokio::test]
 async fn a_file_that_refuses_writes_still_answers_duplicates() {
     let (file, handler) = (File::new(), Handler::default());
@@ -124,8 +124,8 @@ async fn a_file_that_refuses_writes_still_answers_duplicates() {
     assert_eq!(send(&writable, request("new")).await.status(), 200);
 }
 
-/// A full disk, as SQLite sees one: new events are 503, a running handler keeps its success, and
-/// it recovers when there is room.
+/// A full disk, as SQLite sees it: new events get 503, a handler that runs keeps its success, and
+/// calls succeed again when there is room.
 #[tokio::test]
 async fn a_full_file_recovers_when_there_is_room() {
     let (file, handler) = (File::new(), Handler::default());
@@ -147,7 +147,7 @@ async fn a_full_file_recovers_when_there_is_room() {
     });
     handler.running(1).await;
 
-    // No page more than there are, and no room left in those.
+    // No page may be added, and the existing pages have no room.
     let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&pool).await.unwrap();
     let limit = sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"));
     sqlx::query(limit).execute(&pool).await.unwrap();
@@ -179,7 +179,7 @@ async fn a_full_file_recovers_when_there_is_room() {
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 }
 
-/// Trap 29: a migration that failed is tried again.
+/// A migration that failed is tried again.
 #[tokio::test]
 async fn trap_29_a_failed_migration_is_tried_again() {
     let file = File::new();
@@ -193,7 +193,7 @@ async fn trap_29_a_failed_migration_is_tried_again() {
     assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
 }
 
-/// Migrations of one file by many at once, and by many processes.
+/// Many tasks and many processes migrate one file at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_migrate_at_once() {
     for _ in 0..10 {
@@ -243,7 +243,7 @@ fn many_processes_migrate_at_once() {
     }
 }
 
-/// The user's own tables, and the schema of `sqlx::migrate!`, are left alone.
+/// The user's own tables, and the schema of `sqlx::migrate!`, are not touched.
 #[tokio::test]
 async fn the_migration_touches_nothing_of_the_users() {
     let file = File::new();
@@ -265,7 +265,7 @@ async fn the_migration_touches_nothing_of_the_users() {
     assert_eq!(version, 7);
 }
 
-/// A table may bear any name that it can bear, and a pool of the user's is the user's to close.
+/// A table may have any name that SQL allows, and the user closes the user's pool.
 #[tokio::test]
 async fn tables_may_be_called_as_words_of_sql() {
     let file = File::new();
@@ -282,7 +282,7 @@ async fn tables_may_be_called_as_words_of_sql() {
     }
 }
 
-/// Two tables are two stores, and the schema can be made by somebody else.
+/// Two tables are two stores, and the user can create the schema.
 #[tokio::test]
 async fn the_schema_can_be_made_by_hand() {
     let file = File::new();
@@ -313,7 +313,7 @@ async fn urls_that_name_no_file_are_refused() {
     assert_eq!(missing.kind(), ErrorKind::Unavailable);
 }
 
-/// A duplicate writes nothing: not to the table, not to the log.
+/// A duplicate writes nothing: neither to the table nor to the WAL.
 #[tokio::test]
 async fn trap_7_a_duplicate_writes_nothing() {
     let (file, handler) = (File::new(), Handler::default());
@@ -342,7 +342,7 @@ async fn trap_7_a_duplicate_writes_nothing() {
     assert_eq!(running.await.unwrap(), StatusCode::OK);
 }
 
-/// Look-ups by key and by expiry stay index searches.
+/// Look-ups by key and by expiry are index searches.
 #[tokio::test]
 async fn the_plans_are_index_searches() {
     let file = File::new();
@@ -368,7 +368,7 @@ async fn the_plans_are_index_searches() {
     }
 }
 
-/// The restart of a process changes nothing: what is complete is complete.
+/// A restart of the process changes nothing: complete keys are complete.
 #[tokio::test]
 async fn keys_survive_a_restart() {
     let (file, handler) = (File::new(), Handler::default());

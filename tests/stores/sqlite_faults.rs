@@ -1,5 +1,5 @@
-//! Faults of a SQLite file that do not announce themselves: transactions that are left open, rows
-//! that expire at birth, futures that nobody polls, files that are replaced.
+//! Faults of a SQLite file without an error: transactions that are left open, rows that expire at
+//! once, futures that are not polled, files that are replaced.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ impl File {
         SqliteAdapter::connect(&self.url()).await.unwrap()
     }
 
-    /// A pool of the user's, on a file with a table of theirs.
+    /// A pool of the user, on a file with a table of the user.
     async fn pool(&self, connections: u32) -> SqlitePool {
         let options = SqliteConnectOptions::new()
             .filename(self.path())
@@ -103,11 +103,11 @@ async fn rollback_after_leaked_savepoints_leaves_no_connection_in_a_transaction(
     for _ in 0..3 {
         assert_eq!(send(&service, request("a")).await.status(), 500);
     }
-    // The file is free for others at once …
+    // The file is free for other processes at once …
     let mut other = file.connection().await;
     sqlx::query("PRAGMA busy_timeout = 0").execute(&mut other).await.unwrap();
     sqlx::query("INSERT INTO effects VALUES ('other')").execute(&mut other).await.unwrap();
-    // … and what the application writes over any connection of the pool stays.
+    // … and the application's writes over any connection of the pool stay.
     let mut all = vec![pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
     for connection in &mut all {
         assert!(!connection.is_in_transaction());
@@ -124,7 +124,7 @@ async fn rollback_after_leaked_savepoints_leaves_no_connection_in_a_transaction(
     assert_eq!(count(&pool, "webhook_deliveries").await, 0);
 }
 
-/// COMMIT is refused for what the handler wrote: the store is fine.
+/// COMMIT is refused for what the handler wrote: the store has not failed.
 async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let mut tx = lend(&request);
     sqlx::query("INSERT INTO orders VALUES (1, 99)").execute(&mut *tx).await.unwrap();
@@ -163,7 +163,7 @@ async fn a_transactional_completion_after_its_retention_is_remembered_for_anothe
     let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
     let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
     assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
-    // One that has not expired keeps its expiry.
+    // A key that has not expired keeps its expiry.
     let (keys, mine) = ([dedup_key("b")], terms());
     let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
     sqlx::query("UPDATE webhook_deliveries SET expires_at = expires_at + 7200000 WHERE id = 'b'")
@@ -258,7 +258,8 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
     }
 }
 
-/// Callers that miss the table are answered, also those that another caller was quicker than.
+/// Callers that miss the table get replies, also those for whom another caller has created it
+/// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
     for batching in [Batching::new(), Batching::off()] {
@@ -285,7 +286,7 @@ async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
     }
 }
 
-/// Waits until the adapter has noticed, which may take it a second.
+/// Waits until the adapter has noticed, which may take a second.
 async fn refuses(adapter: &SqliteAdapter) {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
@@ -300,7 +301,7 @@ async fn refuses(adapter: &SqliteAdapter) {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // All calls alike.
+    // All calls behave alike.
     let keys = [dedup_key("a")];
     adapter.record(&keys, &terms()).await.unwrap_err();
     adapter.complete(&keys, &terms()).await.unwrap_err();
@@ -337,7 +338,7 @@ async fn a_replaced_file_is_refused_until_it_is_back() {
     }
 }
 
-/// Nobody compares a database that is in no file.
+/// The check of the file's identity does not apply to a database that is in no file.
 #[tokio::test]
 async fn an_in_memory_pool_goes_on_working() {
     let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await;

@@ -1,5 +1,5 @@
-//! SQLite's batches where the common case is not all there is: rows that somebody else has written
-//! since they were looked up, and completions by who does not hold the key.
+//! SQLite's batches in rare cases: rows that another process has written since they were looked up,
+//! and completions by a caller that does not hold the key.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tower_dedup::{Error, ErrorKind};
 
 use crate::support::dedup_key;
 
-/// As many as make batches.
+/// Enough callers to form batches.
 const CALLERS: usize = 40;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -23,7 +23,7 @@ fn terms() -> CallTerms {
     CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
 }
 
-/// A file, and somebody else who writes to it.
+/// A file, and another process that writes to it.
 async fn file() -> (tempfile::TempDir, SqliteAdapter, SqliteConnection) {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
@@ -37,7 +37,8 @@ async fn run(connection: &mut SqliteConnection, sql: &str) {
     sqlx::query(AssertSqlSafe(sql)).execute(connection).await.unwrap();
 }
 
-/// A call, again for as long as the file is held for longer than it waits: then nothing was done.
+/// Repeats a call for as long as it is refused because the file is held: a refused call has done
+/// nothing.
 async fn patiently<T, F>(call: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,
@@ -50,7 +51,7 @@ where
     }
 }
 
-/// A row of somebody else's, with times in milliseconds from now.
+/// Inserts a row of another process, with times in milliseconds from now.
 async fn insert(other: &mut SqliteConnection, id: &str, held: bool, lease: &str, complete: bool) {
     let token = if held { "randomblob(16)" } else { "NULL" };
     let completed_at = if complete { "unixepoch() * 1000" } else { "NULL" };
@@ -63,7 +64,7 @@ async fn insert(other: &mut SqliteConnection, id: &str, held: bool, lease: &str,
     run(other, &sql).await;
 }
 
-/// Calls that find the file held, and what happens in it meanwhile. They have looked up their keys
+/// Makes calls while the file is held, and then changes rows. The calls have looked up their keys
 /// before.
 async fn while_held<T, F, M>(
     mut other: SqliteConnection,
@@ -142,7 +143,7 @@ async fn records_meet_what_was_written_since_they_looked() {
     assert_eq!(adapter.count().await.unwrap(), CALLERS as u64);
 }
 
-/// What happens to a key between its claim and its completion, and what that is told.
+/// What happens to a key between its claim and its completion, and the reply to the completion.
 const ODD: [(&str, Completed); 7] = [
     ("DELETE FROM webhook_deliveries", Completed::Inserted),
     ("UPDATE webhook_deliveries SET token = randomblob(16)", Completed::LeaseLost),
@@ -151,9 +152,9 @@ const ODD: [(&str, Completed); 7] = [
         "UPDATE webhook_deliveries SET token = randomblob(16), completed_at = unixepoch() * 1000",
         Completed::LeaseLost,
     ),
-    // By this very claim, whose answer was lost.
+    // By the same claim, whose reply was lost.
     ("UPDATE webhook_deliveries SET completed_at = unixepoch() * 1000", Completed::Held),
-    // Its lease outlives its retention, which then counts from the completion.
+    // The lease outlives the retention, which then starts at the completion.
     ("UPDATE webhook_deliveries SET expires_at = 1", Completed::Held),
     ("UPDATE webhook_deliveries SET lease_until = 1", Completed::Held),
 ];
@@ -171,7 +172,7 @@ async fn completions(odd: &[(&str, Completed)]) {
         let (adapter, mine, key) = (adapter.clone(), mine.clone(), key(at));
         async move { patiently(|| adapter.complete(&key, &mine)).await[0] }
     });
-    // The first goes alone.
+    // The first call goes alone.
     let completed = while_held(other, calls, async |mut other| {
         for (at, (change, _)) in (1..).zip(odd) {
             run(&mut other, &format!("{change} WHERE id = 'k{at}'")).await;
@@ -198,7 +199,7 @@ async fn completions_are_told_whose_key_it_was() {
     completions(&ODD).await;
 }
 
-/// What a claim carried is not what is kept, if its completion carries nothing.
+/// What a claim carried is not stored if its completion carries nothing.
 #[tokio::test]
 async fn a_completion_keeps_what_it_carries_itself() {
     let (_dir, adapter, _other) = file().await;
