@@ -24,7 +24,7 @@ use crate::support::proxy::{Cut, Proxy};
 use crate::support::{Body, Handler, by_header, dedup_key, polled, request, result, send};
 
 #[tokio::test]
-async fn a_dropped_request_leaves_nothing_behind() {
+async fn request_dropped_at_any_poll_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
     for polls in 0..5 {
@@ -51,7 +51,7 @@ enum Stage {
 /// The delivery's task awaits the ledger's calls. Each call is dropped at each of its awaits, as a
 /// `store_timeout` or the end of a runtime would drop it.
 #[tokio::test]
-async fn a_dropped_call_leaves_nothing_behind() {
+async fn ledger_call_dropped_at_any_await_leaves_nothing_behind() {
     let database = Database::fresh().await;
     // The proxy delays each reply, so that every await is really pending.
     let proxy = Proxy::start(&database.options()).await;
@@ -122,7 +122,7 @@ async fn cut_off(
 
 /// The same through the layer: the timeout expires at whatever call is running.
 #[tokio::test]
-async fn a_store_timeout_at_any_moment_leaves_nothing_behind() {
+async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     let patient = transactional(&pool).layer(tower::service_fn(write));
@@ -142,7 +142,7 @@ async fn a_store_timeout_at_any_moment_leaves_nothing_behind() {
 /// COMMIT takes longer than the delivery waits for it, and succeeds. The sender gets a 503, and the
 /// retry finds the key complete.
 #[tokio::test]
-async fn a_late_commit_is_found_by_the_retry() {
+async fn commit_after_the_timeout_is_found_by_the_retry() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     PostgresAdapter::new(pool.clone()).migrate().await.unwrap();
@@ -161,7 +161,7 @@ async fn a_late_commit_is_found_by_the_retry() {
 
 /// The client disconnects while the handler runs. The handler runs to its end.
 #[tokio::test]
-async fn a_client_that_hangs_up_leaves_nothing_behind() {
+async fn client_that_disconnects_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let held = Handler::default();
     held.hold();
@@ -186,7 +186,7 @@ async fn a_client_that_hangs_up_leaves_nothing_behind() {
 
 /// The runtime ends, and with it the delivery's task, wherever that task is.
 #[test]
-fn a_runtime_that_ends_leaves_nothing_behind() {
+fn runtime_that_ends_leaves_nothing_behind() {
     let observer = tokio::runtime::Runtime::new().unwrap();
     let database = observer.block_on(Database::fresh());
     let handle = |request: Request<Body>| async move {
@@ -236,7 +236,7 @@ fn a_runtime_that_ends_leaves_nothing_behind() {
 /// A handler keeps its transaction and drops it in a thread without a runtime, before and after the
 /// runtime's end.
 #[test]
-fn a_transaction_may_be_dropped_by_any_thread() {
+fn transaction_dropped_on_any_thread_is_rolled_back() {
     let observer = tokio::runtime::Runtime::new().unwrap();
     let database = observer.block_on(Database::fresh());
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -293,7 +293,7 @@ where
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
+async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(2, proxy.options(database.options()));
@@ -304,7 +304,7 @@ async fn a_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
 /// The same in a multi-event delivery. Its last event fails after its write; each other event is
 /// done under its own savepoint.
 #[tokio::test]
-async fn a_connection_that_breaks_in_a_batch_keeps_events_with_their_effects() {
+async fn multi_event_transaction_whose_connection_breaks_keeps_events_with_their_effects() {
     let database = Database::fresh().await;
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(2, proxy.options(database.options()));
@@ -370,7 +370,7 @@ async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infa
 
 /// No process dies, so nothing runs twice under a lease either.
 #[tokio::test]
-async fn under_a_lease_a_connection_that_breaks_loses_and_doubles_nothing() {
+async fn lease_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(2, proxy.options(database.options()));
@@ -382,7 +382,7 @@ async fn under_a_lease_a_connection_that_breaks_loses_and_doubles_nothing() {
 }
 
 #[tokio::test]
-async fn on_arrival_a_connection_that_breaks_loses_and_doubles_nothing() {
+async fn on_arrival_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(2, proxy.options(database.options()));
@@ -394,7 +394,7 @@ async fn on_arrival_a_connection_that_breaks_loses_and_doubles_nothing() {
 /// the repetition waits for a lock. The claim was not refused. On arrival, treating it as refused
 /// would lose the event; under a lease, the key would be blocked for a minute.
 #[tokio::test]
-async fn what_was_cut_off_is_not_taken_for_refused() {
+async fn claim_whose_connection_broke_is_not_taken_for_refused() {
     cut_off_at_commit(|adapter| {
         DedupLayer::on_arrival(by_header(), adapter).on_in_flight(OnInFlight::Reject)
     })
@@ -421,7 +421,7 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
 /// The delivery's session is terminated while the server executes the claim, the handler's write,
 /// the completion, or COMMIT.
 #[tokio::test]
-async fn a_session_that_is_terminated_loses_and_doubles_nothing() {
+async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
     let layer = transactional(&database.pool(3)).store_timeout(MINUTE);
     let service = layer.layer(tower::service_fn(write));
@@ -451,7 +451,7 @@ async fn a_session_that_is_terminated_loses_and_doubles_nothing() {
 
 /// The handler does not notice that its session is gone, and reports success.
 #[tokio::test]
-async fn a_session_that_is_terminated_behind_its_handler_is_no_success() {
+async fn session_terminated_while_its_handler_runs_is_503() {
     let database = Database::fresh().await;
     let held = Handler::default();
     let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
@@ -507,7 +507,7 @@ where
 }
 
 #[tokio::test]
-async fn terminations_under_load_lose_and_double_nothing() {
+async fn transactions_terminated_under_load_lose_and_double_nothing() {
     let database = Database::fresh().await;
     let handler = tower::service_fn(async |request: Request<Body>| {
         let mut tx = lend(&request);
@@ -520,7 +520,7 @@ async fn terminations_under_load_lose_and_double_nothing() {
 }
 
 #[tokio::test]
-async fn under_a_lease_terminations_under_load_lose_and_double_nothing() {
+async fn leases_terminated_under_load_lose_and_double_nothing() {
     let database = Database::fresh().await;
     let services = [(); 2].map(|()| {
         let adapter = PostgresAdapter::new(database.pool(4));

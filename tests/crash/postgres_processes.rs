@@ -282,7 +282,7 @@ const COPIES: usize = 16;
 const PROCESSES: usize = 4;
 
 #[tokio::test]
-async fn five_hundred_events_sixteen_times_each_over_four_processes() {
+async fn five_hundred_events_sent_16_times_to_four_processes_take_effect_once() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
     let receivers = Receivers::start(Kind::Transactional, &schema.url(), PROCESSES).await;
@@ -294,7 +294,7 @@ async fn five_hundred_events_sixteen_times_each_over_four_processes() {
 }
 
 #[tokio::test]
-async fn the_same_with_handlers_that_fail_one_time_in_three() {
+async fn events_whose_handlers_fail_one_time_in_three_take_effect_once() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
     let receivers = Receivers::start(Kind::Transactional, &schema.url(), PROCESSES).await;
@@ -334,7 +334,7 @@ async fn storm_with_deaths(kind: Kind, url: &str) -> usize {
 }
 
 #[tokio::test]
-async fn processes_that_are_killed_lose_and_double_nothing() {
+async fn transactions_of_killed_processes_lose_and_double_nothing() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
     storm_with_deaths(Kind::Transactional, &schema.url()).await;
@@ -347,7 +347,7 @@ async fn processes_that_are_killed_lose_and_double_nothing() {
 /// most, is no takeover. The first to write may be the second to run: it is a takeover of a process
 /// that died between its claim and its effect.
 #[tokio::test]
-async fn under_a_lease_what_doubles_follows_a_death() {
+async fn lease_doubles_an_event_only_after_a_death() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
     let deaths = storm_with_deaths(Kind::Lease, &schema.url()).await;
@@ -369,7 +369,7 @@ async fn under_a_lease_what_doubles_follows_a_death() {
 /// The server dies three times. Its `synchronous_commit` is off, so it loses what it has not
 /// written to disk. An acknowledged event must not be among what is lost.
 #[tokio::test]
-async fn a_server_that_is_restarted_loses_and_doubles_nothing() {
+async fn server_restarted_under_load_loses_and_doubles_nothing() {
     let server = Arc::new(Server::start());
     let url = server.url();
     let effects = Effects::create(&url).await;

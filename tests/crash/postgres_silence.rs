@@ -344,7 +344,7 @@ async fn calls_behind_a_silent_lane_go_out_on_another() {
 
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.
 #[tokio::test]
-async fn a_lease_is_kept_when_all_connections_fall_silent() {
+async fn lease_is_renewed_when_all_connections_fall_silent() {
     let database = Database::fresh().await;
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(2, proxy.options(database.options()));
@@ -398,7 +398,7 @@ async fn purging_over_a_silent_connection_ends() {
 
 /// A runtime that is alive but not driven keeps its connections; other runtimes open their own.
 #[test]
-fn a_runtime_that_is_not_driven_delays_no_other() {
+fn runtime_that_is_not_driven_delays_no_other() {
     let first = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let second = tokio::runtime::Runtime::new().unwrap();
     let database = second.block_on(Database::fresh());
@@ -571,7 +571,7 @@ async fn stalled_commits_pile_up_no_sessions() {
 /// row, but its absence proves nothing: if the adapter took it for absent, the event would be lost
 /// when the row appears.
 #[tokio::test]
-async fn record_that_waits_in_its_commit_is_not_said_to_be_absent() {
+async fn record_that_waits_in_its_commit_is_not_reported_absent() {
     let database = Database::fresh().await;
     for batching in [Batching::new(), Batching::off()] {
         let adapter = adapter(&database.pool(3), batching);
@@ -667,7 +667,7 @@ async fn a_closed_adapter_opens_no_connection() {
 
 /// Deliveries that were given up leave the pool's line of waiters.
 #[tokio::test]
-async fn deliveries_that_were_given_up_leave_the_line_of_the_pool() {
+async fn deliveries_that_were_given_up_leave_the_line_of_waiters_of_the_pool() {
     let database = Database::fresh().await;
     let pool = database.pool(1);
     let layer = transactional(&pool).store_timeout(STORE_TIMEOUT / 4);

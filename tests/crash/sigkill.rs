@@ -123,7 +123,7 @@ async fn deliver(client: &reqwest::Client, url: &str, id: &str, ms: u64) -> Opti
 /// The process dies while its handler runs. The retry gets 503 until the lease lapses, and then
 /// runs as a takeover.
 #[tokio::test]
-async fn after_a_sigkill_the_retry_runs_as_a_takeover() {
+async fn lease_retry_after_a_sigkill_runs_as_a_takeover() {
     let dir = tempfile::tempdir().unwrap();
     let client = reqwest::Client::new();
     let (mut first, url) = start(dir.path()).await;
@@ -156,7 +156,7 @@ async fn after_a_sigkill_the_retry_runs_as_a_takeover() {
 /// On arrival the key is complete before the handler runs, so a process that dies in the handler
 /// loses the event.
 #[tokio::test]
-async fn on_arrival_a_sigkill_loses_the_event() {
+async fn on_arrival_sigkill_in_the_handler_loses_the_event() {
     let dir = tempfile::tempdir().unwrap();
     let client = reqwest::Client::new();
     let (mut first, url) = start_with(dir.path(), "arrival").await;
@@ -177,7 +177,7 @@ async fn on_arrival_a_sigkill_loses_the_event() {
 
 /// In a transaction the run that died leaves nothing behind, and the retry waits for no lease.
 #[tokio::test]
-async fn in_a_transaction_a_sigkill_leaves_nothing() {
+async fn transaction_of_a_killed_process_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}?mode=rwc", dir.path().join("dedup.db").display());
     let mut file = SqliteConnection::connect(&url).await.unwrap();
@@ -208,7 +208,7 @@ async fn in_a_transaction_a_sigkill_leaves_nothing() {
 /// until every event is acknowledged. No event is lost, and an event runs twice only if a process
 /// died.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_and_sigkill_no_event_is_lost() {
+async fn lease_under_load_and_sigkill_loses_no_event() {
     const EVENTS: usize = 150;
     const KILLS: usize = 6;
     let dir = tempfile::tempdir().unwrap();

@@ -58,7 +58,7 @@ async fn record<A: DedupAdapter>(adapter: &A) {
 }
 
 #[tokio::test]
-async fn postgres_finds_the_event_that_was_seen() {
+async fn guide_query_finds_the_event_on_postgres() {
     let schema = Schema::fresh();
     record(&PostgresAdapter::connect(&schema.url()).await.unwrap()).await;
     let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
@@ -83,7 +83,7 @@ async fn postgres_finds_the_event_that_was_seen() {
 }
 
 #[tokio::test]
-async fn sqlite_finds_the_event_that_was_seen() {
+async fn guide_query_finds_the_event_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
     record(&SqliteAdapter::connect(&url).await.unwrap()).await;
@@ -106,7 +106,7 @@ async fn sqlite_finds_the_event_that_was_seen() {
 }
 
 #[tokio::test]
-async fn the_schema_of_the_guide_is_the_schema() {
+async fn guide_schema_is_the_schema() {
     let nowhere = PgPoolOptions::new().connect_lazy("postgres://localhost/any").unwrap();
     let statements = PostgresAdapter::new(nowhere).schema_sql();
     let words = |sql: &str| sql.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -116,7 +116,7 @@ async fn the_schema_of_the_guide_is_the_schema() {
 /// One role may do what the guide grants for migration, and creates the table. Another role may do
 /// what the guide grants for operation, and runs every call.
 #[tokio::test]
-async fn the_privileges_of_the_guide_are_enough() {
+async fn guide_privileges_are_enough() {
     // A server of its own, because roles belong to all databases of a server.
     let server = Server::start();
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
@@ -213,7 +213,7 @@ async fn two_with_two_connections_each(connections: u32) -> [u16; 2] {
 }
 
 #[tokio::test]
-async fn a_second_connection_is_waited_for_until_one_gives_up() {
+async fn two_connections_for_each_handler_need_a_larger_pool() {
     let [_, worse] = two_with_two_connections_each(2).await;
     assert_eq!(worse, 500, "each holds what the other waits for");
     assert_eq!(two_with_two_connections_each(3).await, [200, 200], "one of them can go on");
@@ -222,7 +222,7 @@ async fn a_second_connection_is_waited_for_until_one_gives_up() {
 /// One layer around another, each with a transaction: the inner layer waits for the connection of
 /// the outer one.
 #[tokio::test]
-async fn nested_transactional_layers_on_one_pool_are_answered_503() {
+async fn nested_transactional_layers_on_one_pool_are_503() {
     let outer = || key::header("webhook-id").namespace("outer");
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(2).connect(&schema.url()).await.unwrap();
@@ -255,7 +255,7 @@ async fn nested_transactional_layers_on_one_pool_are_answered_503() {
 
 /// A handler that leaves its transaction idle for longer than the server allows.
 #[tokio::test]
-async fn a_session_that_the_server_ends_is_503_and_nothing_is_kept() {
+async fn session_ended_by_the_server_is_503_and_nothing_is_kept() {
     let schema = Schema::fresh();
     let options = PgConnectOptions::from_str(&schema.url()).unwrap();
     let search_path = schema.name().to_owned();
@@ -285,7 +285,7 @@ async fn a_session_that_the_server_ends_is_503_and_nothing_is_kept() {
 
 /// A link whose text is the name of a test leads to the file that has the test.
 #[test]
-fn the_readme_cites_tests_that_exist() {
+fn readme_cites_tests_that_exist() {
     let mut cited = 0;
     for rest in README.split("[`").skip(1) {
         let Some((name, rest)) = rest.split_once("`](") else { continue };

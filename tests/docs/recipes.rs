@@ -39,7 +39,7 @@ const TABLES: [&str; 4] = [
 
 /// The SQL above is the guide's.
 #[test]
-fn the_guide_has_this_sql() {
+fn guide_has_the_sql_of_the_recipes() {
     let words = |text: &str| {
         let words = text.split_whitespace().filter(|word| *word != "\\");
         words.collect::<Vec<_>>().join(" ")
@@ -109,7 +109,7 @@ macro_rules! recipes {
             }
 
             #[tokio::test]
-            async fn a_stale_event_changes_nothing_and_is_answered_200() {
+            async fn stale_event_changes_nothing_and_is_200() {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let layer = DedupLayer::transactional(by_header(), adapter);
@@ -126,7 +126,7 @@ macro_rules! recipes {
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn of_many_at_once_the_newest_stays() {
+            async fn newest_of_many_concurrent_events_stays() {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let layer = DedupLayer::transactional(by_header(), adapter)
@@ -151,7 +151,7 @@ macro_rules! recipes {
             }
 
             #[tokio::test]
-            async fn what_converges_may_run_twice() {
+            async fn handler_that_sets_a_state_may_run_twice() {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let handler = async |State(pool): State<$pool>, delivery: Delivery| {
@@ -177,7 +177,7 @@ macro_rules! recipes {
 
             /// Rolled back, run again, forgotten, replayed: one idempotency key for one call.
             #[tokio::test]
-            async fn a_call_has_one_key_for_all_runs_and_a_replay_is_a_run() {
+            async fn external_call_has_one_idempotency_key_for_all_runs() {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let handler = async |State(calls): State<Calls>,

@@ -57,7 +57,7 @@ fn payloads() -> PathBuf {
 }
 
 #[test]
-fn every_constructed_sample_is_answered_as_it_expects() {
+fn key_prints_the_expected_key_of_every_constructed_sample() {
     let mut asked = 0;
     for preset in provider::ALL {
         let file = payloads().join(format!("constructed/{}.json", preset.name()));
@@ -77,7 +77,7 @@ fn every_constructed_sample_is_answered_as_it_expects() {
 }
 
 #[test]
-fn captured_samples_are_files_that_it_reads() {
+fn key_reads_captured_samples() {
     for (preset, file, expected) in [
         (
             "cloudevents",
@@ -115,7 +115,7 @@ fn captured_samples_are_files_that_it_reads() {
 }
 
 #[test]
-fn the_line_is_written_in_this_order() {
+fn key_prints_its_fields_in_this_order() {
     let line = |args: &[&str], stdin: &str| {
         String::from_utf8(with_stdin(args, stdin.as_bytes()).stdout).unwrap()
     };
@@ -130,7 +130,7 @@ fn the_line_is_written_in_this_order() {
 }
 
 #[test]
-fn keys_are_shown_as_they_are_stored() {
+fn key_prints_keys_as_they_are_stored() {
     let long = json!({ "headers": { "webhook-id": "x".repeat(256) } }).to_string();
     let stored = tower_dedup::DedupKey::new("any", &"x".repeat(256)).unwrap();
     let expected = json!({ "outcome": "key", "key": stored.id() });
@@ -138,7 +138,7 @@ fn keys_are_shown_as_they_are_stored() {
 }
 
 #[test]
-fn bodies_may_be_bytes_and_headers_may_repeat() {
+fn key_reads_binary_bodies_and_repeated_headers() {
     // {"update_id":7}
     let base64 = br#"{"body_base64": "eyJ1cGRhdGVfaWQiOjd9", "headers": null, "url": null}"#;
     assert_eq!(answer(&["telegram"], base64), json!({ "outcome": "key", "key": "7" }));
@@ -149,7 +149,7 @@ fn bodies_may_be_bytes_and_headers_may_repeat() {
 }
 
 #[test]
-fn what_it_cannot_read_it_names() {
+fn key_names_what_it_cannot_read() {
     let unknown = refusal(&["strip"], b"{}");
     assert!(unknown.contains("\"strip\"") && unknown.contains("stripe"), "{unknown}");
     for preset in provider::ALL {
@@ -175,7 +175,7 @@ fn what_it_cannot_read_it_names() {
 }
 
 #[test]
-fn the_list_has_every_preset_with_its_floor() {
+fn key_lists_every_preset_with_its_floor() {
     let output = key().arg("--list").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<_> = text.lines().collect();
@@ -198,7 +198,7 @@ fn the_list_has_every_preset_with_its_floor() {
 }
 
 #[test]
-fn the_page_of_presets_is_what_the_code_says() {
+fn page_of_presets_is_what_the_example_prints() {
     let output = key().arg("--table").output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
     let page = fs::read_to_string(root().join("src/docs/providers.md")).unwrap();
@@ -213,7 +213,7 @@ fn the_page_of_presets_is_what_the_code_says() {
 
 /// The column that says where a preset is tested names a test that is there.
 #[test]
-fn the_page_names_tests_that_are_there() {
+fn page_of_presets_names_tests_that_exist() {
     let page = fs::read_to_string(root().join("src/docs/providers.md")).unwrap();
     let tests = fs::read_to_string(root().join("tests/providers/main.rs")).unwrap();
     let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| [")).collect();

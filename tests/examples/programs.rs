@@ -226,7 +226,7 @@ async fn receivers_on_sqlite_transactional() {
 
 /// Without any option: a file in the current folder, which a restart finds again.
 #[tokio::test]
-async fn a_receiver_without_options_remembers() {
+async fn receiver_without_options_remembers_across_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let start = async || Server::spawn(example("receiver").current_dir(dir.path())).await;
     let receiver = start().await;
@@ -240,7 +240,7 @@ async fn a_receiver_without_options_remembers() {
 
 /// A store in memory has no transaction to lend.
 #[tokio::test]
-async fn a_receiver_says_what_it_cannot_do() {
+async fn receiver_refuses_a_transactional_ledger_in_memory() {
     let args = ["--store", "memory:", "--ledger", "transactional", "--listen", "127.0.0.1:0"];
     let (succeeded, said) = run("receiver", &args).await;
     assert!(!succeeded && said.contains("needs a database"), "{said}");
@@ -249,7 +249,7 @@ async fn a_receiver_says_what_it_cannot_do() {
 /// As the receiver's documentation says, on every ledger: a forged request leaves no trace, and a
 /// sender without a secret is not verified.
 #[tokio::test]
-async fn a_receiver_verifies_where_it_has_a_secret() {
+async fn receiver_verifies_senders_that_have_a_secret() {
     for ledger in ["lease", "on-arrival", "transactional"] {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = example("receiver");
@@ -279,7 +279,7 @@ async fn a_receiver_verifies_where_it_has_a_secret() {
 /// A request that is no event, or whose sender is unknown, reaches the handler or is refused. The
 /// route exists.
 #[tokio::test]
-async fn a_receiver_has_a_route_for_every_preset() {
+async fn receiver_has_a_route_for_every_preset() {
     for ledger in ["lease", "transactional"] {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = example("receiver");
@@ -305,7 +305,7 @@ async fn a_receiver_has_a_route_for_every_preset() {
 
 /// A receiver that cannot use a secret ends, because its operator would believe that it verifies.
 #[tokio::test]
-async fn a_receiver_starts_with_no_secret_that_it_cannot_use() {
+async fn receiver_refuses_a_secret_that_it_cannot_use() {
     for (variable, secret, why) in [
         ("WEBHOOK_SECRET_GITHUP", "s3cret", "it knows WEBHOOK_SECRET_STANDARD_WEBHOOKS"),
         ("WEBHOOK_SECRET_GITHUB", "", "the secret is empty"),
@@ -324,7 +324,7 @@ async fn a_receiver_starts_with_no_secret_that_it_cannot_use() {
 /// After a SIGKILL the transactional ledger's retry runs at once, and the dead run has left nothing
 /// behind.
 #[tokio::test]
-async fn a_killed_receiver_leaves_nothing_of_a_transaction() {
+async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
     let schema = Schema::fresh();
     let url = schema.url();
     let args = ["--store", &url, "--ledger", "transactional"];

@@ -39,7 +39,7 @@ fn events() -> KeyExtractor {
 }
 
 #[test]
-fn a_part_is_read_once_for_every_element_in_the_order_of_the_request() {
+fn part_is_read_once_for_every_item_in_the_order_of_the_request() {
     let body = r#"{"id": "not this", "events": [{"id": "b"}, {"id": 7}, {"id": "a"}]}"#;
     assert_eq!(ids(&events(), body), ["b", "7", "a"]);
     let whole = key::each("", key::json("")).namespace("acme");
@@ -47,7 +47,7 @@ fn a_part_is_read_once_for_every_element_in_the_order_of_the_request() {
 }
 
 #[test]
-fn the_head_of_an_element_is_that_of_the_delivery_and_its_body_is_its_own() {
+fn head_of_an_event_is_that_of_the_delivery_and_its_body_is_its_item() {
     let part = key::header("x-shop").and(key::json("/id").optional()).and(key::body_digest());
     let extractor = key::each("/events", part).namespace("acme");
     let [first, second] = &ids(&extractor, r#"{"events":[ {"id" : 1} ,{}]}"#)[..] else {
@@ -81,7 +81,7 @@ fn parts_of_the_head_are_composed_as_elsewhere() {
 }
 
 #[test]
-fn a_star_names_the_arrays_of_every_element_on_the_way() {
+fn star_names_the_arrays_of_every_item_on_the_way() {
     let extractor = key::each("/entry/*/changes/*/messages", key::json("/id")).namespace("acme");
     let body = r#"{"entry": [
         {"changes": [{"messages": [{"id": 1}, {"id": 2}]}, {"messages": []}]},
@@ -92,7 +92,7 @@ fn a_star_names_the_arrays_of_every_element_on_the_way() {
 }
 
 #[test]
-fn elements_are_slices_of_the_body_unless_they_change_on_a_retry() {
+fn event_payloads_are_slices_of_the_body_unless_they_change_on_a_retry() {
     let body = r#"{"events":[ {"id":1} , {"id":2} ]}"#;
     let payloads = |keys: &Keys| -> Vec<Option<Bytes>> {
         keys.events().iter().map(|event| event.payload().cloned()).collect()
@@ -107,7 +107,7 @@ fn elements_are_slices_of_the_body_unless_they_change_on_a_retry() {
 }
 
 #[test]
-fn nothing_to_deduplicate_is_a_bypass_and_no_array_is_missing() {
+fn empty_array_is_a_bypass_and_no_array_is_missing() {
     for body in [r#"{"events":[]}"#, r#"{"events": [ ] }"#] {
         assert_eq!(read(&events(), body), Ok(Extracted::Bypass), "{body}");
     }
@@ -118,7 +118,7 @@ fn nothing_to_deduplicate_is_a_bypass_and_no_array_is_missing() {
 
 /// A key for what has one would let what has none be taken for a duplicate.
 #[test]
-fn one_element_without_a_key_makes_the_delivery_one_without() {
+fn one_item_without_a_key_makes_the_delivery_missing() {
     let body = r#"{"events":[{"id":1},{"id":null},{"id":3}]}"#;
     assert_eq!(read(&events(), body), Ok(Extracted::Missing));
     let nested = key::each("/entry/*/events", key::json("/id")).namespace("acme");
@@ -127,7 +127,7 @@ fn one_element_without_a_key_makes_the_delivery_one_without() {
 }
 
 #[test]
-fn what_is_malformed_says_which_element_it_is() {
+fn malformed_item_is_named_by_its_number() {
     let error = read(&events(), r#"{"events":[{},{"id":1},{"id":[]}]}"#).unwrap_err();
     assert_eq!(error.kind(), KeyErrorKind::NotAnId);
     assert_eq!(
@@ -145,7 +145,7 @@ fn what_is_malformed_says_which_element_it_is() {
 }
 
 #[test]
-fn pointers_and_namespaces_that_are_none_are_refused() {
+fn invalid_pointers_and_namespaces_are_refused() {
     let part = || key::json("/id");
     assert_eq!(Batch::new("events", part()).unwrap_err(), ConfigError::InvalidPointer);
     let refused = key::each("", part()).try_namespace("").unwrap_err();
@@ -153,7 +153,7 @@ fn pointers_and_namespaces_that_are_none_are_refused() {
 }
 
 #[test]
-fn a_list_of_one_is_a_batch_and_one_event_is_none() {
+fn array_of_one_is_multi_event_and_one_event_is_not() {
     assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_batch());
     assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_batch());
     let key = DedupKey::new("acme", "1").unwrap();
@@ -162,7 +162,7 @@ fn a_list_of_one_is_a_batch_and_one_event_is_none() {
 }
 
 #[test]
-fn second_identities_are_read_from_the_element() {
+fn second_identities_are_read_from_the_item() {
     let extractor = events().second_identity("object", key::json("/object"));
     let found = keys(&extractor, r#"{"object":"x","events":[{"id":1,"object":"o"},{"id":2}]}"#);
     let seconds: Vec<_> = found
@@ -181,7 +181,7 @@ fn second_identities_are_read_from_the_element() {
 
 /// What is read from the head is in the id of every event.
 #[test]
-fn a_long_header_is_not_multiplied() {
+fn long_header_is_not_copied_for_every_event() {
     let by_query = key::each("", key::query("q").and(key::json(""))).namespace("acme");
     let second =
         key::each("", key::json("")).namespace("acme").second_identity("q", key::query("q"));
@@ -196,7 +196,7 @@ fn a_long_header_is_not_multiplied() {
 }
 
 #[tokio::test]
-async fn a_retry_that_is_batched_anew_runs_what_is_new_in_it() {
+async fn retry_in_another_group_runs_its_new_events() {
     let handler = Handler::default();
     let dedup = DedupLayer::new(events(), MemoryAdapter::new());
     let service = dedup.layer(handler.service());
@@ -223,7 +223,7 @@ async fn a_retry_that_is_batched_anew_runs_what_is_new_in_it() {
 }
 
 #[tokio::test]
-async fn a_batch_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
+async fn array_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
     let handler = Handler::default();
     let body = |count: usize| {
         let events: Vec<_> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();
@@ -250,7 +250,7 @@ async fn a_batch_without_keys_is_for_the_policy_and_too_many_keys_are_refused() 
 
 /// A completion that waits for its store may wait for minutes, and thousands may.
 #[tokio::test]
-async fn body_of_a_batch_is_dropped_while_its_completion_is_pending() {
+async fn body_of_a_multi_event_delivery_is_dropped_while_its_completion_is_pending() {
     struct Owner(#[expect(dead_code, reason = "it is counted")] Arc<()>);
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {

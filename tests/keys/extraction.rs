@@ -420,7 +420,7 @@ fn a_body_digest_is_over_the_raw_bytes() {
 }
 
 #[test]
-fn a_closure_reads_whatever_it_likes_by_the_same_rules() {
+fn closure_follows_the_rules_of_the_other_extractors() {
     let part = key::from_fn(|request| {
         if request.method() == http::Method::PUT {
             return Err(KeyError::new(KeyErrorKind::Rejected, "the method"));
@@ -691,7 +691,7 @@ fn a_bypass_wins_over_a_key_and_over_a_malformed_one() {
 }
 
 #[test]
-fn keys_say_where_they_were_read_and_never_what() {
+fn errors_name_the_source_of_a_key_and_never_its_value() {
     let (head, body) = with_headers(&[b"secret-1", b"secret-2"]).into_parts();
     let body = Bytes::from(body);
     let request = RequestRef::new(&head, &body);
@@ -892,7 +892,7 @@ fn lines() -> KeyExtractor {
 }
 
 #[tokio::test]
-async fn a_closure_gives_a_batch_of_keys() {
+async fn closure_gives_several_keys() {
     let bench = Bench::new(lines());
     assert_eq!(bench.send(with_body("1\n2\n3")).await, ran());
     assert_eq!(bench.stored().await, 3);
@@ -1071,7 +1071,7 @@ proptest! {
     }
 
     #[test]
-    fn no_request_makes_an_extractor_panic_or_change_its_mind(
+    fn extractor_never_panics_and_is_deterministic(
         headers in prop::collection::vec(header_bytes(), 0..3),
         content_type in prop::option::of(prop_oneof![Just(FORM.as_bytes().to_vec()), header_bytes()]),
         query in "[a-z0-9%&=+;?/]{0,30}",

@@ -51,7 +51,7 @@ fn echo() -> impl tower::Service<
 }
 
 #[tokio::test]
-async fn the_handler_sees_the_bytes_that_were_sent() {
+async fn handler_gets_the_bytes_that_were_sent() {
     let service = DedupLayer::new(by_header(), memory()).layer(echo());
     let sent = chunks(&["a", "", "bc", "def"]);
     let answer = send(&service, streamed("a", sent)).await;
@@ -65,7 +65,7 @@ async fn the_handler_sees_the_bytes_that_were_sent() {
 }
 
 #[tokio::test]
-async fn trap_24_a_body_over_the_limit_is_413_and_not_recorded() {
+async fn body_over_the_limit_is_413_and_not_recorded() {
     let (adapter, handler) = (memory(), Handler::default());
     let service =
         DedupLayer::new(by_header(), Arc::clone(&adapter)).body_limit(8).layer(handler.service());
@@ -87,7 +87,7 @@ async fn trap_24_a_body_over_the_limit_is_413_and_not_recorded() {
 }
 
 #[tokio::test]
-async fn trap_24_a_broken_upload_is_400_and_not_recorded() {
+async fn broken_upload_is_400_and_not_recorded() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let mut broken = chunks(&["half"]);
@@ -113,7 +113,7 @@ impl http_body::Body for Silent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_arrive_is_408_and_not_recorded() {
+async fn body_that_does_not_arrive_is_408_and_not_recorded() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let started = tokio::time::Instant::now();
@@ -160,7 +160,7 @@ async fn malformed_and_missing_ids_are_400_and_not_recorded() {
 }
 
 #[tokio::test]
-async fn a_missing_key_is_what_the_policy_says() {
+async fn missing_key_is_handled_as_the_policy_says() {
     for (policy, runs, told) in [
         (OnMissingKey::Reject, 0, Some("invalid-key")),
         (OnMissingKey::PassThrough, 2, None),
@@ -184,7 +184,7 @@ async fn a_missing_key_is_what_the_policy_says() {
 }
 
 #[tokio::test]
-async fn only_deduplicated_methods_are_deduplicated() {
+async fn methods_that_are_not_deduplicated_pass_through() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_header(), memory()).layer(handler.service());
     let by = |method: &str| {
@@ -230,7 +230,7 @@ async fn presets_bring_their_methods_and_handshakes_pass() {
 }
 
 #[tokio::test]
-async fn trap_18_unverified_requests_are_refused_where_that_is_required() {
+async fn unverified_requests_are_refused_with_require_verified() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter))
         .require_verified()
@@ -244,7 +244,7 @@ async fn trap_18_unverified_requests_are_refused_where_that_is_required() {
 }
 
 #[tokio::test]
-async fn answers_are_configurable() {
+async fn answers_of_the_layer_are_configurable() {
     let handler = Handler::default();
     let layer = DedupLayer::new(by_header(), memory())
         .duplicate_status(StatusCode::ACCEPTED)

@@ -250,7 +250,7 @@ async fn from_fn_outside() {
 }
 
 #[tokio::test]
-async fn a_verifying_layer_on_the_wrong_side_is_found_out() {
+async fn verifying_layer_inside_the_dedup_layer_is_detected() {
     async fn verify(mut request: AxumRequest, next: Next) -> axum::response::Response {
         request.extensions_mut().insert(Verified);
         next.run(request).await
@@ -508,7 +508,7 @@ async fn concurrency_limit_inside_and_outside() {
 }
 
 #[tokio::test]
-async fn the_service_that_is_ready_is_the_one_that_is_called() {
+async fn service_that_is_ready_is_the_one_that_is_called() {
     // One place, and one service that is called again and again: a clone of it would be called
     // without having been asked, and panic.
     let handler = Handler::default();
@@ -716,7 +716,7 @@ fn types_are_as_shareable_as_promised() {
 }
 
 #[test]
-fn types_show_themselves() {
+fn public_types_implement_debug() {
     is_debug::<DedupLayer<Lease<Arc<MemoryAdapter>>>>();
     is_debug::<Dedup<SyncInner, Erased>>();
     is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
@@ -725,7 +725,7 @@ fn types_show_themselves() {
 }
 
 #[test]
-fn a_boxed_store_is_a_store() {
+fn erased_store_is_a_store() {
     is_shared::<dyn DynAdapter>();
     is_adapter::<Arc<dyn DynAdapter>>();
     is_maintained::<Arc<dyn DynAdapter>>();

@@ -47,7 +47,7 @@ fn assert_runs(ran: &RunOutcome<Delivery>) {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_claiming_frees_its_key() {
+async fn deduplicator_dropped_while_claiming_frees_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let store = store();
         let worker = worker(&store);
@@ -61,7 +61,7 @@ async fn worker_dropped_while_claiming_frees_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_its_work_runs_frees_its_key() {
+async fn deduplicator_dropped_while_its_work_runs_frees_its_key() {
     let store = store();
     let worker = worker(&store);
     let key = dedup_key("a");
@@ -72,7 +72,7 @@ async fn worker_dropped_while_its_work_runs_frees_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_after_done_completes_its_key() {
+async fn deduplicator_dropped_after_done_completes_its_key() {
     let store = store();
     let worker = worker(&store);
     let (key, marked) = (dedup_key("a"), AtomicUsize::new(0));
@@ -90,7 +90,7 @@ async fn worker_dropped_after_done_completes_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_completing_completes_its_key() {
+async fn deduplicator_dropped_while_completing_completes_its_key() {
     for fault in [Fault::Hang, Fault::LoseReply] {
         let store = store();
         let worker = worker(&store);
@@ -106,7 +106,7 @@ async fn worker_dropped_while_completing_completes_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_releasing_frees_its_key() {
+async fn deduplicator_dropped_while_releasing_frees_its_key() {
     let store = store();
     let worker = worker(&store);
     store.set(Op::Release, Fault::Hang);
@@ -120,7 +120,7 @@ async fn worker_dropped_while_releasing_frees_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_completing_what_is_done_completes_its_key() {
+async fn deduplicator_dropped_while_completing_a_done_key_completes_it() {
     let store = store();
     let worker = worker(&store);
     store.set(Op::Complete, Fault::Hang);
@@ -187,7 +187,7 @@ async fn claim_dropped_outside_a_runtime_does_not_panic() {
 
 /// Otherwise the next delivery is a duplicate of a run that never was.
 #[tokio::test]
-async fn on_arrival_worker_dropped_while_recording_frees_its_key() {
+async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let store = store();
         let worker = Deduplicator::new(OnArrival::new(Arc::clone(&store)));

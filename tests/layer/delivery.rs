@@ -15,7 +15,7 @@ fn memory() -> Arc<MemoryAdapter> {
 }
 
 #[tokio::test]
-async fn a_duplicate_is_answered_without_the_handler() {
+async fn duplicate_is_answered_without_the_handler() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_header(), memory()).layer(handler.service());
     let first = send(&service, request("a")).await;
@@ -72,7 +72,7 @@ async fn thousand_keys_by_32_run_once_each_on_sqlite() {
 
 /// Traps 1 and 2: a failure, however it is said, frees the key.
 #[tokio::test]
-async fn trap_1_and_2_after_a_failure_the_next_delivery_runs() {
+async fn delivery_after_a_failure_runs() {
     for failure in [500, 503, 400, 404, 302, 0, 1] {
         let handler = Handler::default().then(failure);
         let adapter = memory();
@@ -109,7 +109,7 @@ async fn success_is_what_the_policy_says() {
 
 /// Trap 3: whoever arrives while the first runs is never told 200 before the first has succeeded.
 #[tokio::test]
-async fn trap_3_nobody_is_told_200_for_a_run_that_fails() {
+async fn duplicate_of_a_run_that_fails_is_never_200() {
     for policy in [OnInFlight::Reject, OnInFlight::Wait(Duration::from_millis(100))] {
         let handler = Handler::default().then(500);
         handler.hold();
@@ -137,7 +137,7 @@ async fn trap_3_nobody_is_told_200_for_a_run_that_fails() {
 
 /// A waiting duplicate is told 200 when the first succeeds, and runs the handler when it fails.
 #[tokio::test]
-async fn a_waiting_duplicate_ends_as_the_first_run_says() {
+async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
     for (first_status, runs, told) in [(200, 1, Some("duplicate")), (500, 2, None)] {
         let handler = Handler::default().then(first_status);
         handler.hold();
@@ -165,7 +165,7 @@ async fn a_waiting_duplicate_ends_as_the_first_run_says() {
 
 /// Two layers stand for two processes: there is nobody to wake the waiter, and it looks by itself.
 #[tokio::test]
-async fn a_waiter_in_another_process_finds_out_by_itself() {
+async fn waiting_duplicate_in_another_process_polls_the_store() {
     let (adapter, handler) = (memory(), Handler::default());
     handler.hold();
     let layer = || {
@@ -188,7 +188,7 @@ async fn a_waiter_in_another_process_finds_out_by_itself() {
 }
 
 #[tokio::test]
-async fn in_flight_can_be_acknowledged_by_choice() {
+async fn in_flight_is_acknowledged_by_choice() {
     let handler = Handler::default();
     handler.hold();
     let service = DedupLayer::new(by_header(), memory())
@@ -208,7 +208,7 @@ async fn in_flight_can_be_acknowledged_by_choice() {
 /// Trap 20: the client hangs up while the handler runs; the handler finishes, and the retry gets
 /// its 200.
 #[tokio::test]
-async fn trap_20_a_client_that_hangs_up_does_not_stop_its_handler() {
+async fn client_that_disconnects_does_not_stop_its_handler() {
     let (adapter, handler) = (memory(), Handler::default());
     handler.hold();
     let layer = DedupLayer::new(by_header(), Arc::clone(&adapter));
@@ -263,7 +263,7 @@ async fn only_a_delivery_that_waits_gets_a_task() {
 
 /// The response future dropped after any number of polls: nothing leaks, and the event runs once.
 #[tokio::test]
-async fn a_response_future_dropped_at_any_poll_leaks_nothing() {
+async fn response_future_dropped_at_any_poll_leaks_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
     let (adapter, handler) = (SqliteAdapter::connect(&url).await.unwrap(), Handler::default());
@@ -291,7 +291,7 @@ async fn a_response_future_dropped_at_any_poll_leaks_nothing() {
 /// More deliveries than `max_running`: 503 for the rest, and the bound holds while clients come
 /// and go.
 #[tokio::test]
-async fn no_more_than_max_running_run_even_if_clients_disconnect() {
+async fn max_running_holds_even_if_clients_disconnect() {
     let handler = Handler::default();
     handler.hold();
     let layer = DedupLayer::new(by_header(), memory()).max_running(4);
@@ -343,7 +343,7 @@ async fn clones_and_routes_share_their_bounds() {
 }
 
 #[tokio::test]
-async fn no_more_than_max_waiting_wait() {
+async fn max_waiting_bounds_the_deliveries_that_wait() {
     let handler = Handler::default();
     handler.hold();
     let layer = DedupLayer::new(by_header(), memory())
@@ -371,7 +371,7 @@ async fn no_more_than_max_waiting_wait() {
 
 /// A runtime that shuts down drops the task: the client is told 503, and nothing panics.
 #[test]
-fn a_shutdown_of_the_runtime_is_503() {
+fn shutdown_of_the_runtime_is_503() {
     let (adapter, handler) = (memory(), Handler::default());
     handler.hold();
     let service = DedupLayer::new(by_header(), adapter).layer(handler.service());
@@ -388,7 +388,7 @@ fn a_shutdown_of_the_runtime_is_503() {
 }
 
 #[tokio::test]
-async fn on_arrival_an_event_runs_at_most_once() {
+async fn on_arrival_event_runs_at_most_once() {
     for failure in [500, 0] {
         let handler = Handler::default().then(failure);
         let service = DedupLayer::on_arrival(by_header(), memory()).layer(handler.service());

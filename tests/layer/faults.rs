@@ -48,7 +48,7 @@ async fn becomes_complete(store: &Store, id: &str) {
 }
 
 #[tokio::test]
-async fn a_store_that_fails_hangs_or_loses_its_answer_is_503_in_time() {
+async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::DoLate] {
         let (store, handler) = (store(), Handler::default());
         let (lease, arrival) =
@@ -78,7 +78,7 @@ async fn a_store_that_fails_hangs_or_loses_its_answer_is_503_in_time() {
 /// A claim that was made, or will be made late, although nobody heard of it, is released by its
 /// token: the retry runs long before the lease of 60 s would have lapsed.
 #[tokio::test]
-async fn a_claim_whose_answer_was_lost_does_not_block_its_key() {
+async fn claim_whose_reply_was_lost_does_not_block_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
@@ -97,7 +97,7 @@ async fn a_claim_whose_answer_was_lost_does_not_block_its_key() {
 /// A record that was made although the sender was told 503 is undone: or the retry would be taken
 /// for a duplicate of a run that never was.
 #[tokio::test]
-async fn a_record_whose_answer_was_lost_does_not_lose_its_event() {
+async fn record_whose_reply_was_lost_does_not_lose_its_event() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let (store, handler) = (store(), Handler::default());
         let layer = arrival(&store);
@@ -116,7 +116,7 @@ async fn a_record_whose_answer_was_lost_does_not_lose_its_event() {
 /// After success the answer is the handler's, whatever the store does; the completion follows, and
 /// meanwhile this process knows.
 #[tokio::test]
-async fn success_is_success_even_if_the_store_goes_away() {
+async fn success_is_answered_even_if_the_store_goes_away() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).lease(Duration::from_millis(300));
@@ -146,7 +146,7 @@ async fn success_is_success_even_if_the_store_goes_away() {
 
 /// On arrival the key is there already: what becomes of the store afterwards changes nothing.
 #[tokio::test]
-async fn on_arrival_nothing_is_asked_of_the_store_afterwards() {
+async fn on_arrival_store_gets_no_call_after_the_handler() {
     for (status, fault) in [(200, Fault::Fail), (200, Fault::Hang), (500, Fault::Hang)] {
         let (store, handler) = (store(), Handler::default().then(status));
         handler.hold();
@@ -167,7 +167,7 @@ async fn on_arrival_nothing_is_asked_of_the_store_afterwards() {
 }
 
 #[tokio::test]
-async fn a_failed_release_is_repeated_until_the_key_is_free() {
+async fn release_that_fails_is_repeated_until_the_key_is_free() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default().then(500));
         let service = lease(&store).layer(handler.service());
@@ -185,7 +185,7 @@ async fn a_failed_release_is_repeated_until_the_key_is_free() {
 }
 
 #[tokio::test]
-async fn open_runs_unprotected_and_records_when_the_store_is_back() {
+async fn fail_open_runs_unprotected_and_records_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).on_unavailable(OnUnavailable::Open);
@@ -210,7 +210,7 @@ async fn open_runs_unprotected_and_records_when_the_store_is_back() {
 
 /// A handler longer than its lease keeps it, although some renewals fail.
 #[tokio::test]
-async fn a_handler_longer_than_its_lease_keeps_it() {
+async fn handler_that_outlives_its_lease_keeps_it() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let layer = lease(&store)
@@ -240,7 +240,7 @@ async fn a_handler_longer_than_its_lease_keeps_it() {
 
 /// A handler that blocks its thread keeps its lease: the renewal is not its task's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
+async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let store = store();
     let blocking = tower::service_fn(|_: http::Request<crate::support::Body>| async {
         std::thread::sleep(Duration::from_millis(1_200));
@@ -261,7 +261,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
 /// Trap 4: a handler that lost its lease is told, its success is recorded all the same, and its
 /// failure undoes nothing.
 #[tokio::test]
-async fn trap_4_a_lost_lease_is_told_and_undoes_nothing() {
+async fn lost_lease_is_reported_and_undoes_nothing() {
     for status in [200, 500] {
         let (store, handler) = (store(), Handler::default().then(status));
         handler.hold();
@@ -293,7 +293,7 @@ async fn trap_4_a_lost_lease_is_told_and_undoes_nothing() {
 
 /// A completion whose row vanished is recorded all the same.
 #[tokio::test]
-async fn a_completion_whose_row_vanished_is_recorded() {
+async fn completion_without_its_row_is_recorded() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let service = lease(&store).layer(handler.service());
@@ -311,7 +311,7 @@ async fn a_completion_whose_row_vanished_is_recorded() {
 
 /// A store that panics is a store that fails: no success is lost over it.
 #[tokio::test]
-async fn an_adapter_that_panics_is_a_store_that_fails() {
+async fn adapter_that_panics_is_a_store_that_fails() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store).lease(Duration::from_millis(300));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -335,7 +335,7 @@ async fn an_adapter_that_panics_is_a_store_that_fails() {
 /// On arrival: while a record of unknown outcome is being undone, nobody is told that its event,
 /// which never ran, is a duplicate.
 #[tokio::test]
-async fn a_retry_during_the_undoing_is_never_told_200() {
+async fn retry_during_a_release_is_never_200() {
     let (store, handler) = (store(), Handler::default());
     let layer = arrival(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -355,7 +355,7 @@ async fn a_retry_during_the_undoing_is_never_told_200() {
 
 /// Fail-open is for events of which nothing is known: not for one that is known to be running.
 #[tokio::test]
-async fn open_never_runs_beside_a_run_that_was_seen() {
+async fn fail_open_never_runs_beside_a_run_in_flight() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let layer = lease(&store)
@@ -406,7 +406,7 @@ async fn releases_do_not_starve_completions() {
 
 /// What a failed batch has marked as done keeps its lease until its completion is there.
 #[tokio::test]
-async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
+async fn done_key_keeps_its_lease_until_it_is_recorded() {
     let (store, handler) = (store(), Handler::default().then(500));
     handler.hold();
     let layer = lease(&store).lease(Duration::from_millis(300));
@@ -433,7 +433,7 @@ async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
 
 /// An unprotected run that fails frees its key even if its claim arrives after the release.
 #[tokio::test]
-async fn an_unprotected_failure_leaves_no_late_claim_behind() {
+async fn unprotected_failure_leaves_no_late_claim_behind() {
     let (store, handler) = (store(), Handler::default().then(500));
     let layer = lease(&store)
         .on_unavailable(OnUnavailable::Open)
@@ -449,7 +449,7 @@ async fn an_unprotected_failure_leaves_no_late_claim_behind() {
 
 /// Everybody who waits for the end is told of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_may_drain_at_once() {
+async fn many_callers_drain_at_once() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -503,7 +503,7 @@ async fn extreme_settings_do_no_harm() {
 
 /// What goes on behind a store that is gone is bounded, whatever arrives meanwhile.
 #[tokio::test]
-async fn background_work_is_bounded() {
+async fn pending_writes_are_bounded() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -525,7 +525,7 @@ async fn background_work_is_bounded() {
 
 /// The purger lives through errors, hangs and panics, and stops when it is told to.
 #[tokio::test]
-async fn the_purger_survives_its_store() {
+async fn purger_goes_on_after_the_store_fails() {
     let store = store();
     for id in 0..250 {
         let brief = CallTerms::new(Token::random(), Duration::from_secs(3_600));

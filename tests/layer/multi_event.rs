@@ -33,17 +33,17 @@ macro_rules! under_every_ledger {
 }
 
 under_every_ledger!(
-    what_is_new_runs_and_nothing_else,
-    a_poison_event_does_not_repeat_the_others,
-    a_handler_that_fails_half_way_does_not_repeat_what_is_done,
-    an_event_in_flight_elsewhere_is_503_after_the_new_ones,
-    retries_in_other_batches_process_only_what_is_new,
-    overlapping_batches_race_and_every_event_takes_effect_once,
-    second_identities_of_a_batch,
-    as_many_as_may_be_and_one_more,
+    new_events_run_and_no_others,
+    poison_event_does_not_repeat_the_others,
+    handler_that_fails_half_way_does_not_repeat_done_events,
+    event_in_flight_elsewhere_is_503_after_the_new_ones,
+    retries_in_other_groups_process_only_new_events,
+    overlapping_deliveries_race_and_every_event_takes_effect_once,
+    second_identity_of_any_event_makes_it_a_duplicate,
+    maximum_of_events_runs_and_one_more_is_400,
 );
 
-async fn what_is_new_runs_and_nothing_else(rig: Rig) {
+async fn new_events_run_and_no_others(rig: Rig) {
     assert_eq!(rig.send("a b c").await, own(200));
     assert_eq!(rig.news(), ["a", "b", "c"]);
     assert_eq!(rig.send("c d b d e").await, own(200));
@@ -62,7 +62,7 @@ async fn what_is_new_runs_and_nothing_else(rig: Rig) {
 }
 
 /// The handler goes on after it, and says so in the end.
-async fn a_poison_event_does_not_repeat_the_others(rig: Rig) {
+async fn poison_event_does_not_repeat_the_others(rig: Rig) {
     for (way, poison) in [("fail", "p"), ("sql", "q")] {
         let (before, after) = (format!("a{poison}"), format!("z{poison}"));
         let batch = |way: &str| format!("{before} {poison}:{way} {after}");
@@ -89,7 +89,7 @@ async fn a_poison_event_does_not_repeat_the_others(rig: Rig) {
 
 /// It ends at the poison event: by its status, its error, its panic, dropped, or in a transaction
 /// that is aborted.
-async fn a_handler_that_fails_half_way_does_not_repeat_what_is_done(rig: Rig) {
+async fn handler_that_fails_half_way_does_not_repeat_done_events(rig: Rig) {
     let ways = [("500", 500), ("error", 1), ("panic", 0), ("hang", 504), ("abort", 500)];
     for (n, (way, status)) in ways.into_iter().enumerate() {
         let batch = |way: &str| {
@@ -115,7 +115,7 @@ async fn a_handler_that_fails_half_way_does_not_repeat_what_is_done(rig: Rig) {
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "{all:?}");
 }
 
-async fn an_event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
+async fn event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
     let (one, two) = (terms(), terms());
     rig.store.claim(&[dedup_key("b")], &one).await.unwrap();
     rig.store.claim(&[dedup_key("d")], &two).await.unwrap();
@@ -134,7 +134,7 @@ async fn an_event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
 }
 
 /// Trap 35, many times over.
-async fn retries_in_other_batches_process_only_what_is_new(rig: Rig) {
+async fn retries_in_other_groups_process_only_new_events(rig: Rig) {
     const EVENTS: usize = 30;
     for _ in 0..40 {
         let mut batch: Vec<usize> =
@@ -161,7 +161,7 @@ async fn retries_in_other_batches_process_only_what_is_new(rig: Rig) {
 }
 
 /// Tasks on both processes, with batches in every order; some fail over an event now and then.
-async fn overlapping_batches_race_and_every_event_takes_effect_once(rig: Rig) {
+async fn overlapping_deliveries_race_and_every_event_takes_effect_once(rig: Rig) {
     const EVENTS: usize = 24;
     for round in 0..4 {
         let deliver = |task: usize| {
@@ -208,7 +208,7 @@ async fn overlapping_batches_race_and_every_event_takes_effect_once(rig: Rig) {
     }
 }
 
-async fn second_identities_of_a_batch(rig: Rig) {
+async fn second_identity_of_any_event_makes_it_a_duplicate(rig: Rig) {
     // The second of them reports what the first does.
     assert_eq!(rig.send("a=x b=x c=y").await, own(200));
     assert_eq!(rig.news(), ["a", "c"]);
@@ -249,7 +249,7 @@ async fn second_identities_of_a_batch(rig: Rig) {
     assert_eq!(rig.effects.all().await, ids("a c f g h i q"));
 }
 
-async fn as_many_as_may_be_and_one_more(rig: Rig) {
+async fn maximum_of_events_runs_and_one_more_is_400(rig: Rig) {
     let batch = |count: usize| {
         let words: Vec<String> = (0..count).map(|n| format!("k{n}")).collect();
         format!("bulk! {}", words.join(" "))
@@ -266,19 +266,19 @@ async fn as_many_as_may_be_and_one_more(rig: Rig) {
 }
 
 cases! {
-    calls_memory_lease: memory_under(Lease) = [a_batch_is_one_call];
-    calls_memory_arrival: memory_under(Arrival) = [a_batch_is_one_call];
-    calls_sqlite_lease: sqlite_under(Lease) = [a_batch_is_one_call];
-    calls_sqlite_arrival: sqlite_under(Arrival) = [a_batch_is_one_call];
-    calls_postgres_lease: postgres_under(Lease) = [a_batch_is_one_call];
-    calls_postgres_arrival: postgres_under(Arrival) = [a_batch_is_one_call];
+    calls_memory_lease: memory_under(Lease) = [multi_event_delivery_is_one_call];
+    calls_memory_arrival: memory_under(Arrival) = [multi_event_delivery_is_one_call];
+    calls_sqlite_lease: sqlite_under(Lease) = [multi_event_delivery_is_one_call];
+    calls_sqlite_arrival: sqlite_under(Arrival) = [multi_event_delivery_is_one_call];
+    calls_postgres_lease: postgres_under(Lease) = [multi_event_delivery_is_one_call];
+    calls_postgres_arrival: postgres_under(Arrival) = [multi_event_delivery_is_one_call];
 }
 
 fn hundred(name: &str) -> String {
     (0..100).map(|n| format!("{name}{n} ")).collect()
 }
 
-async fn a_batch_is_one_call(rig: Rig) {
+async fn multi_event_delivery_is_one_call(rig: Rig) {
     let (store, runs, log) = (Faulty::new(Arc::clone(&rig.store)), Runs::default(), Arc::default());
     let handler = move |request| apart(request, Arc::clone(&runs), Arc::clone(&log));
     let service = match rig.kind {
@@ -293,7 +293,7 @@ async fn a_batch_is_one_call(rig: Rig) {
 
 /// A hundred new events cost as many messages to the server as one does.
 #[tokio::test]
-async fn a_batch_is_as_many_round_trips_as_one_event() {
+async fn multi_event_delivery_takes_as_many_round_trips_as_one_event() {
     let (schema, _pools) = pg().await;
     let proxy = Proxy::start(&schema.url().parse().unwrap()).await;
     // One connection, which knows every statement after the first deliveries.

@@ -50,7 +50,7 @@ async fn state(adapter: &MemoryAdapter, id: &str) -> Option<EntryState> {
 
 /// Trap 35: a retry that is batched otherwise runs what is new, and nothing else.
 #[tokio::test]
-async fn trap_35_a_batch_runs_what_is_new_in_it() {
+async fn multi_event_delivery_runs_its_new_events() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
     send(&service, batch("a b c")).await;
@@ -67,7 +67,7 @@ async fn trap_35_a_batch_runs_what_is_new_in_it() {
 
 /// The first run charges, then fails; its twin runs the same event as the second attempt.
 #[tokio::test]
-async fn idempotency_key_of_a_twin_after_a_failure_is_the_same() {
+async fn idempotency_key_of_an_event_under_its_other_id_is_the_same() {
     let handler = Handler::default().then(500);
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
     assert_eq!(send(&service, batch("evt_1=order")).await.status(), 500);
@@ -83,7 +83,7 @@ async fn idempotency_key_of_a_twin_after_a_failure_is_the_same() {
 }
 
 #[tokio::test]
-async fn idempotency_key_of_a_batch_is_the_same_when_only_a_part_runs_again() {
+async fn idempotency_key_of_a_multi_event_delivery_is_the_same_when_a_part_runs_again() {
     let handler = Handler::default().then(500);
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
     let first = {
@@ -106,7 +106,7 @@ async fn idempotency_key_of_a_batch_is_the_same_when_only_a_part_runs_again() {
 
 /// One poison event does not repeat the others.
 #[tokio::test]
-async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
+async fn event_marked_as_done_is_complete_even_if_the_handler_fails() {
     let (adapter, handler) = (memory(), Handler::default().then(500));
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     handler.hold();
@@ -128,7 +128,7 @@ async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
 
 /// While any event of a batch runs elsewhere the answer is never a 2xx; the new ones are done.
 #[tokio::test]
-async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
+async fn delivery_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
@@ -144,7 +144,7 @@ async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
 
 /// Trap 34: two events of different ids report one change.
 #[tokio::test]
-async fn trap_34_any_complete_identity_makes_a_duplicate() {
+async fn any_complete_identity_makes_a_duplicate() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     send(&service, batch("evt_1=invoice|paid")).await;
@@ -157,7 +157,7 @@ async fn trap_34_any_complete_identity_makes_a_duplicate() {
 }
 
 #[tokio::test]
-async fn any_running_identity_is_in_flight_and_blocks_nothing_else() {
+async fn any_identity_in_flight_is_in_flight_and_blocks_nothing_else() {
     let (adapter, handler) = (memory(), Handler::default().then(500));
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter))
         .on_in_flight(OnInFlight::Reject)
@@ -183,7 +183,7 @@ async fn any_running_identity_is_in_flight_and_blocks_nothing_else() {
 
 /// The same identities in many orders from many tasks: nobody deadlocks, each change runs once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn twins_in_every_order_run_once() {
+async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
     for round in 0..50 {
@@ -227,7 +227,7 @@ async fn too_many_keys_are_400_and_none_is_recorded() {
 }
 
 #[tokio::test]
-async fn on_arrival_batches_and_twins_behave_alike() {
+async fn on_arrival_multi_event_deliveries_and_second_identities_behave_alike() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::on_arrival(by_word(), Arc::clone(&adapter)).layer(handler.service());
     send(&service, batch("a b=x")).await;
@@ -243,7 +243,7 @@ async fn on_arrival_batches_and_twins_behave_alike() {
 
 /// The second identity as an extractor declares it.
 #[tokio::test]
-async fn the_second_identity_of_an_extractor_has_a_namespace_of_its_own() {
+async fn second_identity_of_an_extractor_has_its_own_namespace() {
     let (adapter, handler) = (memory(), Handler::default());
     let stripe = key::json("/id")
         .namespace("stripe")
@@ -263,7 +263,7 @@ async fn the_second_identity_of_an_extractor_has_a_namespace_of_its_own() {
 
 /// A second identity that says nothing new is none, and a closure's single event can have one.
 #[tokio::test]
-async fn second_identities_of_closures() {
+async fn second_identity_of_a_closure_makes_a_duplicate() {
     let (adapter, handler) = (memory(), Handler::default());
     let same = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let key = dedup_key("a");
@@ -330,7 +330,7 @@ impl DedupAdapter for Gated {
 /// On arrival, an event whose other identity runs elsewhere is recorded and given back. Whoever
 /// meets that record must not take the event for handled, whenever it looks.
 #[tokio::test]
-async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
+async fn on_arrival_released_key_is_never_a_duplicate() {
     for given_back_in_between in [true, false] {
         let store = Arc::new(Gated::default());
         let ledger = OnArrival::new(Arc::clone(&store));

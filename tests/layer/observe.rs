@@ -91,7 +91,7 @@ fn store() -> Arc<Faulty<MemoryAdapter>> {
 }
 
 #[test]
-fn every_delivery_ends_in_one_event_with_its_facts() {
+fn every_delivery_ends_in_one_log_record_with_its_fields() {
     observed(async |log, _| {
         let handler = Handler::default().then(500).then(200);
         let service = DedupLayer::new(by_header(), store()).layer(handler.service());
@@ -236,7 +236,7 @@ fn every_outcome_is_counted_under_its_name() {
 }
 
 #[test]
-fn mismatches_and_responses_that_are_not_kept_are_told() {
+fn mismatches_and_responses_that_are_not_stored_are_reported() {
     observed(async |log, snapshotter| {
         let handler = Handler::default();
         let reporting = DedupLayer::new(by_header(), store())
@@ -291,7 +291,7 @@ fn every_duplicate_on_another_path_is_counted() {
 }
 
 #[test]
-fn the_gauge_counts_what_runs() {
+fn gauge_counts_running_handlers() {
     observed(async |_, snapshotter| {
         let handler = Handler::default();
         handler.hold();
@@ -312,7 +312,7 @@ fn the_gauge_counts_what_runs() {
 
 /// The table of names in the documentation is the list of names in the code.
 #[test]
-fn the_documented_metrics_are_the_metrics() {
+fn documented_metrics_are_the_metrics() {
     let source = include_str!("../../src/observe.rs");
     let (docs, code) = source.split_once("use std::sync::Arc;").unwrap();
     let names = |text: &str| -> BTreeSet<String> {

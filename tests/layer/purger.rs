@@ -137,7 +137,7 @@ async fn a_round_pauses_for_as_long_as_each_portion_took() {
 }
 
 #[test]
-fn what_a_failing_round_has_deleted_is_counted() {
+fn rows_deleted_by_a_failing_round_are_counted() {
     let recorder = DebuggingRecorder::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     metrics::with_local_recorder(&recorder, || {

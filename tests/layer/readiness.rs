@@ -152,7 +152,7 @@ fn staged(
 }
 
 #[tokio::test]
-async fn a_waiter_is_ready_before_each_claim_and_gives_readiness_back_in_between() {
+async fn waiting_delivery_is_ready_before_each_claim_and_returns_readiness_in_between() {
     let (stage, service) = staged(Duration::from_secs(60));
     let delivery = tokio::spawn(service.oneshot(request("a")));
     until(|| stage.begins() > 2 && stage.ready.load(Ordering::SeqCst) == 0).await;
@@ -164,7 +164,7 @@ async fn a_waiter_is_ready_before_each_claim_and_gives_readiness_back_in_between
 }
 
 #[tokio::test]
-async fn a_waiter_whose_inner_service_stays_unready_is_503_and_claims_nothing() {
+async fn waiting_delivery_whose_inner_service_stays_unready_is_503_and_claims_nothing() {
     let (stage, service) = staged(Duration::from_millis(50));
     stage.is_full.store(true, Ordering::SeqCst);
     let refused = service.oneshot(request("a")).await.unwrap();
@@ -173,7 +173,7 @@ async fn a_waiter_whose_inner_service_stays_unready_is_503_and_claims_nothing() 
 }
 
 #[tokio::test]
-async fn a_waiter_whose_inner_service_breaks_returns_its_error_and_claims_nothing() {
+async fn waiting_delivery_whose_inner_service_fails_returns_its_error_and_claims_nothing() {
     let (stage, service) = staged(Duration::from_secs(60));
     stage.is_broken.store(true, Ordering::SeqCst);
     let error = service.oneshot(request("a")).await.unwrap_err();
@@ -228,7 +228,7 @@ async fn nobody_starves<A, H>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_starves_behind_a_waiter_on_sqlite() {
+async fn no_delivery_starves_behind_a_waiting_one_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let options =
         SqliteConnectOptions::new().filename(dir.path().join("app.db")).create_if_missing(true);
@@ -244,7 +244,7 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_starves_behind_a_waiter_on_postgres() {
+async fn no_delivery_starves_behind_a_waiting_one_on_postgres() {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()));

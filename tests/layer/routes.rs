@@ -95,7 +95,7 @@ fn store() -> Arc<MemoryAdapter> {
 }
 
 #[test]
-fn one_layer_over_two_routes_says_loudly_that_the_second_has_not_run() {
+fn one_layer_over_two_routes_warns_that_the_second_has_not_run() {
     let log = Log::of(async || {
         let (billing, tax) = (Runs::default(), Runs::default());
         let app = Router::new()
@@ -113,7 +113,7 @@ fn one_layer_over_two_routes_says_loudly_that_the_second_has_not_run() {
 }
 
 #[test]
-fn layers_of_one_namespace_on_two_routes_say_so_too() {
+fn layers_of_one_namespace_on_two_routes_warn_too() {
     let log = Log::of(async || {
         let (runs, store) = (Runs::default(), store());
         let route = || runs.route().layer(DedupLayer::new(provider::STRIPE, Arc::clone(&store)));
@@ -127,7 +127,7 @@ fn layers_of_one_namespace_on_two_routes_say_so_too() {
 
 /// The sender delivers to both endpoints at once.
 #[test]
-fn on_arrival_layer_says_so_while_the_first_route_still_runs() {
+fn on_arrival_layer_warns_while_the_first_route_still_runs() {
     let log = Log::of(async || {
         let handler = Handler::default();
         handler.hold();
@@ -205,19 +205,19 @@ async fn twice<L: Ledger>(layer: DedupLayer<L>) {
 }
 
 #[test]
-fn on_arrival_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+fn on_arrival_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = Log::of(async || twice(DedupLayer::on_arrival(provider::STRIPE, store())).await);
     assert_eq!(log.levels(NESTED), ["WARN"]);
 }
 
 #[test]
-fn lease_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+fn lease_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = Log::of(async || twice(DedupLayer::new(provider::STRIPE, store())).await);
     assert_eq!(log.levels(NESTED), ["WARN"]);
 }
 
 #[test]
-fn transactional_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+fn transactional_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = Log::of(async || {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
@@ -242,7 +242,7 @@ fn layers_of_other_namespaces_do_not_pass_each_other_through() {
 }
 
 #[test]
-fn retention_below_the_floor_of_the_sender_warns_and_is_taken() {
+fn retention_below_the_floor_of_the_sender_warns_and_is_used() {
     const DAY: Duration = Duration::from_secs(86_400);
     let floor = provider::ADYEN.retention_floor();
     assert!(floor > 30 * DAY, "above the default");

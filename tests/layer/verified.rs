@@ -182,7 +182,7 @@ fn time_header(scheme: Scheme) -> Option<HeaderName> {
 // The schemes
 
 #[test]
-fn every_vector_has_its_verdict() {
+fn every_published_vector_is_accepted_or_refused_as_it_says() {
     for (scheme, json, genuine, forged) in VECTORS {
         let cases = cases(json);
         for case in &cases {
@@ -196,7 +196,7 @@ fn every_vector_has_its_verdict() {
 
 /// A vector that is refused for another reason than its own says nothing of its own.
 #[test]
-fn every_forgery_is_found_for_its_own_reason() {
+fn every_forgery_is_refused_for_its_own_reason() {
     use Refusal::{Forged, Malformed, Missing, OutOfTime};
     for (scheme, name, refusal) in [
         (Scheme::StandardWebhooks, "too-old", OutOfTime),
@@ -222,7 +222,7 @@ fn every_forgery_is_found_for_its_own_reason() {
 }
 
 #[test]
-fn neither_body_nor_secret_nor_signature_can_be_another() {
+fn another_body_secret_or_signature_is_refused() {
     for (scheme, case) in genuine() {
         let (name, header) = (format!("{scheme:?} {}", case.name), signature_header(scheme));
         let (check, now) = (case.check(scheme), case.now());
@@ -270,7 +270,7 @@ fn neither_body_nor_secret_nor_signature_can_be_another() {
 }
 
 #[test]
-fn a_signature_holds_for_five_minutes_before_and_after() {
+fn signature_is_valid_for_five_minutes_before_and_after() {
     let mut timed = BTreeSet::new();
     for (scheme, case) in genuine() {
         let head = case.head();
@@ -311,7 +311,7 @@ fn a_signature_holds_for_five_minutes_before_and_after() {
 
 /// The sender signs with both secrets, or with either, and the receiver has both.
 #[test]
-fn a_secret_can_be_changed() {
+fn two_secrets_are_accepted_while_one_replaces_the_other() {
     for (scheme, case) in genuine() {
         let other = case.with_another_secret();
         let (right, wrong) = (case.check(scheme), other.check(scheme));
@@ -339,7 +339,7 @@ fn a_secret_can_be_changed() {
 
 /// What is verified is what any reader of the request takes for the id.
 #[test]
-fn svix_takes_both_families_if_they_agree() {
+fn svix_accepts_both_header_families_if_they_agree() {
     let own = case(Scheme::Svix, "official-sign-vector");
     let standard = case(Scheme::StandardWebhooks, "official-sign-vector");
     assert_eq!(standard.verdict(Scheme::Svix), Ok(()), "the standard family alone");
@@ -364,7 +364,7 @@ fn svix_takes_both_families_if_they_agree() {
 
 /// The guide says what these senders do not sign.
 #[test]
-fn unsigned_ids_can_be_changed() {
+fn id_outside_the_signature_can_be_changed() {
     for (scheme, header) in [
         (Scheme::GitHub, "x-github-delivery"),
         (Scheme::Gitea, "x-gitea-delivery"),
@@ -381,7 +381,7 @@ fn unsigned_ids_can_be_changed() {
 
 /// Twilio: URL and fields are signed without anything between them.
 #[test]
-fn twilio_knows_no_boundaries() {
+fn twilio_signature_does_not_cover_boundaries_between_parameters() {
     let sent = case(Scheme::Twilio, "sms-status-sent");
     let recut = |body: String| Case { body_utf8: body, ..sent.clone() };
     let moved = recut(sent.body_utf8.replace("=sent&SmsSid=", "=sentSmsSid"));
@@ -409,7 +409,7 @@ fn twilio_knows_no_boundaries() {
 
 /// The URL is the one that is configured, whatever the request says of its host.
 #[test]
-fn twilio_needs_the_url_as_the_sender_knows_it() {
+fn twilio_signature_needs_the_public_url() {
     let sms = case(Scheme::Twilio, "sms-inbound");
     let (mut head, body) = (sms.head(), sms.body_utf8.as_bytes());
     head.headers.insert(header::HOST, HeaderValue::from_static("10.0.0.7:3000"));
@@ -461,7 +461,7 @@ fn checks(
 }
 
 #[test]
-fn a_receiver_knows_what_its_secrets_are_for() {
+fn receiver_finds_the_scheme_of_each_secret() {
     let secrets = [
         ("PATH", "/bin"),
         ("WEBHOOK_SECRET_GITHUB", "new"),
@@ -659,7 +659,7 @@ fn github_check() -> Check {
 }
 
 #[tokio::test]
-async fn an_unverified_request_uses_no_id_up() {
+async fn unverified_request_uses_up_no_id() {
     for app in 0..2 {
         let site = Site::new(provider::GITHUB, github_check());
         let app = &site.right()[app];
@@ -681,7 +681,7 @@ async fn an_unverified_request_uses_no_id_up() {
 }
 
 #[tokio::test]
-async fn layers_in_the_wrong_order_are_found_out() {
+async fn layers_in_the_wrong_order_are_detected() {
     for app in 0..2 {
         let site = Site::new(provider::GITHUB, github_check());
         let app = &site.wrong()[app];
@@ -728,7 +728,7 @@ async fn the_body_is_buffered_once() {
 /// GitHub signs no id: what was overheard runs again under another one, unless the body is an
 /// identity too.
 #[tokio::test]
-async fn a_replay_under_a_fresh_id_is_stopped_by_the_body() {
+async fn replay_under_a_fresh_id_is_a_duplicate_by_its_body() {
     let by_id_or_body =
         || KeyExtractor::from(provider::GITHUB).second_identity("body", key::body_digest());
     for app in 0..2 {
@@ -748,7 +748,7 @@ async fn a_replay_under_a_fresh_id_is_stopped_by_the_body() {
 
 /// A retry has the old id in a new signature, with a new time where that is signed.
 #[tokio::test]
-async fn a_retry_is_a_duplicate_whatever_its_signature() {
+async fn retry_is_a_duplicate_whatever_its_signature() {
     type At = (&'static str, fn() -> i64);
     let slack = || key::json("/event_id").namespace("slack");
     let senders: [(Scheme, KeyExtractor, [At; 2]); 3] = [
@@ -788,7 +788,7 @@ async fn a_retry_is_a_duplicate_whatever_its_signature() {
 
 /// A GET is verified as well: Twilio delivers by it, if told so.
 #[tokio::test]
-async fn a_get_is_verified() {
+async fn get_request_is_verified() {
     let get = case(Scheme::Twilio, "sms-inbound-get");
     for app in 0..2 {
         let site = Site::new(provider::TWILIO, get.check(Scheme::Twilio));
@@ -803,7 +803,7 @@ async fn a_get_is_verified() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_arrive_is_not_looked_at() {
+async fn body_that_does_not_arrive_is_not_verified() {
     let nobody: Check = Arc::new(|_| panic!("there is nothing to check"));
     let site = Site::new(provider::GITHUB, Arc::clone(&nobody));
     let verify = VerifyLayer::new(nobody).body_limit(10).body_timeout(Duration::from_secs(1));
@@ -828,7 +828,7 @@ async fn a_body_that_does_not_arrive_is_not_looked_at() {
 
 /// The service that was asked whether it is ready is the one that is called.
 #[tokio::test]
-async fn the_ready_service_is_called() {
+async fn verify_layer_calls_the_service_that_is_ready() {
     let yes: Check = Arc::new(|_| Ok(()));
     let mut service = ServiceBuilder::new()
         .layer(VerifyLayer::new(yes))
@@ -848,7 +848,7 @@ async fn the_ready_service_is_called() {
 
 /// On a bare hyper server, and in a route of axum's, with both layers at once.
 #[test]
-fn it_fits_where_the_other_layer_does() {
+fn verify_layer_fits_into_router_and_service_builder() {
     fn serves<S: Service<Request<Incoming>> + Clone + Send + 'static>(_: &S) {}
     let site = Site::new(provider::GITHUB, github_check());
     let layered: Verify<Dedup<_, _>> = site.verify.layer(site.dedup().layer(site.plain()));

@@ -72,56 +72,56 @@ fn is_explained<W: World>(schedules: u32, world: impl Future<Output = W>) {
 }
 
 #[test]
-fn memory_answers_as_the_contract_says() {
+fn memory_follows_the_contract() {
     follows(2_000, async { Memory::new(100) });
 }
 
 #[test]
-fn memory_in_shards_answers_as_the_contract_says() {
+fn memory_in_shards_follows_the_contract() {
     follows(2_000, async { Memory::new(4_096) });
 }
 
 #[test]
-fn sqlite_answers_as_the_contract_says() {
+fn sqlite_follows_the_contract() {
     follows(400, File::new(batching(true)));
 }
 
 #[test]
-fn sqlite_unbatched_answers_as_the_contract_says() {
+fn sqlite_unbatched_follows_the_contract() {
     follows(200, File::new(batching(false)));
 }
 
 #[test]
-fn postgres_answers_as_the_contract_says() {
+fn postgres_follows_the_contract() {
     follows(400, Server::new(batching(true)));
 }
 
 #[test]
-fn postgres_unbatched_answers_as_the_contract_says() {
+fn postgres_unbatched_follows_the_contract() {
     follows(200, Server::new(batching(false)));
 }
 
 #[test]
-fn what_callers_of_memory_are_told_is_explained_by_some_order() {
+fn memory_is_linearizable() {
     is_explained(2_000, async { Memory::new(100) });
 }
 
 #[test]
-fn what_callers_of_sqlite_are_told_is_explained_by_some_order() {
+fn sqlite_is_linearizable() {
     is_explained(1_000, File::new(batching(true)));
 }
 
 #[test]
-fn what_callers_of_unbatched_sqlite_are_told_is_explained_by_some_order() {
+fn sqlite_unbatched_is_linearizable() {
     is_explained(300, File::new(batching(false)));
 }
 
 #[test]
-fn what_callers_of_postgres_are_told_is_explained_by_some_order() {
+fn postgres_is_linearizable() {
     is_explained(1_000, Server::new(batching(true)));
 }
 
 #[test]
-fn what_callers_of_unbatched_postgres_are_told_is_explained_by_some_order() {
+fn postgres_unbatched_is_linearizable() {
     is_explained(300, Server::new(batching(false)));
 }

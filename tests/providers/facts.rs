@@ -12,7 +12,7 @@ use crate::cases::Outcome::Bypass;
 use crate::cases::{self, Case, outcome};
 
 #[test]
-fn what_a_preset_says_beside_its_key_is_pinned() {
+fn facts_of_every_preset_are_pinned() {
     use Retries::{Automatic, ConnectionFailure, Never, Undocumented};
 
     const HOUR: u64 = 3_600;
@@ -62,7 +62,7 @@ fn only_twilio_delivers_by_get() {
 }
 
 #[test]
-fn names_and_aliases_are_found_and_are_nobody_elses() {
+fn names_and_aliases_are_found_and_unique() {
     let mut names = BTreeSet::new();
     for preset in provider::ALL {
         for name in [&[preset.name()], preset.aliases()].concat() {
@@ -82,7 +82,7 @@ fn names_and_aliases_are_found_and_are_nobody_elses() {
 }
 
 #[test]
-fn nothing_is_left_unsaid() {
+fn every_fact_of_a_preset_has_a_text() {
     for preset in provider::ALL {
         let said = [preset.title(), preset.key_in_words(), preset.floor_basis()];
         let said = said.into_iter().chain([preset.retries_how(), preset.source()]);
@@ -98,7 +98,7 @@ fn nothing_is_left_unsaid() {
 
 /// A list without events is let past as well: that is no handshake.
 #[test]
-fn handshakes_are_said_where_there_are_some() {
+fn handshakes_of_presets_are_documented() {
     for preset in provider::ALL {
         let lets_past = |case: &Case| {
             let (head, body) = case.parts();
@@ -113,7 +113,7 @@ fn handshakes_are_said_where_there_are_some() {
 }
 
 #[test]
-fn presets_of_one_key_can_be_composed_and_those_of_batches_cannot() {
+fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
     for preset in provider::ALL {
         assert_eq!(preset.key().is_none(), preset.is_batch(), "{preset:?}");
     }

@@ -98,7 +98,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn no_body_is_too_strange_for_a_clear_answer() {
+fn hostile_body_never_panics_and_has_a_defined_outcome() {
     for (what, body) in bodies() {
         let body = Bytes::from(body);
         // And by fewer content types.
@@ -122,7 +122,7 @@ fn kind(preset: provider::Preset, body: impl Into<Bytes>) -> Result<Extracted, K
 }
 
 #[test]
-fn what_is_malformed_is_so_for_a_reason() {
+fn malformed_body_has_its_reason() {
     for (preset, body, expected) in [
         (provider::STRIPE, r#"{"id":"a","id":"b"}"#, KeyErrorKind::Repeated),
         (provider::STRIPE, r#"{"account":"a","account":"b","id":"c"}"#, KeyErrorKind::Repeated),
@@ -191,7 +191,7 @@ fn batches(count: usize) -> Vec<(provider::Preset, &'static str, String)> {
 }
 
 #[test]
-fn ten_thousand_elements_are_that_many_keys() {
+fn ten_thousand_items_are_as_many_keys() {
     for (preset, content_type, body) in batches(10_000) {
         let Outcome::Keys { keys } = outcome(preset, &head(content_type), &Bytes::from(body))
         else {
@@ -202,7 +202,7 @@ fn ten_thousand_elements_are_that_many_keys() {
 }
 
 #[test]
-fn two_hundred_thousand_elements_are_too_many() {
+fn two_hundred_thousand_items_are_too_many() {
     for (preset, content_type, body) in batches(200_000) {
         let (head, body) = (head(content_type), Bytes::from(body));
         let refused = preset.extractor().extract(&RequestRef::new(&head, &body)).unwrap_err();
@@ -218,7 +218,7 @@ fn two_hundred_thousand_elements_are_too_many() {
 /// A part that all events share would be copied into each of their ids: a body of two megabytes
 /// would need tens of gigabytes.
 #[test]
-fn a_long_part_is_not_multiplied() {
+fn long_part_is_not_copied_for_every_event() {
     let (long, few) = ("x".repeat(1 << 20), 3);
     let entry = |what: &str| format!(r#"{{"entry":[{{"id":"{long}","changes":[{what}]}}]}}"#);
     let of_phone = |count: usize| {
@@ -242,7 +242,7 @@ fn a_long_part_is_not_multiplied() {
 }
 
 #[test]
-fn elements_carry_their_own_bytes_unless_these_change_on_a_retry() {
+fn events_carry_their_own_bytes_unless_these_change_on_a_retry() {
     for preset in provider::ALL.iter().filter(|preset| preset.is_batch()) {
         let mut batches = 0;
         for case in cases::of(*preset) {

@@ -90,7 +90,7 @@ fn elements() -> impl Strategy<Value = Vec<(String, Option<String>)>> {
 
 proptest! {
     #[test]
-    fn no_request_makes_a_preset_panic_or_change_its_mind(
+    fn preset_never_panics_and_is_deterministic(
         content_type in content_type(),
         header in prop::option::of("[ -~]{0,20}"),
         body in body(),
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn elements_of_a_batch_share_a_key_only_if_all_of_their_parts_are_alike(
+    fn events_share_a_key_only_if_all_of_their_parts_are_equal(
         elements in elements(),
     ) {
         let list: Vec<_> = elements
@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn an_event_of_cloudevents_has_one_key_in_every_mode(
+    fn cloudevents_event_has_one_key_in_every_mode(
         source in "\\PC{1,12}",
         id in "\\PC{1,12}",
     ) {

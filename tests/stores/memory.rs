@@ -64,7 +64,7 @@ fn a_complete_key_takes_64_bytes_at_most() {
 }
 
 #[test]
-fn a_burst_of_claims_leaves_nothing_behind_once_they_are_complete() {
+fn burst_of_claims_leaves_nothing_behind_once_complete() {
     let adapter = roomy();
     let mine = terms();
     let info = measure(|| {
@@ -81,7 +81,7 @@ fn a_burst_of_claims_leaves_nothing_behind_once_they_are_complete() {
 }
 
 #[test]
-fn what_has_expired_gives_its_memory_back_cycle_after_cycle() {
+fn expired_keys_free_their_memory_cycle_after_cycle() {
     let adapter = roomy();
     let cycle = |start: usize| {
         let info = measure(|| {
@@ -101,7 +101,7 @@ fn what_has_expired_gives_its_memory_back_cycle_after_cycle() {
 }
 
 #[test]
-fn a_store_that_is_only_written_to_reuses_what_has_expired() {
+fn store_that_only_gets_claims_reuses_expired_rows() {
     let adapter = roomy();
     let fill = |start: usize| {
         let info = measure(|| {
@@ -121,7 +121,7 @@ fn a_store_that_is_only_written_to_reuses_what_has_expired() {
 }
 
 #[test]
-fn a_call_allocates_its_answer_and_little_else() {
+fn call_allocates_its_reply_and_little_else() {
     let (adapter, keys) = (roomy(), keys(0..10_000));
     // Between two calls that make room for more.
     let allocations = |call: &dyn Fn(&[DedupKey])| {
@@ -136,7 +136,7 @@ fn a_call_allocates_its_answer_and_little_else() {
 }
 
 #[test]
-fn the_smallest_stores_hold_what_they_say() {
+fn smallest_stores_hold_their_capacity() {
     for (asked, held) in [(0, 1), (1, 1), (2, 2), (17, 17), (2_047, 2_047)] {
         let adapter = MemoryAdapter::with_capacity(asked);
         for id in 0..held {
@@ -153,7 +153,7 @@ fn the_smallest_stores_hold_what_they_say() {
 }
 
 #[test]
-fn shards_of_any_number_hold_nearly_what_they_say() {
+fn shards_of_any_number_hold_nearly_their_capacity() {
     for capacity in [2_048, 5_000, 20_000, 100_000] {
         let adapter = MemoryAdapter::with_capacity(capacity);
         let first_refused =
@@ -163,7 +163,7 @@ fn shards_of_any_number_hold_nearly_what_they_say() {
 }
 
 #[test]
-fn a_set_that_fits_exactly_is_taken_and_one_more_is_not() {
+fn set_that_fits_exactly_is_claimed_and_one_more_is_not() {
     for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
         let adapter = MemoryAdapter::with_capacity(8).at_capacity(at_capacity);
         assert!(is_full(record(&adapter, &keys(0..9))), "{at_capacity:?}");
@@ -179,7 +179,7 @@ fn a_set_that_fits_exactly_is_taken_and_one_more_is_not() {
 }
 
 #[test]
-fn a_set_that_does_not_fit_evicts_nobody() {
+fn set_that_does_not_fit_evicts_no_key() {
     let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
     record(&adapter, &keys(0..3)).unwrap();
     now(adapter.claim(&[key(3)], &terms())).unwrap();
@@ -194,7 +194,7 @@ fn a_set_that_does_not_fit_evicts_nobody() {
 }
 
 #[test]
-fn a_set_evicts_none_of_its_own_keys() {
+fn set_evicts_none_of_its_own_keys() {
     let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
     for id in 0..4 {
         record(&adapter, &[key(id)]).unwrap();
@@ -224,7 +224,7 @@ fn the_key_nearest_to_its_expiry_is_evicted_first() {
 }
 
 #[test]
-fn trap_32_the_longest_and_the_shortest_times_do_no_harm() {
+fn longest_and_shortest_durations_do_no_harm() {
     let adapter = MemoryAdapter::with_capacity(10);
     let odd = [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(1), Duration::MAX];
     let odd = odd.map(|time| [time, Duration::from_secs(600 * 365 * 86_400)]);

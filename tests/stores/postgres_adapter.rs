@@ -38,7 +38,7 @@ async fn adapter(schema: &Schema) -> PostgresAdapter {
 }
 
 #[tokio::test]
-async fn many_processes_may_make_the_schema_at_once() {
+async fn many_connections_create_the_schema_at_once() {
     for _ in 0..5 {
         let schema = Schema::fresh();
         let name = Identifier::new(&format!("{}_new", schema.name())).unwrap();
@@ -60,7 +60,7 @@ async fn many_processes_may_make_the_schema_at_once() {
 
 /// A migration that failed is tried again.
 #[tokio::test]
-async fn trap_29_a_failed_migration_is_retried() {
+async fn migration_that_failed_is_retried() {
     let schema = Schema::fresh();
     let role = format!("{}_role", schema.name());
     let mut admin = PgConnection::connect(shared()).await.unwrap();
@@ -86,7 +86,7 @@ async fn trap_29_a_failed_migration_is_retried() {
 
 /// The user's own migration tool creates the schema, under names that are words of SQL.
 #[tokio::test]
-async fn the_schema_sql_is_enough() {
+async fn schema_created_by_the_user_works() {
     let schema = Schema::fresh();
     let place = |adapter: PostgresAdapter| {
         let (name, table) = (schema.name(), Identifier::new("order").unwrap());
@@ -105,7 +105,7 @@ async fn the_schema_sql_is_enough() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_connected_to_says_so_and_keeps_the_url_to_itself() {
+async fn connect_that_fails_reports_it_without_the_url() {
     for url in ["postgres:/nowhere", "mysql://host/db", "postgres://user:hidden@host:notaport/db"] {
         let error = PostgresAdapter::connect(url).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{url}");
@@ -120,7 +120,7 @@ async fn what_cannot_be_connected_to_says_so_and_keeps_the_url_to_itself() {
 
 /// The duplicate path writes nothing, so it never waits for a disk.
 #[tokio::test]
-async fn trap_7_duplicates_write_nothing() {
+async fn duplicates_write_no_wal() {
     // A server of its own, because the test reads its WAL.
     let server = Server::start();
     let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
@@ -194,7 +194,7 @@ async fn completions_are_heap_only_updates() {
 /// What was acknowledged is on disk, although the role says `synchronous_commit = off`.
 /// `asynchronous_claims` exempts claims.
 #[tokio::test]
-async fn a_crash_of_the_database_takes_nothing_that_was_acknowledged() {
+async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
     let server = Server::start();
     let options =
         PgConnectOptions::from_str(&server.url()).unwrap().options([("synchronous_commit", "off")]);
@@ -222,7 +222,7 @@ async fn a_crash_of_the_database_takes_nothing_that_was_acknowledged() {
 /// After a failover, a service may be connected to a standby. A standby answers no call, not even
 /// for keys that it knows.
 #[tokio::test]
-async fn a_standby_answers_nothing_until_it_is_promoted() {
+async fn standby_is_refused_until_it_is_promoted() {
     let primary = Server::start();
     let adapter = PostgresAdapter::connect(&primary.url()).await.unwrap();
     let (known, new, mine) = ([dedup_key("known")], [dedup_key("new")], terms());
@@ -247,7 +247,7 @@ async fn a_standby_answers_nothing_until_it_is_promoted() {
 
 /// A database that refuses writes for a while.
 #[tokio::test]
-async fn a_read_only_database_is_no_answer_and_recovers() {
+async fn read_only_database_is_unavailable_and_recovers() {
     let schema = Schema::fresh();
     let (known, new) = ([dedup_key("known")], [dedup_key("new")]);
     let writing = adapter(&schema).await;
@@ -267,7 +267,7 @@ async fn a_read_only_database_is_no_answer_and_recovers() {
 
 /// Every connection is cut, as by a restart behind a proxy: the next call succeeds.
 #[tokio::test]
-async fn a_pool_of_dead_connections_is_no_outage() {
+async fn pool_of_dead_connections_fails_no_call() {
     let server = Server::start();
     let url = format!("{}?application_name=cut", server.url());
     let pool = PgPoolOptions::new()
@@ -295,7 +295,7 @@ async fn a_pool_of_dead_connections_is_no_outage() {
 }
 
 #[tokio::test]
-async fn many_replicas_may_purge_at_once() {
+async fn many_replicas_purge_at_once() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
     adapter.record(&keys(0..2_000), &terms()).await.unwrap();
@@ -326,7 +326,7 @@ async fn many_replicas_may_purge_at_once() {
 
 /// The purger's statement uses the index, however many rows it leaves alone.
 #[tokio::test]
-async fn purging_goes_by_the_index() {
+async fn purge_uses_the_index() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
     for batch in 0..5 {
@@ -347,7 +347,7 @@ async fn purging_goes_by_the_index() {
 }
 
 #[tokio::test]
-async fn releases_of_a_stranger_are_told() {
+async fn release_with_another_token_changes_nothing() {
     let schema = Schema::fresh();
     let adapter = adapter(&schema).await;
     let (key, mine) = ([dedup_key("a")], terms());

@@ -41,7 +41,7 @@ async fn keep(url: &str) {
 }
 
 #[tokio::test]
-async fn a_server_comes_back_with_what_was_committed() {
+async fn restarted_server_has_what_was_committed() {
     let server = Server::start();
     let url = server.url();
     keep(&url).await;
@@ -61,7 +61,7 @@ async fn a_server_comes_back_with_what_was_committed() {
 }
 
 #[tokio::test]
-async fn a_killed_process_leaves_no_server() {
+async fn killed_process_leaves_no_server() {
     let mut parent = Command::new(std::env::current_exe().unwrap())
         .args(["postgres_restart::parent", "--exact", "--nocapture"])
         .env(PARENT, "1")
@@ -89,7 +89,7 @@ fn gone(dir: &Path, port: u16) -> bool {
 }
 
 #[tokio::test]
-async fn tests_do_not_meet_in_the_shared_server() {
+async fn schemas_of_two_tests_share_nothing() {
     let (one, other) = (Schema::fresh(), Schema::fresh());
     keep(&one.url()).await;
     keep(&other.url()).await;

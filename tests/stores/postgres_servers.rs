@@ -114,7 +114,7 @@ fn of_the_guide(words: &str) -> &'static str {
 
 /// A plain `CREATE INDEX` would wait with a lock that all calls wait for.
 #[tokio::test]
-async fn index_that_is_made_concurrently_holds_no_claim_up() {
+async fn index_created_concurrently_delays_no_claim() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     adapter.migrate().await.unwrap();
@@ -192,7 +192,7 @@ async fn database_without_all_characters_is_refused() {
 
 /// A server or a pooler reports that the outcome of a statement is unknown.
 #[tokio::test]
-async fn error_that_leaves_the_outcome_open_is_no_refusal() {
+async fn error_with_an_unknown_outcome_is_no_refusal() {
     let schema = Schema::fresh();
     let pool = pool(&schema.url()).await;
     let adapter = PostgresAdapter::new(pool.clone());

@@ -113,12 +113,12 @@ async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twins_of_a_batch_have_one_winner_on_postgres() {
+async fn batched_duplicates_have_one_winner_on_postgres() {
     one_winner(postgres(&Schema::fresh()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twins_of_a_batch_have_one_winner_on_sqlite() {
+async fn batched_duplicates_have_one_winner_on_sqlite() {
     one_winner(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
@@ -148,12 +148,12 @@ async fn some_go_away<A: LeaseAdapter + Clone>(adapter: A) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_goes_away_disturbs_nobody_on_postgres() {
+async fn dropped_caller_affects_no_other_on_postgres() {
     some_go_away(postgres(&Schema::fresh()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_goes_away_disturbs_nobody_on_sqlite() {
+async fn dropped_caller_affects_no_other_on_sqlite() {
     some_go_away(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
@@ -180,7 +180,7 @@ async fn poison<A: LeaseAdapter + Clone>(adapter: A) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_is_refused_fails_its_caller_only_on_postgres() {
+async fn refused_row_fails_only_its_caller_on_postgres() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await;
     let check = "ALTER TABLE webhook_deliveries ADD CHECK (id NOT LIKE 'poison%')";
@@ -189,7 +189,7 @@ async fn a_row_that_is_refused_fails_its_caller_only_on_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_is_refused_fails_its_caller_only_on_sqlite() {
+async fn refused_row_fails_only_its_caller_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
     let mut connection = SqliteConnection::connect(&url(&dir)).await.unwrap();
@@ -223,7 +223,7 @@ async fn overload<A: LeaseAdapter + Clone>(adapter: A, expected: usize) {
 }
 
 #[tokio::test]
-async fn what_waits_is_bounded_on_postgres() {
+async fn waiting_rows_are_bounded_on_postgres() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await.batching(Batching::new().queue(8));
     adapter.migrate().await.unwrap();
@@ -232,7 +232,7 @@ async fn what_waits_is_bounded_on_postgres() {
 }
 
 #[tokio::test]
-async fn what_waits_is_bounded_on_sqlite() {
+async fn waiting_rows_are_bounded_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
     // Of the calls that are only read, eight wait as well.
@@ -246,7 +246,7 @@ async fn what_waits_is_bounded_on_sqlite() {
 /// and few statements wait for the row. An adapter's transaction is recognized by its lock; a
 /// user's transaction is found by splitting the batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_the_transaction_of_another_delivery() {
+async fn callers_of_a_batch_do_not_wait_for_a_row_of_an_open_transaction() {
     let server = Server::start();
     let schema = Schema::fresh_in(&server.url());
     let (adapter, pool) = (postgres(&schema).await, pool(&schema));
@@ -304,7 +304,7 @@ async fn known<A: LeaseAdapter + Clone>(adapter: &A) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trap_7_a_storm_of_duplicates_writes_no_log() {
+async fn storm_of_duplicates_writes_no_wal_on_postgres() {
     let server = Server::start();
     let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
     known(&adapter).await;
@@ -328,7 +328,7 @@ async fn trap_7_a_storm_of_duplicates_writes_no_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trap_7_a_storm_of_duplicates_writes_no_file() {
+async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
     known(&adapter).await;
@@ -426,13 +426,13 @@ fn several_runtimes<A: LeaseAdapter + Clone>(connect: impl Future<Output = A>) {
 }
 
 #[test]
-fn an_adapter_outlives_its_runtimes_on_postgres() {
+fn adapter_outlives_its_runtimes_on_postgres() {
     let schema = Schema::fresh();
     several_runtimes(postgres(&schema));
 }
 
 #[test]
-fn an_adapter_outlives_its_runtimes_on_sqlite() {
+fn adapter_outlives_its_runtimes_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     several_runtimes(sqlite(&dir));
 }

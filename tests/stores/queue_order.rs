@@ -80,7 +80,7 @@ async fn some_go<A: LeaseAdapter>(adapter: &A, round: usize, many: usize) -> Vec
     gone
 }
 
-async fn who_is_gone_is_not_sent<A: LeaseAdapter + MaintenanceAdapter>(adapter: A) {
+async fn dropped_caller_is_not_sent<A: LeaseAdapter + MaintenanceAdapter>(adapter: A) {
     for round in 0..20 {
         let gone = some_go(&adapter, round, 4).await;
         let stays = one(&format!("stays-{round}"));
@@ -92,17 +92,17 @@ async fn who_is_gone_is_not_sent<A: LeaseAdapter + MaintenanceAdapter>(adapter: 
 }
 
 #[tokio::test]
-async fn who_is_gone_is_not_sent_on_postgres() {
-    who_is_gone_is_not_sent(postgres(&Schema::fresh()).await).await;
+async fn dropped_caller_is_not_sent_on_postgres() {
+    dropped_caller_is_not_sent(postgres(&Schema::fresh()).await).await;
 }
 
 #[tokio::test]
-async fn who_is_gone_is_not_sent_on_sqlite() {
-    who_is_gone_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
+async fn dropped_caller_is_not_sent_on_sqlite() {
+    dropped_caller_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
 /// Callers that are dropped take no room from those that wait.
-async fn who_is_gone_takes_no_room<A: LeaseAdapter>(adapter: A) {
+async fn dropped_caller_takes_no_room<A: LeaseAdapter>(adapter: A) {
     for round in 0..20 {
         some_go(&adapter, round, 8).await;
         let stay: Vec<_> = (0..8).map(|at| one(&format!("stays-{round}-{at}"))).collect();
@@ -117,20 +117,20 @@ async fn who_is_gone_takes_no_room<A: LeaseAdapter>(adapter: A) {
 }
 
 #[tokio::test]
-async fn who_is_gone_takes_no_room_on_postgres() {
-    who_is_gone_takes_no_room(postgres(&Schema::fresh()).await).await;
+async fn dropped_caller_takes_no_room_on_postgres() {
+    dropped_caller_takes_no_room(postgres(&Schema::fresh()).await).await;
 }
 
 #[tokio::test]
-async fn who_is_gone_takes_no_room_on_sqlite() {
-    who_is_gone_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
+async fn dropped_caller_takes_no_room_on_sqlite() {
+    dropped_caller_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
 /// A batch waits for a row that an open transaction holds. Calls that gather meanwhile go in the
 /// second lane. The batch waits as long as a statement may wait for a row, so a slow machine may
 /// need more than one attempt.
 #[tokio::test]
-async fn many_do_not_wait_for_the_batch_before_them() {
+async fn callers_do_not_wait_for_the_batch_before_theirs() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await.batching(Batching::new());
     let held = one("held");

@@ -47,7 +47,7 @@ fn key(epoch: usize, number: usize) -> DedupKey {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sets_of_four_processes_that_overlap_do_not_deadlock() {
+async fn overlapping_sets_of_four_processes_do_not_deadlock() {
     let server = Server::start();
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     for sql in [
@@ -115,7 +115,12 @@ async fn sets_of_four_processes_that_overlap_do_not_deadlock() {
 
 fn start(url: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["queue_processes::a_process_of_them", "--exact", "--nocapture", "--test-threads=1"])
+        .args([
+            "queue_processes::one_of_the_processes",
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(URL, url)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -139,7 +144,7 @@ async fn next<R: tokio::io::AsyncBufRead + Unpin>(lines: &mut tokio::io::Lines<R
 
 /// Not a test: one of the processes, if this binary is started as one.
 #[test]
-fn a_process_of_them() {
+fn one_of_the_processes() {
     let Ok(url) = std::env::var(URL) else { return };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

@@ -69,7 +69,7 @@ where
 /// Another process holds the file: known duplicates get 200, new events get 503, a handler that
 /// succeeds keeps its answer, and calls succeed again when the file is free.
 #[tokio::test]
-async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
+async fn file_held_by_another_process_delays_no_duplicate() {
     let (file, handler) = (File::new(), Handler::default());
     let layer = DedupLayer::new(by_header(), file.connect().await)
         .store_timeout(Duration::from_millis(500));
@@ -107,7 +107,7 @@ async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
 
 /// A file that refuses writes: duplicates are read, new events get 503.
 #[tokio::test]
-async fn a_file_that_refuses_writes_still_answers_duplicates() {
+async fn file_that_refuses_writes_still_serves_duplicates() {
     let (file, handler) = (File::new(), Handler::default());
     let writable = DedupLayer::new(by_header(), file.connect().await).layer(handler.service());
     send(&writable, request("known")).await;
@@ -127,7 +127,7 @@ async fn a_file_that_refuses_writes_still_answers_duplicates() {
 /// A full disk, as SQLite sees it: new events get 503, a handler that runs keeps its success, and
 /// calls succeed again when there is room.
 #[tokio::test]
-async fn a_full_file_recovers_when_there_is_room() {
+async fn full_file_recovers_when_there_is_room() {
     let (file, handler) = (File::new(), Handler::default());
     let options = SqliteConnectOptions::new()
         .filename(file.path())
@@ -181,7 +181,7 @@ async fn a_full_file_recovers_when_there_is_room() {
 
 /// A migration that failed is tried again.
 #[tokio::test]
-async fn trap_29_a_failed_migration_is_tried_again() {
+async fn migration_that_failed_is_tried_again() {
     let file = File::new();
     let adapter = file.connect().await;
     let mut other = file.connection().await;
@@ -195,7 +195,7 @@ async fn trap_29_a_failed_migration_is_tried_again() {
 
 /// Many tasks and many processes migrate one file at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_migrate_at_once() {
+async fn many_tasks_migrate_at_once() {
     for _ in 0..10 {
         let file = File::new();
         let mut tasks = tokio::task::JoinSet::new();
@@ -245,7 +245,7 @@ fn many_processes_migrate_at_once() {
 
 /// The user's own tables, and the schema of `sqlx::migrate!`, are not touched.
 #[tokio::test]
-async fn the_migration_touches_nothing_of_the_users() {
+async fn migration_leaves_the_tables_of_the_user_alone() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePool::connect_with(options).await.unwrap();
@@ -267,7 +267,7 @@ async fn the_migration_touches_nothing_of_the_users() {
 
 /// A table may have any name that SQL allows, and the user closes the user's pool.
 #[tokio::test]
-async fn tables_may_be_called_as_words_of_sql() {
+async fn table_name_may_be_a_word_of_sql() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePool::connect_with(options).await.unwrap();
@@ -284,7 +284,7 @@ async fn tables_may_be_called_as_words_of_sql() {
 
 /// Two tables are two stores, and the user can create the schema.
 #[tokio::test]
-async fn the_schema_can_be_made_by_hand() {
+async fn schema_created_by_hand_works() {
     let file = File::new();
     let adapter = file.connect().await.table(Identifier::new("Events_2").unwrap());
     let mut connection = file.connection().await;
@@ -315,7 +315,7 @@ async fn urls_that_name_no_file_are_refused() {
 
 /// A duplicate writes nothing: neither to the table nor to the WAL.
 #[tokio::test]
-async fn trap_7_a_duplicate_writes_nothing() {
+async fn duplicate_writes_nothing() {
     let (file, handler) = (File::new(), Handler::default());
     let service = DedupLayer::new(by_header(), file.connect().await)
         .on_in_flight(OnInFlight::Reject)
@@ -344,7 +344,7 @@ async fn trap_7_a_duplicate_writes_nothing() {
 
 /// Look-ups by key and by expiry are index searches.
 #[tokio::test]
-async fn the_plans_are_index_searches() {
+async fn plans_of_lookups_are_index_searches() {
     let file = File::new();
     file.connect().await.migrate().await.unwrap();
     let mut connection = file.connection().await;

@@ -132,7 +132,7 @@ async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> 
 }
 
 #[tokio::test]
-async fn a_deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
+async fn deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
     let file = File::new();
     let pool = file.pool(2).await;
     let service = DedupLayer::transactional(by_header(), SqliteAdapter::new(pool.clone()))
@@ -147,7 +147,7 @@ async fn a_deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
 }
 
 #[tokio::test]
-async fn a_transactional_completion_after_its_retention_is_remembered_for_another() {
+async fn transactional_completion_after_its_retention_is_remembered_for_another() {
     let file = File::new();
     let adapter = SqliteAdapter::new(file.pool(2).await);
     let (keys, mine) = ([dedup_key("a")], terms());
@@ -176,7 +176,7 @@ async fn a_transactional_completion_after_its_retention_is_remembered_for_anothe
 }
 
 #[tokio::test]
-async fn purge_that_does_not_get_its_turn_is_refused() {
+async fn purge_that_does_not_get_the_write_lock_is_refused() {
     let file = File::new();
     let adapter = file.connect().await.gate_timeout(Duration::from_millis(50));
     let open = adapter.open(&[dedup_key("a")], &terms()).await.unwrap().transaction.unwrap();
@@ -218,17 +218,17 @@ async fn others_get_on_beside_an_unpolled_call(batching: Batching) {
 }
 
 #[tokio::test]
-async fn an_unpolled_call_holds_nobody_up() {
+async fn unpolled_call_delays_no_other_call() {
     others_get_on_beside_an_unpolled_call(Batching::new()).await;
 }
 
 #[tokio::test]
-async fn an_unpolled_call_without_batching_holds_nobody_up() {
+async fn unpolled_call_without_batching_delays_no_other_call() {
     others_get_on_beside_an_unpolled_call(Batching::off()).await;
 }
 
 #[tokio::test]
-async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
+async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     for batching in [Batching::new(), Batching::off()] {
         let file = File::new();
         let adapter = SqliteAdapter::new(file.pool(2).await).batching(batching);
@@ -261,7 +261,7 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
 /// Callers that miss the table get replies, also those for whom another caller has created it
 /// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
+async fn dropped_table_is_created_again_for_many_callers_at_once() {
     for batching in [Batching::new(), Batching::off()] {
         let file = File::new();
         let adapter = SqliteAdapter::new(file.pool(4).await).batching(batching);
@@ -312,7 +312,7 @@ async fn refuses(adapter: &SqliteAdapter) {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn a_replaced_file_is_refused_until_it_is_back() {
+async fn replaced_file_is_refused_until_the_first_file_is_back() {
     let (file, other) = (File::new(), File::new());
     let users = file.pool(2).await;
     let adapters = [file.connect().await, SqliteAdapter::new(users)];
@@ -340,7 +340,7 @@ async fn a_replaced_file_is_refused_until_it_is_back() {
 
 /// The check of the file's identity does not apply to a database that is in no file.
 #[tokio::test]
-async fn an_in_memory_pool_goes_on_working() {
+async fn in_memory_pool_is_not_taken_for_a_replaced_file() {
     let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await;
     let adapter = SqliteAdapter::new(pool.unwrap());
     let keys = [dedup_key("a")];

@@ -94,7 +94,7 @@ async fn strangers(mut other: SqliteConnection) -> SqliteConnection {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_meet_what_was_written_since_they_looked() {
+async fn claims_find_rows_written_after_their_lookup() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
         let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
@@ -120,7 +120,7 @@ async fn claims_meet_what_was_written_since_they_looked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn records_meet_what_was_written_since_they_looked() {
+async fn records_find_rows_written_after_their_lookup() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
         let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
@@ -192,7 +192,7 @@ async fn completions(odd: &[(&str, Completed)]) {
 
 /// One odd key among many that are held, and one of every sort.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn completions_are_told_whose_key_it_was() {
+async fn completion_reports_whether_its_token_held_the_key() {
     for odd in ODD.chunks(1) {
         completions(odd).await;
     }
@@ -201,7 +201,7 @@ async fn completions_are_told_whose_key_it_was() {
 
 /// What a claim carried is not stored if its completion carries nothing.
 #[tokio::test]
-async fn a_completion_keeps_what_it_carries_itself() {
+async fn completion_stores_its_own_data_and_not_that_of_the_claim() {
     let (_dir, adapter, _other) = file().await;
     let keys = [dedup_key("released"), dedup_key("new")];
     let failed = terms();

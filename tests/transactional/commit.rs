@@ -300,23 +300,23 @@ macro_rules! on_both {
 on_both!(
     the_key_and_the_effect_commit_together,
     a_failed_handler_leaves_neither_key_nor_effect,
-    savepoints_are_the_handlers,
-    a_swallowed_error_is_never_a_2xx_without_the_effect,
-    a_raw_rollback_is_a_500_and_nothing_is_kept,
-    a_raw_commit_never_leaves_a_complete_key,
-    a_leaked_savepoint_is_a_500,
+    savepoint_of_the_handler_rolls_back_its_part_only,
+    error_that_the_handler_ignores_is_never_a_2xx_without_the_effect,
+    raw_rollback_is_500_and_nothing_is_kept,
+    raw_commit_never_leaves_a_complete_key,
+    leaked_savepoint_is_500,
     a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open,
     a_completion_after_its_retention_is_remembered_for_another,
-    a_transaction_that_is_kept_is_a_500_and_rolled_back,
-    misuse_costs_no_connection,
-    concurrent_twins_run_once,
-    a_twin_elsewhere_is_told_at_once,
-    a_batch_commits_what_is_new,
+    transaction_kept_beyond_the_answer_is_500_and_rolled_back,
+    misuse_of_the_transaction_costs_no_connection,
+    concurrent_duplicates_run_once,
+    duplicate_in_another_process_is_answered_at_once,
+    multi_event_delivery_commits_its_new_events,
     second_identities_commit_with_the_first,
-    leases_on_the_same_table_are_respected,
-    the_transaction_is_lent_to_one_at_a_time,
-    a_commit_that_fails_is_no_2xx,
-    a_worker_commits_with_its_key,
+    transaction_respects_leases_on_the_same_table,
+    transaction_is_lent_to_one_extractor_at_a_time,
+    commit_that_fails_is_no_2xx,
+    deduplicator_commits_the_work_with_its_key,
     retry_layer_inside_has_no_transaction_for_its_second_attempt,
 );
 
@@ -352,7 +352,7 @@ async fn a_failed_handler_leaves_neither_key_nor_effect<D: Db>() {
     assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 5));
 }
 
-async fn savepoints_are_the_handlers<D: Db>() {
+async fn savepoint_of_the_handler_rolls_back_its_part_only<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     assert_eq!(send(&app, "a", "savepoints").await.status(), 200);
@@ -363,7 +363,7 @@ async fn savepoints_are_the_handlers<D: Db>() {
 
 /// On Postgres the error has aborted the transaction, and COMMIT would return Ok. On SQLite the
 /// transaction goes on, and the commit is real.
-async fn a_swallowed_error_is_never_a_2xx_without_the_effect<D: Db>() {
+async fn error_that_the_handler_ignores_is_never_a_2xx_without_the_effect<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let answer = send(&app, "a", "insert broken").await;
@@ -378,7 +378,7 @@ async fn a_swallowed_error_is_never_a_2xx_without_the_effect<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn a_raw_rollback_is_a_500_and_nothing_is_kept<D: Db>() {
+async fn raw_rollback_is_500_and_nothing_is_kept<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     for script in ["insert rollback", "insert rollback begin insert", "insert rollback begin"] {
@@ -395,7 +395,7 @@ async fn a_raw_rollback_is_a_500_and_nothing_is_kept<D: Db>() {
 
 /// The layer cannot undo what a handler commits by itself, but the key is not complete: no delivery
 /// gets 200, and the retry runs.
-async fn a_raw_commit_never_leaves_a_complete_key<D: Db>() {
+async fn raw_commit_never_leaves_a_complete_key<D: Db>() {
     for script in ["insert commit", "insert commit begin more", "insert commit 500"] {
         let (db, world) = (D::create().await, World::default());
         let layer = DedupLayer::transactional(by_header(), db.adapter());
@@ -420,7 +420,7 @@ async fn a_raw_commit_never_leaves_a_complete_key<D: Db>() {
     }
 }
 
-async fn a_leaked_savepoint_is_a_500<D: Db>() {
+async fn leaked_savepoint_is_500<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     for _ in 0..2 * CONNECTIONS {
@@ -462,7 +462,7 @@ async fn a_completion_after_its_retention_is_remembered_for_another<D: Db>() {
 }
 
 /// A task keeps the transaction after the handler has answered.
-async fn a_transaction_that_is_kept_is_a_500_and_rolled_back<D: Db>() {
+async fn transaction_kept_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let answer = send(&app, "a", "insert keep").await;
@@ -479,7 +479,7 @@ async fn a_transaction_that_is_kept_is_a_500_and_rolled_back<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn misuse_costs_no_connection<D: Db>() {
+async fn misuse_of_the_transaction_costs_no_connection<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let scripts = [
@@ -504,7 +504,7 @@ async fn misuse_costs_no_connection<D: Db>() {
     }
 }
 
-async fn concurrent_twins_run_once<D: Db>() {
+async fn concurrent_duplicates_run_once<D: Db>() {
     const EVENTS: usize = 12;
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());
@@ -530,7 +530,7 @@ async fn concurrent_twins_run_once<D: Db>() {
 }
 
 /// The duplicate of an uncommitted key does not occupy a connection while it waits.
-async fn a_twin_elsewhere_is_told_at_once<D: Db>() {
+async fn duplicate_in_another_process_is_answered_at_once<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let first = transactional::<D>(db.adapter(), &world);
     let other = db.other_adapter().await;
@@ -578,7 +578,7 @@ fn ids(delivery: &Delivery) -> Vec<&str> {
     delivery.keys().map(DedupKey::id).collect()
 }
 
-async fn a_batch_commits_what_is_new<D: Db>() {
+async fn multi_event_delivery_commits_its_new_events<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_words(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
@@ -623,7 +623,7 @@ async fn second_identities_commit_with_the_first<D: Db>() {
     assert_eq!(db.effects().await, ["a", "c", "d"]);
 }
 
-async fn leases_on_the_same_table_are_respected<D: Db>() {
+async fn transaction_respects_leases_on_the_same_table<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
@@ -651,7 +651,7 @@ async fn leases_on_the_same_table_are_respected<D: Db>() {
     assert_eq!(db.effects().await, ["live", "released"]);
 }
 
-async fn the_transaction_is_lent_to_one_at_a_time<D: Db>() {
+async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let kept: Arc<std::sync::Mutex<Option<TxHandle<D::Database>>>> = Arc::default();
     let keep = Arc::clone(&kept);
@@ -719,7 +719,7 @@ async fn retry_layer_inside_has_no_transaction_for_its_second_attempt<D: Db>() {
 }
 
 /// The constraint fails at COMMIT on Postgres, at once on SQLite.
-async fn a_commit_that_fails_is_no_2xx<D: Db>() {
+async fn commit_that_fails_is_no_2xx<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
@@ -742,7 +742,7 @@ async fn a_commit_that_fails_is_no_2xx<D: Db>() {
     assert_eq!(send(&app, "b", "insert").await.status(), 200);
 }
 
-async fn a_worker_commits_with_its_key<D: Db>() {
+async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     let db = D::create().await;
     let worker = Deduplicator::new(Transactional::new(db.adapter()));
     let key = dedup_key("a");
@@ -790,7 +790,7 @@ async fn a_worker_commits_with_its_key<D: Db>() {
 
 /// Another schema's table of the same name is another table.
 #[tokio::test]
-async fn namesakes_do_not_meet() {
+async fn tables_of_one_name_in_two_schemas_do_not_share_keys() {
     let (one, two, world) = (Pg::create().await, Pg::create().await, World::default());
     let first = transactional::<Pg>(one.adapter(), &world);
     let running = tokio::spawn(async move { send(&first, "a", "insert wait").await });
@@ -802,7 +802,7 @@ async fn namesakes_do_not_meet() {
 }
 
 #[tokio::test]
-async fn recording_in_a_transaction_on_postgres() {
+async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
     let db = Pg::create().await;
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
     let (mut one, mut two) = (db.pool.begin().await.unwrap(), db.pool.begin().await.unwrap());
@@ -832,7 +832,7 @@ async fn recording_in_a_transaction_on_postgres() {
 }
 
 #[tokio::test]
-async fn recording_in_a_transaction_on_sqlite() {
+async fn record_in_sqlite_transaction_commits_or_rolls_back_with_it() {
     let db = Lite::create().await;
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
     // The transaction may create the table; its rollback removes the table.
@@ -850,7 +850,7 @@ async fn recording_in_a_transaction_on_sqlite() {
 
 /// SQLite: a conflict ends the transaction without the handler's knowledge.
 #[tokio::test]
-async fn insert_or_rollback_never_leaves_half_of_it() {
+async fn sqlite_insert_or_rollback_keeps_both_or_neither() {
     let (db, world) = (Lite::create().await, World::default());
     let app = transactional::<Lite>(db.adapter(), &world);
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
@@ -872,7 +872,7 @@ async fn insert_or_rollback_never_leaves_half_of_it() {
 /// `forget` refuses an event that runs, although no other session sees its row yet. A handler that
 /// asks `forget` for a key of its own transaction is refused in time.
 #[tokio::test]
-async fn what_a_transaction_runs_is_not_forgotten() {
+async fn forget_of_a_key_in_an_open_transaction_is_refused() {
     let (db, world) = (Pg::create().await, World::default());
     let app = transactional::<Pg>(db.adapter(), &world);
     let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
@@ -896,7 +896,7 @@ async fn what_a_transaction_runs_is_not_forgotten() {
 
 /// A route that also receives requests without a delivery, and an adapter in an `Arc`.
 #[tokio::test]
-async fn a_transaction_may_be_optional() {
+async fn optional_transaction_is_absent_without_a_delivery() {
     let db = Lite::create().await;
     let handler = async |tx: Option<DedupTx<Sqlite>>| tx.is_some().to_string();
     let layer = DedupLayer::transactional(by_header(), Arc::new(db.adapter()));
@@ -917,7 +917,7 @@ async fn a_transaction_may_be_optional() {
 /// SQLite: after a transaction that SQLite has ended, sqlx believes that the connection is still
 /// inside it. The adapter resets the connection.
 #[tokio::test]
-async fn no_connection_believes_to_be_in_a_transaction() {
+async fn sqlite_connection_after_an_ended_transaction_is_usable() {
     let (db, world) = (Lite::create().await, World::default());
     let app = transactional::<Lite>(db.adapter(), &world);
     for script in ["rollback", "rollback 500", "insert or-rollback", "insert or-rollback 500"] {
@@ -931,7 +931,7 @@ async fn no_connection_believes_to_be_in_a_transaction() {
 
 /// SQLite: one writer at a time in the file, and still no caller in this process gets BUSY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transactions_leases_and_purges_share_a_file() {
+async fn sqlite_transactions_leases_and_purges_share_a_file() {
     let (db, world) = (Lite::create().await, World::default());
     let one = transactional::<Lite>(db.adapter(), &world);
     // An adapter of its own, on the same file.
@@ -958,7 +958,7 @@ async fn transactions_leases_and_purges_share_a_file() {
 
 /// SQLite: deliveries that wait for a slow handler get a 503 after a bounded time.
 #[tokio::test]
-async fn the_line_for_a_file_is_bounded_in_time() {
+async fn sqlite_wait_for_the_file_is_bounded_in_time() {
     let (db, world) = (Lite::create().await, World::default());
     let adapter = db.adapter().gate_timeout(Duration::from_millis(100));
     let app = transactional::<Lite>(adapter, &world);

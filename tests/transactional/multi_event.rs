@@ -32,23 +32,23 @@ macro_rules! in_a_transaction {
 }
 
 in_a_transaction!(
-    what_is_not_done_is_left_as_a_rollback_leaves_it,
-    what_is_not_marked_is_not_kept,
-    a_transaction_that_its_handler_breaks_keeps_what_was_done_before,
-    a_transaction_that_its_handler_ends_keeps_nothing,
-    a_savepoint_that_is_leaked_is_found_whatever_is_done,
-    a_commit_that_fails_keeps_nothing_and_the_retry_finds_out,
-    misuse_costs_no_connection,
-    a_call_that_is_cut_off_keeps_both_or_neither,
-    a_statement_that_nobody_waited_for_takes_nothing_along,
-    a_claim_that_is_dropped_keeps_what_is_done,
-    a_worker_that_fails_is_done_if_it_says_so,
-    a_transaction_that_is_kept_is_rolled_back_all_of_it,
-    a_process_that_is_killed_leaves_nothing_of_what_was_done,
+    key_of_an_event_that_is_not_done_is_left_as_by_a_rollback,
+    write_after_the_last_mark_is_rolled_back,
+    transaction_broken_by_its_handler_keeps_the_done_events,
+    transaction_ended_by_its_handler_keeps_nothing,
+    savepoint_that_is_leaked_is_found_whatever_is_done,
+    commit_that_fails_keeps_nothing_and_the_retry_runs,
+    misuse_of_the_transaction_costs_no_connection,
+    mark_done_dropped_at_any_await_keeps_both_or_neither,
+    statement_dropped_half_way_does_not_undo_done_events,
+    claim_that_is_dropped_keeps_the_done_events,
+    deduplicator_work_that_fails_after_mark_done_is_complete,
+    transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events,
+    process_that_is_killed_leaves_nothing_of_its_done_events,
 );
 
 /// The keys are free at once, no attempt is counted, and a takeover is still reported.
-async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
+async fn key_of_an_event_that_is_not_done_is_left_as_by_a_rollback(rig: Rig) {
     let (mine, dead) = (terms(), terms().with_lease(Duration::ZERO));
     for _ in 0..2 {
         rig.store.claim(&[dedup_key("released")], &mine).await.unwrap();
@@ -74,7 +74,7 @@ async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
 }
 
 /// A write after the last savepoint is rolled back, whoever wrote it. A write before it is kept.
-async fn what_is_not_marked_is_not_kept(rig: Rig) {
+async fn write_after_the_last_mark_is_rolled_back(rig: Rig) {
     assert_eq!(rig.send("a:undone b:undone c:500").await, own(500));
     assert!(rig.effects.all().await.is_empty());
     assert_eq!(rig.send("a b c:undone d:500").await, own(500));
@@ -87,7 +87,7 @@ async fn what_is_not_marked_is_not_kept(rig: Rig) {
 
 /// An error that the handler ignores aborts a transaction of Postgres, and the handler does not
 /// know. On SQLite the error undoes its own statement only.
-async fn a_transaction_that_its_handler_breaks_keeps_what_was_done_before(rig: Rig) {
+async fn transaction_broken_by_its_handler_keeps_the_done_events(rig: Rig) {
     let aborts = matches!(rig.effects, Effects::Pg(_));
     let answered = rig.send("a b c:swallow").await;
     if !aborts {
@@ -100,7 +100,7 @@ async fn a_transaction_that_its_handler_breaks_keeps_what_was_done_before(rig: R
 }
 
 /// The layer cannot undo a raw COMMIT on Postgres, but the keys are not complete.
-async fn a_transaction_that_its_handler_ends_keeps_nothing(rig: Rig) {
+async fn transaction_ended_by_its_handler_keeps_nothing(rig: Rig) {
     for words in ["a x:rollback y:begin z:500", "a x:rollback", "a x:rollback y:500"] {
         let status = rig.send(words).await.0;
         assert!(status == 500 || status == 0, "{words}: {status}");
@@ -114,7 +114,7 @@ async fn a_transaction_that_its_handler_ends_keeps_nothing(rig: Rig) {
     }
 }
 
-async fn a_savepoint_that_is_leaked_is_found_whatever_is_done(rig: Rig) {
+async fn savepoint_that_is_leaked_is_found_whatever_is_done(rig: Rig) {
     for words in ["x:leak a", "a x:leak", "a x:leak b", "x:leak a b", "a b x:leak c d"] {
         for _ in 0..4 {
             assert_eq!(rig.send(words).await, layers(500, "uncommitted"), "{words}");
@@ -131,7 +131,7 @@ async fn a_savepoint_that_is_leaked_is_found_whatever_is_done(rig: Rig) {
 }
 
 /// The answer is the handler's failure anyway.
-async fn a_commit_that_fails_keeps_nothing_and_the_retry_finds_out(rig: Rig) {
+async fn commit_that_fails_keeps_nothing_and_the_retry_runs(rig: Rig) {
     let (bad, good) = match rig.effects {
         Effects::Pg(_) => (
             "ALTER TABLE effects ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED",
@@ -156,7 +156,7 @@ async fn a_commit_that_fails_keeps_nothing_and_the_retry_finds_out(rig: Rig) {
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b p"), ids("a a b p")));
 }
 
-async fn misuse_costs_no_connection(rig: Rig) {
+async fn misuse_of_the_transaction_costs_no_connection(rig: Rig) {
     for round in 0..6 {
         for (n, ways) in
             ["leak", "rollback", "hang", "abort", "panic", "swallow"].iter().enumerate()
@@ -218,7 +218,7 @@ macro_rules! with_ledger {
 
 /// `mark_done` is dropped at each of its awaits, and the handler fails at once, goes on, or
 /// succeeds.
-async fn a_call_that_is_cut_off_keeps_both_or_neither(rig: Rig) {
+async fn mark_done_dropped_at_any_await_keeps_both_or_neither(rig: Rig) {
     let mut cut = 0;
     for polls in 1..6 {
         for again in [false, true] {
@@ -284,7 +284,7 @@ async fn cut_off<A: TransactionAdapter<Database: Sql>>(
 
 /// A handler is dropped in the middle of a statement that then fails. sqlx returns that statement's
 /// error to the next one.
-async fn a_statement_that_nobody_waited_for_takes_nothing_along(rig: Rig) {
+async fn statement_dropped_half_way_does_not_undo_done_events(rig: Rig) {
     for statements in 0..3 {
         with_ledger!(rig, hasty, statements);
         let (done, other) = (format!("a{statements}"), format!("b{statements}"));
@@ -313,7 +313,7 @@ async fn hasty<A: TransactionAdapter<Database: Sql>>(
     held.claim.rollback().await.unwrap();
 }
 
-async fn a_claim_that_is_dropped_keeps_what_is_done(rig: Rig) {
+async fn claim_that_is_dropped_keeps_the_done_events(rig: Rig) {
     with_ledger!(rig, dropped);
     // The delivery's end runs in a task of its own.
     rig.send_until_done("a b").await;
@@ -330,7 +330,7 @@ async fn dropped<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transac
 }
 
 /// The one key of a `Deduplicator` run is like an event of a multi-event delivery.
-async fn a_worker_that_fails_is_done_if_it_says_so(rig: Rig) {
+async fn deduplicator_work_that_fails_after_mark_done_is_complete(rig: Rig) {
     with_ledger!(rig, works);
     assert_eq!(rig.effects.all().await, ids("a"));
 }
@@ -350,7 +350,7 @@ async fn works<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transacti
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
 }
 
-async fn a_transaction_that_is_kept_is_rolled_back_all_of_it(rig: Rig) {
+async fn transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events(rig: Rig) {
     with_ledger!(rig, kept);
     rig.send_until_done("a b").await;
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b"), ids("a b")));
@@ -402,7 +402,7 @@ async fn stop_half_way<A: TransactionAdapter<Database: Sql>>(ledger: Transaction
 }
 
 /// `kill -9`: done events are durable when the delivery has ended, and not before.
-async fn a_process_that_is_killed_leaves_nothing_of_what_was_done(rig: Rig) {
+async fn process_that_is_killed_leaves_nothing_of_its_done_events(rig: Rig) {
     rig.store.count().await.unwrap();
     let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
         .args(["multi_event::half_way", "--exact", "--nocapture"])

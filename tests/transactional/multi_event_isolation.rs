@@ -192,7 +192,7 @@ async fn add(
 
 /// The answer is retryable, and nothing is kept, although the handler has succeeded.
 #[tokio::test]
-async fn a_commit_that_is_refused_is_retried() {
+async fn refused_commit_is_503_and_the_retry_runs() {
     let place = Place::at("serializable").await;
     assert_eq!(place.send("a b c:skew").await, layers(503, "unavailable"));
     assert!(place.kept().await.is_empty());
@@ -202,7 +202,7 @@ async fn a_commit_that_is_refused_is_retried() {
 /// The handler has failed anyway: its next statement is refused too, or it fails by itself. The
 /// events that it had marked as done are rolled back with the rest.
 #[tokio::test]
-async fn what_was_done_is_not_kept_by_a_commit_that_is_refused() {
+async fn refused_commit_does_not_keep_the_done_events() {
     for words in ["a b:skew c", "a b:skew c:quit"] {
         let place = Place::at("serializable").await;
         assert_eq!(place.send(words).await, own(500));
@@ -216,7 +216,7 @@ async fn what_was_done_is_not_kept_by_a_commit_that_is_refused() {
 
 /// Under a savepoint, only the event fails.
 #[tokio::test]
-async fn a_statement_that_is_refused_fails_its_event() {
+async fn refused_statement_under_a_savepoint_fails_its_event_only() {
     for level in LEVELS {
         let place = Place::at(level).await;
         assert_eq!(place.send("a b:clash c").await, own(500), "at {level}");
@@ -228,7 +228,7 @@ async fn a_statement_that_is_refused_fails_its_event() {
 /// Without a savepoint, the conflict aborts the transaction: the events that were done before are
 /// kept, and no savepoint can be set.
 #[tokio::test]
-async fn a_transaction_that_is_refused_keeps_what_was_done_before() {
+async fn refused_statement_without_a_savepoint_keeps_the_events_done_before() {
     for level in LEVELS {
         let place = Place::at(level).await;
         assert_eq!(place.send("a b:bare").await, own(500), "at {level}");
@@ -240,7 +240,7 @@ async fn a_transaction_that_is_refused_keeps_what_was_done_before() {
 /// Overlapping deliveries over two receivers, each sent until it is acknowledged: every event takes
 /// effect once, and the tallies agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_batches_is_exactly_once() {
+async fn storm_of_overlapping_deliveries_takes_effect_once() {
     const EVENTS: usize = 30;
     for level in LEVELS {
         let place = Place::at(level).await;

@@ -41,7 +41,7 @@ async fn advisory_locks(pool: &PgPool) -> i64 {
 
 /// The server's lock table has room for 64 locks a connection, as by default.
 #[tokio::test]
-async fn open_deliveries_of_most_keys_leave_the_lock_table_to_others() {
+async fn open_deliveries_of_the_maximum_of_keys_leave_the_lock_table_to_others() {
     const OPEN: usize = 8;
     let server = Server::start();
     let pool = PgPoolOptions::new().max_connections(12).connect(&server.url()).await.unwrap();
@@ -88,7 +88,7 @@ async fn single_key_of_a_large_open_delivery_is_in_flight() {
 /// A key that may be free is never reported as in flight, because a layer may acknowledge a
 /// delivery that is in flight.
 #[tokio::test]
-async fn free_key_beside_one_of_a_large_open_delivery_is_not_said_to_be_in_flight() {
+async fn free_key_beside_one_of_a_large_open_delivery_is_not_reported_in_flight() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     let all = keys("large", 300);

@@ -28,7 +28,7 @@ use crate::support::{Body, Handler, by_header, dedup_key, request, result, send,
 /// 200 duplicates of a delivery that does not end, on five connections, and another process with
 /// some of the duplicates: all other deliveries go on meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn duplicates_of_a_slow_delivery_hold_nobody_up() {
+async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
     let database = Database::fresh().await;
     let pool = database.pool(5);
     let held = Handler::default();
@@ -116,7 +116,7 @@ async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
 }
 
 #[tokio::test]
-async fn a_claim_does_not_wait_for_a_transactional_delivery() {
+async fn claim_does_not_wait_for_a_transactional_delivery() {
     let database = Database::fresh().await;
     let held = Handler::default();
     let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
@@ -141,7 +141,7 @@ async fn a_claim_does_not_wait_for_a_transactional_delivery() {
 }
 
 #[tokio::test]
-async fn a_claim_does_not_wait_for_a_users_transaction() {
+async fn claim_does_not_wait_for_a_users_transaction() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     let adapter = PostgresAdapter::new(pool.clone());
@@ -177,7 +177,7 @@ async fn a_claim_does_not_wait_for_a_users_transaction() {
 /// Two schemas of one database, one for each tenant: a key that is in flight in one is free in the
 /// other.
 #[tokio::test]
-async fn a_key_of_another_schema_is_another_key() {
+async fn key_of_another_schema_is_another_key() {
     let (one, other) = (Database::fresh().await, Database::fresh().await);
     let held = Handler::default();
     held.hold();
@@ -202,7 +202,7 @@ async fn record_in(
 }
 
 #[tokio::test]
-async fn a_twin_of_a_record_in_an_open_transaction_is_in_flight() {
+async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     let adapter = PostgresAdapter::new(pool.clone());
@@ -233,7 +233,7 @@ async fn a_twin_of_a_record_in_an_open_transaction_is_in_flight() {
 /// All connections are inside transactions that record for the first time: the adapter asks for the
 /// table on no other connection.
 #[tokio::test]
-async fn recording_in_a_transaction_needs_no_other_connection() {
+async fn record_in_needs_no_other_connection() {
     let database = Database::fresh().await;
     PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
     let pool = database.pool(1);
@@ -270,7 +270,7 @@ async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_isolation_level_is_exactly_once() {
+async fn every_isolation_level_takes_effect_once() {
     for level in ["repeatable read", "serializable"] {
         let settings = [("default_transaction_isolation", level), ("synchronous_commit", "off")];
         exactly_once(|database| {
@@ -290,7 +290,7 @@ async fn every_isolation_level_is_exactly_once() {
 /// role's commits do not. COMMIT itself reads the setting. A stronger setting stays, and the weaker
 /// setting of claims is obeyed.
 #[tokio::test]
-async fn what_is_complete_is_committed_to_disk() {
+async fn complete_key_is_committed_to_disk() {
     for (setting, found) in [
         ("off", "on"),
         ("local", "on"),
@@ -347,7 +347,7 @@ async fn shows(connection: &mut PgConnection) -> String {
 
 /// The user's settings bound the handler's waits; the limits of a claim do not apply there.
 #[tokio::test]
-async fn the_users_lock_timeout_is_in_force_in_the_handler() {
+async fn lock_timeout_of_the_user_applies_in_the_handler() {
     for setting in ["7s", "0"] {
         let database = Database::fresh().await;
         let pool = set(&database, 3, &[("lock_timeout", setting)]);
@@ -388,7 +388,7 @@ async fn the_users_lock_timeout_is_in_force_in_the_handler() {
 /// The server ends the session of a handler that is idle for too long: the answer is no success,
 /// and the pool recovers.
 #[tokio::test]
-async fn an_idle_handlers_session_that_is_ended_is_no_success() {
+async fn session_ended_while_its_handler_is_idle_is_no_success() {
     let database = Database::fresh().await;
     PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
     let pool = set(&database, 2, &[("idle_in_transaction_session_timeout", "500ms")]);
@@ -414,7 +414,7 @@ async fn an_idle_handlers_session_that_is_ended_is_no_success() {
 /// A statement of the handler takes too long, whether the handler reports it or not; or the
 /// completion takes too long.
 #[tokio::test]
-async fn a_statement_that_is_ended_is_no_success() {
+async fn statement_that_takes_too_long_is_no_success() {
     let database = Database::fresh().await;
     PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
     let pool = set(&database, 2, &[("statement_timeout", "1s")]);
@@ -463,7 +463,7 @@ async fn a_statement_that_is_ended_is_no_success() {
 /// The handler's writes and the key are committed together. A handler that ends the transaction, or
 /// begins another one, is no success, and its connection is clean afterwards.
 #[tokio::test]
-async fn a_handler_that_ends_its_transaction_is_no_success() {
+async fn handler_that_ends_its_transaction_is_no_success() {
     let database = Database::fresh().await;
     let pool = database.pool(2);
     let handler = tower::service_fn(async |request: Request<Body>| {
@@ -505,7 +505,7 @@ async fn a_handler_that_ends_its_transaction_is_no_success() {
 /// connection must not go back to the pool like that, because the next writes would never be
 /// committed. The pool has one connection, and a caller waits for it all the time.
 #[tokio::test]
-async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
+async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
     for (status, broken) in [(200, false), (200, true), (500, false)] {
         let database = Database::fresh().await;
         let pool = database.pool(1);
@@ -553,7 +553,7 @@ async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
 
 /// Once the table exists, the four privileges on it are enough for everything.
 #[tokio::test]
-async fn a_role_needs_select_insert_update_and_delete_only() {
+async fn role_needs_select_insert_update_and_delete_only() {
     let server = Server::start();
     let admin = PgPool::connect(&server.url()).await.unwrap();
     let place = || Identifier::new("keys").unwrap();

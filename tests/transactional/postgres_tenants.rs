@@ -161,7 +161,7 @@ async fn deferred_triggers_run_as_the_role_of_the_handler() {
 /// Two events, of which the handler marks one as done before it fails: the key of the other one is
 /// released.
 #[tokio::test]
-async fn keys_are_given_back_under_a_role_and_a_search_path_of_the_handler() {
+async fn release_works_under_a_role_and_search_path_of_the_handler() {
     let database = Database::fresh().await;
     let role = Role::fresh(&database).await;
     let adapter = PostgresAdapter::new(database.pool(2));
@@ -231,7 +231,7 @@ fn terms() -> CallTerms {
 /// The table is used, and then dropped, as by a restore or by a switch to another database behind
 /// the same address.
 #[tokio::test]
-async fn table_that_goes_away_is_made_again() {
+async fn dropped_table_is_created_again() {
     for batching in [Batching::new(), Batching::off()] {
         let database = Database::fresh().await;
         let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
@@ -284,7 +284,7 @@ async fn table_that_goes_away_is_made_again() {
 
 /// Many callers find at once, in one batch, that the table is gone.
 #[tokio::test]
-async fn table_that_goes_away_under_a_crowd_is_made_again() {
+async fn table_dropped_under_many_callers_is_created_again() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     adapter.migrate().await.unwrap();
