@@ -1,10 +1,11 @@
 //! A store that hangs, fails, or loses its answers: nothing is lost, nothing blocks, and it
 //! recovers by itself.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use http::StatusCode;
+use tokio::time::Instant;
 use tower::Layer;
 use tower_dedup::adapter::{
     CallTerms, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Token,
@@ -115,7 +116,7 @@ async fn record_whose_reply_was_lost_does_not_lose_its_event() {
 
 /// After success the answer is the handler's, whatever the store does; the completion follows, and
 /// meanwhile this process knows.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn success_is_answered_even_if_the_store_goes_away() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
@@ -209,7 +210,7 @@ async fn fail_open_runs_unprotected_and_records_when_the_store_is_back() {
 }
 
 /// A handler longer than its lease keeps it, although some renewals fail.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn handler_that_outlives_its_lease_keeps_it() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
@@ -242,9 +243,14 @@ async fn handler_that_outlives_its_lease_keeps_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let store = store();
-    let blocking = tower::service_fn(|_: http::Request<crate::support::Body>| async {
-        std::thread::sleep(Duration::from_millis(1_200));
-        Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
+    let (release, released) = std::sync::mpsc::channel();
+    let released = Arc::new(Mutex::new(released));
+    let blocking = tower::service_fn(move |_: http::Request<crate::support::Body>| {
+        let released = Arc::clone(&released);
+        async move {
+            released.lock().unwrap().recv().unwrap();
+            Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
+        }
     });
     let service = lease(&store).lease(Duration::from_millis(300)).layer(blocking);
     let run = tokio::spawn({
@@ -255,6 +261,7 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let twin = CallTerms::new(Token::random(), Duration::from_secs(60));
     let twin = store.inner().claim(&[dedup_key("a")], &twin).await.unwrap();
     assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
+    release.send(()).unwrap();
     assert_eq!(run.await.unwrap(), 200);
 }
 
@@ -405,7 +412,7 @@ async fn releases_do_not_starve_completions() {
 }
 
 /// What a failed batch has marked as done keeps its lease until its completion is there.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn done_key_keeps_its_lease_until_it_is_recorded() {
     let (store, handler) = (store(), Handler::default().then(500));
     handler.hold();
@@ -524,7 +531,7 @@ async fn pending_writes_are_bounded() {
 }
 
 /// The purger lives through errors, hangs and panics, and stops when it is told to.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn purger_goes_on_after_the_store_fails() {
     let store = store();
     for id in 0..250 {

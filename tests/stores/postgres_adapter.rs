@@ -177,7 +177,8 @@ async fn completions_are_heap_only_updates() {
         .await
         .unwrap()
     };
-    // Sessions report their counts a little later.
+    // Sessions report their counts when they end.
+    adapter.close().await;
     let mut counts = counted().await;
     for _ in 0..500 {
         if counts.0 >= i64::from(EVENTS) {
