@@ -1,4 +1,4 @@
-//! Bodies, methods, missing and malformed keys: what is answered before anything is claimed.
+//! Bodies, methods, missing and malformed keys: answers that are given before anything is claimed.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -36,7 +36,7 @@ fn streamed(
     Request::post("/hook").header("webhook-id", id).body(body).unwrap()
 }
 
-/// Says back what it was sent.
+/// A handler that returns the request's body.
 fn echo() -> impl tower::Service<
     Request<crate::support::Body>,
     Response = Response<crate::support::Body>,
@@ -58,7 +58,7 @@ async fn handler_gets_the_bytes_that_were_sent() {
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "abcdef");
     let answer = send(&service, streamed("b", Vec::new())).await;
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "");
-    // A duplicate's answer has no body, and says so.
+    // A duplicate's answer has no body, and its size hint says so.
     let answer = send(&service, streamed("a", chunks(&["a"]))).await;
     assert_eq!(http_body::Body::size_hint(answer.body()).exact(), Some(0));
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "");
@@ -69,7 +69,7 @@ async fn body_over_the_limit_is_413_and_not_recorded() {
     let (adapter, handler) = (memory(), Handler::default());
     let service =
         DedupLayer::new(by_header(), Arc::clone(&adapter)).body_limit(8).layer(handler.service());
-    // Announced, as by Content-Length.
+    // The length is announced, as by Content-Length.
     let mut announced = request("a");
     *announced.body_mut() = "123456789".into();
     // Not announced, in pieces.
@@ -97,7 +97,7 @@ async fn broken_upload_is_400_and_not_recorded() {
     assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
 }
 
-/// A body that never ends, and says nothing.
+/// A body that never ends and sends nothing.
 struct Silent;
 
 impl http_body::Body for Silent {
@@ -150,7 +150,7 @@ async fn malformed_and_missing_ids_are_400_and_not_recorded() {
         );
     }
     assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
-    // Ten kilobytes are not malformed, only long.
+    // Ten kilobytes are long, but not malformed.
     let long = "i".repeat(10_000);
     assert_eq!(send(&service, with(&[long.as_bytes()])).await.status(), 200);
     assert_eq!(result(&send(&service, with(&[long.as_bytes()])).await), Some("duplicate"));
@@ -260,7 +260,7 @@ async fn answers_of_the_layer_are_configurable() {
     assert!(again.headers().is_empty(), "{:?}", again.headers());
     let none = layer.clone().max_running(0).layer(handler.service());
     assert_eq!(send(&none, request("b")).await.headers()["retry-after"], "9");
-    // Trap 26: a duplicate is never an error to its sender.
+    // A duplicate is never an error to its sender.
     for status in [409, 301, 500] {
         let refused = layer.clone().duplicate_status(status.try_into().unwrap());
         assert_eq!(refused.unwrap_err(), ConfigError::InvalidDuplicateStatus);

@@ -1,4 +1,5 @@
-//! `Deduplicator`: what becomes of a key when its future is dropped, and leases of several runtimes.
+//! `Deduplicator`: what happens to a key when the future is dropped, and leases of several
+//! runtimes.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +30,7 @@ fn worker(store: &Store) -> Deduplicator<Lease<Store>> {
     Deduplicator::new(Lease::new(Arc::clone(store)))
 }
 
-/// Waits for what the ledger does in the background.
+/// Waits for the ledger's writes in the background.
 async fn drained<L: Ledger>(worker: &Deduplicator<L>) {
     let drained = worker.ledger().drain();
     tokio::time::timeout(Duration::from_secs(30), drained).await.expect("drained");
@@ -185,7 +186,7 @@ async fn claim_dropped_outside_a_runtime_does_not_panic() {
     std::thread::spawn(move || drop(claim)).join().unwrap();
 }
 
-/// Otherwise the next delivery is a duplicate of a run that never was.
+/// Otherwise the next delivery would be a duplicate of a run that never happened.
 #[tokio::test]
 async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
@@ -194,7 +195,7 @@ async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
         store.set(Op::Record, fault);
         assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
         store.set(Op::Record, Fault::None);
-        // Until it is undone.
+        // Until the claim is released.
         if fault == Fault::LoseReply {
             assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
         }
@@ -223,7 +224,8 @@ fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
     drop(idle);
 }
 
-/// A subscriber is the user's code: it may end a delivery while it is told of a lost lease.
+/// A subscriber is the user's code: it may end a delivery while it handles the record of a lost
+/// lease.
 #[test]
 fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
     let (ended, waits) = mpsc::channel();

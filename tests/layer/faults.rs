@@ -1,5 +1,5 @@
-//! A store that hangs, fails, or loses its answers: nothing is lost, nothing blocks, and it
-//! recovers by itself.
+//! A store that hangs, fails, or loses its replies: no event is lost, no key stays blocked, and the
+//! layer recovers without a restart.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -69,15 +69,15 @@ async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
         );
         assert!(started.elapsed() < Duration::from_secs(2), "{fault:?}");
         assert_eq!(handler.runs(), 0);
-        // It comes back, and so does the sender.
+        // The store recovers, and the sender retries.
         store.set_all(Fault::None);
         assert_eq!(send(&lease, request("c")).await.status(), 200);
         assert_eq!(send(&arrival, request("d")).await.status(), 200);
     }
 }
 
-/// A claim that was made, or will be made late, although nobody heard of it, is released by its
-/// token: the retry runs long before the lease of 60 s would have lapsed.
+/// The store executed a claim, or executes it late, and its reply was lost. The layer releases the
+/// claim by its token: the retry runs long before the lease of 60 s would lapse.
 #[tokio::test]
 async fn claim_whose_reply_was_lost_does_not_block_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
@@ -87,7 +87,7 @@ async fn claim_whose_reply_was_lost_does_not_block_its_key() {
         store.set(Op::Claim, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
         store.set(Op::Claim, Fault::None);
-        // Drains once the claim was found and released, however late it was made.
+        // The drain ends once the claim was found and released, however late it was executed.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
         assert_eq!(send(&service, request("a")).await.status(), 200, "{fault:?}");
         assert_eq!(handler.runs(), 1);
@@ -95,8 +95,8 @@ async fn claim_whose_reply_was_lost_does_not_block_its_key() {
     }
 }
 
-/// A record that was made although the sender was told 503 is undone: or the retry would be taken
-/// for a duplicate of a run that never was.
+/// A record whose sender got 503 is released. Otherwise the retry would be a duplicate of a run
+/// that never happened.
 #[tokio::test]
 async fn record_whose_reply_was_lost_does_not_lose_its_event() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
@@ -106,7 +106,7 @@ async fn record_whose_reply_was_lost_does_not_lose_its_event() {
         store.set(Op::Record, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
         store.set(Op::Record, Fault::None);
-        // Drains once the record was found and undone, however late it was made.
+        // The drain ends once the record was found and released, however late it was executed.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
         let retry = send(&service, request("a")).await;
         assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{fault:?}");
@@ -114,8 +114,8 @@ async fn record_whose_reply_was_lost_does_not_lose_its_event() {
     }
 }
 
-/// After success the answer is the handler's, whatever the store does; the completion follows, and
-/// meanwhile this process knows.
+/// After success the answer is the handler's, whatever the store does. The completion follows, and
+/// this process answers duplicates meanwhile.
 #[tokio::test(start_paused = true)]
 async fn success_is_answered_even_if_the_store_goes_away() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
@@ -128,7 +128,7 @@ async fn success_is_answered_even_if_the_store_goes_away() {
         assert_eq!((first.status(), result(&first)), (StatusCode::OK, None), "{fault:?}");
         assert!(started.elapsed() < Duration::from_secs(2), "one attempt only");
         for _ in 0..5 {
-            // Long past the lease: it is renewed until the completion is there.
+            // Long after the lease: it is renewed until the completion is stored.
             tokio::time::sleep(Duration::from_millis(150)).await;
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
             let other = CallTerms::new(Token::random(), Duration::from_secs(60));
@@ -145,7 +145,7 @@ async fn success_is_answered_even_if_the_store_goes_away() {
     }
 }
 
-/// On arrival the key is there already: what becomes of the store afterwards changes nothing.
+/// On arrival the key is complete already: a later fault of the store changes nothing.
 #[tokio::test]
 async fn on_arrival_store_gets_no_call_after_the_handler() {
     for (status, fault) in [(200, Fault::Fail), (200, Fault::Hang), (500, Fault::Hang)] {
@@ -209,7 +209,7 @@ async fn fail_open_runs_unprotected_and_records_when_the_store_is_back() {
     }
 }
 
-/// A handler longer than its lease keeps it, although some renewals fail.
+/// A handler that outlives its lease keeps the lease, although some renewals fail.
 #[tokio::test(start_paused = true)]
 async fn handler_that_outlives_its_lease_keeps_it() {
     let (store, handler) = (store(), Handler::default());
@@ -226,7 +226,7 @@ async fn handler_that_outlives_its_lease_keeps_it() {
     let started = Instant::now();
     let mut round = 0;
     while started.elapsed() < Duration::from_secs(2) {
-        // One renewal in three fails: the next attempt is not far.
+        // One renewal in three fails; the next attempt follows soon.
         store.set(Op::Renew, if round % 3 == 0 { Fault::Fail } else { Fault::None });
         round += 1;
         assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
@@ -239,7 +239,7 @@ async fn handler_that_outlives_its_lease_keeps_it() {
     assert!(store.calls(Op::Renew) >= 4, "{}", store.calls(Op::Renew));
 }
 
-/// A handler that blocks its thread keeps its lease: the renewal is not its task's.
+/// A handler that blocks its thread keeps its lease, because the renewal runs in another task.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let store = store();
@@ -265,15 +265,15 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     assert_eq!(run.await.unwrap(), 200);
 }
 
-/// Trap 4: a handler that lost its lease is told, its success is recorded all the same, and its
-/// failure undoes nothing.
+/// A handler that lost its lease can see it. Its success is recorded nevertheless, and its failure
+/// undoes nothing.
 #[tokio::test]
 async fn lost_lease_is_reported_and_undoes_nothing() {
     for status in [200, 500] {
         let (store, handler) = (store(), Handler::default().then(status));
         handler.hold();
         let service = lease(&store).lease(Duration::from_millis(300)).layer(handler.service());
-        // The store does not hear of renewals for a while, and somebody else takes over.
+        // The store gets no renewals for a while, and another process takes over.
         store.set(Op::Renew, Fault::Fail);
         let late = tokio::spawn(async move { send(&service, request("a")).await.status() });
         handler.running(1).await;
@@ -298,7 +298,7 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
     }
 }
 
-/// A completion whose row vanished is recorded all the same.
+/// A completion whose row is gone is recorded nevertheless.
 #[tokio::test]
 async fn completion_without_its_row_is_recorded() {
     let (store, handler) = (store(), Handler::default());
@@ -316,7 +316,7 @@ async fn completion_without_its_row_is_recorded() {
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
 }
 
-/// A store that panics is a store that fails: no success is lost over it.
+/// A store that panics counts as a store that fails: no success is lost.
 #[tokio::test]
 async fn adapter_that_panics_is_a_store_that_fails() {
     let (store, handler) = (store(), Handler::default());
@@ -329,7 +329,7 @@ async fn adapter_that_panics_is_a_store_that_fails() {
     store.set(Op::Complete, Fault::Panic);
     assert_eq!(result(&send(&service, request("a")).await), None);
     store.set(Op::Renew, Fault::None);
-    // Past the first lease: a renewal comes at a third of it.
+    // After the first lease: a renewal comes after a third of it.
     let renewed = store.calls(Op::Renew);
     until(|| store.calls(Op::Renew) >= renewed + 4).await;
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
@@ -339,8 +339,8 @@ async fn adapter_that_panics_is_a_store_that_fails() {
     assert_eq!((handle.running(), handle.background(), handler.runs()), (0, 0, 1));
 }
 
-/// On arrival: while a record of unknown outcome is being undone, nobody is told that its event,
-/// which never ran, is a duplicate.
+/// On arrival: while a record of unknown outcome is being released, no delivery of its event, which
+/// never ran, is answered as a duplicate.
 #[tokio::test]
 async fn retry_during_a_release_is_never_200() {
     let (store, handler) = (store(), Handler::default());
@@ -360,7 +360,7 @@ async fn retry_during_a_release_is_never_200() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Fail-open is for events of which nothing is known: not for one that is known to be running.
+/// Fail-open applies to events of unknown state, not to an event that is known to run.
 #[tokio::test]
 async fn fail_open_never_runs_beside_a_run_in_flight() {
     let (store, handler) = (store(), Handler::default());
@@ -385,7 +385,7 @@ async fn fail_open_never_runs_beside_a_run_in_flight() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// An outage makes many releases; they do not push a completion out.
+/// An outage causes many releases; they do not delay a completion.
 #[tokio::test]
 async fn releases_do_not_starve_completions() {
     let (store, handler) = (store(), Handler::default());
@@ -411,7 +411,8 @@ async fn releases_do_not_starve_completions() {
     becomes_complete(&store, "success").await;
 }
 
-/// What a failed batch has marked as done keeps its lease until its completion is there.
+/// An event that a failed handler has marked as done keeps its lease until its completion is
+/// stored.
 #[tokio::test(start_paused = true)]
 async fn done_key_keeps_its_lease_until_it_is_recorded() {
     let (store, handler) = (store(), Handler::default().then(500));
@@ -438,7 +439,7 @@ async fn done_key_keeps_its_lease_until_it_is_recorded() {
     becomes_complete(&store, "a").await;
 }
 
-/// An unprotected run that fails frees its key even if its claim arrives after the release.
+/// An unprotected run that fails frees its key, even if its claim arrives after the release.
 #[tokio::test]
 async fn unprotected_failure_leaves_no_late_claim_behind() {
     let (store, handler) = (store(), Handler::default().then(500));
@@ -454,7 +455,7 @@ async fn unprotected_failure_leaves_no_late_claim_behind() {
     assert_eq!(entry.state, EntryState::Released);
 }
 
-/// Everybody who waits for the end is told of it.
+/// Every caller that waits for the drain returns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_callers_drain_at_once() {
     let (store, handler) = (store(), Handler::default());
@@ -474,7 +475,7 @@ async fn many_callers_drain_at_once() {
     }
 }
 
-/// Settings at the end of their range are settings.
+/// Settings at the ends of their ranges work.
 #[tokio::test]
 async fn extreme_settings_do_no_harm() {
     let (store, handler) = (store(), Handler::default());
@@ -508,7 +509,7 @@ async fn extreme_settings_do_no_harm() {
     assert_eq!(send(&service, request("d")).await.status(), 200);
 }
 
-/// What goes on behind a store that is gone is bounded, whatever arrives meanwhile.
+/// The number of pending writes is bounded while the store is gone, whatever arrives.
 #[tokio::test]
 async fn pending_writes_are_bounded() {
     let (store, handler) = (store(), Handler::default());
@@ -530,7 +531,7 @@ async fn pending_writes_are_bounded() {
     assert_eq!(send(&service, request("a")).await.status(), 200);
 }
 
-/// The purger lives through errors, hangs and panics, and stops when it is told to.
+/// The purger goes on after errors, hangs and panics, and ends when it is stopped.
 #[tokio::test(start_paused = true)]
 async fn purger_goes_on_after_the_store_fails() {
     let store = store();

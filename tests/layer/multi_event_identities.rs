@@ -1,4 +1,4 @@
-//! Deliveries of several events, and events of two identities.
+//! Multi-event deliveries, and events with two identities.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn memory() -> Arc<MemoryAdapter> {
     Arc::new(MemoryAdapter::new())
 }
 
-/// One event for every word of the body; `id=second` gives it a second identity.
+/// One event for every word of the body; `id=second` gives the event a second identity.
 fn by_word() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let body = std::str::from_utf8(request.body()).unwrap();
@@ -48,7 +48,7 @@ async fn state(adapter: &MemoryAdapter, id: &str) -> Option<EntryState> {
     adapter.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
 }
 
-/// Trap 35: a retry that is batched otherwise runs what is new, and nothing else.
+/// A retry with other events beside it runs only the new events.
 #[tokio::test]
 async fn multi_event_delivery_runs_its_new_events() {
     let handler = Handler::default();
@@ -65,7 +65,7 @@ async fn multi_event_delivery_runs_its_new_events() {
     assert_eq!(send(&service, batch("  ")).await.status(), 400);
 }
 
-/// The first run charges, then fails; its twin runs the same event as the second attempt.
+/// The first run charges, then fails. The same event under its other id is the second attempt.
 #[tokio::test]
 async fn idempotency_key_of_an_event_under_its_other_id_is_the_same() {
     let handler = Handler::default().then(500);
@@ -126,7 +126,8 @@ async fn event_marked_as_done_is_complete_even_if_the_handler_fails() {
     assert_eq!(handler.last().attempt(), 2);
 }
 
-/// While any event of a batch runs elsewhere the answer is never a 2xx; the new ones are done.
+/// While any event of a delivery runs elsewhere, the answer is never a 2xx; the new events are
+/// done.
 #[tokio::test]
 async fn delivery_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
     let (adapter, handler) = (memory(), Handler::default());
@@ -142,14 +143,14 @@ async fn delivery_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() 
     assert_eq!(handler.runs(), 1);
 }
 
-/// Trap 34: two events of different ids report one change.
+/// Two events with different ids report one change.
 #[tokio::test]
 async fn any_complete_identity_makes_a_duplicate() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     send(&service, batch("evt_1=invoice|paid")).await;
     assert_eq!(result(&send(&service, batch("evt_2=invoice|paid")).await), Some("duplicate"));
-    // Now the twin is known by its own id too.
+    // From now on, the event is also complete under its own id.
     assert_eq!(result(&send(&service, batch("evt_2")).await), Some("duplicate"));
     assert_eq!(result(&send(&service, batch("evt_1")).await), Some("duplicate"));
     send(&service, batch("evt_3=invoice|voided")).await;
@@ -170,7 +171,7 @@ async fn any_identity_in_flight_is_in_flight_and_blocks_nothing_else() {
     handler.running(1).await;
     assert_eq!(result(&send(&service, batch("evt_2=x")).await), Some("in-flight"));
     handler.release();
-    // The first failed: the twin runs, under both its identities.
+    // The first run failed: the second event runs, under both its identities.
     assert_eq!(first.await.unwrap(), 500);
     let retried = async {
         while send(&service, batch("evt_2=x")).await.status() != StatusCode::OK {
@@ -181,7 +182,7 @@ async fn any_identity_in_flight_is_in_flight_and_blocks_nothing_else() {
     assert_eq!(result(&send(&service, batch("evt_1=x")).await), Some("duplicate"));
 }
 
-/// The same identities in many orders from many tasks: nobody deadlocks, each change runs once.
+/// The same identities in many orders from many tasks: no deadlock, and each change runs once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     let handler = Handler::default();
@@ -241,7 +242,7 @@ async fn on_arrival_multi_event_deliveries_and_second_identities_behave_alike() 
     assert_eq!(result(&send(&service, batch("f d")).await), Some("duplicate"));
 }
 
-/// The second identity as an extractor declares it.
+/// The second identity that an extractor declares.
 #[tokio::test]
 async fn second_identity_of_an_extractor_has_its_own_namespace() {
     let (adapter, handler) = (memory(), Handler::default());
@@ -261,7 +262,7 @@ async fn second_identity_of_an_extractor_has_its_own_namespace() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A second identity that says nothing new is none, and a closure's single event can have one.
+/// A second identity equal to the first is none, and a closure's single event can have one.
 #[tokio::test]
 async fn second_identity_of_a_closure_makes_a_duplicate() {
     let (adapter, handler) = (memory(), Handler::default());
@@ -284,7 +285,7 @@ async fn second_identity_of_a_closure_makes_a_duplicate() {
     assert_eq!(result(&send(&service, keys("evt_1")).await), Some("duplicate"));
 }
 
-/// A store that holds its answers back.
+/// A store that delays its replies.
 #[derive(Default)]
 struct Gated {
     inner: MemoryAdapter,
@@ -292,7 +293,7 @@ struct Gated {
     unrecords: Gate,
 }
 
-/// Holds calls, in the order in which they came, until each is let pass.
+/// Holds calls, in the order in which they arrived, until the test releases each.
 #[derive(Default)]
 struct Gate(Mutex<Vec<Arc<Semaphore>>>);
 
@@ -303,7 +304,7 @@ impl Gate {
         mine.acquire().await.unwrap().forget();
     }
 
-    /// Waits for this call, and lets it pass.
+    /// Waits for this call, and lets it go on.
     async fn open(&self, call: usize) {
         self.came(call).await;
         self.0.lock().unwrap()[call].add_permits(1);
@@ -327,8 +328,8 @@ impl DedupAdapter for Gated {
     }
 }
 
-/// On arrival, an event whose other identity runs elsewhere is recorded and given back. Whoever
-/// meets that record must not take the event for handled, whenever it looks.
+/// On arrival, an event whose other identity runs elsewhere is claimed and released. A delivery
+/// that sees that claim must not take the event for handled, whenever it looks.
 #[tokio::test]
 async fn on_arrival_released_key_is_never_a_duplicate() {
     for given_back_in_between in [true, false] {
@@ -351,7 +352,7 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
         if given_back_in_between {
             store.records.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
-            // It has met the record, and hears of it when that is undone.
+            // This delivery sees the claim, and gets its reply once the claim is released.
             let twin = begin();
             store.records.came(1).await;
             store.unrecords.open(0).await;
@@ -359,7 +360,7 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
             store.records.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
         } else {
-            // It hears of the record before the one who has made it does.
+            // This delivery gets its reply before the delivery that made the claim.
             let twin = begin();
             store.records.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
@@ -367,13 +368,14 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
             store.unrecords.open(0).await;
         }
-        // The twin has given the other identity back as well.
+        // The second delivery has released the other identity as well.
         store.unrecords.open(1).await;
         ledger.drain().await;
         let retry = begin();
         store.records.open(2).await;
         assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
-        // What is complete under both is a duplicate, however many ask at once.
+        // An event that is complete under both identities is a duplicate, however many deliveries
+        // ask at once.
         let [one, other] = [begin(), begin()];
         store.records.came(4).await;
         store.records.open(3).await;

@@ -1,5 +1,5 @@
-//! Every delivery takes its permit, then the inner service's readiness, then its claim: one that
-//! waited for another delivery of its event as well.
+//! Every delivery takes its permit, then the inner service's readiness, then its claim. A delivery
+//! that waited for another one of its event does so as well.
 
 use std::future::{Ready, ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,12 +23,12 @@ use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
 use crate::support::postgres::Schema;
 use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
 
-/// What an inner service and a ledger saw, and what they are to do.
+/// What an inner service and a ledger saw, and how they behave.
 #[derive(Default)]
 struct Stage {
-    /// How many services are ready and were not called.
+    /// The number of services that are ready and were not called.
     ready: AtomicUsize,
-    /// How many services were ready at each `begin`.
+    /// The number of services that were ready at each `begin`.
     ready_at_begin: Mutex<Vec<usize>>,
     is_free: AtomicBool,
     is_full: AtomicBool,
@@ -92,7 +92,7 @@ impl Service<Request<Body>> for Inner {
     }
 }
 
-/// Every event is in flight elsewhere until it is free.
+/// Every event is in flight elsewhere until the test frees it.
 struct Elsewhere(Arc<Stage>);
 
 impl Ledger for Elsewhere {
@@ -182,8 +182,8 @@ async fn waiting_delivery_whose_inner_service_fails_returns_its_error_and_claims
 }
 
 /// A `ConcurrencyLimit` of two inside a transactional layer. The test holds the only connection (or
-/// the file's turn) until a waiter of a failed event stands in line for it, and other events hold
-/// the places of the limit.
+/// the file's write lock) until a waiting delivery of a failed event queues for it. Other events
+/// hold the permits of the limit.
 async fn nobody_starves<A, H>(
     layer: DedupLayer<Transactional<A>>,
     hold_the_store: impl AsyncFnOnce() -> H,
@@ -208,7 +208,7 @@ async fn nobody_starves<A, H>(
     handler.running(1).await;
     let waiter = deliver("a");
     until(|| handle.waiting() == 1 && handle.running() == 1).await;
-    // In line before the waiter.
+    // Queued before the waiting delivery.
     let held = hold_the_store();
     let (held, fails) = futures_util::future::join(held, async {
         handler.release();

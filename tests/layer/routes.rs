@@ -1,4 +1,5 @@
-//! One sender, several routes: a layer around all of them, one around each, and the same one twice.
+//! One sender, several routes: one layer around all of them, one layer around each, and the same
+//! layer twice.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,19 +19,19 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use crate::support::{Handler, by_header, request, result, send};
 
-/// The messages of the layer's events, with their levels.
+/// The messages of the layer's log records, with their levels.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>);
 
 impl Log {
-    /// The levels of the events whose message starts so.
+    /// Returns the levels of the records whose message starts like this.
     fn levels(&self, message: &str) -> Vec<String> {
         let events = self.0.lock().unwrap();
         let events = events.iter().filter(|event| event["message"].starts_with(message));
         events.map(|event| event["level"].clone()).collect()
     }
 
-    /// Collects the events of this thread while `run` runs.
+    /// Collects the log records of this thread while `run` runs.
     fn of(run: impl AsyncFnOnce()) -> Self {
         let log = Self::default();
         let subscriber = tracing_subscriber::registry().with(log.clone());
@@ -108,7 +109,7 @@ fn one_layer_over_two_routes_warns_that_the_second_has_not_run() {
         }
         assert_eq!((billing.count(), tax.count()), (2, 0));
     });
-    // Twice within a minute, told once.
+    // Twice within a minute, reported once.
     assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
 }
 
@@ -258,7 +259,7 @@ fn retention_below_the_floor_of_the_sender_warns_and_is_used() {
     assert!(log.0.lock().unwrap().is_empty());
 }
 
-/// A key is remembered for the default of 30 days, or for the sender's floor where that is longer.
+/// A key is remembered for the default of 30 days, or for the sender's floor if that is longer.
 #[tokio::test]
 async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -276,7 +277,7 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     }
 }
 
-/// The client learns nothing of the wiring, and the log says what is wrong.
+/// The client learns nothing about the routes, and the log says what is wrong.
 #[test]
 fn rejected_arguments_are_an_empty_500_and_a_logged_cause() {
     let log = Log::of(async || {
