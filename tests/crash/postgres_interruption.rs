@@ -54,8 +54,7 @@ enum Stage {
 async fn ledger_call_dropped_at_any_await_leaves_nothing_behind() {
     let database = Database::fresh().await;
     // The proxy delays each reply, so that every await is really pending.
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(3, proxy.options(database.options()));
+    let (_proxy, pool) = database.proxied(3).await;
     let ledger = Transactional::new(PostgresAdapter::new(pool));
     let layer = DedupLayer::with_ledger(by_header(), ledger.clone());
     let service = layer.layer(tower::service_fn(write));
@@ -295,8 +294,7 @@ where
 #[tokio::test]
 async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let service = transactional(&pool).layer(tower::service_fn(write));
     cut_at_every_message(&database, &proxy, &service, true).await;
 }
@@ -306,8 +304,7 @@ async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_no
 #[tokio::test]
 async fn multi_event_transaction_whose_connection_breaks_keeps_events_with_their_effects() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let service = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool));
     let service = service.layer(tower::service_fn(all_but_the_last));
     send(&service, batch("the schema is there")).await;
@@ -372,8 +369,7 @@ async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infa
 #[tokio::test]
 async fn lease_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let layer = DedupLayer::new(by_header(), PostgresAdapter::new(pool));
     let handle = layer.handle();
     let service = layer.layer(apart(&database));
@@ -384,8 +380,7 @@ async fn lease_whose_connection_breaks_at_any_message_loses_and_doubles_nothing(
 #[tokio::test]
 async fn on_arrival_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let layer = DedupLayer::on_arrival(by_header(), PostgresAdapter::new(pool));
     cut_at_every_message(&database, &proxy, &layer.layer(apart(&database)), false).await;
 }
@@ -404,8 +399,8 @@ async fn claim_whose_connection_broke_is_not_taken_for_refused() {
 
 async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> DedupLayer<L>) {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let adapter = PostgresAdapter::new(database.pool_with(2, proxy.options(database.options())));
+    let (proxy, pool) = database.proxied(2).await;
+    let adapter = PostgresAdapter::new(pool);
     adapter.migrate().await.unwrap();
     let service = layer(adapter).store_timeout(MINUTE).layer(apart(&database));
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;

@@ -245,8 +245,7 @@ async fn rollback_over_a_silent_connection_frees_the_key() {
 /// All connections fall silent at once while 200 deliveries run.
 async fn all_silent_under_load(build: Build) {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(4, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(4).await;
     let (handle, service) = build(adapter(&pool, Batching::new()), sound(&database));
     until_acknowledged(&service, WARM).await;
     let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
@@ -300,8 +299,7 @@ async fn transactions_recover_when_all_connections_fall_silent_under_load() {
 async fn idle_connections_that_fall_silent_cost_few_deliveries() {
     let database = Database::fresh().await;
     for build in [lease as Build, on_arrival, in_a_transaction] {
-        let proxy = Proxy::start(&database.options()).await;
-        let pool = database.pool_with(10, proxy.options(database.options()));
+        let (proxy, pool) = database.proxied(10).await;
         let (_, service) = build(adapter(&pool, Batching::new()), sound(&database));
         let crowd = (0..20).map(|number| {
             let service = service.clone();
@@ -324,8 +322,7 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
 #[tokio::test]
 async fn calls_behind_a_silent_lane_go_out_on_another() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let patient = adapter(&pool, Batching::new()).statement_timeout(MINUTE);
     let (_, service) = lease(patient, sound(&database));
     let crowd = (0..200).map(|number| {
@@ -346,8 +343,7 @@ async fn calls_behind_a_silent_lane_go_out_on_another() {
 #[tokio::test]
 async fn lease_is_renewed_when_all_connections_fall_silent() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let held = Handler::default();
     let lease = Duration::from_secs(4);
     let layer = DedupLayer::new(by_header(), adapter(&pool, Batching::new()));

@@ -15,6 +15,7 @@ use tower_dedup::ledger::{Transactional, TxHandle};
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
 use super::postgres::Schema;
+use super::proxy::Proxy;
 use super::{Body, Handler, by_header, request, send};
 
 /// A handler.
@@ -122,6 +123,13 @@ impl Database {
 
     pub(crate) fn pool_with(&self, connections: u32, options: PgConnectOptions) -> PgPool {
         PgPoolOptions::new().max_connections(connections).connect_lazy_with(options)
+    }
+
+    /// Returns a pool whose connections pass through a proxy, after the proxy.
+    pub(crate) async fn proxied(&self, connections: u32) -> (Proxy, PgPool) {
+        let proxy = Proxy::start(&self.options()).await;
+        let pool = self.pool_with(connections, proxy.options(self.options()));
+        (proxy, pool)
     }
 
     /// Runs SQL on a connection outside the pools.

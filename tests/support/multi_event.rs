@@ -1,6 +1,5 @@
 //! What the tests of multi-event deliveries share: a receiver over any adapter, under any ledger,
 //! whose handler does what the body of its delivery says.
-#![allow(dead_code, reason = "every test takes a part of it")]
 
 use std::future::pending;
 use std::sync::{Arc, Mutex};
