@@ -193,7 +193,7 @@ impl Load {
     async fn end(&self, senders: Vec<JoinHandle<()>>) {
         self.stop.store(true, Ordering::SeqCst);
         let ended = tokio::time::timeout(FOR_EVER, join_all(senders)).await;
-        for sender in ended.expect("all is acknowledged") {
+        for sender in ended.expect("every event is acknowledged") {
             sender.unwrap();
         }
         let answers = self.answers();
@@ -220,7 +220,7 @@ impl Load {
         let all = stream::iter(0..self.sent())
             .map(|event| async move { (event, self.deliver(event % 2, event).await) });
         let all = all.buffer_unordered(SENDERS).collect::<Vec<_>>();
-        let all = tokio::time::timeout(FOR_EVER, all).await.expect("all is acknowledged");
+        let all = tokio::time::timeout(FOR_EVER, all).await.expect("every event is acknowledged");
         all.into_iter().filter(|(_, why)| why.is_none()).map(|(event, _)| event).collect()
     }
 }
@@ -267,13 +267,16 @@ async fn with_a_synchronous_standby(
     load.end(senders).await;
     let seen = load.answers();
     let killed = losses.len() > demoted.len();
-    assert!(!killed || seen.contains_key("503 unavailable"), "nobody met the failover: {seen:?}");
+    assert!(
+        !killed || seen.contains_key("503 unavailable"),
+        "no delivery met the failover: {seen:?}"
+    );
     for demoted in demoted {
         let met = demoted.log().contains("in a read-only transaction");
-        assert!(met, "nobody met the demoted server: {seen:?}");
+        assert!(met, "no delivery met the demoted server: {seen:?}");
     }
     load.assert_complete(&url).await;
-    assert_eq!(load.again().await, HashSet::new(), "what was acknowledged ran again");
+    assert_eq!(load.again().await, HashSet::new(), "an acknowledged event ran again");
     println!(
         "{} events, {} interrupted: {seen:?}",
         load.sent(),
@@ -354,11 +357,14 @@ async fn with_an_asynchronous_standby(
     let unreceived: Vec<_> =
         acknowledged.into_iter().filter(|event| *event >= first_unreceived).collect();
     assert!(unreceived.len() > 50, "{} events: too few to show anything", unreceived.len());
-    assert!(unreceived.iter().all(|event| lost.contains(event)), "known without being received");
+    assert!(
+        unreceived.iter().all(|event| lost.contains(event)),
+        "the standby knows events that it had not received"
+    );
     // Events that were not acknowledged when the primary was killed were delivered again until they
     // were.
     assert_eq!(known.len() + count, load.sent());
-    assert_eq!(load.again().await, lost, "what ran again");
+    assert_eq!(load.again().await, lost, "the events that ran again");
     load.assert_complete(&url).await;
     (cluster, load, lost)
 }

@@ -229,7 +229,7 @@ fn runtime_that_ends_leaves_nothing_behind() {
             });
         }
     }
-    assert!(unfinished > 0, "all were quicker than their runtime's end");
+    assert!(unfinished > 0, "every delivery ended before its runtime");
 }
 
 /// A handler keeps its transaction and drops it in a thread without a runtime, before and after the
@@ -255,11 +255,11 @@ fn transaction_dropped_on_any_thread_is_rolled_back() {
     };
     let (before, after) = (dropped("before"), dropped("after"));
     let drops = std::thread::spawn(move || drop(before));
-    assert!(drops.join().is_ok(), "it has panicked");
+    assert!(drops.join().is_ok(), "the drop has panicked");
     observer.block_on(database.until_sessions("state LIKE 'idle in transaction%'", 1));
     runtime.shutdown_background();
     let drops = std::thread::spawn(move || drop(after));
-    assert!(drops.join().is_ok(), "it has panicked");
+    assert!(drops.join().is_ok(), "the drop has panicked");
     observer.block_on(database.until_nothing_is_open());
 }
 
@@ -322,7 +322,11 @@ async fn multi_event_transaction_whose_connection_breaks_keeps_events_with_their
                 assert!(effects == 0 || !id.starts_with("poison"), "{id}");
             }
             if !sprung {
-                assert_eq!(database.effects_and_key(&words[1]).await, 1, "kept at once");
+                assert_eq!(
+                    database.effects_and_key(&words[1]).await,
+                    1,
+                    "the event is kept at once"
+                );
             }
             until_acknowledged_as(&service, || batch(&words[..2].join(" "))).await;
             for id in &words[..2] {

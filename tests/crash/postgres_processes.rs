@@ -229,7 +229,7 @@ impl Receivers {
                 delivered.unwrap();
             }
         });
-        tokio::time::timeout(FOR_EVER, all).await.expect("all is acknowledged");
+        tokio::time::timeout(FOR_EVER, all).await.expect("every event is acknowledged");
     }
 
     /// Waits until this many more events are acknowledged.
@@ -329,7 +329,7 @@ async fn storm_with_deaths(kind: Kind, url: &str) -> usize {
     receivers.assert_answers();
     let deaths = deaths.into_inner();
     assert!(deaths >= 5, "{deaths} deaths: too few to show anything");
-    assert!(receivers.answered("none") > 0, "nobody was cut off");
+    assert!(receivers.answered("none") > 0, "no delivery was interrupted");
     deaths
 }
 
@@ -340,7 +340,7 @@ async fn transactions_of_killed_processes_lose_and_double_nothing() {
     storm_with_deaths(Kind::Transactional, &schema.url()).await;
     effects.assert_once(ids(300)).await;
     assert_complete(&effects, 300).await;
-    assert!(effects.runs().await > 300, "nobody died in a handler");
+    assert!(effects.runs().await > 300, "no process died in a handler");
 }
 
 /// Under a lease no event is lost either, and a second run is a takeover. One run of each event, at
@@ -403,8 +403,8 @@ async fn server_restarted_under_load_loses_and_doubles_nothing() {
     tokio::join!(receivers.storm(events, 4, 8), restarts);
     let sent = sent.into_inner();
     receivers.assert_answers();
-    assert!(receivers.answered("503 unavailable") > 0, "nobody noticed");
-    assert_eq!(receivers.answered("none"), 0, "the receivers went on");
+    assert!(receivers.answered("503 unavailable") > 0, "no delivery was 503 during a restart");
+    assert_eq!(receivers.answered("none"), 0, "a receiver did not answer");
     effects.assert_once(ids(sent)).await;
     assert_complete(&effects, sent).await;
 }

@@ -185,7 +185,7 @@ async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(MINUTE / 2, met).await.expect("it comes to pass");
+    tokio::time::timeout(MINUTE / 2, met).await.expect("the condition holds in time");
 }
 
 async fn silent_at_every_message(batching: Batching, build: Build, at_least: usize) {
@@ -438,7 +438,7 @@ async fn lanes_follow_the_connect_options_of_the_pool() {
     database.terminate(&format!("usename = '{name}_old'")).await;
     claim("b").await.unwrap();
     let new = format!("usename = '{name}_new'");
-    assert!(database.sessions(&new).await > 0, "the lane is not the new role's");
+    assert!(database.sessions(&new).await > 0, "no session has the new role");
     adapter.close().await;
     pool.close().await;
     database.until_sessions("true", 0).await;
@@ -654,7 +654,7 @@ async fn a_closed_adapter_opens_no_connection() {
             adapter.close().await;
             let error = record("after").await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable);
-            assert!(!pool.is_closed(), "the user's pool is theirs");
+            assert!(!pool.is_closed(), "the user's pool stays open");
             pool.close().await;
             database.until_sessions("true", 0).await;
         }

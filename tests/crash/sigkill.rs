@@ -150,7 +150,7 @@ async fn lease_retry_after_a_sigkill_runs_as_a_takeover() {
     }
     assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 2, true)]);
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
-    assert_eq!(effects(dir.path()).len(), 2, "a duplicate from here on");
+    assert_eq!(effects(dir.path()).len(), 2, "later deliveries are duplicates");
 }
 
 /// On arrival the key is complete before the handler runs, so a process that dies in the handler
@@ -172,7 +172,7 @@ async fn on_arrival_sigkill_in_the_handler_loses_the_event() {
 
     let (_second, url) = start_with(dir.path(), "arrival").await;
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
-    assert_eq!(effects(dir.path()).len(), 1, "a duplicate of what never ended");
+    assert_eq!(effects(dir.path()).len(), 1, "the retry is a duplicate of a run that never ended");
 }
 
 /// In a transaction the run that died leaves nothing behind, and the retry waits for no lease.

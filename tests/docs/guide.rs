@@ -96,7 +96,7 @@ async fn guide_query_finds_the_event_on_sqlite() {
         .fetch_one(&mut connection)
         .await
         .unwrap();
-    assert!(row.get::<String, _>("completed").starts_with(&year), "a time that people read");
+    assert!(row.get::<String, _>("completed").starts_with(&year), "the time is readable");
     let plan = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {query}")))
         .fetch_all(&mut connection)
         .await
@@ -215,8 +215,12 @@ async fn two_with_two_connections_each(connections: u32) -> [u16; 2] {
 #[tokio::test]
 async fn two_connections_for_each_handler_need_a_larger_pool() {
     let [_, worse] = two_with_two_connections_each(2).await;
-    assert_eq!(worse, 500, "each holds what the other waits for");
-    assert_eq!(two_with_two_connections_each(3).await, [200, 200], "one of them can go on");
+    assert_eq!(worse, 500, "each delivery holds the connection that the other waits for");
+    assert_eq!(
+        two_with_two_connections_each(3).await,
+        [200, 200],
+        "one of the deliveries can go on"
+    );
 }
 
 /// One layer around another, each with a transaction: the inner layer waits for the connection of

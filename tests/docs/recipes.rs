@@ -204,7 +204,7 @@ macro_rules! recipes {
                 assert_eq!(send(&app, "a", "").await, (200, None));
                 let runs: i64 =
                     sqlx::query_scalar("SELECT count(*) FROM runs").fetch_one(&pool).await.unwrap();
-                assert_eq!(runs, 2, "the one that failed has left nothing");
+                assert_eq!(runs, 2, "the failed run has left nothing");
                 let calls = calls.lock().unwrap();
                 assert_eq!(calls.len(), 3);
                 assert!(calls.iter().all(|key| *key == calls[0]), "{calls:?}");

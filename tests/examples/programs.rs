@@ -126,7 +126,7 @@ impl Server {
         for reader in &mut self.readers {
             reader.await.unwrap();
         }
-        assert!(ended.expect("it ends").unwrap().success(), "{}", self.said());
+        assert!(ended.expect("the process ends").unwrap().success(), "{}", self.said());
         assert!(self.said().contains("stopped"), "{}", self.said());
     }
 }
@@ -138,7 +138,7 @@ async fn eventually(condition: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    waited.await.expect("what was waited for happens");
+    waited.await.expect("the condition holds in time");
 }
 
 fn collect(
@@ -184,7 +184,7 @@ async fn receivers(store: &str, ledger: &str) {
     assert_eq!(other.deliver("msg_1", "").await, duplicate());
     assert_eq!(one.deliver("msg_2", "?fail=500").await, (500, None));
     let mut expected = vec![effect("msg_1", 1)];
-    assert_eq!(one.get("/effects").await, json!(expected), "a handler that fails leaves none");
+    assert_eq!(one.get("/effects").await, json!(expected), "a failed handler leaves no effect");
     if ledger == "on-arrival" {
         assert_eq!(other.deliver("msg_2", "").await, duplicate());
     } else {
@@ -314,7 +314,7 @@ async fn receiver_refuses_a_secret_that_it_cannot_use() {
         let mut receiver = example("receiver");
         receiver.args(["--store", "memory:", "--listen", "127.0.0.1:0"]).env(variable, secret);
         let output = tokio::time::timeout(Duration::from_secs(60), receiver.output());
-        let output = output.await.expect("it ends").unwrap();
+        let output = output.await.expect("the process ends").unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && said.contains(why), "{said}");
         assert!(!said.contains("s3cret"), "{said}");

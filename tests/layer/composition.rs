@@ -178,7 +178,7 @@ where
 
 /// Waits for ten seconds at most.
 async fn soon<F: Future>(event: F) -> F::Output {
-    tokio::time::timeout(Duration::from_secs(10), event).await.expect("it has not happened")
+    tokio::time::timeout(Duration::from_secs(10), event).await.expect("not within ten seconds")
 }
 
 async fn delivers_once<S, B, R>(service: S, handler: &Handler)

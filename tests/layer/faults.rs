@@ -379,7 +379,7 @@ async fn fail_open_never_runs_beside_a_run_in_flight() {
     until(|| handle.waiting() == 1).await;
     store.set(Op::Claim, Fault::Fail);
     let twin = tokio::time::timeout(Duration::from_secs(10), twin).await;
-    assert_eq!(twin.expect("an answer").unwrap().as_deref(), Some("in-flight"));
+    assert_eq!(twin.expect("a reply").unwrap().as_deref(), Some("in-flight"));
     handler.release();
     assert_eq!(first.await.unwrap(), None);
     assert_eq!(handler.runs(), 1);

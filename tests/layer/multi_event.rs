@@ -233,7 +233,7 @@ async fn second_identity_of_any_event_makes_it_a_duplicate(rig: Rig) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    let answer = tokio::time::timeout(LATE, handled).await.expect("given back");
+    let answer = tokio::time::timeout(LATE, handled).await.expect("the claim is released");
     // On arrival, the first answer may have been 503 although the event ran: the layer looked at
     // the other identity while it was being released.
     let ran_before = rig.kind == Kind::Arrival && answer == layers(200, "duplicate");

@@ -116,7 +116,7 @@ async fn event_marked_as_done_is_complete_even_if_the_handler_fails() {
     });
     handler.running(1).await;
     assert!(handler.last().mark_done(&dedup_key("a")));
-    assert!(!handler.last().mark_done(&dedup_key("not of this batch")));
+    assert!(!handler.last().mark_done(&dedup_key("not an event of this delivery")));
     handler.release();
     assert_eq!(first.await.unwrap(), 500);
     assert!(matches!(state(&adapter, "a").await, Some(EntryState::Complete { .. })));
@@ -178,7 +178,7 @@ async fn any_identity_in_flight_is_in_flight_and_blocks_nothing_else() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), retried).await.expect("given back");
+    tokio::time::timeout(Duration::from_secs(5), retried).await.expect("the claim is released");
     assert_eq!(result(&send(&service, batch("evt_1=x")).await), Some("duplicate"));
 }
 

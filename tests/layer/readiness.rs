@@ -86,7 +86,7 @@ impl Service<Request<Body>> for Inner {
     }
 
     fn call(&mut self, _: Request<Body>) -> Self::Future {
-        assert!(self.ready, "called without having been asked");
+        assert!(self.ready, "called without `poll_ready`");
         self.give_up();
         ready(Ok(Response::default()))
     }

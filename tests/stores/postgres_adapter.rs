@@ -101,7 +101,7 @@ async fn schema_created_by_the_user_works() {
     assert_eq!(claimed, [Claimed::first(1, false); 3]);
     assert_eq!(adapter.count().await.unwrap(), 3);
     adapter.close().await;
-    assert!(!pool.is_closed(), "the pool is its owner's");
+    assert!(!pool.is_closed(), "the user's pool stays open");
 }
 
 #[tokio::test]

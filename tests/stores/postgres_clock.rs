@@ -207,7 +207,7 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
             break;
         }
     }
-    assert!(granted, "a claim has waited for a row, and has got it");
+    assert!(granted, "a claim waited for the row and got it");
 }
 
 /// An insertion may find a row that was committed after its statement began. The statement itself

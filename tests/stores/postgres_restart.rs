@@ -96,6 +96,6 @@ async fn schemas_of_two_tests_share_nothing() {
     assert_eq!(count(&one.url()).await.unwrap(), 1);
     let url = one.url();
     drop(one);
-    assert!(count(&url).await.is_err(), "it goes with its schema");
+    assert!(count(&url).await.is_err(), "the table is dropped with its schema");
     assert_eq!(count(&other.url()).await.unwrap(), 1);
 }

@@ -49,7 +49,7 @@ where
 {
     let tasks: Vec<_> = calls.into_iter().map(tokio::spawn).collect();
     let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
-    all.expect("everybody is answered").into_iter().map(Result::unwrap).collect()
+    all.expect("every call gets a reply").into_iter().map(Result::unwrap).collect()
 }
 
 async fn claim<A: LeaseAdapter>(adapter: A, id: String, mine: CallTerms) -> Result<Claimed, Error> {
@@ -345,7 +345,7 @@ async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     sqlx::query("ROLLBACK").execute(&mut writer).await.unwrap();
     assert_eq!((version().await, wal()), before);
     adapter.record(&[dedup_key("new")], &terms()).await.unwrap();
-    assert_ne!(version().await, before.0, "a write would be seen");
+    assert_ne!(version().await, before.0, "a write changes the file");
 }
 
 /// Plans made for a table that is known to be tiny do not scan the table once it has grown.
@@ -424,7 +424,7 @@ async fn plans_stay_index_plans_while_the_table_grows() {
     let after = read("after").await;
     // For a thousand keys out of a few thousand rows, a scan is the best plan.
     assert!(before < 5_000_000, "{before} rows were read in sequence while it grew");
-    assert_eq!(after - before, 0, "it is read in sequence when it is large");
+    assert_eq!(after - before, 0, "the large table was scanned");
 }
 
 /// Runtimes come and go over one adapter, each with unfinished calls when it ends.
@@ -439,7 +439,7 @@ fn several_runtimes<A: LeaseAdapter + Clone>(connect: impl Future<Output = A>) {
             }
             let claimed = claim(adapter.clone(), format!("{round}"), terms());
             let claimed = tokio::time::timeout(Duration::from_secs(10), claimed).await;
-            assert_eq!(claimed.expect("an answer").unwrap(), Claimed::first(1, false));
+            assert_eq!(claimed.expect("a reply").unwrap(), Claimed::first(1, false));
         });
     }
 }
@@ -477,7 +477,9 @@ async fn lanes_have_connections_of_their_own_until_they_are_closed() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), closed).await.expect("they are closed");
+        tokio::time::timeout(Duration::from_secs(10), closed)
+            .await
+            .expect("the sessions are closed");
         let closed = claim(adapter.clone(), "late".to_owned(), terms()).await;
         assert_eq!(closed.unwrap_err().kind(), ErrorKind::Unavailable);
     }

@@ -57,7 +57,7 @@ async fn calls_for_one_key_keep_their_order<A: LeaseAdapter>(adapter: A) {
         .await;
         assert_eq!(first.unwrap(), [Renewed::Held]);
         assert_eq!(released.unwrap(), [Released::Released]);
-        assert_eq!(renewed.unwrap(), [Renewed::Lost], "it overtook the release");
+        assert_eq!(renewed.unwrap(), [Renewed::Lost], "the claim overtook the release");
     }
 }
 
@@ -156,5 +156,5 @@ async fn callers_do_not_wait_for_the_batch_before_theirs() {
             }
         }
     }
-    panic!("they wait for it every time");
+    panic!("the callers waited every time");
 }

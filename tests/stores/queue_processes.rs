@@ -90,7 +90,7 @@ async fn overlapping_sets_of_four_processes_do_not_deadlock() {
     }
     for process in &mut processes {
         let status = tokio::time::timeout(LATE, process.wait()).await;
-        assert!(status.expect("it ends").unwrap().success());
+        assert!(status.expect("the process ends").unwrap().success());
     }
     assert_eq!(completed.len(), EPOCHS * KEYS);
     // No attempt is missing: an attempt that no caller was told of was granted to none.
@@ -133,8 +133,8 @@ fn start(url: &str) -> Child {
 async fn next<R: tokio::io::AsyncBufRead + Unpin>(lines: &mut tokio::io::Lines<R>) -> String {
     loop {
         let line = tokio::time::timeout(LATE, lines.next_line()).await;
-        let line = line.expect("everybody is answered").unwrap();
-        let line = line.expect("it says all that it has to say");
+        let line = line.expect("every call gets a reply").unwrap();
+        let line = line.expect("the process writes its last line");
         // The test harness may have begun the line.
         if let Some((_, said)) = line.split_once(MARK) {
             return said.to_owned();
@@ -197,7 +197,7 @@ async fn again<T, F: Future<Output = Result<T, Error>>>(call: impl Fn() -> F) ->
             answer => return answer.unwrap(),
         }
     }
-    panic!("it is refused again and again");
+    panic!("the call is refused every time");
 }
 
 /// Returns the keys that are complete.

@@ -94,7 +94,7 @@ async fn file_held_by_another_process_delays_no_duplicate() {
     );
     assert!(started.elapsed() < Duration::from_secs(3));
     handler.release();
-    assert_eq!(running.await.unwrap(), 200, "what succeeded has succeeded");
+    assert_eq!(running.await.unwrap(), 200, "a success stays a success");
     assert_eq!(result(&send(&service, request("running")).await), Some("duplicate"));
 
     run(&mut other, "ROLLBACK").await;

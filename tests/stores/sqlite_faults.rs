@@ -191,7 +191,7 @@ async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     let mut call = Box::pin(call);
     for _ in 0..3 {
         let polled = futures_util::poll!(call.as_mut());
-        assert!(polled.is_pending(), "it was answered at once");
+        assert!(polled.is_pending(), "the call completed at once");
         tokio::task::yield_now().await;
     }
     call
@@ -297,7 +297,9 @@ async fn refuses(adapter: &SqliteAdapter) {
                 assert!(error.to_string().contains("deleted or replaced"), "{error}");
                 break;
             }
-            Ok(_) => assert!(Instant::now() < until, "it has not noticed"),
+            Ok(_) => {
+                assert!(Instant::now() < until, "the adapter has not noticed the replaced file")
+            }
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

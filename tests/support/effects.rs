@@ -77,7 +77,7 @@ impl Effects {
             let runs = all.remove(&id).unwrap_or_default();
             assert_eq!(runs.len(), 1, "the effects of {id}");
         }
-        assert!(all.is_empty(), "nobody has sent {all:?}");
+        assert!(all.is_empty(), "no delivery was sent for {all:?}");
     }
 }
 

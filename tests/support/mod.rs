@@ -187,7 +187,7 @@ pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        panic!("what was waited for at {caller} did not happen");
+        panic!("the condition at {caller} did not hold in time");
     }
 }
 

@@ -195,7 +195,7 @@ pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answe
     let mut failed = false;
     for (name, way) in words(&body) {
         let key = dedup_key(id(name));
-        assert!(!delivery.mark_done(&key), "only the transaction can keep it");
+        assert!(!delivery.mark_done(&key), "only the transaction marks it as done");
         if !delivery.needs_run(&key) {
             continue;
         }

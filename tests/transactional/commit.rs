@@ -406,7 +406,7 @@ async fn raw_commit_never_leaves_a_complete_key<D: Db>() {
         if let Some(entry) = entry {
             assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
             assert_eq!(db.effects().await, ["a"]);
-            assert_eq!(send(&app, "a", "").await.status(), 503, "its lease lives");
+            assert_eq!(send(&app, "a", "").await.status(), 503, "its lease is live");
             db.advance(Duration::from_secs(61)).await;
             assert_eq!(send(&app, "a", "").await.status(), 200);
             let delivery = world.last();
@@ -545,7 +545,10 @@ async fn duplicate_in_another_process_is_answered_at_once<D: Db>() {
     for _ in 0..2 * CONNECTIONS {
         assert_eq!(send(&second, "a", "insert").await.status(), 503);
     }
-    assert!(start.elapsed() < Duration::from_secs(10), "nobody waits for the handler");
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "the duplicate does not wait for the handler"
+    );
     world.go.notify_waiters();
     assert_eq!(running.await.unwrap().status(), 200);
     assert_eq!(result(&send(&second, "a", "insert").await), Some("duplicate"));

@@ -227,7 +227,7 @@ async fn mark_done_dropped_at_any_await_keeps_both_or_neither(rig: Rig) {
             }
         }
     }
-    assert!(cut > 0, "it was never cut off");
+    assert!(cut > 0, "no call was dropped in time");
 }
 
 async fn cut_off<A: TransactionAdapter<Database: Sql>>(
@@ -412,7 +412,7 @@ async fn process_that_is_killed_leaves_nothing_of_its_done_events(rig: Rig) {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    while lines.next_line().await.unwrap().expect("it comes half-way") != HALF {}
+    while lines.next_line().await.unwrap().expect("the process reaches the middle") != HALF {}
     child.kill().await.unwrap();
     assert!(rig.effects.all().await.is_empty());
     for id in ["a", "b", "c"] {

@@ -63,7 +63,10 @@ async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
     for service in 0..2 {
         let others = (0..50).map(|event| deliver(service, format!("{service}-{event}")));
         let others = join_all(others.collect::<Vec<_>>());
-        for other in tokio::time::timeout(MINUTE, others).await.expect("they are not held up") {
+        for other in tokio::time::timeout(MINUTE, others)
+            .await
+            .expect("the other deliveries are not delayed")
+        {
             assert_eq!(other.unwrap(), 200);
         }
     }
@@ -112,7 +115,7 @@ async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
         adapter.get(held).await.unwrap();
         adapter.purge(100).await.unwrap();
     };
-    tokio::time::timeout(MINUTE, soon).await.expect("nobody waits for the transaction");
+    tokio::time::timeout(MINUTE, soon).await.expect("the claim does not wait for the transaction");
 }
 
 #[tokio::test]
@@ -198,7 +201,7 @@ async fn record_in(
     let key = dedup_key("a");
     let recorded = adapter.record_in(transaction, &key, MINUTE);
     let recorded = tokio::time::timeout(MINUTE, recorded);
-    recorded.await.expect("nobody waits for the other transaction").unwrap()
+    recorded.await.expect("the claim does not wait for the other transaction").unwrap()
 }
 
 #[tokio::test]
@@ -571,7 +574,7 @@ async fn role_needs_select_insert_update_and_delete_only() {
     let pool = PgPoolOptions::new().max_connections(3).connect_lazy_with(options.username("app"));
     let adapter = PostgresAdapter::new(pool.clone()).schema(place());
     let refused = sqlx::query("CREATE TABLE keys.other ()").execute(&pool).await;
-    assert!(refused.is_err(), "the role may do too much to show anything");
+    assert!(refused.is_err(), "the role has too many privileges for this test");
 
     adapter.migrate().await.unwrap();
     let (first, none) = (Claimed::first(1, false), terms().with_lease(Duration::ZERO));
