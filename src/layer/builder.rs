@@ -5,9 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderName, Method, StatusCode};
-use http_body_util::Full;
 use tower_layer::Layer;
 
 use super::config::{ComparedPart, Config};
@@ -15,14 +13,14 @@ use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use super::service::Dedup;
+use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::adapter::{DedupAdapter, LeaseAdapter};
 use crate::error::ConfigError;
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
-use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
+use crate::ledger::{CanReplay, FailOpen, Lease, Ledger, OnArrival};
 use crate::observe;
 
 /// Below this a lease lapses between two renewals on a busy machine.
@@ -63,11 +61,9 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// requests through that the outer one runs already, and warns. Two layers over different stores,
 /// of which each is to look, need different namespaces.
 ///
-/// # Type parameters
+/// # Type parameter
 ///
-/// `L` is the [ledger](crate::ledger). `B` is the body that the inner service takes: everything
-/// that is [`From<Bytes>`](Bytes). It is `Full<Bytes>`, which axum's routers take, unless
-/// [`inner_body`](Self::inner_body) says otherwise.
+/// `L` is the [ledger](crate::ledger): `DedupLayer` alone is a layer under a lease.
 ///
 /// # Clone
 ///
@@ -92,30 +88,45 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// # }
 /// ```
 #[must_use = "a layer does nothing until it wraps a service"]
-pub struct DedupLayer<L, B = Full<Bytes>> {
+pub struct DedupLayer<L = Lease> {
     ledger: Arc<L>,
     config: Config,
     gate: Arc<Gate>,
-    body: PhantomData<fn() -> B>,
 }
 
-impl<A: LeaseAdapter> DedupLayer<Lease<A>> {
+impl DedupLayer {
     /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
-    pub fn new(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, Lease::new(adapter))
+    ///
+    /// # Panics
+    ///
+    /// Panics if the adapter has no [`leases`](crate::adapter::Abilities::leases).
+    #[track_caller]
+    pub fn new(key: impl Into<KeyExtractor>, adapter: impl DedupAdapter) -> Self {
+        supported(Self::try_new(key, adapter))
     }
-}
 
-impl<A: DedupAdapter> DedupLayer<OnArrival<A>> {
+    /// Does the same as [`new`](Self::new), for an adapter that is chosen at run time.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
+    /// [`leases`](crate::adapter::Abilities::leases).
+    pub fn try_new(
+        key: impl Into<KeyExtractor>,
+        adapter: impl DedupAdapter,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self::with_ledger(key, Lease::new(Arc::new(adapter))?))
+    }
+
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
     /// whose handler fails is lost.
-    pub fn on_arrival(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, OnArrival::new(adapter))
+    pub fn on_arrival(
+        key: impl Into<KeyExtractor>,
+        adapter: impl DedupAdapter,
+    ) -> DedupLayer<OnArrival> {
+        DedupLayer::with_ledger(key, OnArrival::new(Arc::new(adapter)))
     }
-}
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl<A: TransactionAdapter> DedupLayer<Transactional<A>> {
     /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
     /// together, or not at all.
     ///
@@ -144,24 +155,31 @@ impl<A: TransactionAdapter> DedupLayer<Transactional<A>> {
     /// # let _ = app;
     /// # }
     /// ```
-    pub fn transactional(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, Transactional::new(adapter))
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub fn transactional<A: TransactionAdapter>(
+        key: impl Into<KeyExtractor>,
+        adapter: A,
+    ) -> DedupLayer<Transactional<A::Database>> {
+        DedupLayer::with_ledger(key, Transactional::new(Arc::new(adapter)))
     }
 }
 
+#[track_caller]
+fn supported<T>(built: Result<T, ConfigError>) -> T {
+    built.unwrap_or_else(|error| panic!("{error}"))
+}
+
 impl<L: Ledger> DedupLayer<L> {
-    /// Deduplicates by a ledger of your choice.
-    pub fn with_ledger(key: impl Into<KeyExtractor>, ledger: L) -> Self {
+    fn with_ledger(key: impl Into<KeyExtractor>, ledger: L) -> Self {
         Self {
             ledger: Arc::new(ledger),
             config: Config::new(key.into()),
             gate: Arc::new(Gate::new(1_024, 256)),
-            body: PhantomData,
         }
     }
 }
 
-impl<L, B> DedupLayer<L, B> {
+impl<L> DedupLayer<L> {
     /// The methods that are deduplicated; GET stands for HEAD too. Requests by any other reach the
     /// inner service as they are, but for having been buffered.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
@@ -315,13 +333,13 @@ impl<L, B> DedupLayer<L, B> {
     ///
     /// Needed where the inner service takes one body only, such as axum's `from_fn` when it sits
     /// inside this layer without a router between them: `.inner_body::<axum::body::Body>()`.
-    pub fn inner_body<B2>(self) -> DedupLayer<L, B2> {
-        let Self { ledger, config, gate, body: _ } = self;
-        DedupLayer { ledger, config, gate, body: PhantomData }
+    /// It is the last call of a chain: it returns a layer without settings.
+    pub fn inner_body<B>(self) -> InnerBody<L, B> {
+        InnerBody { layer: self, body: PhantomData }
     }
 }
 
-impl<L: FailOpen, B> DedupLayer<L, B> {
+impl<L: FailOpen> DedupLayer<L> {
     /// What to do with a delivery when the store does not answer.
     ///
     /// Not for [`transactional`](Self::transactional) layers: without the database there is no
@@ -332,7 +350,7 @@ impl<L: FailOpen, B> DedupLayer<L, B> {
     }
 }
 
-impl<L: Recalls, B> DedupLayer<L, B> {
+impl<L: Ledger> DedupLayer<L> {
     /// Compares the payload of a delivery with that under which its event was handled.
     ///
     /// `part` is what has to be the same: [`key::body_digest()`](crate::key::body_digest) for the
@@ -345,8 +363,6 @@ impl<L: Recalls, B> DedupLayer<L, B> {
     /// Compared is what has been *handled*: an event whose first handler failed may come again with
     /// another payload.
     ///
-    /// Costs a second call to the store for every duplicate.
-    ///
     /// ```
     /// # #[cfg(feature = "memory")] {
     /// use tower_dedup::{DedupLayer, OnMismatch, adapter::MemoryAdapter, key, provider};
@@ -356,14 +372,41 @@ impl<L: Recalls, B> DedupLayer<L, B> {
     /// # let _ = dedup;
     /// # }
     /// ```
-    pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
-        self.config.recaller = Some(self.ledger.recaller());
+    ///
+    /// # Panics
+    ///
+    /// Panics if the adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
+    #[track_caller]
+    pub fn compare_payload(self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
+        supported(self.try_compare_payload(part, on_mismatch))
+    }
+
+    /// Does the same as [`compare_payload`](Self::compare_payload), for an adapter that is chosen at
+    /// run time.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
+    /// [`stored_data`](crate::adapter::Abilities::stored_data).
+    pub fn try_compare_payload(
+        mut self,
+        part: KeyPart,
+        on_mismatch: OnMismatch,
+    ) -> Result<Self, ConfigError> {
+        self.check_stored_data()?;
         self.config.compare_payload = Some(ComparedPart { part, on_mismatch });
-        self
+        Ok(self)
+    }
+
+    fn check_stored_data(&self) -> Result<(), ConfigError> {
+        if self.ledger.stores_data() {
+            return Ok(());
+        }
+        Err(ConfigError::UnsupportedByAdapter("stored data"))
     }
 }
 
-impl<L: Replays, B> DedupLayer<L, B> {
+impl<L: CanReplay> DedupLayer<L> {
     /// Keeps the response to the first delivery of an event that succeeds, and answers its
     /// duplicates with it, for senders to whom the answer matters: a Telegram bot's
     /// method call, the instructions of a Twilio webhook.
@@ -373,8 +416,8 @@ impl<L: Replays, B> DedupLayer<L, B> {
     /// batch is not kept. Not for [`on_arrival`](Self::on_arrival) layers, whose keys are complete
     /// before there is a response: this does not compile.
     ///
-    /// Costs a second call to the store for every duplicate. What is kept is what handlers answer:
-    /// mind who may read the store.
+    /// A duplicate reads the response from the store. The store holds what handlers answer: mind who
+    /// may read it.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {
@@ -385,14 +428,29 @@ impl<L: Replays, B> DedupLayer<L, B> {
     /// # let _ = dedup;
     /// # }
     /// ```
-    pub fn replay(mut self, replay: Replay) -> Self {
-        self.config.recaller = Some(self.ledger.recaller());
+    ///
+    /// # Panics
+    ///
+    /// Panics if the adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
+    #[track_caller]
+    pub fn replay(self, replay: Replay) -> Self {
+        supported(self.try_replay(replay))
+    }
+
+    /// Does the same as [`replay`](Self::replay), for an adapter that is chosen at run time.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
+    /// [`stored_data`](crate::adapter::Abilities::stored_data).
+    pub fn try_replay(mut self, replay: Replay) -> Result<Self, ConfigError> {
+        self.check_stored_data()?;
         self.config.replay = Some(replay);
-        self
+        Ok(self)
     }
 }
 
-impl<L: Ledger, B> DedupLayer<L, B> {
+impl<L: Ledger> DedupLayer<L> {
     /// A handle that waits for running deliveries at shutdown.
     ///
     /// Take it last: a bound that is set later gives the layer bounds of its own, which this
@@ -403,30 +461,58 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     }
 }
 
-impl<S, L, B> Layer<S> for DedupLayer<L, B> {
-    type Service = Dedup<S, L, B>;
+impl<S, L> Layer<S> for DedupLayer<L> {
+    type Service = Dedup<S, L>;
 
     fn layer(&self, inner: S) -> Self::Service {
         Dedup::new(inner, Arc::clone(&self.ledger), self.config.clone(), Arc::clone(&self.gate))
     }
 }
 
-impl<L, B> Clone for DedupLayer<L, B> {
+impl<L> Clone for DedupLayer<L> {
     fn clone(&self) -> Self {
         Self {
             ledger: Arc::clone(&self.ledger),
             config: self.config.clone(),
             gate: Arc::clone(&self.gate),
-            body: PhantomData,
         }
     }
 }
 
-impl<L: fmt::Debug, B> fmt::Debug for DedupLayer<L, B> {
+impl<L: fmt::Debug> fmt::Debug for DedupLayer<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DedupLayer")
             .field("ledger", &self.ledger)
             .field("config", &self.config)
             .finish_non_exhaustive()
+    }
+}
+
+/// A [`DedupLayer`] whose inner service takes the body `B`. Made by
+/// [`inner_body`](DedupLayer::inner_body).
+#[must_use = "a layer does nothing until it wraps a service"]
+pub struct InnerBody<L, B> {
+    layer: DedupLayer<L>,
+    body: PhantomData<fn() -> B>,
+}
+
+impl<S, L, B> Layer<S> for InnerBody<L, B> {
+    type Service = Dedup<S, L, B>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let DedupLayer { ledger, config, gate } = &self.layer;
+        Dedup::new(inner, Arc::clone(ledger), config.clone(), Arc::clone(gate))
+    }
+}
+
+impl<L, B> Clone for InnerBody<L, B> {
+    fn clone(&self) -> Self {
+        Self { layer: self.layer.clone(), body: PhantomData }
+    }
+}
+
+impl<L: fmt::Debug, B> fmt::Debug for InnerBody<L, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InnerBody").field("layer", &self.layer).finish()
     }
 }

@@ -167,11 +167,11 @@ where
     match begun {
         Ok(Begin::First { claim, others }) => handle(job, claim, others, facts).await,
         Ok(Begin::Duplicate(known)) => {
-            facts.age = Some(known.seen.age);
+            facts.age = Some(known.age);
             (Outcome::Duplicate, duplicate(known))
         }
         Ok(Begin::Mismatch(known)) => {
-            facts.age = Some(known.seen.age);
+            facts.age = Some(known.age);
             match job.shared.config.on_mismatch() {
                 OnMismatch::Report => (Outcome::Mismatch, duplicate(known)),
                 OnMismatch::Refuse => own(Outcome::Mismatch, DedupResult::Mismatch),
@@ -332,7 +332,7 @@ where
         Ok(Err(_)) => Outcome::Failed,
         Err(_panic) => Outcome::Panicked,
     };
-    let mut handled = HandlerSuccess::new(facts.status.unwrap_or_default());
+    let mut handled = HandlerSuccess::default();
     if let (Ok(Ok(response)), Some(replay), [only]) =
         (&mut answer, &job.shared.config.replay, job.keys.events())
         && ended == Outcome::Completed

@@ -44,7 +44,7 @@ impl DedupHandle {
         Self {
             gate: Arc::clone(gate),
             drain_ledger: Arc::new(drain_ledger),
-            background: Arc::new(move || ledger.background()),
+            background: Arc::new(move || ledger.pending_writes()),
         }
     }
 

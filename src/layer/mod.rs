@@ -33,7 +33,7 @@ mod service;
 
 pub use answer::DedupResult;
 pub use body::ResponseBody;
-pub use builder::DedupLayer;
+pub use builder::{DedupLayer, InnerBody};
 pub use future::ResponseFuture;
 pub use handle::DedupHandle;
 pub use policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Verified};
