@@ -21,7 +21,7 @@ use tokio::process::{Child, Command};
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
-use crate::support::by_header;
+use crate::support::{by_header, sqlite_url};
 
 const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
 /// The name of the ledger. The default is the lease.
@@ -38,7 +38,7 @@ fn receiver() {
 }
 
 async fn serve(dir: PathBuf) {
-    let url = format!("sqlite://{}", dir.join("dedup.db").display());
+    let url = sqlite_url(&dir);
     let adapter = SqliteAdapter::connect(&url).await.unwrap();
     let route = Router::new().route("/hook", post(handle));
     let route = match std::env::var(LEDGER).as_deref() {
@@ -179,7 +179,7 @@ async fn on_arrival_sigkill_in_the_handler_loses_the_event() {
 #[tokio::test]
 async fn transaction_of_a_killed_process_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}?mode=rwc", dir.path().join("dedup.db").display());
+    let url = format!("{}?mode=rwc", sqlite_url(dir.path()));
     let mut file = SqliteConnection::connect(&url).await.unwrap();
     sqlx::query("CREATE TABLE written (n INTEGER)").execute(&mut file).await.unwrap();
     let client = reqwest::Client::new();

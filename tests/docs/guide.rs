@@ -25,7 +25,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
 use crate::support::postgres::{Schema, Server};
-use crate::support::{FIRST, by_header, dedup_key, on_claim, result};
+use crate::support::{FIRST, by_header, dedup_key, on_claim, result, sqlite_url, terms};
 
 const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
 const README: &str = include_str!("../../README.md");
@@ -37,10 +37,6 @@ fn sql(words: &str) -> String {
         rest[..end].trim_end()
     });
     blocks.find(|block| block.contains(words)).expect("a block with these words").to_owned()
-}
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
 }
 
 /// The event that the guide looks for, among others.
@@ -85,7 +81,7 @@ async fn guide_query_finds_the_event_on_postgres() {
 #[tokio::test]
 async fn guide_query_finds_the_event_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     record(&SqliteAdapter::connect(&url).await.unwrap()).await;
     let mut connection = SqliteConnection::connect(&url).await.unwrap();
     let query = sql("'unixepoch'");
@@ -245,7 +241,7 @@ async fn nested_transactional_layers_on_one_pool_are_503() {
     assert!(answers.iter().any(|answer| answer.status() == 503), "{answers:?}");
 
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     let adapter = SqliteAdapter::connect(&url).await.unwrap();
     let adapter = adapter.gate_timeout(Duration::from_millis(100));
     let handler = async |_: DedupTx<Sqlite>| {};

@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use tower_dedup::provider;
 
 use crate::support::postgres::Schema;
+use crate::support::sqlite_url;
 
 const KEY: &[u8] = b"what ack_fast is told to ask for";
 
@@ -220,7 +221,7 @@ async fn receivers_on_postgres_transactional() {
 #[tokio::test]
 async fn receivers_on_sqlite_transactional() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     receivers(&url, "transactional").await;
 }
 

@@ -8,7 +8,7 @@ use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
 use tower_dedup::{DedupLayer, DedupResult, OnInFlight};
 
-use crate::support::{Handler, by_header, dedup_key, request, result, send, until};
+use crate::support::{Handler, by_header, dedup_key, request, result, send, sqlite_url, until};
 
 fn memory() -> Arc<MemoryAdapter> {
     Arc::new(MemoryAdapter::new())
@@ -66,7 +66,7 @@ async fn thousand_keys_by_32_run_once_each_on_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn thousand_keys_by_32_run_once_each_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     every_key_runs_once(SqliteAdapter::connect(&url).await.unwrap()).await;
 }
 
@@ -267,7 +267,7 @@ async fn only_a_delivery_that_waits_gets_a_task() {
 #[tokio::test]
 async fn response_future_dropped_at_any_poll_leaks_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     let (adapter, handler) = (SqliteAdapter::connect(&url).await.unwrap(), Handler::default());
     let layer = DedupLayer::new(by_header(), adapter);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));

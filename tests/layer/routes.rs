@@ -17,7 +17,7 @@ use tower_dedup::{DedupLayer, DedupTx, Delivery, key, provider};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::SubscriberExt;
 
-use crate::support::{Handler, by_header, request, result, send};
+use crate::support::{Handler, by_header, request, result, send, sqlite_url};
 
 /// The messages of the layer's log records, with their levels.
 #[derive(Clone, Default)]
@@ -221,7 +221,7 @@ fn lease_layer_applied_twice_runs_its_handler_and_warns_once() {
 fn transactional_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = Log::of(async || {
         let dir = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let url = sqlite_url(dir.path());
         let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
         twice(DedupLayer::transactional(provider::STRIPE, store)).await;
     });
@@ -282,7 +282,7 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
 fn rejected_arguments_are_an_empty_500_and_a_logged_cause() {
     let log = Log::of(async || {
         let dir = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let url = sqlite_url(dir.path());
         let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
         let dedup = DedupLayer::transactional(provider::STRIPE, store);
         let app = Router::new()

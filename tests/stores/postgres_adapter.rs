@@ -7,19 +7,13 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, Released, Token, TransactionAdapter,
+    Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter, PostgresAdapter,
+    Released, TransactionAdapter,
 };
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
 use crate::support::postgres::{Schema, Server, shared};
-use crate::support::{FIRST, dedup_key, on_claim};
-
-const HOUR: Duration = Duration::from_secs(3_600);
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
-}
+use crate::support::{FIRST, dedup_key, on_claim, terms};
 
 fn keys(ids: std::ops::Range<u32>) -> Vec<DedupKey> {
     let mut keys: Vec<_> = ids.map(|id| dedup_key(&id.to_string())).collect();

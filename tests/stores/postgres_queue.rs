@@ -5,17 +5,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Token,
-};
+use tower_dedup::adapter::{Batching, Claimed, Completed, DedupAdapter, PostgresAdapter};
 
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
 use crate::support::postgres::Server;
-use crate::support::{FIRST, dedup_key, on_claim};
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
+use crate::support::{FIRST, dedup_key, on_claim, terms};
 
 fn key(of: &str, id: usize) -> [DedupKey; 1] {
     [dedup_key(&format!("{of}-{id}"))]

@@ -15,11 +15,7 @@ use tower_dedup::{DedupKey, ErrorKind};
 use crate::support::dedup_key;
 use crate::support::effects::{Database, MINUTE, transactional, write};
 use crate::support::postgres::{Schema, Server, shared};
-use crate::support::{FIRST, on_claim, request, result, send};
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
+use crate::support::{FIRST, on_claim, request, result, send, terms};
 
 fn one(id: &str) -> [DedupKey; 1] {
     [dedup_key(id)]

@@ -7,23 +7,12 @@ use http::{Request, Response};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, CallTerms, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, Token,
-    TransactionAdapter,
+    Batching, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, Replay};
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
-use crate::support::{Body, dedup_key, on_claim, request, send};
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
-
-fn keys(of: &str, count: usize) -> Vec<DedupKey> {
-    let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{of}-{id}"))).collect();
-    keys.sort();
-    keys
-}
+use crate::support::{Body, dedup_key, on_claim, request, send, sorted_keys, terms};
 
 /// Returns every setting of the pool's one session.
 async fn settings(pool: &PgPool) -> Vec<(String, Option<String>)> {
@@ -72,7 +61,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
         adapter.migrate().await.unwrap();
         watch.nothing_is_left("migrate").await;
         for count in [1, 3, 100] {
-            let (mine, leased) = (terms(), keys(&format!("leased{count}"), count));
+            let (mine, leased) = (terms(), sorted_keys(&format!("leased{count}"), count));
             adapter.claim(&leased, &mine).await.unwrap();
             watch.nothing_is_left("claim").await;
             adapter.claim(&leased, &terms()).await.unwrap();
@@ -88,13 +77,13 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             watch.nothing_is_left("duplicate").await;
             adapter.recall(&leased, Fetch::DigestAndResponse).await.unwrap();
             watch.nothing_is_left("recall").await;
-            let recorded = keys(&format!("recorded{count}"), count);
+            let recorded = sorted_keys(&format!("recorded{count}"), count);
             adapter.claim(&recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("record").await;
             adapter.release(&recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("unrecord").await;
 
-            let opened = keys(&format!("opened{count}"), count);
+            let opened = sorted_keys(&format!("opened{count}"), count);
             let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
             // Batches leave locked rows out.
             if batching != Batching::off() {

@@ -8,18 +8,12 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
+    Released, Renewed, SqliteAdapter, TransactionAdapter,
 };
 use tower_dedup::{Error, ErrorKind};
 
 use crate::support::postgres::{Schema, Server};
-use crate::support::{FIRST, dedup_key, on_claim};
-
-const HOUR: Duration = Duration::from_secs(3_600);
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
-}
+use crate::support::{FIRST, dedup_key, on_claim, sqlite_url, terms};
 
 fn pool(schema: &Schema) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect_lazy(&schema.url()).unwrap()
@@ -32,13 +26,9 @@ async fn postgres(schema: &Schema) -> PostgresAdapter {
 }
 
 async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
-    let adapter = SqliteAdapter::connect(&url(dir)).await.unwrap();
+    let adapter = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
-}
-
-fn url(dir: &tempfile::TempDir) -> String {
-    format!("sqlite://{}", dir.path().join("dedup.db").display())
 }
 
 /// Runs all calls at once, each in a task.
@@ -193,7 +183,7 @@ async fn refused_row_fails_only_its_caller_on_postgres() {
 async fn refused_row_fails_only_its_caller_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
-    let mut connection = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    let mut connection = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     let trigger = "CREATE TRIGGER poison BEFORE INSERT ON webhook_deliveries \
                    WHEN NEW.id LIKE 'poison%' BEGIN SELECT RAISE(ABORT, 'poison'); END";
     sqlx::query(trigger).execute(&mut connection).await.unwrap();
@@ -333,14 +323,14 @@ async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
     known(&adapter).await;
-    let mut other = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    let mut other = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     let mut version = async || -> i64 {
         sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut other).await.unwrap()
     };
     let wal = || std::fs::metadata(dir.path().join("dedup.db-wal")).unwrap().len();
     let before = (version().await, wal());
     // Nor does a duplicate wait for a writer.
-    let mut writer = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    let mut writer = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
     storm(&adapter, 20).await;
     sqlx::query("ROLLBACK").execute(&mut writer).await.unwrap();

@@ -15,7 +15,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::postgres::Schema;
-use crate::support::{dedup_key, polled};
+use crate::support::{dedup_key, polled, sqlite_url};
 
 fn terms() -> CallTerms {
     let hour = Duration::from_secs(3_600);
@@ -36,7 +36,7 @@ async fn postgres(schema: &Schema) -> PostgresAdapter {
 }
 
 async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     let adapter = SqliteAdapter::connect(&url).await.unwrap().batching(FEW);
     adapter.migrate().await.unwrap();
     adapter

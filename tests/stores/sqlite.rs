@@ -7,47 +7,46 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Connection, SqliteConnection, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter, Token,
+    DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
-use crate::support::{FIRST, Handler, by_header, dedup_key, on_claim, request, result, send};
+use crate::support::{
+    FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, sqlite_url, terms,
+};
 
-struct File {
+/// A SQLite file in a folder of its own.
+pub(super) struct File {
     dir: tempfile::TempDir,
 }
 
 impl File {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self) -> std::path::PathBuf {
+    pub(super) fn path(&self) -> std::path::PathBuf {
         self.dir.path().join("dedup.db")
     }
 
-    fn url(&self) -> String {
-        format!("sqlite://{}", self.path().display())
+    pub(super) fn url(&self) -> String {
+        sqlite_url(self.dir.path())
     }
 
-    async fn connect(&self) -> SqliteAdapter {
+    pub(super) async fn connect(&self) -> SqliteAdapter {
         SqliteAdapter::connect(&self.url()).await.unwrap()
     }
 
-    async fn connection(&self) -> SqliteConnection {
+    pub(super) async fn connection(&self) -> SqliteConnection {
         SqliteConnection::connect(&self.url()).await.unwrap()
     }
 }
 
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
-}
-
-async fn run(connection: &mut SqliteConnection, sql: &'static str) {
-    sqlx::query(sql).execute(connection).await.unwrap();
+pub(super) async fn run(connection: &mut SqliteConnection, sql: &str) {
+    sqlx::query(AssertSqlSafe(sql)).execute(connection).await.unwrap();
 }
 
 async fn recovers<S>(service: &S, id: &str)
@@ -148,7 +147,7 @@ async fn full_file_recovers_when_there_is_room() {
 
     // No page may be added, and the existing pages have no room.
     let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&pool).await.unwrap();
-    let limit = sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"));
+    let limit = AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"));
     sqlx::query(limit).execute(&pool).await.unwrap();
     let filler = "x".repeat(200);
     let full = async {
@@ -291,7 +290,7 @@ async fn schema_created_by_hand_works() {
     let adapter = file.connect().await.table(Identifier::new("Events_2").unwrap());
     let mut connection = file.connection().await;
     for statement in adapter.schema_sql() {
-        sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
+        sqlx::query(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
     }
     let keys = [dedup_key("a")];
     assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);

@@ -2,7 +2,6 @@
 //! once, futures that are not polled, files that are replaced.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use http::{Request, Response, StatusCode};
@@ -11,44 +10,29 @@ use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter,
-    Token, TransactionAdapter,
+    Batching, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter,
+    TransactionAdapter,
 };
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
 
-use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
+use super::sqlite::File;
+use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send, terms};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-struct File {
-    dir: tempfile::TempDir,
-}
-
 impl File {
-    fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("dedup.db")
-    }
-
-    fn url(&self) -> String {
-        format!("sqlite://{}", self.path().display())
-    }
-
-    async fn connect(&self) -> SqliteAdapter {
-        SqliteAdapter::connect(&self.url()).await.unwrap()
-    }
-
     /// A pool of the user, on a file with a table of the user.
     async fn pool(&self, connections: u32) -> SqlitePool {
+        self.pool_with(connections, Duration::from_millis(100)).await
+    }
+
+    async fn pool_with(&self, connections: u32, busy_timeout: Duration) -> SqlitePool {
         let options = SqliteConnectOptions::new()
             .filename(self.path())
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .foreign_keys(true)
-            .busy_timeout(Duration::from_millis(100));
+            .busy_timeout(busy_timeout);
         let pool = SqlitePoolOptions::new().max_connections(connections);
         let pool = pool.connect_with(options).await.unwrap();
         let tables = "CREATE TABLE IF NOT EXISTS effects (id TEXT); \
@@ -57,14 +41,6 @@ impl File {
         sqlx::raw_sql(tables).execute(&pool).await.unwrap();
         pool
     }
-
-    async fn connection(&self) -> SqliteConnection {
-        SqliteConnection::connect(&self.url()).await.unwrap()
-    }
-}
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
 }
 
 async fn count(pool: &SqlitePool, table: &str) -> i64 {
@@ -264,7 +240,8 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
 async fn dropped_table_is_created_again_for_many_callers_at_once() {
     for batching in [Batching::new(), Batching::off()] {
         let file = File::new();
-        let adapter = SqliteAdapter::new(file.pool(4).await).batching(batching);
+        let adapter =
+            SqliteAdapter::new(file.pool_with(4, Duration::from_secs(5)).await).batching(batching);
         adapter.migrate().await.unwrap();
         let mut other = file.connection().await;
         for round in 0..10 {

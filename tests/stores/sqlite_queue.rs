@@ -7,34 +7,24 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, Released,
-    Renewed, SqliteAdapter, StoredData, Token,
+    Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, Released, Renewed,
+    SqliteAdapter, StoredData,
 };
 use tower_dedup::{Error, ErrorKind};
 
-use crate::support::{FIRST, dedup_key, on_claim};
+use super::sqlite::{File, run};
+use crate::support::{FIRST, dedup_key, on_claim, terms};
 
 /// Enough callers to form batches.
 const CALLERS: usize = 40;
 
-const HOUR: Duration = Duration::from_secs(3_600);
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
-}
-
 /// A file, and another process that writes to it.
-async fn file() -> (tempfile::TempDir, SqliteAdapter, SqliteConnection) {
-    let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-    let adapter = SqliteAdapter::connect(&url).await.unwrap();
+async fn file() -> (File, SqliteAdapter, SqliteConnection) {
+    let file = File::new();
+    let adapter = file.connect().await;
     adapter.migrate().await.unwrap();
-    let other = SqliteConnection::connect(&url).await.unwrap();
-    (dir, adapter, other)
-}
-
-async fn run(connection: &mut SqliteConnection, sql: &str) {
-    sqlx::query(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+    let other = file.connection().await;
+    (file, adapter, other)
 }
 
 /// Repeats a call for as long as it is refused because the file is held: a refused call has done

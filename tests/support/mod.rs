@@ -11,6 +11,7 @@ pub(crate) mod time_travel;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
+use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -25,7 +26,7 @@ use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten,
-    MaintenanceAdapter, Released, Renewed, StoreFuture,
+    MaintenanceAdapter, Released, Renewed, StoreFuture, Token,
 };
 use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
 
@@ -40,9 +41,26 @@ pub(crate) fn dedup_key(id: &str) -> DedupKey {
     DedupKey::new("test", id).unwrap()
 }
 
+/// Claims with a fresh token, for an hour, under a lease of a minute.
+pub(crate) fn terms() -> CallTerms {
+    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
+}
+
 /// The same token and retention, for a claim that is complete at once.
 pub(crate) fn on_claim(terms: &CallTerms) -> CallTerms {
     CallTerms::on_claim(terms.token(), terms.retention())
+}
+
+/// This many keys with ids of this prefix, in the order that the contract demands.
+pub(crate) fn sorted_keys(prefix: &str, count: usize) -> Vec<DedupKey> {
+    let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{prefix}-{id}"))).collect();
+    keys.sort();
+    keys
+}
+
+/// The URL of the file `dedup.db` in this folder.
+pub(crate) fn sqlite_url(dir: &Path) -> String {
+    format!("sqlite://{}", dir.join("dedup.db").display())
 }
 
 /// The reply to the first claim of a key.

@@ -6,27 +6,17 @@ use std::time::Duration;
 use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction,
-    PostgresAdapter, Token, TransactionAdapter,
+    Batching, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction,
+    PostgresAdapter, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
-use crate::support::effects::{Database, MINUTE};
+use crate::support::effects::Database;
 use crate::support::postgres::Server;
-use crate::support::{FIRST, dedup_key, on_claim};
+use crate::support::{FIRST, dedup_key, on_claim, sorted_keys, terms};
 
 /// The default maximum of keys in one delivery.
 const MOST: usize = 4_096;
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
-
-fn keys(of: &str, count: usize) -> Vec<DedupKey> {
-    let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{of}-{id}"))).collect();
-    keys.sort();
-    keys
-}
 
 async fn open(adapter: &PostgresAdapter, keys: &[DedupKey]) -> OpenTransaction<Postgres> {
     let opened = adapter.open(keys, &terms()).await.unwrap();
@@ -48,7 +38,7 @@ async fn open_deliveries_of_the_maximum_of_keys_leave_the_lock_table_to_others()
     let adapter = PostgresAdapter::new(pool.clone());
     let mut transactions = Vec::new();
     for delivery in 0..OPEN {
-        let keys = keys(&format!("{delivery}"), MOST);
+        let keys = sorted_keys(&format!("{delivery}"), MOST);
         transactions.push(open(&adapter, &keys).await);
         // Every key of a duplicate is in flight, and the duplicate keeps no lock.
         let copy = adapter.open(&keys, &terms()).await.unwrap();
@@ -69,7 +59,7 @@ async fn single_key_of_a_large_open_delivery_is_in_flight() {
     let database = Database::fresh().await;
     for batching in [Batching::new(), Batching::off()] {
         let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
-        let all = keys("large", 300);
+        let all = sorted_keys("large", 300);
         let transaction = open(&adapter, &all).await;
         for place in [0, 1, 62, 63, 64, 150, 299] {
             let one = &all[place..=place];
@@ -91,7 +81,7 @@ async fn single_key_of_a_large_open_delivery_is_in_flight() {
 async fn free_key_beside_one_of_a_large_open_delivery_is_not_reported_in_flight() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
-    let all = keys("large", 300);
+    let all = sorted_keys("large", 300);
     let transaction = open(&adapter, &all).await;
     for place in [0, 299] {
         let mut mixed = vec![all[place].clone(), dedup_key("a-free"), dedup_key("z-free")];
@@ -115,7 +105,7 @@ async fn free_key_beside_one_of_a_large_open_delivery_is_not_reported_in_flight(
 async fn claim_of_a_large_open_delivery_ends_in_time() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
-    let all = keys("large", MOST);
+    let all = sorted_keys("large", MOST);
     let transaction = open(&adapter, &all).await;
     let mine = terms();
     let soon = Duration::from_secs(20);
@@ -136,7 +126,7 @@ async fn claim_of_a_large_open_delivery_ends_in_time() {
 async fn key_of_an_open_delivery_is_not_forgotten() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
-    let all = keys("held", 2);
+    let all = sorted_keys("held", 2);
     let transaction = open(&adapter, &all[..1]).await;
     assert_eq!(adapter.forget(&all[0]).await.unwrap(), Forgotten::InFlight);
     assert_eq!(adapter.forget(&all[1]).await.unwrap(), Forgotten::Missing);
@@ -149,7 +139,7 @@ async fn key_of_an_open_delivery_is_not_forgotten() {
 async fn record_beside_a_locked_key_is_granted() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
-    let all = keys("held", 2);
+    let all = sorted_keys("held", 2);
     let transaction = open(&adapter, &all[..1]).await;
     let recorded = adapter.claim(&all, &on_claim(&terms())).await.unwrap();
     assert_eq!(recorded, [Claimed::InFlight, FIRST]);

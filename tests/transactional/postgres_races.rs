@@ -24,7 +24,7 @@ use crate::support::effects::{
 };
 use crate::support::postgres::Server;
 use crate::support::{
-    Body, FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, until,
+    Body, FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, terms, until,
 };
 
 /// 200 duplicates of a delivery that does not end, on five connections, and another process with
@@ -79,10 +79,6 @@ async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
     }
     assert_eq!((held.runs(), database.effects.of("slow").await), (1, 1));
     database.until_nothing_is_open().await;
-}
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
 }
 
 /// Inserts the row of a key without an adapter.
