@@ -191,7 +191,7 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
             Some(_) => (Reply::Forgotten(Forgotten::Removed), None),
         },
         (Call::Purge(_) | Call::Count | Call::Advance(_), _) => {
-            unreachable!("these execute for no key")
+            unreachable!("these calls have no key")
         }
     }
 }
