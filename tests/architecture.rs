@@ -67,13 +67,15 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "layer",
         &[
-            &["policy", "body", "gate"],
+            &["policy", "body", "gate", "paths"],
             &["config"],
-            &["answer"],
+            &["answer", "report"],
             &["delivery"],
+            &["admit"],
             &["future"],
             &["service", "handle"],
             &["builder"],
+            &["fallible"],
         ],
     ),
 ];
