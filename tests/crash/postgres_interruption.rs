@@ -4,15 +4,16 @@
 //! succeeds.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Extensions, Request, Response, StatusCode};
+use http::{Extensions, Request, Response};
 use sqlx::Postgres;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupLayer, Delivery, OnInFlight, ResponseBody};
 
@@ -55,8 +56,9 @@ async fn ledger_call_dropped_at_any_await_leaves_nothing_behind() {
     let database = Database::fresh().await;
     // The proxy delays each reply, so that every await is really pending.
     let (_proxy, pool) = database.proxied(3).await;
-    let ledger = Transactional::new(PostgresAdapter::new(pool));
-    let layer = DedupLayer::with_ledger(by_header(), ledger.clone());
+    let adapter = PostgresAdapter::new(pool);
+    let ledger = internals::transactional(adapter.clone());
+    let layer = DedupLayer::transactional(by_header(), adapter);
     let service = layer.layer(tower::service_fn(write));
     send(&service, request("the schema is there")).await;
     for (stage, most) in [
@@ -81,7 +83,7 @@ async fn ledger_call_dropped_at_any_await_leaves_nothing_behind() {
 /// Runs a delivery whose `stage` is dropped after this many polls. Returns whether the stage had
 /// ended by then.
 async fn cut_off(
-    ledger: &Transactional<PostgresAdapter>,
+    ledger: &Arc<Transactional<Postgres>>,
     id: &str,
     stage: Stage,
     polls: usize,
@@ -111,9 +113,7 @@ async fn cut_off(
     drop(tx);
     let ended = match stage {
         Stage::Begin | Stage::Mark => return true,
-        Stage::Commit => {
-            polled(claim.commit(&HandlerSuccess::new(StatusCode::OK)), polls, again).await
-        }
+        Stage::Commit => polled(claim.commit(&HandlerSuccess::default()), polls, again).await,
         Stage::Rollback | Stage::Keep => polled(claim.rollback(), polls, again).await,
     };
     ended.map(Result::unwrap).is_some()

@@ -716,7 +716,7 @@ fn errors_name_the_source_of_a_key_and_never_its_value() {
 
 /// A handler behind a layer, counting its runs, and the store that the layer writes to.
 struct Bench {
-    layer: DedupLayer<tower_dedup::ledger::Lease<Arc<dyn MaintenanceAdapter>>>,
+    layer: DedupLayer,
     store: Arc<dyn MaintenanceAdapter>,
     runs: Arc<AtomicUsize>,
 }

@@ -7,7 +7,7 @@ use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{Batching, Claimed, Completed, DedupAdapter, PostgresAdapter};
 
-use crate::support::effects::{AT_A_GATE, Database, MINUTE};
+use crate::support::effects::{AT_A_GATE, Database};
 use crate::support::postgres::Server;
 use crate::support::{FIRST, dedup_key, on_claim, terms};
 

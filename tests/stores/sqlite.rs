@@ -20,7 +20,7 @@ use crate::support::{
 
 /// A SQLite file in a folder of its own.
 pub(super) struct File {
-    dir: tempfile::TempDir,
+    pub(super) dir: tempfile::TempDir,
 }
 
 impl File {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use http::{Request, Response, StatusCode};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, Sqlite, SqlitePool};
 use tower::Layer;
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{

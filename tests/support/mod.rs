@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten,
-    MaintenanceAdapter, Released, Renewed, StoreFuture, Token,
+    MaintenanceAdapter, Released, Renewed, StoreFuture, StoredData, Token,
 };
 use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
 
@@ -61,6 +61,24 @@ pub(crate) fn sorted_keys(prefix: &str, count: usize) -> Vec<DedupKey> {
 /// The URL of the file `dedup.db` in this folder.
 pub(crate) fn sqlite_url(dir: &Path) -> String {
     format!("sqlite://{}", dir.join("dedup.db").display())
+}
+
+/// Returns what is stored with this key, if it is complete.
+pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    key: &DedupKey,
+) -> Option<StoredData> {
+    let keys = std::slice::from_ref(key);
+    let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+    let terms = terms.with_fetch(Fetch::DigestAndResponse);
+    match adapter.claim(keys, &terms).await.unwrap().pop() {
+        Some(Claimed::Duplicate(seen)) => seen.stored.map(|stored| (*stored).clone()),
+        Some(Claimed::First { .. }) => {
+            adapter.release(keys, &terms).await.unwrap();
+            None
+        }
+        _ => None,
+    }
 }
 
 /// The reply to the first claim of a key.
