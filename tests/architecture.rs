@@ -1,39 +1,83 @@
-//! Holds the sources to the table of rooms.
+//! Checks the dependencies between the modules of `src`.
 //!
-//! 1. A room is a file or a folder directly in `src`. It stands on a floor of the table below; one
-//!    that is not in the table fails the test.
-//! 2. Arrows only go down: a room uses rooms on lower floors. Rooms of one floor do not use each
-//!    other, but for modules of one folder.
-//! 3. Inside the crate an item is named by its room (`crate::key::DedupKey`), not by what `lib`
-//!    exports it as: that would be an arrow to the top floor.
-//! 4. Types of `sqlx` and `axum_core` appear only in the rooms that are made of them.
-//! 5. A file has at most 600 lines, its tests included.
+//! 1. Each module of a folder in [`LEVELS`] has a level there. A module that has none fails the test.
+//! 2. A module uses modules of lower levels only, in its own folder and in others. A folder counts as
+//!    one module for everything outside it.
+//! 3. No files import each other in a circle, in whatever folder they are.
+//! 4. Inside the crate, a path names the module of an item (`crate::key::DedupKey`). The name that
+//!    `lib` exports (`crate::DedupKey`) belongs to the highest level, so no module may use it.
+//! 5. A glob import of our own modules hides what is used, so it fails the test.
+//! 6. Types of `sqlx` and `axum_core` appear only in the modules of [`FOREIGN`].
+//! 7. A file has at most 600 lines, tests included.
 //!
-//! Rules 2 to 4 are about what ships: tests are left out, and so are comments, since links between
-//! documents go anywhere.
-#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
+//! Rules 1 to 6 apply to what ships: tests and comments are left out.
+//!
+//! An edge leads to the file that defines the item. If a `mod.rs` re-exports the item, the check
+//! follows the re-export; so a `mod.rs` that only re-exports belongs to no circle.
 
-use std::fmt::Write as _;
+#[path = "architecture/paths.rs"]
+mod paths;
+#[path = "architecture/samples.rs"]
+mod samples;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use paths::{Named, lines_with, paths, test_modules};
+use proc_macro2::TokenStream;
 
-/// Every room with its floor.
-const ROOMS: &[(&str, u8)] = &[
-    ("lib", 6),
-    ("layer", 5),
-    ("extract", 5),
-    ("deduplicator", 5),
-    ("conformance", 5),
-    ("ledger", 4),
-    ("purger", 4),
-    ("adapter", 3),
-    ("delivery", 3),
-    ("provider", 2),
-    ("observe", 2),
-    ("key", 1),
-    ("error", 0),
+/// The levels of a folder's modules, the lowest first. Modules of one level do not use each other.
+type Levels = &'static [&'static [&'static str]];
+
+/// Every folder whose modules have levels. Rule 3 alone holds for the other folders.
+const LEVELS: &[(&str, Levels)] = &[
+    (
+        "",
+        &[
+            &["error"],
+            &["key"],
+            &["delivery", "observe", "provider"],
+            &["adapter"],
+            &["ledger"],
+            &["purger", "layer"],
+            &["deduplicator", "extract", "conformance"],
+            &["lib"],
+        ],
+    ),
+    (
+        "adapter",
+        &[
+            &["stored"],
+            &["contract"],
+            &["transaction"],
+            &["sql"],
+            &["memory", "sqlite", "postgres"],
+            &["connect"],
+        ],
+    ),
+    (
+        "ledger",
+        &[
+            &["contract"],
+            &["call", "pending", "resolve", "retry"],
+            &["arrival", "lease", "transaction"],
+        ],
+    ),
+    (
+        "layer",
+        &[
+            &["policy", "body", "gate", "paths"],
+            &["config"],
+            &["answer", "report"],
+            &["delivery"],
+            &["admit"],
+            &["future"],
+            &["service", "handle"],
+            &["builder"],
+            &["fallible"],
+        ],
+    ),
 ];
 
 /// Foreign crates, and the modules that may name them.
@@ -42,9 +86,67 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("axum_core", &["extract"]),
 ];
 
-const MOST_LINES: usize = 600;
+const MAX_LINES: usize = 600;
 
-/// A file of `src`, as tokens.
+#[test]
+fn every_module_has_a_level() {
+    assert_none(Crate::read().without_level());
+}
+
+#[test]
+fn modules_use_lower_levels_only() {
+    let sources = Crate::read();
+    let faults = sources.uses().iter().filter_map(|used| sources.level_fault(used)).collect();
+    assert_none(faults);
+}
+
+#[test]
+fn files_import_each_other_in_no_circle() {
+    assert_none(Crate::read().circles());
+}
+
+#[test]
+fn foreign_types_stay_in_their_modules() {
+    let mut faults = Vec::new();
+    for source in &Crate::read().shipped {
+        let module = source.module.join("::");
+        for (name, homes) in FOREIGN {
+            let is_home = |home: &&str| {
+                module
+                    .strip_prefix(home)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+            };
+            if homes.iter().any(is_home) {
+                continue;
+            }
+            for line in lines_with(name, source.tokens()) {
+                let homes = homes.join("`, `");
+                faults.push(format!("{}:{line}: only `{homes}` may name `{name}`", source.path));
+            }
+        }
+    }
+    assert_none(faults);
+}
+
+#[test]
+fn no_file_is_longer_than_600_lines() {
+    let mut faults = Vec::new();
+    for Source { path, text, .. } in &Crate::read().all {
+        let lines = text.lines().count();
+        if lines > MAX_LINES {
+            faults.push(format!("{path}:{lines}: a file has at most {MAX_LINES} lines"));
+        }
+    }
+    assert_none(faults);
+}
+
+#[track_caller]
+fn assert_none(faults: Vec<String>) {
+    assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
+}
+
+/// A file of `src`.
+#[derive(Clone)]
 struct Source {
     path: String,
     text: String,
@@ -52,114 +154,219 @@ struct Source {
     module: Vec<String>,
 }
 
-impl Source {
-    fn room(&self) -> &str {
-        &self.module[0]
-    }
-}
-
-/// An arrow from a room to another.
-struct Arrow {
+/// An item that a file uses: where it says so, and the file that defines the item.
+struct Use {
+    from: usize,
     line: usize,
-    to: String,
+    to: usize,
+    path: String,
 }
 
-#[test]
-fn every_room_is_in_the_table() {
-    let mut faults = String::new();
-    for source in sources() {
-        if floor(source.room()).is_none() {
-            let (path, room) = (&source.path, source.room());
-            writeln!(faults, "{path}:1: the room `{room}` is not in the table of rooms").unwrap();
-        }
+struct Crate {
+    all: Vec<Source>,
+    /// Without the files that are tests.
+    shipped: Vec<Source>,
+}
+
+impl Crate {
+    fn read() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut files = Vec::new();
+        rust_files(&root, &mut files);
+        assert!(files.len() > 40, "the sources were not found in {}", root.display());
+        Self::of(files.iter().map(|file| {
+            let inside = file.strip_prefix(&root).unwrap();
+            (inside.to_str().unwrap().to_owned(), fs::read_to_string(file).unwrap())
+        }))
     }
-    assert!(faults.is_empty(), "\n{faults}");
-}
 
-#[test]
-fn arrows_only_go_down() {
-    let mut faults = String::new();
-    for source in sources() {
-        let Some(from) = floor(source.room()) else { continue };
+    fn of(files: impl IntoIterator<Item = (String, String)>) -> Self {
+        let all: Vec<_> = files
+            .into_iter()
+            .map(|(path, text)| Source {
+                module: module_of(Path::new(&path)),
+                path: format!("src/{path}"),
+                text,
+            })
+            .collect();
+        let mut tests = BTreeSet::new();
+        for source in &all {
+            for name in test_modules(source.tokens()) {
+                tests.insert([source.parent_of_items(), vec![name]].concat());
+            }
+        }
+        let is_test = |source: &Source| tests.iter().any(|test| source.module.starts_with(test));
+        let shipped = all.iter().filter(|source| !is_test(source)).cloned().collect();
+        Self { all, shipped }
+    }
+
+    fn file_of(&self, module: &[String]) -> Option<usize> {
+        self.shipped.iter().position(|source| source.module == module)
+    }
+
+    fn without_level(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        for (folder, levels) in LEVELS {
+            let folder: Vec<_> = folder.split_terminator("::").map(str::to_owned).collect();
+            for source in &self.shipped {
+                let Some(name) = source.module.strip_prefix(&folder[..]).and_then(<[_]>::first)
+                else {
+                    continue;
+                };
+                if level(levels, name).is_none() {
+                    let path = &source.path;
+                    faults.push(format!("{path}:1: `{name}` has no level: see LEVELS"));
+                }
+            }
+        }
+        faults
+    }
+
+    /// Everything that a file uses of another file of the crate.
+    fn uses(&self) -> Vec<Use> {
+        let paths: Vec<_> = self.shipped.iter().map(|source| self.paths(source)).collect();
+        let imports: Vec<BTreeMap<&str, &[String]>> = paths
+            .iter()
+            .map(|paths| {
+                let named = paths.iter().filter_map(|path| Some((path.name.as_deref()?, path)));
+                named.map(|(name, path)| (name, &path.segments[..])).collect()
+            })
+            .collect();
+        let mut uses = Vec::new();
+        for (from, paths) in paths.iter().enumerate() {
+            for Named { line, segments, .. } in paths {
+                let to = self.definition(&imports, segments, 8);
+                if to != from {
+                    let path = segments.join("::");
+                    uses.push(Use { from, line: *line, to, path });
+                }
+            }
+        }
+        uses
+    }
+
+    fn paths(&self, source: &Source) -> Vec<Named> {
+        let within = source.parent_of_items();
+        let is_child = |name: &str| {
+            let child = [&within[..], &[name.to_owned()]].concat();
+            self.file_of(&child).is_some() && child != source.module
+        };
         let mut found = Vec::new();
-        arrows(&source.module, tokens(&source), &mut found);
-        for Arrow { line, to } in found {
-            if let Err(rule) = allowed(source.room(), from, &to) {
-                writeln!(faults, "{}:{line}: {rule}", source.path).unwrap();
+        paths(&within, &is_child, source.tokens(), &mut found);
+        found
+    }
+
+    /// The file that defines an item. A re-export of a `mod.rs` leads to another file.
+    fn definition(
+        &self,
+        imports: &[BTreeMap<&str, &[String]>],
+        path: &[String],
+        steps: u8,
+    ) -> usize {
+        let lib = self.file_of(&["lib".to_owned()]);
+        let found = (1..=path.len())
+            .rev()
+            .find_map(|length| Some((length, self.file_of(&path[..length])?)));
+        let Some((length, file)) = found else { return lib.expect("a crate has a `lib.rs`") };
+        let source = &self.shipped[file];
+        let exported = path.get(length).and_then(|name| imports[file].get(name.as_str()));
+        match exported {
+            Some(origin) if steps > 0 && source.path.ends_with("/mod.rs") && *origin != path => {
+                self.definition(imports, origin, steps - 1)
             }
+            _ => file,
         }
     }
-    assert!(faults.is_empty(), "\n{faults}");
-}
 
-#[test]
-fn foreign_types_stay_in_their_rooms() {
-    let mut faults = String::new();
-    for source in sources() {
-        let module = source.module.join("::");
-        for (name, homes) in FOREIGN {
-            let at_home = |home: &&str| {
-                module
-                    .strip_prefix(home)
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-            };
-            if homes.iter().any(at_home) {
-                continue;
-            }
-            for line in lines_with(name, tokens(&source)) {
-                let homes = homes.join("`, `");
-                writeln!(faults, "{}:{line}: `{name}` is named outside `{homes}`", source.path)
-                    .unwrap();
-            }
+    fn level_fault(&self, used: &Use) -> Option<String> {
+        let (from, to) = (&self.shipped[used.from], &self.shipped[used.to]);
+        let fault = |rule: String| Some(format!("{}:{}: {rule}", from.path, used.line));
+        let (using, path) = (from.module.join("::"), &used.path);
+        if path.ends_with('*') {
+            return fault(format!("`{path}` imports by a glob"));
         }
-    }
-    assert!(faults.is_empty(), "\n{faults}");
-}
-
-#[test]
-fn no_file_is_too_long_to_be_read() {
-    let mut faults = String::new();
-    for source in sources() {
-        let lines = source.text.lines().count();
-        if lines > MOST_LINES {
-            let path = &source.path;
-            writeln!(faults, "{path}:{lines}: a file has at most {MOST_LINES} lines").unwrap();
+        if to.module == ["lib"] {
+            return fault(format!("`crate::{path}` is not named by its module"));
         }
+        let same = from.module.iter().zip(&to.module).take_while(|(one, other)| one == other);
+        let folder = &from.module[..same.count()];
+        let Some(user) = from.module.get(folder.len()) else {
+            // A `mod.rs` stands above all modules of its folder.
+            return None;
+        };
+        let (_, levels) = LEVELS.iter().find(|(name, _)| *name == folder.join("::"))?;
+        let Some(target) = to.module.get(folder.len()) else {
+            return fault(format!("`{using}` uses `{path}` of the `mod.rs` above it"));
+        };
+        // Rule 1 reports a module without a level.
+        let (higher, lower) = (level(levels, user)?, level(levels, target)?);
+        (lower >= higher).then(|| {
+            format!(
+                "{}:{}: `{user}` (level {higher}) uses `{target}` (level {lower}): `{path}`",
+                from.path, used.line
+            )
+        })
     }
-    assert!(faults.is_empty(), "\n{faults}");
+
+    /// Each circle once, as the files that it passes.
+    fn circles(&self) -> Vec<String> {
+        let mut edges = vec![BTreeMap::new(); self.shipped.len()];
+        for used in self.uses() {
+            edges[used.from].entry(used.to).or_insert(used.line);
+        }
+        let mut circles = Vec::new();
+        let mut done = BTreeSet::new();
+        for start in 0..self.shipped.len() {
+            self.walk(start, &edges, &mut Vec::new(), &mut done, &mut circles);
+        }
+        circles
+    }
+
+    fn walk(
+        &self,
+        file: usize,
+        edges: &[BTreeMap<usize, usize>],
+        way: &mut Vec<usize>,
+        done: &mut BTreeSet<usize>,
+        circles: &mut Vec<String>,
+    ) {
+        if let Some(first) = way.iter().position(|passed| *passed == file) {
+            let circle = &way[first..];
+            let next = circle.iter().cycle().skip(1);
+            let steps = circle
+                .iter()
+                .zip(next)
+                .map(|(from, to)| format!("{}:{}", self.shipped[*from].path, edges[*from][to]));
+            let steps: Vec<_> = steps.collect();
+            circles.push(format!("a circle: {}", steps.join(" -> ")));
+            return;
+        }
+        if done.contains(&file) {
+            return;
+        }
+        way.push(file);
+        for next in edges[file].keys() {
+            self.walk(*next, edges, way, done, circles);
+        }
+        way.pop();
+        done.insert(file);
+    }
 }
 
-/// The rule that an arrow from this room to `to` breaks.
-fn allowed(room: &str, from: u8, to: &str) -> Result<(), String> {
-    if room == to {
-        return Ok(());
+impl Source {
+    /// The file's tokens: no comments, and a string is one token.
+    fn tokens(&self) -> TokenStream {
+        self.text.parse().unwrap_or_else(|error| panic!("{}: {error}", self.path))
     }
-    let Some(floor) = floor(to) else {
-        return Err(format!(
-            "`{room}` names `crate::{to}`: an item is named by its room, not as `lib` exports it"
-        ));
-    };
-    if floor < from {
-        return Ok(());
+
+    /// The module that the file's items are in. Those of `lib` are in the root.
+    fn parent_of_items(&self) -> Vec<String> {
+        if self.module == ["lib"] { Vec::new() } else { self.module.clone() }
     }
-    let how = if floor == from { "beside" } else { "above" };
-    Err(format!(
-        "`{room}` (floor {from}) uses `{to}` (floor {floor}) {how} it: arrows only go down"
-    ))
 }
 
-fn floor(room: &str) -> Option<u8> {
-    ROOMS.iter().find(|(name, _)| *name == room).map(|(_, floor)| *floor)
-}
-
-// Reading
-
-fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut files = Vec::new();
-    rust_files(&root, &mut files);
-    assert!(files.len() > ROOMS.len(), "the sources were not found in {}", root.display());
-    files.into_iter().map(|file| source(&root, &file)).collect()
+fn level(levels: Levels, name: &str) -> Option<usize> {
+    levels.iter().position(|modules| modules.contains(&name))
 }
 
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
@@ -175,192 +382,13 @@ fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-fn source(root: &Path, file: &Path) -> Source {
-    let inside = file.strip_prefix(root).unwrap();
-    let path = format!("src/{}", inside.display());
-    Source { path, text: fs::read_to_string(file).unwrap(), module: module_of(inside) }
-}
-
 /// The module that a file below `src` holds.
 fn module_of(file: &Path) -> Vec<String> {
-    let mut module: Vec<String> = file
-        .with_extension("")
-        .components()
-        .map(|component| component.as_os_str().to_str().unwrap().to_owned())
-        .collect();
+    let file = file.with_extension("");
+    let names = file.components().map(|component| component.as_os_str().to_str().unwrap());
+    let mut module: Vec<_> = names.map(str::to_owned).collect();
     if module.last().is_some_and(|name| name == "mod") {
         module.pop();
     }
     module
-}
-
-/// The file's tokens: no comments, and strings as one token each.
-fn tokens(source: &Source) -> TokenStream {
-    source.text.parse().unwrap_or_else(|error| panic!("{}: {error}", source.path))
-}
-
-/// The rooms that these tokens of `module` name, through `crate::` or through a `super::` that
-/// leads out of the room.
-fn arrows(module: &[String], tokens: TokenStream, found: &mut Vec<Arrow>) {
-    let tokens = without_tests(tokens);
-    let mut at = 0;
-    while let Some(token) = tokens.get(at) {
-        match token {
-            TokenTree::Group(group) => arrows(module, group.stream(), found),
-            TokenTree::Ident(ident) if ident == "mod" => {
-                // What is written inside is one step further from the root.
-                if let (Some(TokenTree::Ident(name)), Some(TokenTree::Group(group))) =
-                    (tokens.get(at + 1), tokens.get(at + 2))
-                {
-                    let inner: Vec<_> = module.iter().cloned().chain([name.to_string()]).collect();
-                    arrows(&inner, group.stream(), found);
-                    at += 2;
-                }
-            }
-            // `$crate` is for the code of others, who see what `lib` exports.
-            TokenTree::Ident(ident) if ident == "crate" && !is_punct(&tokens, at, '$') => {
-                rooms_after(&tokens[at + 1..], found);
-            }
-            TokenTree::Ident(ident) if ident == "super" => {
-                let mut steps = 1;
-                while is_super(&tokens, at + 3) {
-                    steps += 1;
-                    at += 3;
-                }
-                if steps >= module.len() {
-                    rooms_after(&tokens[at + 1..], found);
-                }
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-}
-
-/// Whether the token before `at` is this one.
-fn is_punct(tokens: &[TokenTree], at: usize, punct: char) -> bool {
-    let before = at.checked_sub(1).and_then(|before| tokens.get(before));
-    matches!(before, Some(TokenTree::Punct(before)) if before.as_char() == punct)
-}
-
-fn is_super(tokens: &[TokenTree], at: usize) -> bool {
-    matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == "super")
-}
-
-/// The rooms in what follows the root of a path: `::key::DedupKey` or `::{error::Error, key}`.
-fn rooms_after(tokens: &[TokenTree], found: &mut Vec<Arrow>) {
-    let [TokenTree::Punct(one), TokenTree::Punct(two), next, ..] = tokens else { return };
-    if (one.as_char(), two.as_char()) != (':', ':') {
-        return;
-    }
-    match next {
-        TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
-            let mut first = true;
-            for token in group.stream() {
-                match token {
-                    TokenTree::Punct(punct) if punct.as_char() == ',' => first = true,
-                    token if first => {
-                        found.push(arrow(&token));
-                        first = false;
-                    }
-                    _ => {}
-                }
-            }
-        }
-        token => found.push(arrow(token)),
-    }
-}
-
-fn arrow(token: &TokenTree) -> Arrow {
-    Arrow { line: token.span().start().line, to: token.to_string() }
-}
-
-/// The lines that name a crate outside of tests.
-fn lines_with(name: &str, tokens: TokenStream) -> Vec<usize> {
-    let mut lines = Vec::new();
-    for token in without_tests(tokens) {
-        match token {
-            TokenTree::Group(group) => lines.extend(lines_with(name, group.stream())),
-            TokenTree::Ident(ident) if ident == name => lines.push(ident.span().start().line),
-            _ => {}
-        }
-    }
-    lines
-}
-
-/// Without the items under `#[cfg(test)]`: each up to its block or its semicolon.
-fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
-    let mut kept = Vec::new();
-    let mut tokens = tokens.into_iter().peekable();
-    while let Some(token) = tokens.next() {
-        let hash = matches!(&token, TokenTree::Punct(punct) if punct.as_char() == '#');
-        if !hash || tokens.peek().is_none_or(|next| next.to_string() != "[cfg (test)]") {
-            kept.push(token);
-            continue;
-        }
-        for skipped in tokens.by_ref() {
-            match skipped {
-                TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => break,
-                TokenTree::Punct(punct) if punct.as_char() == ';' => break,
-                _ => {}
-            }
-        }
-    }
-    kept
-}
-
-// The rules on samples that break them: a check that finds nothing may be one that cannot find
-// anything.
-
-/// What is wrong with a file of this text.
-fn faults(path: &str, text: &str) -> Vec<String> {
-    let module = module_of(Path::new(path));
-    let mut found = Vec::new();
-    arrows(&module, text.parse().unwrap(), &mut found);
-    let from = floor(&module[0]).unwrap();
-    let broken = |arrow: &Arrow| allowed(&module[0], from, &arrow.to).is_err();
-    found
-        .iter()
-        .filter(|arrow| broken(arrow))
-        .map(|Arrow { line, to }| format!("{line} {to}"))
-        .collect()
-}
-
-#[test]
-fn the_rules_find_what_breaks_them() {
-    for (path, text, expected) in [
-        ("key/part.rs", "use crate::error::KeyError;\nuse crate::adapter::Seen;", "2 adapter"),
-        (
-            "key/part.rs",
-            "use crate::{error, adapter::{Seen, Token},\n provider};",
-            "1 adapter,2 provider",
-        ),
-        ("adapter/memory.rs", "use crate::delivery::Delivery;", "1 delivery"),
-        ("purger.rs", "fn f() {\n let x = crate::ledger::f();\n}", "2 ledger"),
-        ("extract.rs", "use super::layer::Layer;", "1 layer"),
-        ("key/part.rs", "use super::super::observe;", "1 observe"),
-        ("key/mod.rs", "use super::observe;", "1 observe"),
-        ("key/part.rs", "mod inner { use super::super::super::observe; }", "1 observe"),
-        ("delivery.rs", "use crate::DedupKey;", "1 DedupKey"),
-        ("observe.rs", "use crate::newroom;", "1 newroom"),
-        ("observe.rs", "use crate::*;", "1 *"),
-        // Nothing wrong.
-        ("layer/future.rs", "use crate::layer::config;\nuse super::{body, gate};", ""),
-        ("key/part.rs", "use super::id::DedupKey; use crate::key::id;", ""),
-        ("key/part.rs", "mod inner { use super::super::id; }", ""),
-        ("adapter/sqlite/store.rs", "use super::super::sql; use super::schema;", ""),
-        (
-            "observe.rs",
-            "//! [`crate::layer`]\n/// [crate::DedupLayer]\nconst S: &str = \"crate::layer\";",
-            "",
-        ),
-        ("observe.rs", "pub(crate) fn f() {} pub(in crate::observe) fn g() {}", ""),
-        ("observe.rs", "#[cfg(test)]\nmod tests { use crate::layer::X; }\nfn f() {}", ""),
-        ("observe.rs", "#[cfg(test)]\nuse crate::layer::X;", ""),
-        ("error.rs", "macro_rules! m { () => { $crate::DedupKey } }", ""),
-    ] {
-        assert_eq!(faults(path, text).join(","), expected, "{path}: {text}");
-    }
-    let foreign = "use sqlx::Row;\n#[cfg(test)]\nmod tests { use sqlx::Row; }\n// sqlx\n";
-    assert_eq!(lines_with("sqlx", foreign.parse().unwrap()), [1]);
 }

@@ -1,7 +1,8 @@
-//! Failover: a primary goes, and its standby takes its place behind the same address.
+//! Failover: a primary goes away, and its standby takes its place behind the same address.
 //!
-//! With a synchronous standby no acknowledged event is lost. With an asynchronous one the keys that
-//! the standby had not received are lost, and under the transactional ledger their effects as well.
+//! With a synchronous standby no acknowledged event is lost. With an asynchronous standby, the keys
+//! that the standby had not received are lost. Under the transactional ledger their effects are
+//! lost as well.
 
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
@@ -30,9 +31,9 @@ use crate::support::postgres::Schema;
 use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
 
 const HOUR: Duration = Duration::from_secs(3_600);
-/// Far more than it takes: only a test that hangs reaches it.
+/// Far longer than a run takes: only a test that hangs reaches it.
 const FOR_EVER: Duration = Duration::from_secs(40);
-/// Above what a failover takes here, so that only an outage ends leases.
+/// Longer than a failover takes here, so that only an outage ends leases.
 const LEASE: Duration = Duration::from_secs(3);
 const SENDERS: usize = 32;
 
@@ -50,7 +51,7 @@ fn pool_of(url: &str, connections: u32, synchronous_commit: &str) -> PgPool {
         .connect_lazy_with(options.options([("synchronous_commit", synchronous_commit)]))
 }
 
-/// A handler whose effect is a row in the delivery's transaction.
+/// A handler that writes its effect in the delivery's transaction.
 fn within() -> Boxed {
     Boxed::new(tower::service_fn(async |request: Request<Body>| {
         let written = effect(&mut lend(&request), request.extensions().get().unwrap()).await;
@@ -59,7 +60,7 @@ fn within() -> Boxed {
     }))
 }
 
-/// A handler whose effect is a row of its own.
+/// A handler that writes its effect on a connection of its own.
 fn beside(pool: &PgPool) -> Boxed {
     let pool = pool.clone();
     Boxed::new(tower::service_fn(move |request: Request<Body>| {
@@ -81,7 +82,7 @@ async fn pause(most: u64) {
     tokio::time::sleep(Duration::from_millis(rand::random_range(0..=most))).await;
 }
 
-/// A service of one process: with a pool of its own.
+/// The service of one process, with a pool of its own.
 fn transactional(url: &str) -> Service {
     let adapter = PostgresAdapter::new(pool_of(url, 8, "local"));
     Service::new(DedupLayer::transactional(by_header(), adapter).layer(within()))
@@ -92,14 +93,15 @@ fn lease(url: &str, handler: Boxed) -> Service {
     Service::new(DedupLayer::new(by_header(), adapter).lease(LEASE).layer(handler))
 }
 
-/// Senders that deliver each event to both services at once, until both have acknowledged it.
+/// Senders that deliver each event to both services at once, until both have acknowledged the
+/// event.
 struct Load {
     services: [Service; 2],
     sent: AtomicUsize,
     acknowledged: Mutex<HashSet<usize>>,
-    /// Delivered during an outage.
+    /// The events delivered during an outage.
     interrupted: Mutex<HashSet<usize>>,
-    /// Odd during an outage.
+    /// The number is odd during an outage.
     outage: AtomicUsize,
     stop: AtomicBool,
     answers: Mutex<BTreeMap<String, usize>>,
@@ -133,8 +135,8 @@ impl Load {
         }
     }
 
-    /// Until it is acknowledged. Returns the layer's reason of the acknowledgement, if it is not the
-    /// handler's.
+    /// Delivers the event until it is acknowledged. Returns the layer's result header, if the layer
+    /// acknowledged the event and not the handler.
     async fn deliver(&self, service: usize, event: usize) -> Option<String> {
         loop {
             let before = self.outage.load(Ordering::SeqCst);
@@ -154,7 +156,7 @@ impl Load {
         }
     }
 
-    /// What happens to the database while deliveries are sent.
+    /// Runs `outage` while deliveries are sent.
     async fn during_an_outage<T>(&self, outage: impl Future<Output = T>) -> T {
         self.outage.fetch_add(1, Ordering::SeqCst);
         let done = outage.await;
@@ -187,11 +189,11 @@ impl Load {
         assert!(done.is_ok(), "{} and not {enough} are acknowledged: {answers:?}", count());
     }
 
-    /// Waits until everything that was sent is acknowledged.
+    /// Waits until every event that was sent is acknowledged.
     async fn end(&self, senders: Vec<JoinHandle<()>>) {
         self.stop.store(true, Ordering::SeqCst);
         let ended = tokio::time::timeout(FOR_EVER, join_all(senders)).await;
-        for sender in ended.expect("all is acknowledged") {
+        for sender in ended.expect("every event is acknowledged") {
             sender.unwrap();
         }
         let answers = self.answers();
@@ -206,19 +208,19 @@ impl Load {
         assert!(answers.keys().all(|answer| known.contains(&&**answer)), "{answers:?}");
     }
 
-    /// The database knows every event that was sent.
+    /// Asserts that the database knows every event that was sent.
     async fn assert_complete(&self, url: &str) {
         let known = complete(url).await;
         let lost: Vec<_> = (0..self.sent()).filter(|event| !known.contains(event)).collect();
         assert_eq!((lost, known.len()), (Vec::new(), self.sent()), "lost events");
     }
 
-    /// Delivers everything again. Returns the events whose handler ran.
+    /// Delivers every event again. Returns the events whose handler ran.
     async fn again(&self) -> HashSet<usize> {
         let all = stream::iter(0..self.sent())
             .map(|event| async move { (event, self.deliver(event % 2, event).await) });
         let all = all.buffer_unordered(SENDERS).collect::<Vec<_>>();
-        let all = tokio::time::timeout(FOR_EVER, all).await.expect("all is acknowledged");
+        let all = tokio::time::timeout(FOR_EVER, all).await.expect("every event is acknowledged");
         all.into_iter().filter(|(_, why)| why.is_none()).map(|(event, _)| event).collect()
     }
 }
@@ -227,7 +229,7 @@ fn ids(count: usize) -> impl Iterator<Item = String> {
     (0..count).map(id)
 }
 
-/// The events whose keys are complete.
+/// Returns the events whose keys are complete.
 async fn complete(url: &str) -> HashSet<usize> {
     let mut connection = PgConnection::connect(url).await.unwrap();
     let sql = "SELECT id FROM webhook_deliveries WHERE completed_at IS NOT NULL";
@@ -239,11 +241,11 @@ async fn complete(url: &str) -> HashSet<usize> {
 #[derive(Clone, Copy)]
 enum Loss {
     Killed,
-    /// It still serves its connections, and writes nothing.
+    /// The primary still serves its connections, and refuses writes.
     Demoted,
 }
 
-/// Primaries of synchronous standbys are lost under load, one after the other.
+/// Loses several primaries of synchronous standbys under load, one after the other.
 async fn with_a_synchronous_standby(
     services: impl Fn(&str) -> [Service; 2],
     losses: &[Loss],
@@ -252,7 +254,7 @@ async fn with_a_synchronous_standby(
     let url = cluster.address.url();
     let effects = Effects::create(&url).await;
     let (load, senders) = Load::start(services(&url));
-    // They run on until the end.
+    // The demoted servers run until the end.
     let mut demoted = Vec::new();
     for loss in losses {
         load.until_acknowledged(150).await;
@@ -265,13 +267,16 @@ async fn with_a_synchronous_standby(
     load.end(senders).await;
     let seen = load.answers();
     let killed = losses.len() > demoted.len();
-    assert!(!killed || seen.contains_key("503 unavailable"), "nobody met the failover: {seen:?}");
+    assert!(
+        !killed || seen.contains_key("503 unavailable"),
+        "no delivery met the failover: {seen:?}"
+    );
     for demoted in demoted {
         let met = demoted.log().contains("in a read-only transaction");
-        assert!(met, "nobody met the demoted server: {seen:?}");
+        assert!(met, "no delivery met the demoted server: {seen:?}");
     }
     load.assert_complete(&url).await;
-    assert_eq!(load.again().await, HashSet::new(), "what was acknowledged ran again");
+    assert_eq!(load.again().await, HashSet::new(), "an acknowledged event ran again");
     println!(
         "{} events, {} interrupted: {seen:?}",
         load.sent(),
@@ -287,7 +292,7 @@ async fn transactional_with_a_synchronous_standby_loses_and_doubles_nothing() {
     effects.assert_once(ids(load.sent())).await;
 }
 
-/// The connections of the pools stay open, and lead to the old primary.
+/// The pools' connections stay open, and lead to the old primary.
 #[tokio::test(flavor = "multi_thread")]
 async fn transactional_after_a_demotion_loses_and_doubles_nothing() {
     let services = |url: &str| [transactional(url), transactional(url)];
@@ -314,8 +319,9 @@ async fn lease_with_a_synchronous_standby_loses_nothing_and_doubles_what_was_run
     println!("{doubled} runs were repeated");
 }
 
-/// The standby stops at some moment under load, then the primary is killed, and the standby is
-/// promoted without what it has not received. Returns the events that were acknowledged and are lost.
+/// The standby stops at a random moment under load. Then the primary is killed, and the standby is
+/// promoted without what it has not received. Returns the events that were acknowledged and are
+/// lost.
 async fn with_an_asynchronous_standby(
     services: impl Fn(&str) -> [Service; 2],
 ) -> (Cluster, Arc<Load>, HashSet<usize>) {
@@ -351,15 +357,19 @@ async fn with_an_asynchronous_standby(
     let unreceived: Vec<_> =
         acknowledged.into_iter().filter(|event| *event >= first_unreceived).collect();
     assert!(unreceived.len() > 50, "{} events: too few to show anything", unreceived.len());
-    assert!(unreceived.iter().all(|event| lost.contains(event)), "known without being received");
-    // What was not acknowledged when the primary was killed was delivered until it was.
+    assert!(
+        unreceived.iter().all(|event| lost.contains(event)),
+        "the standby knows events that it had not received"
+    );
+    // Events that were not acknowledged when the primary was killed were delivered again until they
+    // were.
     assert_eq!(known.len() + count, load.sent());
-    assert_eq!(load.again().await, lost, "what ran again");
+    assert_eq!(load.again().await, lost, "the events that ran again");
     load.assert_complete(&url).await;
     (cluster, load, lost)
 }
 
-/// Keys and effects are lost together, so that a redelivery makes up for them.
+/// Keys and effects are lost together, so a redelivery restores both.
 #[tokio::test(flavor = "multi_thread")]
 async fn transactional_with_an_asynchronous_standby_loses_what_it_has_not_received() {
     let services = |url: &str| [transactional(url), transactional(url)];
@@ -368,7 +378,7 @@ async fn transactional_with_an_asynchronous_standby_loses_what_it_has_not_receiv
     effects.assert_once(ids(load.sent())).await;
 }
 
-/// The effects are elsewhere, and stay: a redelivery doubles those of lost keys.
+/// The effects are in another database and stay: a redelivery repeats the effects of lost keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn lease_with_an_asynchronous_standby_loses_what_it_has_not_received() {
     let elsewhere = Schema::fresh();
@@ -388,8 +398,8 @@ async fn lease_with_an_asynchronous_standby_loses_what_it_has_not_received() {
     assert!(all.is_empty(), "{all:?}");
 }
 
-/// A role whose commits do not wait for the standby: what the adapter acknowledges waits all the same.
-/// (A standby that is away is waited for under `remote_write` too.)
+/// The role's commits do not wait for the standby. What the adapter acknowledges waits
+/// nevertheless. (`remote_write` waits for a standby that is away, too.)
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     let mut cluster = Cluster::synchronous().await;
@@ -457,7 +467,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                 assert_eq!(*ended.lock().unwrap(), [""; 0], "{setting}: acknowledged too early");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            // By choice, a claim waits for nothing.
+            // `asynchronous_claims` lets a claim wait for nothing.
             let free = single.clone().asynchronous_claims(true);
             let first = free.claim(&key("free"), &mine).await.unwrap();
             assert_eq!(first, [Claimed::first(1, false)]);
@@ -480,8 +490,8 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     }
 }
 
-/// Whoever ends the session of such a commit makes it visible without the standby, and a duplicate of
-/// it would be acknowledged.
+/// If a waiting COMMIT's session were terminated, the commit would become visible without the
+/// standby, and a duplicate of it would be acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_waits_for_the_standby_is_not_acknowledged_before_it() {
     let cluster = Cluster::synchronous().await;
@@ -511,8 +521,8 @@ async fn a_commit_that_waits_for_the_standby_is_not_acknowledged_before_it() {
     assert_eq!(result(&response), Some("duplicate"));
 }
 
-/// After a failover behind an address whose old connections stay open, a pool may hold nothing but
-/// connections to a server that only follows.
+/// After a failover behind an address whose old connections stay open, a pool may hold only
+/// connections to a server that is a standby or read-only.
 struct Demoted(Cluster);
 
 impl Demoted {
@@ -528,7 +538,7 @@ impl Demoted {
         Self(cluster)
     }
 
-    /// All its connections are open and idle. New ones lead to the primary.
+    /// Returns a pool whose connections are all open and idle. New connections lead to the primary.
     async fn pool(&self) -> PgPool {
         self.pool_with(PgPoolOptions::new()).await
     }
@@ -572,7 +582,7 @@ async fn a_pool_full_of_connections_to_a_demoted_server_opens_a_transaction() {
     adapter.commit(opened.transaction.unwrap(), &keys, &mine).await.unwrap();
 }
 
-/// The guide's pool looks whether a connection may write before it lends it.
+/// The guide's `before_acquire` checks that a connection may write before the pool lends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn before_acquire_of_the_guide_closes_connections_to_a_demoted_server() {
     let demoted = Demoted::start().await;

@@ -1,6 +1,7 @@
-//! Deliveries that are cut off, on Postgres: futures that are dropped, runtimes that end, sessions
-//! that are terminated, connections that break. No connection stays in a transaction, no key
-//! without its effect, no effect twice, and the next delivery of the event ends well.
+//! Deliveries that are interrupted, on Postgres: futures are dropped, runtimes end, sessions are
+//! terminated, connections break. Afterwards no connection is inside a transaction, no key is
+//! complete without its effect, no effect happened twice, and the next delivery of the event
+//! succeeds.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::support::proxy::{Cut, Proxy};
 use crate::support::{Body, Handler, by_header, dedup_key, polled, request, result, send};
 
 #[tokio::test]
-async fn a_dropped_request_leaves_nothing_behind() {
+async fn request_dropped_at_any_poll_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
     for polls in 0..5 {
@@ -44,18 +45,17 @@ enum Stage {
     Mark,
     Commit,
     Rollback,
-    /// The end of a handler that has failed after it has marked something as done.
+    /// The end of a handler that fails after it has marked an event as done.
     Keep,
 }
 
-/// The delivery's task awaits the ledger's calls. Each is dropped at each of its awaits, as a
-/// `store_timeout` does, or a runtime that ends.
+/// The delivery's task awaits the ledger's calls. Each call is dropped at each of its awaits, as a
+/// `store_timeout` or the end of a runtime would drop it.
 #[tokio::test]
-async fn a_dropped_call_leaves_nothing_behind() {
+async fn ledger_call_dropped_at_any_await_leaves_nothing_behind() {
     let database = Database::fresh().await;
-    // By a detour: no answer is there so soon that nobody waits for it.
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(3, proxy.options(database.options()));
+    // The proxy delays each reply, so that every await is really pending.
+    let (_proxy, pool) = database.proxied(3).await;
     let adapter = PostgresAdapter::new(pool);
     let ledger = internals::transactional(adapter.clone());
     let layer = DedupLayer::transactional(by_header(), adapter);
@@ -80,7 +80,8 @@ async fn a_dropped_call_leaves_nothing_behind() {
     }
 }
 
-/// A delivery whose `stage` is dropped after so many polls. Answers whether it had ended by then.
+/// Runs a delivery whose `stage` is dropped after this many polls. Returns whether the stage had
+/// ended by then.
 async fn cut_off(
     ledger: &Arc<Transactional<Postgres>>,
     id: &str,
@@ -103,7 +104,7 @@ async fn cut_off(
     }
     if stage == Stage::Mark {
         let marked = polled(tx.mark_done(&dedup_key(id)), polls, again).await;
-        // To be rolled back, if it is not done.
+        // Rolled back, unless the stage completes.
         effect(&mut tx, claim.delivery()).await.unwrap();
         drop(tx);
         claim.rollback().await.unwrap();
@@ -118,9 +119,9 @@ async fn cut_off(
     ended.map(Result::unwrap).is_some()
 }
 
-/// The same from within: whatever call the time is up for.
+/// The same through the layer: the timeout expires at whatever call is running.
 #[tokio::test]
-async fn a_store_timeout_at_any_moment_leaves_nothing_behind() {
+async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     let patient = transactional(&pool).layer(tower::service_fn(write));
@@ -137,10 +138,10 @@ async fn a_store_timeout_at_any_moment_leaves_nothing_behind() {
     database.until_nothing_is_open().await;
 }
 
-/// COMMIT takes longer than the delivery waits for it, and succeeds. The sender is told to come
-/// again, and finds out.
+/// COMMIT takes longer than the delivery waits for it, and succeeds. The sender gets a 503, and the
+/// retry finds the key complete.
 #[tokio::test]
-async fn a_late_commit_is_found_by_the_retry() {
+async fn commit_after_the_timeout_is_found_by_the_retry() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     PostgresAdapter::new(pool.clone()).migrate().await.unwrap();
@@ -157,9 +158,9 @@ async fn a_late_commit_is_found_by_the_retry() {
     database.until_nothing_is_open().await;
 }
 
-/// The client goes away while the handler runs, which then ends by itself.
+/// The client disconnects while the handler runs. The handler runs to its end.
 #[tokio::test]
-async fn a_client_that_hangs_up_leaves_nothing_behind() {
+async fn client_that_disconnects_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let held = Handler::default();
     held.hold();
@@ -182,9 +183,9 @@ async fn a_client_that_hangs_up_leaves_nothing_behind() {
     database.until_nothing_is_open().await;
 }
 
-/// The runtime ends, and takes the delivery's task along wherever it is.
+/// The runtime ends, and with it the delivery's task, wherever that task is.
 #[test]
-fn a_runtime_that_ends_leaves_nothing_behind() {
+fn runtime_that_ends_leaves_nothing_behind() {
     let observer = tokio::runtime::Runtime::new().unwrap();
     let database = observer.block_on(Database::fresh());
     let handle = |request: Request<Body>| async move {
@@ -204,7 +205,7 @@ fn a_runtime_that_ends_leaves_nothing_behind() {
                 builder.worker_threads(workers);
             }
             let runtime = builder.enable_all().build().unwrap();
-            // The pool's tasks are that runtime's as well.
+            // The pool's tasks belong to the same runtime.
             let entered = runtime.enter();
             let service = transactional(&database.pool(2)).layer(tower::service_fn(handle));
             drop(entered);
@@ -212,7 +213,7 @@ fn a_runtime_that_ends_leaves_nothing_behind() {
             let delivery = runtime.spawn(async move { send(&service, event).await.status() });
             runtime.block_on(async { tokio::time::sleep(Duration::from_micros(micros)).await });
             runtime.shutdown_background();
-            // What is answered is answered although the rest is gone.
+            // An answer that was given counts, although the runtime is gone.
             let acknowledged = observer.block_on(delivery).is_ok_and(|status| status == 200);
             observer.block_on(async {
                 database.until_nothing_is_open().await;
@@ -228,13 +229,13 @@ fn a_runtime_that_ends_leaves_nothing_behind() {
             });
         }
     }
-    assert!(unfinished > 0, "all were quicker than their runtime's end");
+    assert!(unfinished > 0, "every delivery ended before its runtime");
 }
 
-/// A handler that keeps its transaction and lets go of it in a thread without a runtime, before
-/// the runtime's end and after it.
+/// A handler keeps its transaction and drops it in a thread without a runtime, before and after the
+/// runtime's end.
 #[test]
-fn a_transaction_may_be_dropped_by_any_thread() {
+fn transaction_dropped_on_any_thread_is_rolled_back() {
     let observer = tokio::runtime::Runtime::new().unwrap();
     let database = observer.block_on(Database::fresh());
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -254,16 +255,16 @@ fn a_transaction_may_be_dropped_by_any_thread() {
     };
     let (before, after) = (dropped("before"), dropped("after"));
     let drops = std::thread::spawn(move || drop(before));
-    assert!(drops.join().is_ok(), "it has panicked");
+    assert!(drops.join().is_ok(), "the drop has panicked");
     observer.block_on(database.until_sessions("state LIKE 'idle in transaction%'", 1));
     runtime.shutdown_background();
     let drops = std::thread::spawn(move || drop(after));
-    assert!(drops.join().is_ok(), "it has panicked");
+    assert!(drops.join().is_ok(), "the drop has panicked");
     observer.block_on(database.until_nothing_is_open());
 }
 
-/// The connection breaks at every message of a delivery in turn: before the server has it, after
-/// the server has done it, and meanwhile.
+/// Breaks the connection at every message of a delivery in turn: before the server has the message,
+/// after the server has executed it, and while the server executes it.
 async fn cut_at_every_message<S, B>(database: &Database, proxy: &Proxy, service: &S, exact: bool)
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
@@ -291,21 +292,19 @@ where
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
+async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let service = transactional(&pool).layer(tower::service_fn(write));
     cut_at_every_message(&database, &proxy, &service, true).await;
 }
 
-/// The same in a batch of which the last event always fails, after what it wrote: the others are
-/// done, each under a mark of its own.
+/// The same in a multi-event delivery. Its last event fails after its write; each other event is
+/// done under its own savepoint.
 #[tokio::test]
-async fn a_connection_that_breaks_in_a_batch_keeps_events_with_their_effects() {
+async fn multi_event_transaction_whose_connection_breaks_keeps_events_with_their_effects() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let service = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool));
     let service = service.layer(tower::service_fn(all_but_the_last));
     send(&service, batch("the schema is there")).await;
@@ -323,7 +322,11 @@ async fn a_connection_that_breaks_in_a_batch_keeps_events_with_their_effects() {
                 assert!(effects == 0 || !id.starts_with("poison"), "{id}");
             }
             if !sprung {
-                assert_eq!(database.effects_and_key(&words[1]).await, 1, "kept at once");
+                assert_eq!(
+                    database.effects_and_key(&words[1]).await,
+                    1,
+                    "the event is kept at once"
+                );
             }
             until_acknowledged_as(&service, || batch(&words[..2].join(" "))).await;
             for id in &words[..2] {
@@ -352,7 +355,7 @@ fn batch(words: &str) -> Request<Body> {
     Request::post("/hook").body(Body::from(words.to_owned())).unwrap()
 }
 
-/// Writes the effect of each event and marks it as done, but for the poison.
+/// Writes the effect of each event and marks the event as done, except for the poison event.
 async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let delivery: &Delivery = request.extensions().get().unwrap();
     let mut tx = lend(&request);
@@ -366,12 +369,11 @@ async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infa
     Ok(answer(true))
 }
 
-/// No process has died: nothing runs twice here either.
+/// No process dies, so nothing runs twice under a lease either.
 #[tokio::test]
-async fn under_a_lease_a_connection_that_breaks_loses_and_doubles_nothing() {
+async fn lease_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let layer = DedupLayer::new(by_header(), PostgresAdapter::new(pool));
     let handle = layer.handle();
     let service = layer.layer(apart(&database));
@@ -380,19 +382,18 @@ async fn under_a_lease_a_connection_that_breaks_loses_and_doubles_nothing() {
 }
 
 #[tokio::test]
-async fn on_arrival_a_connection_that_breaks_loses_and_doubles_nothing() {
+async fn on_arrival_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let layer = DedupLayer::on_arrival(by_header(), PostgresAdapter::new(pool));
     cut_at_every_message(&database, &proxy, &layer.layer(apart(&database)), false).await;
 }
 
-/// The server still works at what the client has lost its connection over, for longer than the
-/// repetition waits for a lock. It was not refused: on arrival, an event whose record comes to pass
-/// behind its back would be lost; under a lease, its key would be blocked for a minute.
+/// The client has lost its connection, and the server still executes the statement for longer than
+/// the repetition waits for a lock. The claim was not refused. On arrival, treating it as refused
+/// would lose the event; under a lease, the key would be blocked for a minute.
 #[tokio::test]
-async fn what_was_cut_off_is_not_taken_for_refused() {
+async fn claim_whose_connection_broke_is_not_taken_for_refused() {
     cut_off_at_commit(|adapter| {
         DedupLayer::on_arrival(by_header(), adapter).on_in_flight(OnInFlight::Reject)
     })
@@ -402,12 +403,12 @@ async fn what_was_cut_off_is_not_taken_for_refused() {
 
 async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> DedupLayer<L>) {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let adapter = PostgresAdapter::new(database.pool_with(2, proxy.options(database.options())));
+    let (proxy, pool) = database.proxied(2).await;
+    let adapter = PostgresAdapter::new(pool);
     adapter.migrate().await.unwrap();
     let service = layer(adapter).store_timeout(MINUTE).layer(apart(&database));
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
-    // Is the connection alive; prepare the statement; execute it.
+    // The messages: is the connection alive; prepare the statement; execute it.
     proxy.set(2, Cut::Abandoned);
     assert_eq!(send(&service, request("a")).await.status(), 503);
     assert!(proxy.sprung().is_some_and(|message| message.starts_with('B')));
@@ -416,10 +417,10 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
     assert_eq!(database.effects.of("a").await, 1);
 }
 
-/// The delivery's session is terminated while the server is at its claim, at what the handler
-/// writes, at the key's completion, at COMMIT.
+/// The delivery's session is terminated while the server executes the claim, the handler's write,
+/// the completion, or COMMIT.
 #[tokio::test]
-async fn a_session_that_is_terminated_loses_and_doubles_nothing() {
+async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
     let layer = transactional(&database.pool(3)).store_timeout(MINUTE);
     let service = layer.layer(tower::service_fn(write));
@@ -449,7 +450,7 @@ async fn a_session_that_is_terminated_loses_and_doubles_nothing() {
 
 /// The handler does not notice that its session is gone, and reports success.
 #[tokio::test]
-async fn a_session_that_is_terminated_behind_its_handler_is_no_success() {
+async fn session_terminated_while_its_handler_runs_is_503() {
     let database = Database::fresh().await;
     let held = Handler::default();
     let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
@@ -472,7 +473,7 @@ async fn a_session_that_is_terminated_behind_its_handler_is_no_success() {
     database.until_nothing_is_open().await;
 }
 
-/// All sessions are terminated again and again, under load. Two layers, as in two processes.
+/// Terminates all sessions again and again, under load. Two layers stand for two processes.
 async fn storm_with_terminations<S>(database: &Database, services: [S; 2])
 where
     S: Service<Request<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
@@ -488,7 +489,8 @@ where
             })
         })
         .collect();
-    // So often and no more: on a busy machine no delivery may end between two of them.
+    // The number of rounds is fixed: on a busy machine no delivery may end between two
+    // terminations.
     let mut terminated = 0;
     for _ in 0..50 {
         tokio::time::sleep(Duration::from_millis(rand::random_range(5..60))).await;
@@ -504,7 +506,7 @@ where
 }
 
 #[tokio::test]
-async fn terminations_under_load_lose_and_double_nothing() {
+async fn transactions_terminated_under_load_lose_and_double_nothing() {
     let database = Database::fresh().await;
     let handler = tower::service_fn(async |request: Request<Body>| {
         let mut tx = lend(&request);
@@ -517,7 +519,7 @@ async fn terminations_under_load_lose_and_double_nothing() {
 }
 
 #[tokio::test]
-async fn under_a_lease_terminations_under_load_lose_and_double_nothing() {
+async fn leases_terminated_under_load_lose_and_double_nothing() {
     let database = Database::fresh().await;
     let services = [(); 2].map(|()| {
         let adapter = PostgresAdapter::new(database.pool(4));

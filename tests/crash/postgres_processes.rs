@@ -1,8 +1,8 @@
 //! Several processes on one Postgres table, under load: handlers fail, processes are killed, the
 //! server is restarted. Every effect of a transactional delivery is there exactly once.
 //!
-//! The processes are this very test, started again with a database in its environment. Each is a
-//! receiver on a port of its own; its handler's effect is one row beside the keys.
+//! The processes are this test binary, started again with a database in its environment. Each
+//! process is a receiver on a port of its own; its handler's effect is one row beside the keys.
 
 use std::collections::{BTreeMap, HashSet};
 use std::process::Stdio;
@@ -30,10 +30,11 @@ use crate::support::{Body, by_header};
 const RECEIVER: &str = "TOWER_DEDUP_TEST_RECEIVER";
 const MARK: &str = "receiver-listens-at:";
 const TOLD_TO: &str = "the handler was told to panic";
-/// Of the lease ledger, so that a killed process's events do not wait for long.
+/// The lease of the lease ledger: short, so that the events of a killed process do not wait for
+/// long.
 const LEASE: Duration = Duration::from_millis(700);
 
-/// Far more than it takes: only a test that hangs reaches it.
+/// Far longer than a run takes: only a test that hangs reaches it.
 const FOR_EVER: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -42,7 +43,7 @@ enum Kind {
     Lease,
 }
 
-/// Not a test: the receiver, when it is started as one.
+/// Not a test: the receiver, if this binary is started as one.
 #[test]
 fn receiver() {
     let Ok(what) = std::env::var(RECEIVER) else { return };
@@ -53,7 +54,7 @@ fn receiver() {
             print(panic);
         }
     }));
-    // Whoever started it may be killed too.
+    // Ends with its parent, which may be killed too.
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(0);
@@ -63,7 +64,8 @@ fn receiver() {
 }
 
 async fn serve(kind: Kind, url: &str) {
-    // All tests of this file at once, on a machine of many cores, are within the server's bound.
+    // All tests of this file at once, on a machine of many cores, stay below the server's
+    // `max_connections`.
     let pool = PgPoolOptions::new().max_connections(8).connect(url).await.unwrap();
     let adapter = PostgresAdapter::new(pool.clone());
     let app = match kind {
@@ -87,8 +89,8 @@ async fn failed(error: &'static str) -> (StatusCode, &'static str) {
     (StatusCode::INTERNAL_SERVER_ERROR, error)
 }
 
-/// The effect, through the delivery's transaction or else on its own; then a while in which the
-/// process may die; then, one time in three, the failure that the body names.
+/// Writes the effect, in the delivery's transaction or on its own connection. Then waits, so that
+/// the process may die. Then, one time in three, fails as the body says.
 async fn handle(
     request: Request<Body>,
     apart: Option<PgPool>,
@@ -97,7 +99,7 @@ async fn handle(
     let body = body.collect().await.expect("infallible").to_bytes();
     let (way, ms) = std::str::from_utf8(&body).unwrap().split_once(' ').unwrap();
     let delivery: Delivery = parts.extract().await.unwrap();
-    // To the end of the handler: a panic drops it on its way.
+    // Dropped at the end of the handler: a panic drops it while it unwinds.
     let mut tx: Option<DedupTx<Postgres>> = None;
     let written = match apart {
         None => effect(tx.insert(parts.extract().await.unwrap()), &delivery).await,
@@ -128,7 +130,8 @@ struct Receivers {
     children: Mutex<Vec<Child>>,
     addresses: Mutex<Vec<String>>,
     client: reqwest::Client,
-    /// How often each was the answer: the status and why the layer gave it, if it did.
+    /// How often each answer was given: the status, and the layer's result header, if there was
+    /// one.
     answers: Mutex<BTreeMap<String, usize>>,
     acknowledged: AtomicUsize,
 }
@@ -145,7 +148,7 @@ impl Receivers {
             answers: Mutex::default(),
             acknowledged: AtomicUsize::new(0),
         };
-        // At once: they make the schema together.
+        // All at once: the processes race to create the schema.
         for started in futures_util::future::join_all((0..count).map(|_| receivers.spawn())).await {
             receivers.children.lock().unwrap().push(started.0);
             receivers.addresses.lock().unwrap().push(started.1);
@@ -172,7 +175,7 @@ impl Receivers {
         }
     }
 
-    /// SIGKILL, and another one in its place.
+    /// Kills one receiver with SIGKILL, and starts another one in its place.
     async fn kill_one(&self) {
         let place = rand::random_range(0..self.addresses.lock().unwrap().len());
         let mut victim = self.children.lock().unwrap().remove(place);
@@ -183,7 +186,7 @@ impl Receivers {
         self.addresses.lock().unwrap().push(address);
     }
 
-    /// To one of the receivers, again and again, until it is acknowledged.
+    /// Delivers to one of the receivers, again and again, until the event is acknowledged.
     async fn deliver(&self, id: &str, body: &str) {
         loop {
             let address = {
@@ -226,10 +229,10 @@ impl Receivers {
                 delivered.unwrap();
             }
         });
-        tokio::time::timeout(FOR_EVER, all).await.expect("all is acknowledged");
+        tokio::time::timeout(FOR_EVER, all).await.expect("every event is acknowledged");
     }
 
-    /// Waits until so many more are acknowledged.
+    /// Waits until this many more events are acknowledged.
     async fn are_acknowledged(&self, more: usize) {
         let enough = self.acknowledged.load(Ordering::SeqCst) + more;
         while self.acknowledged.load(Ordering::SeqCst) < enough {
@@ -242,7 +245,8 @@ impl Receivers {
         answers.iter().filter(|(answer, _)| answer.contains(what)).map(|(_, count)| count).sum()
     }
 
-    /// Nothing but success, failure of the handler, and what a sender comes again for.
+    /// Asserts that every answer is success, a failure of the handler, or a status after which
+    /// senders retry.
     fn assert_answers(&self) {
         let answers = self.answers.lock().unwrap();
         let known: HashSet<_> = [
@@ -262,7 +266,7 @@ fn ids(count: usize) -> impl Iterator<Item = String> + Clone {
     (0..count).map(|event| format!("event-{event}"))
 }
 
-/// Every key of the database is complete.
+/// Asserts that every key of the database is complete.
 async fn assert_complete(effects: &Effects, keys: usize) {
     let keys = i64::try_from(keys).unwrap();
     let (all, complete): (i64, i64) =
@@ -278,7 +282,7 @@ const COPIES: usize = 16;
 const PROCESSES: usize = 4;
 
 #[tokio::test]
-async fn five_hundred_events_sixteen_times_each_over_four_processes() {
+async fn five_hundred_events_sent_16_times_to_four_processes_take_effect_once() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
     let receivers = Receivers::start(Kind::Transactional, &schema.url(), PROCESSES).await;
@@ -290,7 +294,7 @@ async fn five_hundred_events_sixteen_times_each_over_four_processes() {
 }
 
 #[tokio::test]
-async fn the_same_with_handlers_that_fail_one_time_in_three() {
+async fn events_whose_handlers_fail_one_time_in_three_take_effect_once() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
     let receivers = Receivers::start(Kind::Transactional, &schema.url(), PROCESSES).await;
@@ -304,12 +308,12 @@ async fn the_same_with_handlers_that_fail_one_time_in_three() {
     assert!(runs > 600, "{runs} runs: too few have failed to show anything");
 }
 
-/// 300 events under a killer who takes one receiver after the other. Answers how many died.
+/// Delivers 300 events while one receiver after the other is killed. Returns how many were killed.
 async fn storm_with_deaths(kind: Kind, url: &str) -> usize {
     let receivers = Receivers::start(kind, url, PROCESSES).await;
     let deaths = AtomicUsize::new(0);
     let killer = async {
-        // So often and no more: on a busy machine nothing may come to pass between two of them.
+        // The number of rounds is fixed: on a busy machine nothing may happen between two of them.
         for _ in 0..60 {
             tokio::time::sleep(Duration::from_millis(rand::random_range(20..200))).await;
             receivers.kill_one().await;
@@ -325,25 +329,25 @@ async fn storm_with_deaths(kind: Kind, url: &str) -> usize {
     receivers.assert_answers();
     let deaths = deaths.into_inner();
     assert!(deaths >= 5, "{deaths} deaths: too few to show anything");
-    assert!(receivers.answered("none") > 0, "nobody was cut off");
+    assert!(receivers.answered("none") > 0, "no delivery was interrupted");
     deaths
 }
 
 #[tokio::test]
-async fn processes_that_are_killed_lose_and_double_nothing() {
+async fn transactions_of_killed_processes_lose_and_double_nothing() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
     storm_with_deaths(Kind::Transactional, &schema.url()).await;
     effects.assert_once(ids(300)).await;
     assert_complete(&effects, 300).await;
-    assert!(effects.runs().await > 300, "nobody died in a handler");
+    assert!(effects.runs().await > 300, "no process died in a handler");
 }
 
-/// Under a lease nothing is lost either, and what runs twice knows it. (The first to write may be
-/// the second to run: one run of each event, and no more, is not a takeover. That one may be a
-/// takeover as well: of a process that died between its claim and its effect.)
+/// Under a lease no event is lost either, and a second run is a takeover. One run of each event, at
+/// most, is no takeover. The first to write may be the second to run: it is a takeover of a process
+/// that died between its claim and its effect.
 #[tokio::test]
-async fn under_a_lease_what_doubles_follows_a_death() {
+async fn lease_doubles_an_event_only_after_a_death() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
     let deaths = storm_with_deaths(Kind::Lease, &schema.url()).await;
@@ -358,14 +362,14 @@ async fn under_a_lease_what_doubles_follows_a_death() {
     }
     assert!(all.is_empty(), "{all:?}");
     assert_complete(&effects, 300).await;
-    // No more than run at once can be cut off at once.
+    // A death interrupts at most the handlers that run at once.
     assert!(doubled <= deaths * 12, "{doubled} runs were repeated by {deaths} deaths");
 }
 
-/// The server dies three times. Its `synchronous_commit` is off, and what it has not written to
-/// disk by itself is lost: an acknowledged event must not be among it.
+/// The server dies three times. Its `synchronous_commit` is off, so it loses what it has not
+/// written to disk. An acknowledged event must not be among what is lost.
 #[tokio::test]
-async fn a_server_that_is_restarted_loses_and_doubles_nothing() {
+async fn server_restarted_under_load_loses_and_doubles_nothing() {
     let server = Arc::new(Server::start());
     let url = server.url();
     let effects = Effects::create(&url).await;
@@ -376,7 +380,7 @@ async fn a_server_that_is_restarted_loses_and_doubles_nothing() {
     ] {
         sqlx::query(sql).execute(effects.pool()).await.unwrap();
     }
-    // A lost schema would not be looked for again.
+    // The adapter would not look again for a schema that was lost.
     PostgresAdapter::connect(&url).await.unwrap().migrate().await.unwrap();
     server.restart_immediately();
     assert_complete(&effects, 0).await;
@@ -399,8 +403,8 @@ async fn a_server_that_is_restarted_loses_and_doubles_nothing() {
     tokio::join!(receivers.storm(events, 4, 8), restarts);
     let sent = sent.into_inner();
     receivers.assert_answers();
-    assert!(receivers.answered("503 unavailable") > 0, "nobody noticed");
-    assert_eq!(receivers.answered("none"), 0, "the receivers went on");
+    assert!(receivers.answered("503 unavailable") > 0, "no delivery was 503 during a restart");
+    assert_eq!(receivers.answered("none"), 0, "a receiver did not answer");
     effects.assert_once(ids(sent)).await;
     assert_complete(&effects, sent).await;
 }

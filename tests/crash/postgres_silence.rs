@@ -1,6 +1,6 @@
-//! Connections to Postgres that carry no byte any more and are not reset: a machine that is gone, a
-//! firewall that has forgotten the flow. The caller is answered in time, the next delivery succeeds
-//! over a fresh connection, no event is lost, and nothing is left behind.
+//! Connections to Postgres that carry no byte any more and are not reset: a machine that is gone,
+//! or a firewall that has forgotten the flow. The caller gets its answer in time, the next delivery
+//! succeeds over a fresh connection, no event is lost, and nothing is left behind.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -27,7 +27,7 @@ use crate::support::{Body, FIRST, Handler, by_header, dedup_key, on_claim, reque
 
 const STORE_TIMEOUT: Duration = Duration::from_millis(400);
 const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
-/// A sum of some bounds, on a busy machine.
+/// The sum of several bounds, on a busy machine.
 const IN_TIME: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 2;
 
@@ -36,11 +36,11 @@ fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
     adapter.statement_timeout(STATEMENT_TIMEOUT)
 }
 
-/// What is under test: a layer over this adapter, around a handler, which may be the given one.
+/// What is tested: a layer over this adapter, around a handler, which may be the given one.
 type Build = fn(PostgresAdapter, Boxed) -> (DedupHandle, Boxed);
 
-/// A handler that writes its effect over sound connections. They belong to the runtime of the test,
-/// because the runtime of a delivery ends before the test does.
+/// A handler that writes its effect over connections that work. They belong to the runtime of the
+/// test, because the runtime of a delivery ends before the test does.
 fn sound(database: &Database) -> Boxed {
     let (runtime, handler) = (tokio::runtime::Handle::current(), apart(database));
     Boxed::new(tower::service_fn(move |request| {
@@ -66,7 +66,7 @@ fn lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-/// A handler that fails the first time, so that its key is released.
+/// The handler fails the first time, so that its key is released.
 fn failing_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     let handler = tower::service_fn(move |request: Request<Body>| {
@@ -87,7 +87,7 @@ fn on_arrival(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) 
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-/// A handler that does not wait for its statement for ever.
+/// The handler bounds the time that it waits for its statement.
 fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     let handler = tower::service_fn(async |request: Request<Body>| {
@@ -99,7 +99,7 @@ fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) 
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-/// The same, but the handler fails after it has written the first time.
+/// The same, but the first run fails after its write.
 fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     let failed = Arc::new(AtomicBool::new(false));
@@ -120,8 +120,8 @@ fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
 
 const WARM: &str = "warm";
 
-/// One delivery of which one message falls silent, in a runtime of its own whose tasks are counted.
-/// Returns how many messages there were.
+/// Runs one delivery of which one message falls silent, in a runtime of its own whose tasks are
+/// counted. Returns the number of messages.
 async fn silenced(
     database: &Database,
     batching: Batching,
@@ -145,7 +145,7 @@ async fn silenced(
         let pool = pool.clone();
         async move {
             until_acknowledged(&service, WARM).await;
-            // What is on its way back to the pool is no message of the delivery.
+            // Messages of connections on their way back to the pool do not belong to the delivery.
             until(|| std::future::ready(pool.num_idle() == pool.size() as usize)).await;
             match cut {
                 Some((spared, cut)) => messages.set(spared, cut),
@@ -162,7 +162,7 @@ async fn silenced(
             }
             tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
             assert_eq!((handle.running(), handle.pending_writes()), (0, 0));
-            // Every place of the pool can be had again.
+            // Every permit of the pool can be acquired again.
             let all = join_all((0..CONNECTIONS).map(|_| pool.acquire()));
             let all = tokio::time::timeout(IN_TIME, all).await.expect("all connections");
             assert!(all.iter().all(Result::is_ok), "{all:?}");
@@ -170,7 +170,7 @@ async fn silenced(
     });
     run.await.unwrap();
     let metrics = runtime.metrics();
-    // The pool has one of its own.
+    // The pool has one task of its own.
     until(|| std::future::ready(metrics.num_alive_tasks() <= 1)).await;
     runtime.spawn(async move { pool.close().await }).await.unwrap();
     until(|| std::future::ready(metrics.num_alive_tasks() == 0)).await;
@@ -185,7 +185,7 @@ async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(MINUTE / 2, met).await.expect("it comes to pass");
+    tokio::time::timeout(MINUTE / 2, met).await.expect("the condition holds in time");
 }
 
 async fn silent_at_every_message(batching: Batching, build: Build, at_least: usize) {
@@ -201,7 +201,7 @@ async fn silent_at_every_message(batching: Batching, build: Build, at_least: usi
             assert_eq!(database.effects.of(&id).await, 1, "{id}");
         }
     });
-    // Some at a time: each has connections and threads of its own.
+    // Twelve at a time: each run has connections and threads of its own.
     let mut runs: Vec<_> = runs.collect();
     while !runs.is_empty() {
         let some = runs.split_off(runs.len().saturating_sub(12));
@@ -242,11 +242,10 @@ async fn rollback_over_a_silent_connection_frees_the_key() {
     silent_at_every_message(Batching::new(), rolled_back, 10).await;
 }
 
-/// All connections fall silent at once while 200 deliveries are under way.
+/// All connections fall silent at once while 200 deliveries run.
 async fn all_silent_under_load(build: Build) {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(4, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(4).await;
     let (handle, service) = build(adapter(&pool, Batching::new()), sound(&database));
     until_acknowledged(&service, WARM).await;
     let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
@@ -274,7 +273,7 @@ async fn all_silent_under_load(build: Build) {
     database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
     tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
     database.until_nothing_is_open().await;
-    // No place of the pool is lost.
+    // No permit of the pool is lost.
     let all = join_all((0..4).map(|_| pool.acquire()));
     let all = tokio::time::timeout(MINUTE / 2, all).await.expect("all connections");
     assert!(all.iter().all(Result::is_ok), "{all:?}");
@@ -295,13 +294,12 @@ async fn transactions_recover_when_all_connections_fall_silent_under_load() {
     all_silent_under_load(in_a_transaction).await;
 }
 
-/// A quiet service: nothing is under way when its idle connections fall silent.
+/// A service without traffic: no call runs when its idle connections fall silent.
 #[tokio::test]
 async fn idle_connections_that_fall_silent_cost_few_deliveries() {
     let database = Database::fresh().await;
     for build in [lease as Build, on_arrival, in_a_transaction] {
-        let proxy = Proxy::start(&database.options()).await;
-        let pool = database.pool_with(10, proxy.options(database.options()));
+        let (proxy, pool) = database.proxied(10).await;
         let (_, service) = build(adapter(&pool, Batching::new()), sound(&database));
         let crowd = (0..20).map(|number| {
             let service = service.clone();
@@ -319,13 +317,12 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
     }
 }
 
-/// Calls do not wait for the statements before them, which are on silent connections and have a
-/// minute each.
+/// Calls do not wait for the statements before them, which are on silent connections and may each
+/// take a minute.
 #[tokio::test]
 async fn calls_behind_a_silent_lane_go_out_on_another() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let patient = adapter(&pool, Batching::new()).statement_timeout(MINUTE);
     let (_, service) = lease(patient, sound(&database));
     let crowd = (0..200).map(|number| {
@@ -335,7 +332,7 @@ async fn calls_behind_a_silent_lane_go_out_on_another() {
     join_all(crowd).await;
     proxy.silence();
     let start = Instant::now();
-    // The events differ: a call with the key of one that is being sent waits for it.
+    // The events differ, because a call waits for a call with the same key that is being sent.
     while send(&service, request(&format!("{:?}", start.elapsed()))).await.status() != 200 {
         assert!(start.elapsed() < MINUTE / 2, "no call gets through");
     }
@@ -344,16 +341,15 @@ async fn calls_behind_a_silent_lane_go_out_on_another() {
 
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.
 #[tokio::test]
-async fn a_lease_is_kept_when_all_connections_fall_silent() {
+async fn lease_is_renewed_when_all_connections_fall_silent() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let (proxy, pool) = database.proxied(2).await;
     let held = Handler::default();
     let lease = Duration::from_secs(4);
     let layer = DedupLayer::new(by_header(), adapter(&pool, Batching::new()));
     let layer = layer.store_timeout(STORE_TIMEOUT).lease(lease);
     let service = layer.layer(held.service());
-    // Another process, whose connections are sound.
+    // Another process, whose connections work.
     let other = Handler::default();
     let elsewhere = DedupLayer::new(by_header(), PostgresAdapter::new(database.pool(2)));
     let elsewhere = elsewhere.on_in_flight(OnInFlight::Reject).lease(lease);
@@ -373,7 +369,7 @@ async fn a_lease_is_kept_when_all_connections_fall_silent() {
     assert_eq!((held.runs(), other.runs()), (1, 0));
 }
 
-/// The purger's portion has a bound too, and a caller that gives it up leaves no connection behind.
+/// The purger's statement has a bound too, and a caller that gives up leaves no connection behind.
 #[tokio::test]
 async fn purging_over_a_silent_connection_ends() {
     let database = Database::fresh().await;
@@ -389,16 +385,16 @@ async fn purging_over_a_silent_connection_ends() {
             let purged = tokio::time::timeout(IN_TIME, purging.purge(10)).await;
             failed += u32::from(purged.expect("an end").is_err());
             proxy.sprung();
-            // The pool has one place, which its own test of a connection may hold for 5 s.
+            // The pool has one permit; the pool's own test of a connection may hold it for 5 s.
             until(async || purging.purge(10).await.is_ok()).await;
         }
     }
     assert!(failed > 0, "no message fell silent");
 }
 
-/// A runtime that is alive but not driven keeps its connections to itself.
+/// A runtime that is alive but not driven keeps its connections; other runtimes open their own.
 #[test]
-fn a_runtime_that_is_not_driven_delays_no_other() {
+fn runtime_that_is_not_driven_delays_no_other() {
     let first = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let second = tokio::runtime::Runtime::new().unwrap();
     let database = second.block_on(Database::fresh());
@@ -421,7 +417,7 @@ fn a_runtime_that_is_not_driven_delays_no_other() {
     drop(first);
 }
 
-/// Credentials that are rotated on the pool are those of the lanes as well.
+/// Credentials that are rotated on the pool are used by the lanes as well.
 #[tokio::test]
 async fn lanes_follow_the_connect_options_of_the_pool() {
     let database = Database::fresh().await;
@@ -442,7 +438,7 @@ async fn lanes_follow_the_connect_options_of_the_pool() {
     database.terminate(&format!("usename = '{name}_old'")).await;
     claim("b").await.unwrap();
     let new = format!("usename = '{name}_new'");
-    assert!(database.sessions(&new).await > 0, "the lane is not the new role's");
+    assert!(database.sessions(&new).await > 0, "no session has the new role");
     adapter.close().await;
     pool.close().await;
     database.until_sessions("true", 0).await;
@@ -451,8 +447,8 @@ async fn lanes_follow_the_connect_options_of_the_pool() {
     }
 }
 
-/// A handler that was dropped at its timeout leaves a statement that waits for a row lock. Two such
-/// handlers do not take a pool of two connections down.
+/// A handler that is dropped at its timeout leaves a statement that waits for a row lock. Two such
+/// handlers do not use up a pool of two connections.
 #[tokio::test]
 async fn a_statement_that_outlives_its_handler_is_ended() {
     let database = Database::fresh().await;
@@ -480,7 +476,7 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
     for answered in join_all(stuck).await {
         assert_eq!(answered.status(), 500);
     }
-    // While the row is still locked: connections are there, and nobody waits on the server.
+    // The row is still locked: connections are available, and no session waits on the server.
     until_acknowledged(&service, "sound").await;
     database.until_sessions("wait_event_type = 'Lock'", 0).await;
     locked.rollback().await.unwrap();
@@ -492,8 +488,8 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
     database.until_nothing_is_open().await;
 }
 
-/// Somebody locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` does, or `ALTER TABLE`:
-/// calls fail in time, sessions do not pile up on the server, and the next calls succeed.
+/// A session locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` or `ALTER TABLE` does.
+/// Calls fail in time, sessions do not pile up on the server, and the next calls succeed.
 async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
     for mode in ["SHARE", "ACCESS EXCLUSIVE"] {
         let database = Database::fresh().await;
@@ -518,7 +514,7 @@ async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
             join_all(crowd).await;
             most = most.max(database.sessions("true").await);
         }
-        // Pool, lanes, and those that look after them.
+        // The sessions of the pool, of the lanes, and of the statements that terminate others.
         assert!(most <= 16, "{most} sessions under {mode}");
         locked.rollback().await.unwrap();
         until_acknowledged(&service, "after").await;
@@ -542,8 +538,8 @@ async fn transactions_on_a_locked_table_pile_up_no_sessions() {
     locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
 }
 
-/// COMMIT stalls, as for a standby that is away or a disk that hangs: the sessions that wait in it
-/// are left alone, and no others join them.
+/// COMMIT stalls, as for a standby that is away or a disk that hangs. The sessions that wait in
+/// COMMIT are not terminated, and the adapter opens no further sessions beside them.
 #[tokio::test]
 async fn stalled_commits_pile_up_no_sessions() {
     let database = Database::fresh().await;
@@ -567,10 +563,11 @@ async fn stalled_commits_pile_up_no_sessions() {
     database.until_nothing_is_open().await;
 }
 
-/// The record's COMMIT stalls for longer than its statement may take: nobody sees the row, and that
-/// it is not there is no answer. Taken for one, the event would be lost when the row appears.
+/// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the
+/// row, but its absence proves nothing: if the adapter took it for absent, the event would be lost
+/// when the row appears.
 #[tokio::test]
-async fn record_that_waits_in_its_commit_is_not_said_to_be_absent() {
+async fn record_that_waits_in_its_commit_is_not_reported_absent() {
     let database = Database::fresh().await;
     for batching in [Batching::new(), Batching::off()] {
         let adapter = adapter(&database.pool(3), batching);
@@ -591,7 +588,7 @@ async fn record_that_waits_in_its_commit_is_not_said_to_be_absent() {
             let undone = adapter.release(&keys, &mine).await;
             undone.is_ok_and(|undone| undone == [Released::Released])
         };
-        // The row appears when the record's COMMIT ends.
+        // The row appears when the COMMIT of the claim ends.
         until(undone).await;
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
     }
@@ -601,7 +598,7 @@ fn rand_token() -> Token {
     rand::random::<[u8; 16]>().into()
 }
 
-/// A COMMIT that the server refuses has ended the transaction: the connection stays in the pool.
+/// A COMMIT that the server refuses has ended the transaction, so the connection stays in the pool.
 #[tokio::test]
 async fn refused_commit_keeps_its_connection() {
     let database = Database::fresh().await;
@@ -628,7 +625,7 @@ async fn refused_commit_keeps_its_connection() {
     database.until_nothing_is_open().await;
 }
 
-/// A pool that shares the permits of a smaller one has lanes no larger than itself.
+/// A pool that shares the permits of a smaller parent has no more lanes than it has connections.
 #[tokio::test]
 async fn a_pool_with_a_parent_has_lanes() {
     let database = Database::fresh().await;
@@ -639,7 +636,8 @@ async fn a_pool_with_a_parent_has_lanes() {
     until_acknowledged(&service, "a").await;
 }
 
-/// Closed before a lane was opened, or after: later calls fail and open no connection.
+/// The adapter is closed before or after a lane was opened. Later calls fail and open no
+/// connection.
 #[tokio::test]
 async fn a_closed_adapter_opens_no_connection() {
     let database = Database::fresh().await;
@@ -656,16 +654,16 @@ async fn a_closed_adapter_opens_no_connection() {
             adapter.close().await;
             let error = record("after").await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable);
-            assert!(!pool.is_closed(), "the user's pool is theirs");
+            assert!(!pool.is_closed(), "the user's pool stays open");
             pool.close().await;
             database.until_sessions("true", 0).await;
         }
     }
 }
 
-/// Deliveries that were given up do not stay in the pool's line.
+/// Deliveries that were given up leave the pool's line of waiters.
 #[tokio::test]
-async fn deliveries_that_were_given_up_leave_the_line_of_the_pool() {
+async fn deliveries_that_were_given_up_leave_the_line_of_waiters_of_the_pool() {
     let database = Database::fresh().await;
     let pool = database.pool(1);
     let layer = transactional(&pool).store_timeout(STORE_TIMEOUT / 4);
@@ -680,7 +678,7 @@ async fn deliveries_that_were_given_up_leave_the_line_of_the_pool() {
         assert_eq!(answered, 503);
     }
     drop(taken);
-    // Nobody has begun a transaction on behalf of those who left.
+    // No transaction was begun on behalf of the deliveries that were given up.
     until_acknowledged(&service, "after").await;
     assert_eq!(database.effects.runs().await, 2);
     database.until_nothing_is_open().await;

@@ -1,7 +1,7 @@
-//! A real process killed with SIGKILL in the middle of its handlers: nothing is lost.
+//! Processes that are killed with SIGKILL while their handlers run, on SQLite: no event is lost.
 //!
-//! The processes are this very test, started again with an address in its environment. Each is a
-//! receiver on a port of its own; its handler's effect is one line in a file.
+//! The processes are this test binary, started again with a folder in its environment. Each process
+//! is a receiver on a port of its own; its handler's effect is one line in a file.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -21,15 +21,15 @@ use tokio::process::{Child, Command};
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
-use crate::support::by_header;
+use crate::support::{by_header, sqlite_url};
 
 const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
-/// The ledger: the lease, if nothing is said.
+/// The name of the ledger. The default is the lease.
 const LEDGER: &str = "TOWER_DEDUP_TEST_CRASH_LEDGER";
 const LEASE: Duration = Duration::from_millis(700);
 const MARK: &str = "receiver-listens-at:";
 
-/// Not a test: the receiver, when it is started as one.
+/// Not a test: the receiver, if this binary is started as one.
 #[test]
 fn receiver() {
     let Ok(dir) = std::env::var(DIR) else { return };
@@ -38,7 +38,7 @@ fn receiver() {
 }
 
 async fn serve(dir: PathBuf) {
-    let url = format!("sqlite://{}", dir.join("dedup.db").display());
+    let url = sqlite_url(&dir);
     let adapter = SqliteAdapter::connect(&url).await.unwrap();
     let route = Router::new().route("/hook", post(handle));
     let route = match std::env::var(LEDGER).as_deref() {
@@ -55,7 +55,7 @@ async fn serve(dir: PathBuf) {
     axum::serve(listener, app).await.unwrap();
 }
 
-/// The effect, then a while in which the process may die, then success.
+/// Writes the effect, waits so that the process may die, then succeeds.
 async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: String) -> StatusCode {
     let line = format!(
         "{} {} {}\n",
@@ -69,7 +69,7 @@ async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: Strin
     StatusCode::OK
 }
 
-/// The same with an effect in the delivery's transaction as well.
+/// The same, with an effect in the delivery's transaction as well.
 async fn write(
     dir: State<Arc<PathBuf>>,
     delivery: Delivery,
@@ -120,10 +120,10 @@ async fn deliver(client: &reqwest::Client, url: &str, id: &str, ms: u64) -> Opti
     request.send().await.ok().map(|answer| answer.status().as_u16())
 }
 
-/// The process dies mid-handler: the retry is told to come again until the lease lapses, and then
-/// runs, flagged as a takeover.
+/// The process dies while its handler runs. The retry gets 503 until the lease lapses, and then
+/// runs as a takeover.
 #[tokio::test]
-async fn after_a_sigkill_the_retry_runs_as_a_takeover() {
+async fn lease_retry_after_a_sigkill_runs_as_a_takeover() {
     let dir = tempfile::tempdir().unwrap();
     let client = reqwest::Client::new();
     let (mut first, url) = start(dir.path()).await;
@@ -150,12 +150,13 @@ async fn after_a_sigkill_the_retry_runs_as_a_takeover() {
     }
     assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 2, true)]);
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
-    assert_eq!(effects(dir.path()).len(), 2, "a duplicate from here on");
+    assert_eq!(effects(dir.path()).len(), 2, "later deliveries are duplicates");
 }
 
-/// On arrival the key is there before the handler, and a process that dies in it has lost the event.
+/// On arrival the key is complete before the handler runs, so a process that dies in the handler
+/// loses the event.
 #[tokio::test]
-async fn on_arrival_a_sigkill_loses_the_event() {
+async fn on_arrival_sigkill_in_the_handler_loses_the_event() {
     let dir = tempfile::tempdir().unwrap();
     let client = reqwest::Client::new();
     let (mut first, url) = start_with(dir.path(), "arrival").await;
@@ -171,14 +172,14 @@ async fn on_arrival_a_sigkill_loses_the_event() {
 
     let (_second, url) = start_with(dir.path(), "arrival").await;
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
-    assert_eq!(effects(dir.path()).len(), 1, "a duplicate of what never ended");
+    assert_eq!(effects(dir.path()).len(), 1, "the retry is a duplicate of a run that never ended");
 }
 
-/// In a transaction nothing is left of the run that died, and nobody waits for a lease.
+/// In a transaction the run that died leaves nothing behind, and the retry waits for no lease.
 #[tokio::test]
-async fn in_a_transaction_a_sigkill_leaves_nothing() {
+async fn transaction_of_a_killed_process_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}?mode=rwc", dir.path().join("dedup.db").display());
+    let url = format!("{}?mode=rwc", sqlite_url(dir.path()));
     let mut file = SqliteConnection::connect(&url).await.unwrap();
     sqlx::query("CREATE TABLE written (n INTEGER)").execute(&mut file).await.unwrap();
     let client = reqwest::Client::new();
@@ -203,10 +204,11 @@ async fn in_a_transaction_a_sigkill_leaves_nothing() {
     assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 1, false)], "no takeover");
 }
 
-/// Two receivers on one file, killed again and again under load; the sender retries until all is
-/// acknowledged. No event is lost, and none runs twice but where a process died.
+/// Two receivers on one file, one of them killed again and again under load. The sender retries
+/// until every event is acknowledged. No event is lost, and an event runs twice only if a process
+/// died.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_and_sigkill_no_event_is_lost() {
+async fn lease_under_load_and_sigkill_loses_no_event() {
     const EVENTS: usize = 150;
     const KILLS: usize = 6;
     let dir = tempfile::tempdir().unwrap();
@@ -250,8 +252,8 @@ async fn under_load_and_sigkill_no_event_is_lost() {
         let runs: Vec<_> = effects.iter().filter(|(run, ..)| *run == id).collect();
         assert!(!runs.is_empty(), "{id} is lost");
         for (place, (_, attempt, takeover)) in runs.iter().enumerate() {
-            // Every further run follows a death, and knows it. A first run may follow one as well:
-            // that of a process that died between its claim and its effect.
+            // Every further run follows a death, and is a takeover. A first run may be a takeover
+            // as well: of a process that died between its claim and its effect.
             assert!(place == 0 || *takeover, "{runs:?}");
             assert_eq!(*takeover, *attempt > 1, "{runs:?}");
         }

@@ -1,5 +1,5 @@
-//! What the guide says of databases is so, word for word where it is SQL; and what the README cites
-//! is there.
+//! The guide's statements about databases are true, its SQL word for word; and the tests and
+//! sections that documents link to exist.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -25,22 +25,18 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
 use crate::support::postgres::{Schema, Server};
-use crate::support::{FIRST, by_header, dedup_key, on_claim, result};
+use crate::support::{FIRST, by_header, dedup_key, on_claim, result, sqlite_url, terms};
 
 const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
 const README: &str = include_str!("../../README.md");
 
-/// The SQL of the operations guide that holds these words.
+/// Returns the SQL of the operations guide that contains these words.
 fn sql(words: &str) -> String {
     let mut blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| {
         let end = rest.find("```").expect("a block ends");
         rest[..end].trim_end()
     });
     blocks.find(|block| block.contains(words)).expect("a block with these words").to_owned()
-}
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
 }
 
 /// The event that the guide looks for, among others.
@@ -58,7 +54,7 @@ async fn record<A: DedupAdapter>(adapter: &A) {
 }
 
 #[tokio::test]
-async fn postgres_finds_the_event_that_was_seen() {
+async fn guide_query_finds_the_event_on_postgres() {
     let schema = Schema::fresh();
     record(&PostgresAdapter::connect(&schema.url()).await.unwrap()).await;
     let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
@@ -66,14 +62,14 @@ async fn postgres_finds_the_event_that_was_seen() {
     let rows = sqlx::query(AssertSqlSafe(query.clone())).fetch_all(&mut connection).await.unwrap();
     let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
     assert_eq!((row.get("namespace"), row.get("id")), ("github", "THE-ID"));
-    // Three rows are read faster without an index.
+    // For three rows a scan is faster than the index.
     sqlx::query("SET enable_seqscan = off").execute(&mut connection).await.unwrap();
     let plan: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {query}")))
         .fetch_all(&mut connection)
         .await
         .unwrap();
     assert!(plan[0].contains("using webhook_deliveries_pkey"), "{plan:?}");
-    // And the log names it by what the shell computes.
+    // The log names the event by the digest that the shell command computes.
     let fingerprint: String =
         sqlx::query_scalar("SELECT left(encode(sha256('THE-ID'), 'hex'), 16)")
             .fetch_one(&mut connection)
@@ -83,9 +79,9 @@ async fn postgres_finds_the_event_that_was_seen() {
 }
 
 #[tokio::test]
-async fn sqlite_finds_the_event_that_was_seen() {
+async fn guide_query_finds_the_event_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     record(&SqliteAdapter::connect(&url).await.unwrap()).await;
     let mut connection = SqliteConnection::connect(&url).await.unwrap();
     let query = sql("'unixepoch'");
@@ -96,7 +92,7 @@ async fn sqlite_finds_the_event_that_was_seen() {
         .fetch_one(&mut connection)
         .await
         .unwrap();
-    assert!(row.get::<String, _>("completed").starts_with(&year), "a time that people read");
+    assert!(row.get::<String, _>("completed").starts_with(&year), "the time is readable");
     let plan = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {query}")))
         .fetch_all(&mut connection)
         .await
@@ -106,18 +102,18 @@ async fn sqlite_finds_the_event_that_was_seen() {
 }
 
 #[tokio::test]
-async fn the_schema_of_the_guide_is_the_schema() {
+async fn guide_schema_is_the_schema() {
     let nowhere = PgPoolOptions::new().connect_lazy("postgres://localhost/any").unwrap();
     let statements = PostgresAdapter::new(nowhere).schema_sql();
     let words = |sql: &str| sql.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(words(&sql("CREATE TABLE")), words(&(statements.join("; ") + ";")));
 }
 
-/// A role that may do what the guide grants, and no more, makes the table; another one uses it, for
-/// all that there is to do.
+/// One role may do what the guide grants for migration, and creates the table. Another role may do
+/// what the guide grants for operation, and runs every call.
 #[tokio::test]
-async fn the_privileges_of_the_guide_are_enough() {
-    // Its own: roles belong to all databases of a server.
+async fn guide_privileges_are_enough() {
+    // A server of its own, because roles belong to all databases of a server.
     let server = Server::start();
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     let run = async |admin: &mut PgConnection, sql: String| {
@@ -154,7 +150,7 @@ async fn the_privileges_of_the_guide_are_enough() {
     assert_eq!(app.purge(10).await.unwrap(), 1);
     assert_eq!(app.count().await.unwrap(), 0);
 
-    // Of the transactional ledger, also what ends in `pg_terminate_backend`.
+    // Under the transactional ledger, also the calls that end in `pg_terminate_backend`.
     let handler = async |mut tx: DedupTx<Postgres>, script: String| {
         if script == "leak" {
             std::mem::forget(tx.begin().await.unwrap());
@@ -180,7 +176,7 @@ async fn deliver(app: &Router, id: impl std::fmt::Display) -> Response {
     app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
 }
 
-/// Two deliveries at once, whose handlers each take a second connection of the pool.
+/// Runs two deliveries at once, whose handlers each take a second connection of the pool.
 async fn two_with_two_connections_each(connections: u32) -> [u16; 2] {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new()
@@ -213,15 +209,20 @@ async fn two_with_two_connections_each(connections: u32) -> [u16; 2] {
 }
 
 #[tokio::test]
-async fn a_second_connection_is_waited_for_until_one_gives_up() {
+async fn two_connections_for_each_handler_need_a_larger_pool() {
     let [_, worse] = two_with_two_connections_each(2).await;
-    assert_eq!(worse, 500, "each holds what the other waits for");
-    assert_eq!(two_with_two_connections_each(3).await, [200, 200], "one of them can go on");
+    assert_eq!(worse, 500, "each delivery holds the connection that the other waits for");
+    assert_eq!(
+        two_with_two_connections_each(3).await,
+        [200, 200],
+        "one of the deliveries can go on"
+    );
 }
 
-/// One layer around another, each with a transaction: the second waits for what the first one has.
+/// One layer around another, each with a transaction: the inner layer waits for the connection of
+/// the outer one.
 #[tokio::test]
-async fn nested_transactional_layers_on_one_pool_are_answered_503() {
+async fn nested_transactional_layers_on_one_pool_are_503() {
     let outer = || key::header("webhook-id").namespace("outer");
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(2).connect(&schema.url()).await.unwrap();
@@ -240,7 +241,7 @@ async fn nested_transactional_layers_on_one_pool_are_answered_503() {
     assert!(answers.iter().any(|answer| answer.status() == 503), "{answers:?}");
 
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     let adapter = SqliteAdapter::connect(&url).await.unwrap();
     let adapter = adapter.gate_timeout(Duration::from_millis(100));
     let handler = async |_: DedupTx<Sqlite>| {};
@@ -252,9 +253,9 @@ async fn nested_transactional_layers_on_one_pool_are_answered_503() {
     assert_eq!((answer.status().as_u16(), result(&answer)), (503, Some("unavailable")));
 }
 
-/// A handler that leaves its transaction alone for longer than the server allows.
+/// A handler that leaves its transaction idle for longer than the server allows.
 #[tokio::test]
-async fn a_session_that_the_server_ends_is_503_and_nothing_is_kept() {
+async fn session_ended_by_the_server_is_503_and_nothing_is_kept() {
     let schema = Schema::fresh();
     let options = PgConnectOptions::from_str(&schema.url()).unwrap();
     let search_path = schema.name().to_owned();
@@ -282,9 +283,9 @@ async fn a_session_that_the_server_ends_is_503_and_nothing_is_kept() {
     assert_eq!(effects, ["0"]);
 }
 
-/// A link whose text is the name of a test leads to the file that has it.
+/// A link whose text is the name of a test leads to the file that has the test.
 #[test]
-fn the_readme_cites_tests_that_exist() {
+fn readme_cites_tests_that_exist() {
     let mut cited = 0;
     for rest in README.split("[`").skip(1) {
         let Some((name, rest)) = rest.split_once("`](") else { continue };
@@ -294,7 +295,7 @@ fn the_readme_cites_tests_that_exist() {
         }
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let source = std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no {file}"));
-        // One that is generic has its type in the way.
+        // A generic function has its type parameter before the parenthesis.
         let declared = |end: &str| source.contains(&format!("fn {name}{end}"));
         assert!(declared("(") || declared("<"), "no test `{name}` in {file}");
         cited += 1;
@@ -302,7 +303,7 @@ fn the_readme_cites_tests_that_exist() {
     assert!(cited >= 20, "only {cited} tests are cited: has the form of the links changed?");
 }
 
-/// rustdoc looks at the page that a link leads to, and not at the section.
+/// rustdoc checks the page of a link, and not the section.
 #[test]
 fn links_lead_to_sections_that_exist() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs");
@@ -316,8 +317,13 @@ fn links_lead_to_sections_that_exist() {
         let kept = letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
         kept.collect::<String>().replace(' ', "-")
     };
+    let pages = std::fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let pages: Vec<_> =
+        pages.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    assert!(pages.len() >= 11, "only {} pages: have they moved?", pages.len());
     let mut checked = 0;
-    for page in ["guide", "keys", "delivery", "transactions", "recipes", "operations", "adapters"] {
+    for page in &pages {
         let text = read(page);
         for rest in text.split("](").skip(1) {
             let target = rest.split(')').next().unwrap_or_default();

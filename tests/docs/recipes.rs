@@ -21,7 +21,7 @@ use crate::support::{by_header, dedup_key, result};
 
 const RECIPES: &str = include_str!("../../src/docs/recipes.md");
 
-/// Changes a row if the event is newer than all that were applied.
+/// Changes a row if the event is newer than every event that was applied.
 const NEWER: &str = "INSERT INTO newest (account, number) VALUES ($1, $2) \
     ON CONFLICT (account) DO UPDATE SET number = excluded.number \
     WHERE newest.number < excluded.number";
@@ -39,7 +39,7 @@ const TABLES: [&str; 4] = [
 
 /// The SQL above is the guide's.
 #[test]
-fn the_guide_has_this_sql() {
+fn guide_has_the_sql_of_the_recipes() {
     let words = |text: &str| {
         let words = text.split_whitespace().filter(|word| *word != "\\");
         words.collect::<Vec<_>>().join(" ")
@@ -49,7 +49,7 @@ fn the_guide_has_this_sql() {
     }
 }
 
-/// What the payment service was asked for.
+/// The calls that the payment service got.
 type Calls = Arc<Mutex<Vec<String>>>;
 
 async fn send(app: &Router, id: &str, body: impl Into<String>) -> (u16, Option<String>) {
@@ -80,7 +80,7 @@ macro_rules! recipes {
         mod $database {
             use super::*;
 
-            /// `account number balance`, and whether to fail after it was written.
+            /// `account number balance`, and whether the handler fails after the write.
             async fn in_order(mut tx: DedupTx<$db>, event: String) -> StatusCode {
                 let words: Vec<&str> = event.split(' ').collect();
                 let (number, balance): (i64, i64) =
@@ -109,12 +109,12 @@ macro_rules! recipes {
             }
 
             #[tokio::test]
-            async fn a_stale_event_changes_nothing_and_is_answered_200() {
+            async fn stale_event_changes_nothing_and_is_200() {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let layer = DedupLayer::transactional(by_header(), adapter);
                 let app: Router = Router::new().route("/", post(in_order)).layer(layer);
-                // What failed has left no number behind: the retry is not stale.
+                // The failed run has left no number behind: the retry is not stale.
                 assert_eq!(send(&app, "e2", "ada 2 70 fail").await, (500, None));
                 assert_eq!(send(&app, "e2", "ada 2 70").await, (200, None));
                 assert_eq!(balance(&pool).await, 70);
@@ -126,7 +126,7 @@ macro_rules! recipes {
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn of_many_at_once_the_newest_stays() {
+            async fn newest_of_many_concurrent_events_stays() {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let layer = DedupLayer::transactional(by_header(), adapter)
@@ -135,7 +135,7 @@ macro_rules! recipes {
                 let app: Router = Router::new().route("/", post(in_order)).layer(layer);
                 for round in 0..5 {
                     let first = round * 40;
-                    // Each twice, and in no order.
+                    // Each event twice, in a random order.
                     let events = (0..80).map(|n| {
                         let (app, number) = (app.clone(), first + n * 7 % 40 + 1);
                         tokio::spawn(async move {
@@ -151,7 +151,7 @@ macro_rules! recipes {
             }
 
             #[tokio::test]
-            async fn what_converges_may_run_twice() {
+            async fn handler_that_sets_a_state_may_run_twice() {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let handler = async |State(pool): State<$pool>, delivery: Delivery| {
@@ -175,9 +175,9 @@ macro_rules! recipes {
                 assert_eq!(entries, [10]);
             }
 
-            /// Rolled back, run again, forgotten, replayed: always one key for one call.
+            /// Rolled back, run again, forgotten, replayed: one idempotency key for one call.
             #[tokio::test]
-            async fn a_call_has_one_key_for_all_runs_and_a_replay_is_a_run() {
+            async fn external_call_has_one_idempotency_key_for_all_runs() {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let handler = async |State(calls): State<Calls>,
@@ -204,7 +204,7 @@ macro_rules! recipes {
                 assert_eq!(send(&app, "a", "").await, (200, None));
                 let runs: i64 =
                     sqlx::query_scalar("SELECT count(*) FROM runs").fetch_one(&pool).await.unwrap();
-                assert_eq!(runs, 2, "the one that failed has left nothing");
+                assert_eq!(runs, 2, "the failed run has left nothing");
                 let calls = calls.lock().unwrap();
                 assert_eq!(calls.len(), 3);
                 assert!(calls.iter().all(|key| *key == calls[0]), "{calls:?}");

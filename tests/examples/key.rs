@@ -226,6 +226,10 @@ fn page_of_presets_names_tests_that_exist() {
     for file in fs::read_dir(payloads().join("constructed")).unwrap() {
         let file = file.unwrap().path();
         let name = file.file_stem().and_then(OsStr::to_str).unwrap();
-        assert_eq!(provider::find(name).map(|preset| preset.name()), Some(name), "whose is it?");
+        assert_eq!(
+            provider::find(name).map(|preset| preset.name()),
+            Some(name),
+            "an unknown preset"
+        );
     }
 }

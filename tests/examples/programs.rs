@@ -1,6 +1,7 @@
-//! The examples as a reader runs them: real processes, spoken to over HTTP.
+//! The examples as a reader runs them: processes that get HTTP requests.
 //!
-//! `cargo test` builds them. `cargo test --test examples` does not, and takes what is there.
+//! `cargo test` builds the examples. `cargo test --test examples` does not: it runs the programs of
+//! the last build.
 
 use std::env::consts::EXE_SUFFIX;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use tokio::task::JoinHandle;
 use tower_dedup::provider;
 
 use crate::support::postgres::Schema;
+use crate::support::sqlite_url;
 
 const KEY: &[u8] = b"what ack_fast is told to ask for";
 
@@ -40,7 +42,7 @@ fn example(name: &str) -> Command {
     command
 }
 
-/// An example that runs to its end: whether it succeeded, and what it said.
+/// Runs an example to its end. Returns whether it succeeded, and its output.
 async fn run(name: &str, args: &[&str]) -> (bool, String) {
     let output = example(name).args(args).output();
     let output = tokio::time::timeout(Duration::from_secs(60), output).await;
@@ -94,14 +96,14 @@ impl Server {
         answer.error_for_status().unwrap().json().await.unwrap()
     }
 
-    /// A delivery to a receiver.
+    /// Delivers to a receiver.
     async fn deliver(&self, id: &str, query: &str) -> Answer {
         let request =
             self.post(&format!("/webhooks/standard-webhooks{query}")).header("webhook-id", id);
         answer(&request.send().await.unwrap())
     }
 
-    /// A delivery to `ack_fast`, signed at this time with this key.
+    /// Delivers to `ack_fast`, signed at this time with this key.
     async fn deliver_signed(&self, id: &str, body: &str, at: SystemTime, key: &[u8]) -> Answer {
         let time = at.duration_since(UNIX_EPOCH).unwrap().as_secs();
         let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
@@ -117,7 +119,7 @@ impl Server {
         answer(&request.send().await.unwrap())
     }
 
-    /// SIGTERM, and an end in order.
+    /// Sends SIGTERM, and waits for an orderly end.
     async fn stop(mut self) {
         let id = self.process.id().unwrap().to_string();
         assert!(std::process::Command::new("kill").arg(id).status().unwrap().success());
@@ -125,19 +127,19 @@ impl Server {
         for reader in &mut self.readers {
             reader.await.unwrap();
         }
-        assert!(ended.expect("it ends").unwrap().success(), "{}", self.said());
+        assert!(ended.expect("the process ends").unwrap().success(), "{}", self.said());
         assert!(self.said().contains("stopped"), "{}", self.said());
     }
 }
 
-/// Waits for processes, which on a busy machine take their time.
+/// Waits for processes, which are slow on a busy machine.
 async fn eventually(condition: impl Fn() -> bool) {
     let waited = tokio::time::timeout(Duration::from_secs(60), async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    waited.await.expect("what was waited for happens");
+    waited.await.expect("the condition holds in time");
 }
 
 fn collect(
@@ -152,7 +154,7 @@ fn collect(
     })
 }
 
-/// The status, and what the layer says of it.
+/// The status, and the result header.
 type Answer = (u16, Option<String>);
 
 fn answer(response: &Response) -> Answer {
@@ -173,17 +175,17 @@ fn effect(id: &str, count: u64) -> Value {
     json!({ "namespace": "standard-webhooks", "id": id, "count": count })
 }
 
-/// Two receivers on one store: every event takes effect once, whichever it is delivered to.
+/// Two receivers on one store: every event takes effect once, whichever receiver gets it.
 async fn receivers(store: &str, ledger: &str) {
     let args = ["--store", store, "--ledger", ledger];
-    // Together, for they race to make their tables.
+    // Started together, so that they race to create their tables.
     let start = || Server::start("receiver", &args);
     let (one, other) = tokio::join!(start(), start());
     assert_eq!(one.deliver("msg_1", "").await, first());
     assert_eq!(other.deliver("msg_1", "").await, duplicate());
     assert_eq!(one.deliver("msg_2", "?fail=500").await, (500, None));
     let mut expected = vec![effect("msg_1", 1)];
-    assert_eq!(one.get("/effects").await, json!(expected), "a handler that fails leaves none");
+    assert_eq!(one.get("/effects").await, json!(expected), "a failed handler leaves no effect");
     if ledger == "on-arrival" {
         assert_eq!(other.deliver("msg_2", "").await, duplicate());
     } else {
@@ -219,13 +221,13 @@ async fn receivers_on_postgres_transactional() {
 #[tokio::test]
 async fn receivers_on_sqlite_transactional() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     receivers(&url, "transactional").await;
 }
 
 /// Without any option: a file in the current folder, which a restart finds again.
 #[tokio::test]
-async fn a_receiver_without_options_remembers() {
+async fn receiver_without_options_remembers_across_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let start = async || Server::spawn(example("receiver").current_dir(dir.path())).await;
     let receiver = start().await;
@@ -237,18 +239,18 @@ async fn a_receiver_without_options_remembers() {
     receiver.stop().await;
 }
 
-/// In memory there is no transaction to lend.
+/// A store in memory has no transaction to lend.
 #[tokio::test]
-async fn a_receiver_says_what_it_cannot_do() {
+async fn receiver_refuses_a_transactional_ledger_in_memory() {
     let args = ["--store", "memory:", "--ledger", "transactional", "--listen", "127.0.0.1:0"];
     let (succeeded, said) = run("receiver", &args).await;
     assert!(!succeeded && said.contains("needs a database"), "{said}");
 }
 
-/// As the receiver's documentation has it, on every ledger: what is forged leaves no trace, and a
-/// sender without a secret is taken at its word.
+/// As the receiver's documentation says, on every ledger: a forged request leaves no trace, and a
+/// sender without a secret is not verified.
 #[tokio::test]
-async fn a_receiver_verifies_where_it_has_a_secret() {
+async fn receiver_verifies_senders_that_have_a_secret() {
     for ledger in ["lease", "on-arrival", "transactional"] {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = example("receiver");
@@ -275,10 +277,10 @@ async fn a_receiver_verifies_where_it_has_a_secret() {
     }
 }
 
-/// A request that is no event, or of which nobody knows which, reaches the handler or is refused;
-/// the route is there.
+/// A request that is no event, or whose sender is unknown, reaches the handler or is refused. The
+/// route exists.
 #[tokio::test]
-async fn a_receiver_has_a_route_for_every_preset() {
+async fn receiver_has_a_route_for_every_preset() {
     for ledger in ["lease", "transactional"] {
         let dir = tempfile::tempdir().unwrap();
         let mut receiver = example("receiver");
@@ -302,9 +304,9 @@ async fn a_receiver_has_a_route_for_every_preset() {
     }
 }
 
-/// Nobody is to believe a route to be verified that is not.
+/// A receiver that cannot use a secret ends, because its operator would believe that it verifies.
 #[tokio::test]
-async fn a_receiver_starts_with_no_secret_that_it_cannot_use() {
+async fn receiver_refuses_a_secret_that_it_cannot_use() {
     for (variable, secret, why) in [
         ("WEBHOOK_SECRET_GITHUP", "s3cret", "it knows WEBHOOK_SECRET_STANDARD_WEBHOOKS"),
         ("WEBHOOK_SECRET_GITHUB", "", "the secret is empty"),
@@ -313,16 +315,17 @@ async fn a_receiver_starts_with_no_secret_that_it_cannot_use() {
         let mut receiver = example("receiver");
         receiver.args(["--store", "memory:", "--listen", "127.0.0.1:0"]).env(variable, secret);
         let output = tokio::time::timeout(Duration::from_secs(60), receiver.output());
-        let output = output.await.expect("it ends").unwrap();
+        let output = output.await.expect("the process ends").unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && said.contains(why), "{said}");
         assert!(!said.contains("s3cret"), "{said}");
     }
 }
 
-/// After a SIGKILL the transactional ledger's retry runs at once, and finds nothing left behind.
+/// After a SIGKILL the transactional ledger's retry runs at once, and the dead run has left nothing
+/// behind.
 #[tokio::test]
-async fn a_killed_receiver_leaves_nothing_of_a_transaction() {
+async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
     let schema = Schema::fresh();
     let url = schema.url();
     let args = ["--store", &url, "--ledger", "transactional"];
@@ -330,7 +333,7 @@ async fn a_killed_receiver_leaves_nothing_of_a_transaction() {
     let slow =
         killed.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_1");
     let slow = tokio::spawn(slow.send());
-    // Its handler has written: what it has written is locked by a transaction that is idle.
+    // The handler of the killed process has written: an idle transaction locks its row.
     let mut connection = PgConnection::connect(&url).await.unwrap();
     let sql = "SELECT count(*) FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid) \
                WHERE a.state = 'idle in transaction' AND l.granted \
@@ -408,7 +411,7 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let server = Server::spawn(example("ack_fast").args(args).env(secret.0, secret.1)).await;
     let now = SystemTime::now();
 
-    // Nothing that is not signed, or was signed long ago, leaves a trace.
+    // A request that is not signed, or was signed long ago, leaves no trace.
     let unverified = (401, None);
     let body = r#"{"paid": 42}"#;
     assert_eq!(server.deliver_signed("msg_1", body, now, b"another key").await, unverified);
@@ -421,7 +424,8 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let keys: i64 = keys.fetch_one(&mut connection).await.unwrap();
     assert_eq!(keys, 0);
 
-    // The key and the job, or neither: what cannot be enqueued can be delivered again.
+    // The key and the job are committed together: an event whose job cannot be enqueued can be
+    // delivered again.
     assert_eq!(server.deliver_signed("msg_1", "no JSON", now, KEY).await, (400, None));
     assert_eq!(server.deliver_signed("msg_1", body, now, KEY).await, (202, None));
     assert_eq!(server.deliver_signed("msg_1", body, now, KEY).await, duplicate());
@@ -439,7 +443,7 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     assert_eq!(letters.as_array().map(Vec::len), Some(1), "{letters}");
     assert_eq!(letters[0]["key"], "standard-webhooks/msg_3");
     assert_eq!(letters[0]["attempts"], 2);
-    // Every other job has come and gone.
+    // Every other job has run and is deleted.
     let jobs = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {name}.jobs"));
     let jobs: i64 = sqlx::query_scalar(jobs).fetch_one(&mut connection).await.unwrap();
     assert_eq!(jobs, 1);

@@ -1,4 +1,4 @@
-//! Bodies, methods, missing and malformed keys: what is answered before anything is claimed.
+//! Bodies, methods, missing and malformed keys: answers that are given before anything is claimed.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -36,7 +36,7 @@ fn streamed(
     Request::post("/hook").header("webhook-id", id).body(body).unwrap()
 }
 
-/// Says back what it was sent.
+/// A handler that returns the request's body.
 fn echo() -> impl tower::Service<
     Request<crate::support::Body>,
     Response = Response<crate::support::Body>,
@@ -51,25 +51,25 @@ fn echo() -> impl tower::Service<
 }
 
 #[tokio::test]
-async fn the_handler_sees_the_bytes_that_were_sent() {
+async fn handler_gets_the_bytes_that_were_sent() {
     let service = DedupLayer::new(by_header(), memory()).layer(echo());
     let sent = chunks(&["a", "", "bc", "def"]);
     let answer = send(&service, streamed("a", sent)).await;
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "abcdef");
     let answer = send(&service, streamed("b", Vec::new())).await;
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "");
-    // A duplicate's answer has no body, and says so.
+    // A duplicate's answer has no body, and its size hint says so.
     let answer = send(&service, streamed("a", chunks(&["a"]))).await;
     assert_eq!(http_body::Body::size_hint(answer.body()).exact(), Some(0));
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "");
 }
 
 #[tokio::test]
-async fn trap_24_a_body_over_the_limit_is_413_and_not_recorded() {
+async fn body_over_the_limit_is_413_and_not_recorded() {
     let (adapter, handler) = (memory(), Handler::default());
     let service =
         DedupLayer::new(by_header(), Arc::clone(&adapter)).body_limit(8).layer(handler.service());
-    // Announced, as by Content-Length.
+    // The length is announced, as by Content-Length.
     let mut announced = request("a");
     *announced.body_mut() = "123456789".into();
     // Not announced, in pieces.
@@ -87,7 +87,7 @@ async fn trap_24_a_body_over_the_limit_is_413_and_not_recorded() {
 }
 
 #[tokio::test]
-async fn trap_24_a_broken_upload_is_400_and_not_recorded() {
+async fn broken_upload_is_400_and_not_recorded() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let mut broken = chunks(&["half"]);
@@ -97,7 +97,7 @@ async fn trap_24_a_broken_upload_is_400_and_not_recorded() {
     assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
 }
 
-/// A body that never ends, and says nothing.
+/// A body that never ends and sends nothing.
 struct Silent;
 
 impl http_body::Body for Silent {
@@ -113,7 +113,7 @@ impl http_body::Body for Silent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_arrive_is_408_and_not_recorded() {
+async fn body_that_does_not_arrive_is_408_and_not_recorded() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let started = tokio::time::Instant::now();
@@ -150,7 +150,7 @@ async fn malformed_and_missing_ids_are_400_and_not_recorded() {
         );
     }
     assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
-    // Ten kilobytes are not malformed, only long.
+    // Ten kilobytes are long, but not malformed.
     let long = "i".repeat(10_000);
     assert_eq!(send(&service, with(&[long.as_bytes()])).await.status(), 200);
     assert_eq!(result(&send(&service, with(&[long.as_bytes()])).await), Some("duplicate"));
@@ -160,7 +160,7 @@ async fn malformed_and_missing_ids_are_400_and_not_recorded() {
 }
 
 #[tokio::test]
-async fn a_missing_key_is_what_the_policy_says() {
+async fn missing_key_is_handled_as_the_policy_says() {
     for (policy, runs, told) in [
         (OnMissingKey::Reject, 0, Some("invalid-key")),
         (OnMissingKey::PassThrough, 2, None),
@@ -184,7 +184,7 @@ async fn a_missing_key_is_what_the_policy_says() {
 }
 
 #[tokio::test]
-async fn only_deduplicated_methods_are_deduplicated() {
+async fn methods_that_are_not_deduplicated_pass_through() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_header(), memory()).layer(handler.service());
     let by = |method: &str| {
@@ -230,7 +230,7 @@ async fn presets_bring_their_methods_and_handshakes_pass() {
 }
 
 #[tokio::test]
-async fn trap_18_unverified_requests_are_refused_where_that_is_required() {
+async fn unverified_requests_are_refused_with_require_verified() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter))
         .require_verified()
@@ -244,7 +244,7 @@ async fn trap_18_unverified_requests_are_refused_where_that_is_required() {
 }
 
 #[tokio::test]
-async fn answers_are_configurable() {
+async fn answers_of_the_layer_are_configurable() {
     let handler = Handler::default();
     let layer = DedupLayer::new(by_header(), memory())
         .duplicate_status(StatusCode::ACCEPTED)
@@ -260,7 +260,7 @@ async fn answers_are_configurable() {
     assert!(again.headers().is_empty(), "{:?}", again.headers());
     let none = layer.clone().max_running(0).layer(handler.service());
     assert_eq!(send(&none, request("b")).await.headers()["retry-after"], "9");
-    // Trap 26: a duplicate is never an error to its sender.
+    // A duplicate is never an error to its sender.
     for status in [409, 301, 500] {
         let refused = layer.clone().try_duplicate_status(status.try_into().unwrap());
         assert_eq!(refused.unwrap_err(), ConfigError::InvalidDuplicateStatus);

@@ -44,7 +44,7 @@ fn refused() -> (u16, Option<String>) {
     (422, Some("mismatch".to_owned()))
 }
 
-async fn another_payload_is_refused_by_choice<S: Setup>(setup: S) {
+async fn other_payload_is_422_with_refuse<S: Setup>(setup: S) {
     let handler = Handler::default();
     let layer =
         setup.layer(by_header()).await.compare_payload(key::body_digest(), OnMismatch::Refuse);
@@ -64,7 +64,7 @@ async fn another_payload_is_refused_by_choice<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 2);
 }
 
-async fn another_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
+async fn other_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
     let handler = Handler::default();
     let service = setup
         .layer(by_header())
@@ -77,7 +77,7 @@ async fn another_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
 }
 
 /// In a batch each event is compared by its own bytes, wherever it is batched.
-async fn elements_of_a_batch_are_compared_one_by_one<S: Setup>(setup: S) {
+async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     let handler = Handler::default();
     let service = setup
         .layer(by_word())
@@ -101,7 +101,7 @@ async fn elements_of_a_batch_are_compared_one_by_one<S: Setup>(setup: S) {
 
 /// What comes under a known key with somebody else's second identity uses that identity not up: its
 /// own event still runs.
-async fn a_second_identity_under_which_nothing_was_handled_stays_free<S: Setup>(setup: S) {
+async fn second_identity_without_a_completion_stays_free<S: Setup>(setup: S) {
     let handler = Handler::default();
     let keys = by_header().second_identity("body", key::body_digest());
     let service = setup.layer(keys).await.wrap(handler.service());
@@ -125,10 +125,10 @@ crate::on_ledgers!(
         transactional_sqlite = InSqlite,
         transactional_postgres = InPostgres,
     ],
-    another_payload_is_refused_by_choice,
-    another_payload_is_reported_and_acknowledged,
-    elements_of_a_batch_are_compared_one_by_one,
-    a_second_identity_under_which_nothing_was_handled_stays_free,
+    other_payload_is_422_with_refuse,
+    other_payload_is_reported_and_acknowledged,
+    events_of_one_delivery_are_compared_one_by_one,
+    second_identity_without_a_completion_stays_free,
 );
 
 /// One event for every `id=payload` of the body.
@@ -151,7 +151,7 @@ fn words(words: &'static str) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn what_a_failed_handler_was_given_is_not_compared() {
+async fn payload_of_a_failed_handler_is_not_compared() {
     let handler = Handler::default().then(500);
     let service = DedupLayer::new(by_header(), MemoryAdapter::new())
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -163,7 +163,7 @@ async fn what_a_failed_handler_was_given_is_not_compared() {
 
 /// Chosen values instead of the whole body, for senders that count their attempts in it.
 #[tokio::test]
-async fn only_what_is_named_is_compared() {
+async fn only_the_named_parts_are_compared() {
     let handler = Handler::default();
     let amount = key::json("/amount").and(key::json("/currency").optional());
     let service = DedupLayer::new(by_header(), MemoryAdapter::new())
@@ -182,7 +182,7 @@ async fn only_what_is_named_is_compared() {
 
 /// Keys from before the option was switched on carry no fingerprint.
 #[tokio::test]
-async fn a_key_without_a_fingerprint_is_not_compared() {
+async fn key_without_a_stored_digest_is_not_compared() {
     let (adapter, handler) = (Arc::new(MemoryAdapter::new()), Handler::default());
     let plain = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     assert_eq!(answer!(&plain, event("a", "one")), ran());
@@ -194,7 +194,7 @@ async fn a_key_without_a_fingerprint_is_not_compared() {
 
 /// Two events of one change differ in their bodies, of course.
 #[tokio::test]
-async fn a_second_identity_is_not_compared() {
+async fn second_identity_is_not_compared() {
     let handler = Handler::default();
     let keys = by_header().second_identity("change", key::json("/object"));
     let adapter = Arc::new(MemoryAdapter::new());
@@ -250,7 +250,7 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
 /// Responses are large, and a request may carry thousands of keys: they are asked for only where one
 /// of them is the answer.
 #[tokio::test]
-async fn responses_are_asked_for_only_where_one_is_replayed() {
+async fn responses_are_read_only_for_replay() {
     let store = Faulty::new(MemoryAdapter::new());
     let handler = Handler::default();
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
@@ -314,7 +314,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
 /// Who waits for a second connection with a transaction in hand may wait for another that does the
 /// same: what is kept is asked for before.
 #[tokio::test]
-async fn a_transaction_asks_for_no_second_connection() {
+async fn comparison_in_a_transaction_needs_no_second_connection() {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let handler = Handler::default();
@@ -342,7 +342,7 @@ async fn a_transaction_asks_for_no_second_connection() {
 /// A sender that counts its attempts in each event: its preset says that they are not compared,
 /// in a batch of one as in any other.
 #[tokio::test]
-async fn elements_without_bytes_of_their_own_are_not_compared() {
+async fn events_without_a_payload_of_their_own_are_not_compared() {
     let handler = Handler::default();
     let service = DedupLayer::new(provider::HUBSPOT, MemoryAdapter::new())
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -360,7 +360,7 @@ async fn elements_without_bytes_of_their_own_are_not_compared() {
 
 /// A mismatch that is only reported is answered as any duplicate: with the response that was kept.
 #[tokio::test]
-async fn a_reported_mismatch_replays() {
+async fn reported_mismatch_replays_the_response() {
     use http_body_util::BodyExt;
     let (adapter, handler) = (Arc::new(MemoryAdapter::new()), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter))

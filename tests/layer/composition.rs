@@ -1,8 +1,8 @@
-//! The layer in every place that it is promised to fit into.
+//! The layer in every composition that the documentation promises.
 //!
-//! Each composition is compiled and run: a delivery is sent twice, the handler runs once and sees
-//! the bytes that were sent, and the second answer is a 200 that says `duplicate`. The guards at
-//! the end only have to compile.
+//! Each composition is compiled and run: a delivery is sent twice, the handler runs once and gets
+//! the bytes that were sent, and the second answer is a 200 with the result `duplicate`. The guards
+//! at the end only have to compile.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -49,7 +49,7 @@ use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::trace::TraceLayer;
 
-/// Neither text nor one line: whatever touches the bytes on their way shows.
+/// Neither UTF-8 nor one line, so that a change of the bytes on their way is visible.
 const BODY: &[u8] = b"{\"id\":\"evt_1\"}\r\n\0\xff \xf0\x9f";
 
 /// Long enough for a response to be worth compressing.
@@ -82,7 +82,7 @@ fn streaming(id: &str, body: &'static [u8]) -> AxumRequest {
     delivery(id, body)
 }
 
-/// A handler that remembers the bodies of its runs.
+/// A handler that records the bodies of its runs.
 #[derive(Clone, Default)]
 struct Handler {
     bodies: Arc<Mutex<Vec<Bytes>>>,
@@ -93,7 +93,7 @@ impl Handler {
         self.bodies.lock().unwrap().clone()
     }
 
-    /// As a service over any body.
+    /// Returns the handler as a service over any body.
     fn service<B>(
         &self,
     ) -> impl Service<
@@ -120,7 +120,7 @@ impl Handler {
         })
     }
 
-    /// As the route `/hook`.
+    /// Returns the handler as the route `/hook`.
     fn router(&self) -> Router {
         Router::new().route("/hook", self.route())
     }
@@ -139,7 +139,7 @@ fn response() -> Response<Full<Bytes>> {
     Response::new(Full::from(ANSWER))
 }
 
-/// What of a response the tests ask for.
+/// The parts of a response that the tests compare.
 #[derive(Debug, PartialEq)]
 struct Answer {
     status: StatusCode,
@@ -166,7 +166,7 @@ fn duplicate() -> Answer {
     own(StatusCode::OK, "duplicate")
 }
 
-/// Sends a request through a clone of the service, in a bounded time.
+/// Sends a request through a clone of the service, for ten seconds at most.
 async fn send<S, B, R>(service: &S, request: Request<B>) -> Answer
 where
     S: Service<Request<B>, Response = Response<R>, Error: Debug> + Clone,
@@ -175,9 +175,9 @@ where
     soon(async { answer(service.clone().oneshot(request).await.unwrap()).await }).await
 }
 
-/// What does not happen within ten seconds will not happen at all.
+/// Waits for ten seconds at most.
 async fn soon<F: Future>(event: F) -> F::Output {
-    tokio::time::timeout(Duration::from_secs(10), event).await.expect("it has not happened")
+    tokio::time::timeout(Duration::from_secs(10), event).await.expect("not within ten seconds")
 }
 
 async fn delivers_once<S, B, R>(service: S, handler: &Handler)
@@ -249,7 +249,7 @@ async fn from_fn_outside() {
 }
 
 #[tokio::test]
-async fn a_verifying_layer_on_the_wrong_side_is_found_out() {
+async fn verifying_layer_inside_the_dedup_layer_is_detected() {
     async fn verify(mut request: AxumRequest, next: Next) -> axum::response::Response {
         request.extensions_mut().insert(Verified);
         next.run(request).await
@@ -288,7 +288,7 @@ async fn two_dedup_layers_nested() {
     let outer = DedupLayer::new(key::header("x-id").namespace("outer"), Arc::clone(&store));
     let app = handler.router().layer(dedup(&store)).layer(outer);
     delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-    // Each has remembered both events.
+    // Each layer has stored both events.
     assert_eq!(store.count().await.unwrap(), 4);
 }
 
@@ -301,7 +301,8 @@ async fn two_dedup_layers_nested_with_keys_of_their_own() {
         .layer(by_body)
         .service(handler.service::<Full<Bytes>>());
     assert_eq!(send(&service, full("evt_1", BODY)).await, handled());
-    // Another id, the same bytes: the inner one answers, and to the outer that is a success.
+    // Another id with the same bytes: the inner layer answers, and for the outer layer that is a
+    // success.
     assert_eq!(send(&service, full("evt_2", BODY)).await, duplicate());
     assert_eq!(send(&service, full("evt_2", b"other")).await, duplicate());
     assert_eq!(send(&service, full("evt_3", b"other")).await, handled());
@@ -372,7 +373,7 @@ async fn request_decompression_outside() {
     assert_eq!(send(&service, full("evt_1", BODY)).await, duplicate());
     assert_eq!(handler.bodies(), [BODY]);
 
-    // A digest is over the bytes that the handler sees, however they were compressed.
+    // A digest covers the bytes that the handler gets, however they were compressed.
     let no_id = |mut request: Request<Full<Bytes>>| {
         request.headers_mut().remove("x-id");
         request
@@ -429,18 +430,18 @@ async fn a_body_over_the_limit_of_an_outer_layer_is_413_and_nothing_is_recorded(
         streaming("evt_1", b"").map(|_| body)
     };
 
-    // Its length announced, the outer layer refuses it without a look at the body.
+    // The length is announced: the outer layer refuses the request without reading its body.
     let mut announced = streaming("evt_1", LONGER);
     announced.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(LONGER.len()));
     let refused = send(&service, announced).await;
     assert_eq!((refused.status, refused.result), (StatusCode::PAYLOAD_TOO_LARGE, None));
 
-    // Otherwise it is found while the body is read.
+    // Otherwise the limit is found while the body is read.
     let too_large = own(StatusCode::PAYLOAD_TOO_LARGE, "too-large");
     assert_eq!(send(&service, stream(LONGER)).await, too_large);
     assert_eq!((handler.bodies().len(), store.count().await.unwrap()), (0, 0));
 
-    // No id was burnt, and the limit itself fits.
+    // No id was used up, and a body at the limit fits.
     assert_eq!(send(&service, stream(BODY)).await, handled());
     assert_eq!(send(&service, stream(BODY)).await, duplicate());
     assert_eq!(handler.bodies(), [BODY]);
@@ -508,9 +509,9 @@ async fn concurrency_limit_inside_and_outside() {
 }
 
 #[tokio::test]
-async fn the_service_that_is_ready_is_the_one_that_is_called() {
-    // One place, and one service that is called again and again: a clone of it would be called
-    // without having been asked, and panic.
+async fn service_that_is_ready_is_the_one_that_is_called() {
+    // One permit, and one service that is called again and again. A clone of it would be called
+    // without `poll_ready`, and panic.
     let handler = Handler::default();
     let mut service = ServiceBuilder::new()
         .layer(dedup(&store()).body_limit(BODY.len()))
@@ -519,7 +520,7 @@ async fn the_service_that_is_ready_is_the_one_that_is_called() {
     for (id, body, expected) in [
         ("evt_1", BODY, handled()),
         ("evt_1", BODY, duplicate()),
-        // Whatever does not reach the inner service gives its place back.
+        // A request that does not reach the inner service returns its permit.
         ("evt_2", &[b'x'; BODY.len() + 1], own(StatusCode::PAYLOAD_TOO_LARGE, "too-large")),
         ("", BODY, own(StatusCode::BAD_REQUEST, "invalid-key")),
         ("evt_3", BODY, handled()),
@@ -591,7 +592,8 @@ async fn a_waiting_delivery_holds_no_place_in_an_inner_concurrency_limit() {
         }
     })
     .await;
-    // The first has one place, the second has none: there is one for another event.
+    // The first delivery holds one permit, the second one none: one permit is left for another
+    // event.
     assert_eq!(deliver("quick").await.unwrap(), handled());
     go.notify_one();
     assert_eq!(first.await.unwrap(), handled());
@@ -618,7 +620,7 @@ async fn a_bare_hyper_server() {
     let (mut client, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     let connection = tokio::spawn(connection);
-    // Longer than any one read of the server's.
+    // Longer than one read of the server.
     let long: Bytes = BODY.repeat(40_000).into();
     for (body, expected) in [(&long, handled()), (&long, duplicate())] {
         let mut request = full("evt_1", b"").map(|_| Full::new(body.clone()));
@@ -681,12 +683,12 @@ fn is_debug<T: Debug>() {}
 fn is_adapter<T: DedupAdapter + ?Sized>() {}
 fn is_maintained<T: MaintenanceAdapter>() {}
 
-/// A body that can be sent, and is not `Sync`: what axum's is.
+/// A body that is `Send` and not `Sync`, as axum's body is.
 type Unsync = axum::body::Body;
 
 type Erased = Lease;
 
-/// Clone and Send, and not Sync.
+/// `Clone` and `Send`, and not `Sync`.
 type Inner = BoxCloneService<Request<Full<Bytes>>, Response<Unsync>, Infallible>;
 type SyncInner = BoxCloneSyncService<Request<Full<Bytes>>, Response<Unsync>, Infallible>;
 
@@ -717,7 +719,7 @@ fn types_are_as_shareable_as_promised() {
 }
 
 #[test]
-fn types_show_themselves() {
+fn debug_output_of_public_types_names_them() {
     is_debug::<DedupLayer<Lease>>();
     is_debug::<WithInnerBody<Lease, Unsync>>();
     is_debug::<Dedup<SyncInner, Erased>>();

@@ -1,4 +1,5 @@
-//! `Deduplicator`: what becomes of a key when its future is dropped, and leases of several runtimes.
+//! `Deduplicator`: what happens to a key when the future is dropped, and leases of several
+//! runtimes.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,7 +28,7 @@ fn worker(store: &Store) -> Deduplicator {
     Deduplicator::new(Arc::clone(store))
 }
 
-/// Waits for what the ledger does in the background.
+/// Waits for the ledger's writes in the background.
 async fn drained<L: Ledger>(worker: &Deduplicator<L>) {
     tokio::time::timeout(Duration::from_secs(30), worker.drain()).await.expect("drained");
 }
@@ -44,7 +45,7 @@ fn assert_runs(ran: &RunOutcome<Delivery>) {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_claiming_frees_its_key() {
+async fn deduplicator_dropped_while_claiming_frees_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let store = store();
         let worker = worker(&store);
@@ -58,7 +59,7 @@ async fn worker_dropped_while_claiming_frees_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_its_work_runs_frees_its_key() {
+async fn deduplicator_dropped_while_its_work_runs_frees_its_key() {
     let store = store();
     let worker = worker(&store);
     let key = dedup_key("a");
@@ -69,7 +70,7 @@ async fn worker_dropped_while_its_work_runs_frees_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_after_done_completes_its_key() {
+async fn deduplicator_dropped_after_done_completes_its_key() {
     let store = store();
     let worker = worker(&store);
     let (key, marked) = (dedup_key("a"), AtomicUsize::new(0));
@@ -87,7 +88,7 @@ async fn worker_dropped_after_done_completes_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_completing_completes_its_key() {
+async fn deduplicator_dropped_while_completing_completes_its_key() {
     for fault in [Fault::Hang, Fault::LoseReply] {
         let store = store();
         let worker = worker(&store);
@@ -103,7 +104,7 @@ async fn worker_dropped_while_completing_completes_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_releasing_frees_its_key() {
+async fn deduplicator_dropped_while_releasing_frees_its_key() {
     let store = store();
     let worker = worker(&store);
     store.set(Op::Release, Fault::Hang);
@@ -117,7 +118,7 @@ async fn worker_dropped_while_releasing_frees_its_key() {
 }
 
 #[tokio::test]
-async fn worker_dropped_while_completing_what_is_done_completes_its_key() {
+async fn deduplicator_dropped_while_completing_a_done_key_completes_it() {
     let store = store();
     let worker = worker(&store);
     store.set(Op::Complete, Fault::Hang);
@@ -180,16 +181,16 @@ async fn claim_dropped_outside_a_runtime_does_not_panic() {
     std::thread::spawn(move || drop(claim)).join().unwrap();
 }
 
-/// Otherwise the next delivery is a duplicate of a run that never was.
+/// Otherwise the next delivery would be a duplicate of a run that never happened.
 #[tokio::test]
-async fn on_arrival_worker_dropped_while_recording_frees_its_key() {
+async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let store = store();
         let worker = Deduplicator::on_arrival(Arc::clone(&store));
         store.set(Op::Claim, fault);
         assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
         store.set(Op::Claim, Fault::None);
-        // Until it is undone.
+        // Until the claim is released.
         if fault == Fault::LoseReply {
             assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
         }
@@ -218,7 +219,8 @@ fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
     drop(idle);
 }
 
-/// A subscriber is the user's code: it may end a delivery while it is told of a lost lease.
+/// A subscriber is the user's code: it may end a delivery while it handles the record of a lost
+/// lease.
 #[test]
 fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
     let (ended, waits) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! The way of one delivery: who runs, who waits, who is told what.
+//! The way of one delivery: which delivery runs, which one waits, and which answer each gets.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
 use tower_dedup::{DedupLayer, DedupResult, OnInFlight};
 
-use crate::support::{Handler, by_header, dedup_key, request, result, send, until};
+use crate::support::{Handler, by_header, dedup_key, request, result, send, sqlite_url, until};
 
 fn memory() -> Arc<MemoryAdapter> {
     Arc::new(MemoryAdapter::new())
 }
 
 #[tokio::test]
-async fn a_duplicate_is_answered_without_the_handler() {
+async fn duplicate_is_answered_without_the_handler() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_header(), memory()).layer(handler.service());
     let first = send(&service, request("a")).await;
@@ -31,14 +31,14 @@ async fn a_duplicate_is_answered_without_the_handler() {
 }
 
 /// 1,000 keys, 32 identical deliveries of each at once: every handler runs once, and with a quick
-/// handler everyone is told 200.
+/// handler every delivery gets 200.
 async fn every_key_runs_once<A>(adapter: A)
 where
     A: tower_dedup::adapter::DedupAdapter,
 {
     let handler = Handler::default();
     let service = DedupLayer::new(by_header(), adapter).layer(handler.service());
-    // Eight keys at a time: 256 deliveries under way, as many as may wait.
+    // Eight keys at a time: 256 deliveries at once, as many as may wait.
     for batch in 0..125 {
         let deliveries = (0..8 * 32).map(|n| {
             let (service, id) = (service.clone(), format!("{batch}-{}", n % 8));
@@ -66,13 +66,13 @@ async fn thousand_keys_by_32_run_once_each_on_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn thousand_keys_by_32_run_once_each_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     every_key_runs_once(SqliteAdapter::connect(&url).await.unwrap()).await;
 }
 
-/// Traps 1 and 2: a failure, however it is said, frees the key.
+/// A failure of any kind frees the key.
 #[tokio::test]
-async fn trap_1_and_2_after_a_failure_the_next_delivery_runs() {
+async fn delivery_after_a_failure_runs() {
     for failure in [500, 503, 400, 404, 302, 0, 1] {
         let handler = Handler::default().then(failure);
         let adapter = memory();
@@ -107,9 +107,9 @@ async fn success_is_what_the_policy_says() {
     assert_eq!(result(&send(&service, request("b")).await), None);
 }
 
-/// Trap 3: whoever arrives while the first runs is never told 200 before the first has succeeded.
+/// A delivery that arrives while the first one runs never gets 200 before the first has succeeded.
 #[tokio::test]
-async fn trap_3_nobody_is_told_200_for_a_run_that_fails() {
+async fn duplicate_of_a_run_that_fails_is_never_200() {
     for policy in [OnInFlight::Reject, OnInFlight::Wait(Duration::from_millis(100))] {
         let handler = Handler::default().then(500);
         handler.hold();
@@ -135,9 +135,10 @@ async fn trap_3_nobody_is_told_200_for_a_run_that_fails() {
     }
 }
 
-/// A waiting duplicate is told 200 when the first succeeds, and runs the handler when it fails.
+/// A waiting duplicate gets 200 when the first delivery succeeds, and runs the handler when it
+/// fails.
 #[tokio::test]
-async fn a_waiting_duplicate_ends_as_the_first_run_says() {
+async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
     for (first_status, runs, told) in [(200, 1, Some("duplicate")), (500, 2, None)] {
         let handler = Handler::default().then(first_status);
         handler.hold();
@@ -163,9 +164,9 @@ async fn a_waiting_duplicate_ends_as_the_first_run_says() {
     }
 }
 
-/// Two layers stand for two processes: there is nobody to wake the waiter, and it looks by itself.
+/// Two layers stand for two processes: no one wakes the waiting delivery, so it polls the store.
 #[tokio::test]
-async fn a_waiter_in_another_process_finds_out_by_itself() {
+async fn waiting_duplicate_in_another_process_polls_the_store() {
     let (adapter, handler) = (memory(), Handler::default());
     handler.hold();
     let layer = || {
@@ -188,7 +189,7 @@ async fn a_waiter_in_another_process_finds_out_by_itself() {
 }
 
 #[tokio::test]
-async fn in_flight_can_be_acknowledged_by_choice() {
+async fn in_flight_is_acknowledged_by_choice() {
     let handler = Handler::default();
     handler.hold();
     let service = DedupLayer::new(by_header(), memory())
@@ -205,10 +206,9 @@ async fn in_flight_can_be_acknowledged_by_choice() {
     assert_eq!(first.await.unwrap(), 200);
 }
 
-/// Trap 20: the client hangs up while the handler runs; the handler finishes, and the retry gets
-/// its 200.
+/// The client disconnects while the handler runs. The handler finishes, and the retry gets 200.
 #[tokio::test]
-async fn trap_20_a_client_that_hangs_up_does_not_stop_its_handler() {
+async fn client_that_disconnects_does_not_stop_its_handler() {
     let (adapter, handler) = (memory(), Handler::default());
     handler.hold();
     let layer = DedupLayer::new(by_header(), Arc::clone(&adapter));
@@ -225,7 +225,8 @@ async fn trap_20_a_client_that_hangs_up_does_not_stop_its_handler() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A delivery that waits for nothing runs in its caller's task; one that waits goes on in another.
+/// A delivery that does not wait runs in its caller's task. A delivery that waits goes on in
+/// another task.
 #[tokio::test]
 async fn only_a_delivery_that_waits_gets_a_task() {
     use std::sync::Mutex;
@@ -248,7 +249,7 @@ async fn only_a_delivery_that_waits_gets_a_task() {
     });
     let service = DedupLayer::new(by_header(), memory()).layer(inner);
     let caller = tokio::spawn(async move {
-        // The first of all starts the task that renews leases, and lets it go first.
+        // The first delivery starts the task that renews leases, and lets that task run first.
         for id in ["first", "quick", "waits"] {
             assert_eq!(send(&service, request(id)).await.status(), 200);
         }
@@ -261,11 +262,12 @@ async fn only_a_delivery_that_waits_gets_a_task() {
     assert_ne!(after, caller, "{seen:?}");
 }
 
-/// The response future dropped after any number of polls: nothing leaks, and the event runs once.
+/// The response future is dropped after any number of polls: nothing leaks, and the event runs
+/// once.
 #[tokio::test]
-async fn a_response_future_dropped_at_any_poll_leaks_nothing() {
+async fn response_future_dropped_at_any_poll_leaks_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     let (adapter, handler) = (SqliteAdapter::connect(&url).await.unwrap(), Handler::default());
     let layer = DedupLayer::new(by_header(), adapter);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -284,14 +286,14 @@ async fn a_response_future_dropped_at_any_poll_leaks_nothing() {
         assert_eq!(retry.status(), StatusCode::OK);
         assert_eq!((handle.running(), handle.waiting()), (0, 0));
     }
-    // Each ran once: in the dropped delivery or in its retry.
+    // Each event ran once: in the dropped delivery or in its retry.
     assert_eq!(handler.runs(), 40);
 }
 
-/// More deliveries than `max_running`: 503 for the rest, and the bound holds while clients come
+/// More deliveries than `max_running`: the rest gets 503, and the bound holds while clients come
 /// and go.
 #[tokio::test]
-async fn no_more_than_max_running_run_even_if_clients_disconnect() {
+async fn max_running_holds_even_if_clients_disconnect() {
     let handler = Handler::default();
     handler.hold();
     let layer = DedupLayer::new(by_header(), memory()).max_running(4);
@@ -302,7 +304,7 @@ async fn no_more_than_max_running_run_even_if_clients_disconnect() {
                 let service = service.clone();
                 async move { send(&service, request(&format!("{round}-{n}"))).await }
             });
-            // Every client hangs up, and the next round comes.
+            // Every client disconnects, and the next round begins.
             if round == 0 {
                 handler.running(n + 1).await;
             } else {
@@ -321,7 +323,7 @@ async fn no_more_than_max_running_run_even_if_clients_disconnect() {
     handler.release();
     handle.drain().await;
     assert_eq!(handle.running(), 0);
-    // What was refused was not recorded: it runs now.
+    // A delivery that was refused was not recorded: it runs now.
     assert_eq!(result(&send(&service, request("1-0")).await), None);
 }
 
@@ -343,7 +345,7 @@ async fn clones_and_routes_share_their_bounds() {
 }
 
 #[tokio::test]
-async fn no_more_than_max_waiting_wait() {
+async fn max_waiting_bounds_the_deliveries_that_wait() {
     let handler = Handler::default();
     handler.hold();
     let layer = DedupLayer::new(by_header(), memory())
@@ -358,7 +360,7 @@ async fn no_more_than_max_waiting_wait() {
     handler.running(1).await;
     let waiting = [start(), start()];
     until(|| handle.waiting() == 2).await;
-    // The waiting ones have given their permits up.
+    // The waiting deliveries have returned their permits.
     assert_eq!(handle.running(), 1);
     let third = send(&service, request("a")).await;
     assert_eq!((third.status(), result(&third)), (503.try_into().unwrap(), Some("in-flight")));
@@ -369,9 +371,9 @@ async fn no_more_than_max_waiting_wait() {
     }
 }
 
-/// A runtime that shuts down drops the task: the client is told 503, and nothing panics.
+/// A runtime that shuts down drops the task: the client gets 503, and nothing panics.
 #[test]
-fn a_shutdown_of_the_runtime_is_503() {
+fn shutdown_of_the_runtime_is_503() {
     let (adapter, handler) = (memory(), Handler::default());
     handler.hold();
     let service = DedupLayer::new(by_header(), adapter).layer(handler.service());
@@ -388,7 +390,7 @@ fn a_shutdown_of_the_runtime_is_503() {
 }
 
 #[tokio::test]
-async fn on_arrival_an_event_runs_at_most_once() {
+async fn on_arrival_event_runs_at_most_once() {
     for failure in [500, 0] {
         let handler = Handler::default().then(failure);
         let service = DedupLayer::on_arrival(by_header(), memory()).layer(handler.service());
@@ -400,7 +402,7 @@ async fn on_arrival_an_event_runs_at_most_once() {
         assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
         assert_eq!(handler.runs(), 1);
     }
-    // And while it runs, its duplicate is told 200.
+    // A duplicate gets 200 while the first delivery still runs.
     let handler = Handler::default();
     handler.hold();
     let service = DedupLayer::on_arrival(by_header(), memory()).layer(handler.service());
@@ -414,7 +416,8 @@ async fn on_arrival_an_event_runs_at_most_once() {
     assert_eq!(first.await.unwrap(), 200);
 }
 
-/// Two layers of different ledgers on one store: what one runs is in flight for the other.
+/// Two layers of different ledgers on one store: an event that runs in one is in flight for the
+/// other.
 #[tokio::test]
 async fn ledgers_can_be_mixed_on_one_store() {
     let (adapter, handler) = (memory(), Handler::default());

@@ -1,10 +1,11 @@
-//! A store that hangs, fails, or loses its answers: nothing is lost, nothing blocks, and it
-//! recovers by itself.
+//! A store that hangs, fails, or loses its replies: no event is lost, no key stays blocked, and the
+//! layer recovers without a restart.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use http::StatusCode;
+use tokio::time::Instant;
 use tower::Layer;
 use tower_dedup::adapter::{
     CallTerms, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Token,
@@ -48,7 +49,7 @@ async fn becomes_complete(store: &Store, id: &str) {
 }
 
 #[tokio::test]
-async fn a_store_that_fails_hangs_or_loses_its_answer_is_503_in_time() {
+async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::DoLate] {
         let (store, handler) = (store(), Handler::default());
         let (lease, arrival) =
@@ -68,17 +69,17 @@ async fn a_store_that_fails_hangs_or_loses_its_answer_is_503_in_time() {
         );
         assert!(started.elapsed() < Duration::from_secs(2), "{fault:?}");
         assert_eq!(handler.runs(), 0);
-        // It comes back, and so does the sender.
+        // The store recovers, and the sender retries.
         store.set_all(Fault::None);
         assert_eq!(send(&lease, request("c")).await.status(), 200);
         assert_eq!(send(&arrival, request("d")).await.status(), 200);
     }
 }
 
-/// A claim that was made, or will be made late, although nobody heard of it, is released by its
-/// token: the retry runs long before the lease of 60 s would have lapsed.
+/// The store executed a claim, or executes it late, and its reply was lost. The layer releases the
+/// claim by its token: the retry runs long before the lease of 60 s would lapse.
 #[tokio::test]
-async fn a_claim_whose_answer_was_lost_does_not_block_its_key() {
+async fn claim_whose_reply_was_lost_does_not_block_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
@@ -86,7 +87,7 @@ async fn a_claim_whose_answer_was_lost_does_not_block_its_key() {
         store.set(Op::Claim, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
         store.set(Op::Claim, Fault::None);
-        // Drains once the claim was found and released, however late it was made.
+        // The drain ends once the claim was found and released, however late it was executed.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
         assert_eq!(send(&service, request("a")).await.status(), 200, "{fault:?}");
         assert_eq!(handler.runs(), 1);
@@ -94,10 +95,10 @@ async fn a_claim_whose_answer_was_lost_does_not_block_its_key() {
     }
 }
 
-/// A record that was made although the sender was told 503 is undone: or the retry would be taken
-/// for a duplicate of a run that never was.
+/// A record whose sender got 503 is released. Otherwise the retry would be a duplicate of a run
+/// that never happened.
 #[tokio::test]
-async fn a_record_whose_answer_was_lost_does_not_lose_its_event() {
+async fn record_whose_reply_was_lost_does_not_lose_its_event() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let (store, handler) = (store(), Handler::default());
         let layer = arrival(&store);
@@ -105,7 +106,7 @@ async fn a_record_whose_answer_was_lost_does_not_lose_its_event() {
         store.set(Op::Claim, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
         store.set(Op::Claim, Fault::None);
-        // Drains once the record was found and undone, however late it was made.
+        // The drain ends once the record was found and released, however late it was executed.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
         let retry = send(&service, request("a")).await;
         assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{fault:?}");
@@ -113,10 +114,10 @@ async fn a_record_whose_answer_was_lost_does_not_lose_its_event() {
     }
 }
 
-/// After success the answer is the handler's, whatever the store does; the completion follows, and
-/// meanwhile this process knows.
-#[tokio::test]
-async fn success_is_success_even_if_the_store_goes_away() {
+/// After success the answer is the handler's, whatever the store does. The completion follows, and
+/// this process answers duplicates meanwhile.
+#[tokio::test(start_paused = true)]
+async fn success_is_answered_even_if_the_store_goes_away() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).lease(Duration::from_millis(300));
@@ -127,7 +128,7 @@ async fn success_is_success_even_if_the_store_goes_away() {
         assert_eq!((first.status(), result(&first)), (StatusCode::OK, None), "{fault:?}");
         assert!(started.elapsed() < Duration::from_secs(2), "one attempt only");
         for _ in 0..5 {
-            // Long past the lease: it is renewed until the completion is there.
+            // Long after the lease: it is renewed until the completion is stored.
             tokio::time::sleep(Duration::from_millis(150)).await;
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
             let minute = Duration::from_secs(60);
@@ -145,9 +146,9 @@ async fn success_is_success_even_if_the_store_goes_away() {
     }
 }
 
-/// On arrival the key is there already: what becomes of the store afterwards changes nothing.
+/// On arrival the key is complete already: a later fault of the store changes nothing.
 #[tokio::test]
-async fn on_arrival_nothing_is_asked_of_the_store_afterwards() {
+async fn on_arrival_store_gets_no_call_after_the_handler() {
     for (status, fault) in [(200, Fault::Fail), (200, Fault::Hang), (500, Fault::Hang)] {
         let (store, handler) = (store(), Handler::default().then(status));
         handler.hold();
@@ -168,7 +169,7 @@ async fn on_arrival_nothing_is_asked_of_the_store_afterwards() {
 }
 
 #[tokio::test]
-async fn a_failed_release_is_repeated_until_the_key_is_free() {
+async fn release_that_fails_is_repeated_until_the_key_is_free() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default().then(500));
         let service = lease(&store).layer(handler.service());
@@ -186,7 +187,7 @@ async fn a_failed_release_is_repeated_until_the_key_is_free() {
 }
 
 #[tokio::test]
-async fn open_runs_unprotected_and_records_when_the_store_is_back() {
+async fn fail_open_runs_unprotected_and_records_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).on_unavailable(OnUnavailable::Open);
@@ -209,9 +210,9 @@ async fn open_runs_unprotected_and_records_when_the_store_is_back() {
     }
 }
 
-/// A handler longer than its lease keeps it, although some renewals fail.
-#[tokio::test]
-async fn a_handler_longer_than_its_lease_keeps_it() {
+/// A handler that outlives its lease keeps the lease, although some renewals fail.
+#[tokio::test(start_paused = true)]
+async fn handler_that_outlives_its_lease_keeps_it() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let layer = lease(&store)
@@ -226,7 +227,7 @@ async fn a_handler_longer_than_its_lease_keeps_it() {
     let started = Instant::now();
     let mut round = 0;
     while started.elapsed() < Duration::from_secs(2) {
-        // One renewal in three fails: the next attempt is not far.
+        // One renewal in three fails; the next attempt follows soon.
         store.set(Op::Renew, if round % 3 == 0 { Fault::Fail } else { Fault::None });
         round += 1;
         assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
@@ -239,13 +240,18 @@ async fn a_handler_longer_than_its_lease_keeps_it() {
     assert!(store.calls(Op::Renew) >= 4, "{}", store.calls(Op::Renew));
 }
 
-/// A handler that blocks its thread keeps its lease: the renewal is not its task's.
+/// A handler that blocks its thread keeps its lease, because the renewal runs in another task.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
+async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let store = store();
-    let blocking = tower::service_fn(|_: http::Request<crate::support::Body>| async {
-        std::thread::sleep(Duration::from_millis(1_200));
-        Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
+    let (release, released) = std::sync::mpsc::channel();
+    let released = Arc::new(Mutex::new(released));
+    let blocking = tower::service_fn(move |_: http::Request<crate::support::Body>| {
+        let released = Arc::clone(&released);
+        async move {
+            released.lock().unwrap().recv().unwrap();
+            Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
+        }
     });
     let service = lease(&store).lease(Duration::from_millis(300)).layer(blocking);
     let run = tokio::spawn({
@@ -257,18 +263,19 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
     let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
     let twin = store.inner().claim(&[dedup_key("a")], &twin).await.unwrap();
     assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
+    release.send(()).unwrap();
     assert_eq!(run.await.unwrap(), 200);
 }
 
-/// Trap 4: a handler that lost its lease is told, its success is recorded all the same, and its
-/// failure undoes nothing.
+/// A handler that lost its lease can see it. Its success is recorded nevertheless, and its failure
+/// undoes nothing.
 #[tokio::test]
-async fn trap_4_a_lost_lease_is_told_and_undoes_nothing() {
+async fn lost_lease_is_reported_and_undoes_nothing() {
     for status in [200, 500] {
         let (store, handler) = (store(), Handler::default().then(status));
         handler.hold();
         let service = lease(&store).lease(Duration::from_millis(300)).layer(handler.service());
-        // The store does not hear of renewals for a while, and somebody else takes over.
+        // The store gets no renewals for a while, and another process takes over.
         store.set(Op::Renew, Fault::Fail);
         let late = tokio::spawn(async move { send(&service, request("a")).await.status() });
         handler.running(1).await;
@@ -296,9 +303,9 @@ async fn trap_4_a_lost_lease_is_told_and_undoes_nothing() {
     }
 }
 
-/// A completion whose row vanished is recorded all the same.
+/// A completion whose row is gone is recorded nevertheless.
 #[tokio::test]
-async fn a_completion_whose_row_vanished_is_recorded() {
+async fn completion_without_its_row_is_recorded() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let service = lease(&store).layer(handler.service());
@@ -314,9 +321,9 @@ async fn a_completion_whose_row_vanished_is_recorded() {
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
 }
 
-/// A store that panics is a store that fails: no success is lost over it.
+/// A store that panics counts as a store that fails: no success is lost.
 #[tokio::test]
-async fn an_adapter_that_panics_is_a_store_that_fails() {
+async fn adapter_that_panics_is_a_store_that_fails() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store).lease(Duration::from_millis(300));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -327,7 +334,7 @@ async fn an_adapter_that_panics_is_a_store_that_fails() {
     store.set(Op::Complete, Fault::Panic);
     assert_eq!(result(&send(&service, request("a")).await), None);
     store.set(Op::Renew, Fault::None);
-    // Past the first lease: a renewal comes at a third of it.
+    // After the first lease: a renewal comes after a third of it.
     let renewed = store.calls(Op::Renew);
     until(|| store.calls(Op::Renew) >= renewed + 4).await;
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
@@ -337,10 +344,10 @@ async fn an_adapter_that_panics_is_a_store_that_fails() {
     assert_eq!((handle.running(), handle.pending_writes(), handler.runs()), (0, 0, 1));
 }
 
-/// On arrival: while a record of unknown outcome is being undone, nobody is told that its event,
-/// which never ran, is a duplicate.
+/// On arrival: while a record of unknown outcome is being released, no delivery of its event, which
+/// never ran, is answered as a duplicate.
 #[tokio::test]
-async fn a_retry_during_the_undoing_is_never_told_200() {
+async fn retry_during_a_release_is_never_200() {
     let (store, handler) = (store(), Handler::default());
     let layer = arrival(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -358,9 +365,9 @@ async fn a_retry_during_the_undoing_is_never_told_200() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Fail-open is for events of which nothing is known: not for one that is known to be running.
+/// Fail-open applies to events of unknown state, not to an event that is known to run.
 #[tokio::test]
-async fn open_never_runs_beside_a_run_that_was_seen() {
+async fn fail_open_never_runs_beside_a_run_in_flight() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let layer = lease(&store)
@@ -377,13 +384,13 @@ async fn open_never_runs_beside_a_run_that_was_seen() {
     until(|| handle.waiting() == 1).await;
     store.set(Op::Claim, Fault::Fail);
     let twin = tokio::time::timeout(Duration::from_secs(10), twin).await;
-    assert_eq!(twin.expect("an answer").unwrap().as_deref(), Some("in-flight"));
+    assert_eq!(twin.expect("a reply").unwrap().as_deref(), Some("in-flight"));
     handler.release();
     assert_eq!(first.await.unwrap(), None);
     assert_eq!(handler.runs(), 1);
 }
 
-/// An outage makes many releases; they do not push a completion out.
+/// An outage causes many releases; they do not delay a completion.
 #[tokio::test]
 async fn releases_do_not_starve_completions() {
     let (store, handler) = (store(), Handler::default());
@@ -409,9 +416,10 @@ async fn releases_do_not_starve_completions() {
     becomes_complete(&store, "success").await;
 }
 
-/// What a failed batch has marked as done keeps its lease until its completion is there.
-#[tokio::test]
-async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
+/// An event that a failed handler has marked as done keeps its lease until its completion is
+/// stored.
+#[tokio::test(start_paused = true)]
+async fn done_key_keeps_its_lease_until_it_is_recorded() {
     let (store, handler) = (store(), Handler::default().then(500));
     handler.hold();
     let layer = lease(&store).lease(Duration::from_millis(300));
@@ -437,9 +445,9 @@ async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
     becomes_complete(&store, "a").await;
 }
 
-/// An unprotected run that fails frees its key even if its claim arrives after the release.
+/// An unprotected run that fails frees its key, even if its claim arrives after the release.
 #[tokio::test]
-async fn an_unprotected_failure_leaves_no_late_claim_behind() {
+async fn unprotected_failure_leaves_no_late_claim_behind() {
     let (store, handler) = (store(), Handler::default().then(500));
     let layer = lease(&store)
         .on_unavailable(OnUnavailable::Open)
@@ -453,9 +461,9 @@ async fn an_unprotected_failure_leaves_no_late_claim_behind() {
     assert_eq!(entry.state, EntryState::Released);
 }
 
-/// Everybody who waits for the end is told of it.
+/// Every caller that waits for the drain returns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_may_drain_at_once() {
+async fn many_callers_drain_at_once() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -473,7 +481,7 @@ async fn many_may_drain_at_once() {
     }
 }
 
-/// Settings at the end of their range are settings.
+/// Settings at the ends of their ranges work.
 #[tokio::test]
 async fn extreme_settings_do_no_harm() {
     let (store, handler) = (store(), Handler::default());
@@ -514,9 +522,9 @@ async fn extreme_settings_do_no_harm() {
     assert_eq!(send(&service, request("d")).await.status(), 200);
 }
 
-/// What goes on behind a store that is gone is bounded, whatever arrives meanwhile.
+/// The number of pending writes is bounded while the store is gone, whatever arrives.
 #[tokio::test]
-async fn background_work_is_bounded() {
+async fn pending_writes_are_bounded() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
@@ -536,9 +544,9 @@ async fn background_work_is_bounded() {
     assert_eq!(send(&service, request("a")).await.status(), 200);
 }
 
-/// The purger lives through errors, hangs and panics, and stops when it is told to.
-#[tokio::test]
-async fn the_purger_survives_its_store() {
+/// The purger goes on after errors, hangs and panics, and ends when it is stopped.
+#[tokio::test(start_paused = true)]
+async fn purger_goes_on_after_the_store_fails() {
     let store = store();
     for id in 0..250 {
         let brief = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));

@@ -1,5 +1,5 @@
-//! Deliveries of several events, on every adapter and under every ledger: what is new runs, what
-//! was done is not repeated, and what runs elsewhere makes the answer 503.
+//! Multi-event deliveries on every adapter and under every ledger: new events run, done events do
+//! not run again, and an event in flight elsewhere makes the answer 503.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -33,17 +33,17 @@ macro_rules! under_every_ledger {
 }
 
 under_every_ledger!(
-    what_is_new_runs_and_nothing_else,
-    a_poison_event_does_not_repeat_the_others,
-    a_handler_that_fails_half_way_does_not_repeat_what_is_done,
-    an_event_in_flight_elsewhere_is_503_after_the_new_ones,
-    retries_in_other_batches_process_only_what_is_new,
-    overlapping_batches_race_and_every_event_takes_effect_once,
-    second_identities_of_a_batch,
-    as_many_as_may_be_and_one_more,
+    new_events_run_and_no_others,
+    poison_event_does_not_repeat_the_others,
+    handler_that_fails_half_way_does_not_repeat_done_events,
+    event_in_flight_elsewhere_is_503_after_the_new_ones,
+    retries_in_other_groups_process_only_new_events,
+    overlapping_deliveries_race_and_every_event_takes_effect_once,
+    second_identity_of_any_event_makes_it_a_duplicate,
+    maximum_of_events_runs_and_one_more_is_400,
 );
 
-async fn what_is_new_runs_and_nothing_else(rig: Rig) {
+async fn new_events_run_and_no_others(rig: Rig) {
     assert_eq!(rig.send("a b c").await, own(200));
     assert_eq!(rig.news(), ["a", "b", "c"]);
     assert_eq!(rig.send("c d b d e").await, own(200));
@@ -54,15 +54,15 @@ async fn what_is_new_runs_and_nothing_else(rig: Rig) {
     assert_eq!(rig.send("e a").await, layers(200, "duplicate"));
     assert_eq!(rig.send("  ").await, layers(400, "invalid-key"));
     assert_eq!((rig.effects.all().await, rig.runs()), (ids("a b c d e"), 2));
-    // Many, which are looked up otherwise.
+    // Many events, which the adapter looks up in another way.
     let many: Vec<String> = (0..40).map(|n| format!("n{n:02}")).collect();
     assert_eq!(rig.send(&format!("e {}", many.join(" "))).await, own(200));
     assert_eq!(rig.news(), many);
     assert!(!rig.last().mark_done(&dedup_key("e")));
 }
 
-/// The handler goes on after it, and says so in the end.
-async fn a_poison_event_does_not_repeat_the_others(rig: Rig) {
+/// The handler goes on after the poison event, and fails at its end.
+async fn poison_event_does_not_repeat_the_others(rig: Rig) {
     for (way, poison) in [("fail", "p"), ("sql", "q")] {
         let (before, after) = (format!("a{poison}"), format!("z{poison}"));
         let batch = |way: &str| format!("{before} {poison}:{way} {after}");
@@ -87,9 +87,9 @@ async fn a_poison_event_does_not_repeat_the_others(rig: Rig) {
     }
 }
 
-/// It ends at the poison event: by its status, its error, its panic, dropped, or in a transaction
-/// that is aborted.
-async fn a_handler_that_fails_half_way_does_not_repeat_what_is_done(rig: Rig) {
+/// The handler ends at the poison event: by its status, its error, its panic, a drop, or an aborted
+/// transaction.
+async fn handler_that_fails_half_way_does_not_repeat_done_events(rig: Rig) {
     let ways = [("500", 500), ("error", 1), ("panic", 0), ("hang", 504), ("abort", 500)];
     for (n, (way, status)) in ways.into_iter().enumerate() {
         let batch = |way: &str| {
@@ -105,7 +105,7 @@ async fn a_handler_that_fails_half_way_does_not_repeat_what_is_done(rig: Rig) {
         }
         assert_eq!(retried, own(200), "{way}");
         assert_eq!(rig.news(), [format!("p{n}"), format!("c{n}")]);
-        // A lease counts what it has begun; a transaction leaves nothing behind.
+        // A lease counts the attempt; a transaction leaves nothing behind.
         let attempt = if rig.kind == Kind::Lease { 2 } else { 1 };
         assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (attempt, false));
         assert_eq!(rig.send(&batch("")).await, layers(200, "duplicate"));
@@ -115,17 +115,17 @@ async fn a_handler_that_fails_half_way_does_not_repeat_what_is_done(rig: Rig) {
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "{all:?}");
 }
 
-async fn an_event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
+async fn event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
     let (one, two) = (terms(), terms());
     rig.store.claim(&[dedup_key("b")], &one).await.unwrap();
     rig.store.claim(&[dedup_key("d")], &two).await.unwrap();
     assert_eq!(rig.send("a b c").await, layers(503, "in-flight"));
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a c"), ids("a c")));
     assert!(rig.is_complete("a").await && rig.is_complete("c").await);
-    // Nothing is new: nothing runs.
+    // No event is new, so the handler does not run.
     assert_eq!(rig.send("a b c d").await, layers(503, "in-flight"));
     assert_eq!(rig.runs(), 1);
-    // There it succeeds, and there it fails.
+    // One event succeeds in the other process, the other one fails there.
     rig.store.complete(&[dedup_key("b")], &one).await.unwrap();
     rig.store.release(&[dedup_key("d")], &two).await.unwrap();
     assert_eq!(rig.send("a b c").await, layers(200, "duplicate"));
@@ -133,8 +133,8 @@ async fn an_event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
     assert_eq!((rig.news(), rig.effects.all().await), (ids("d"), ids("a c d")));
 }
 
-/// Trap 35, many times over.
-async fn retries_in_other_batches_process_only_what_is_new(rig: Rig) {
+/// A retry in other groups runs only new events: random groups, many times.
+async fn retries_in_other_groups_process_only_new_events(rig: Rig) {
     const EVENTS: usize = 30;
     for _ in 0..40 {
         let mut batch: Vec<usize> =
@@ -160,8 +160,9 @@ async fn retries_in_other_batches_process_only_what_is_new(rig: Rig) {
     assert_eq!(rig.effects.all().await, all);
 }
 
-/// Tasks on both processes, with batches in every order; some fail over an event now and then.
-async fn overlapping_batches_race_and_every_event_takes_effect_once(rig: Rig) {
+/// Tasks on both processes send overlapping deliveries in every order; some handlers fail at an
+/// event.
+async fn overlapping_deliveries_race_and_every_event_takes_effect_once(rig: Rig) {
     const EVENTS: usize = 24;
     for round in 0..4 {
         let deliver = |task: usize| {
@@ -208,20 +209,21 @@ async fn overlapping_batches_race_and_every_event_takes_effect_once(rig: Rig) {
     }
 }
 
-async fn second_identities_of_a_batch(rig: Rig) {
-    // The second of them reports what the first does.
+async fn second_identity_of_any_event_makes_it_a_duplicate(rig: Rig) {
+    // The second of two events has the same second identity as the first one.
     assert_eq!(rig.send("a=x b=x c=y").await, own(200));
     assert_eq!(rig.news(), ["a", "c"]);
     assert_eq!(rig.send("d=x e=y").await, layers(200, "duplicate"));
     assert_eq!(rig.send("d e f=z").await, own(200));
     assert_eq!(rig.news(), ["f"]);
-    // One elsewhere, under its second identity: the others run, and it afterwards.
+    // One event is in flight elsewhere, under its second identity: the others run, and that event
+    // runs afterwards.
     let (second, elsewhere) = ([DedupKey::new("test.second", "w").unwrap()], terms());
     rig.store.claim(&second, &elsewhere).await.unwrap();
     assert_eq!(rig.send("g=w h=v").await, layers(503, "in-flight"));
     assert_eq!(rig.news(), ["h"]);
     rig.store.release(&second, &elsewhere).await.unwrap();
-    // What was granted of it may be given back in the background, and is in flight until it is.
+    // Its claim may be released in the background, and is in flight until then.
     let handled = async {
         loop {
             let answer = rig.send("g=w h=v").await;
@@ -231,9 +233,9 @@ async fn second_identities_of_a_batch(rig: Rig) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    let answer = tokio::time::timeout(LATE, handled).await.expect("given back");
-    // On arrival, the one that ran it may have been told that the other is in flight: that one had
-    // the bad luck to be looked at while something was undone.
+    let answer = tokio::time::timeout(LATE, handled).await.expect("the claim is released");
+    // On arrival, the first answer may have been 503 although the event ran: the layer looked at
+    // the other identity while it was being released.
     let ran_before = rig.kind == Kind::Arrival && answer == layers(200, "duplicate");
     assert!(ran_before || answer == own(200), "{answer:?}");
     assert_eq!(rig.news(), ["g"]);
@@ -241,7 +243,7 @@ async fn second_identities_of_a_batch(rig: Rig) {
     if rig.kind == Kind::Arrival {
         return;
     }
-    // A poison event is free under both its identities, and what is done is done under both.
+    // A poison event is free under both identities, and a done event is complete under both.
     assert_eq!(rig.send("i=s p=t:fail").await, own(500));
     assert_eq!(rig.send("j=s").await, layers(200, "duplicate"));
     assert_eq!(rig.send("q=t").await, own(200));
@@ -249,14 +251,14 @@ async fn second_identities_of_a_batch(rig: Rig) {
     assert_eq!(rig.effects.all().await, ids("a c f g h i q"));
 }
 
-async fn as_many_as_may_be_and_one_more(rig: Rig) {
+async fn maximum_of_events_runs_and_one_more_is_400(rig: Rig) {
     let batch = |count: usize| {
         let words: Vec<String> = (0..count).map(|n| format!("k{n}")).collect();
         format!("bulk! {}", words.join(" "))
     };
     assert_eq!(rig.send(&batch(4_097)).await, layers(400, "invalid-key"));
     assert_eq!((rig.store.count().await.unwrap(), rig.runs()), (0, 0));
-    // Second identities count as well.
+    // Second identities count as keys as well.
     assert_eq!(rig.send(&format!("{} one=two", batch(4_095))).await, layers(400, "invalid-key"));
     assert_eq!(rig.store.count().await.unwrap(), 0);
     assert_eq!(rig.send(&batch(4_096)).await, own(200));
@@ -266,19 +268,19 @@ async fn as_many_as_may_be_and_one_more(rig: Rig) {
 }
 
 cases! {
-    calls_memory_lease: memory_under(Lease) = [a_batch_is_one_call];
-    calls_memory_arrival: memory_under(Arrival) = [a_batch_is_one_call];
-    calls_sqlite_lease: sqlite_under(Lease) = [a_batch_is_one_call];
-    calls_sqlite_arrival: sqlite_under(Arrival) = [a_batch_is_one_call];
-    calls_postgres_lease: postgres_under(Lease) = [a_batch_is_one_call];
-    calls_postgres_arrival: postgres_under(Arrival) = [a_batch_is_one_call];
+    calls_memory_lease: memory_under(Lease) = [multi_event_delivery_is_one_call];
+    calls_memory_arrival: memory_under(Arrival) = [multi_event_delivery_is_one_call];
+    calls_sqlite_lease: sqlite_under(Lease) = [multi_event_delivery_is_one_call];
+    calls_sqlite_arrival: sqlite_under(Arrival) = [multi_event_delivery_is_one_call];
+    calls_postgres_lease: postgres_under(Lease) = [multi_event_delivery_is_one_call];
+    calls_postgres_arrival: postgres_under(Arrival) = [multi_event_delivery_is_one_call];
 }
 
 fn hundred(name: &str) -> String {
     (0..100).map(|n| format!("{name}{n} ")).collect()
 }
 
-async fn a_batch_is_one_call(rig: Rig) {
+async fn multi_event_delivery_is_one_call(rig: Rig) {
     let (store, runs, log) = (Faulty::new(Arc::clone(&rig.store)), Runs::default(), Arc::default());
     let handler = move |request| apart(request, Arc::clone(&runs), Arc::clone(&log));
     let service = match rig.kind {
@@ -291,12 +293,12 @@ async fn a_batch_is_one_call(rig: Rig) {
     assert_eq!(rig.store.count().await.unwrap(), 100);
 }
 
-/// A hundred new events cost as many messages to the server as one does.
+/// A hundred new events take as many messages to the server as one event does.
 #[tokio::test]
-async fn a_batch_is_as_many_round_trips_as_one_event() {
+async fn multi_event_delivery_takes_as_many_round_trips_as_one_event() {
     let (schema, _pools) = pg().await;
     let proxy = Proxy::start(&schema.url().parse().unwrap()).await;
-    // One connection, which knows every statement after the first deliveries.
+    // One connection, which has prepared every statement after the first deliveries.
     let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false);
     let pool = pool.connect_lazy_with(proxy.options(schema.url().parse().unwrap()));
     let (adapter, runs, log) = (PostgresAdapter::new(pool), Runs::default(), Arc::default());
@@ -305,8 +307,9 @@ async fn a_batch_is_as_many_round_trips_as_one_event() {
         move |request| apart(request, Arc::clone(&runs), Arc::clone(&log))
     };
     let within = move |request| within::<Postgres>(request, Arc::clone(&runs));
-    // The claim and the completion; the record; the look, BEGIN, the claim, the effects in one
-    // statement that is prepared first, the completion, COMMIT.
+    // Under a lease: the claim and the completion. On arrival: the claim. In a transaction: the
+    // look-up, BEGIN, the claim, the effects in one statement that is prepared first, the
+    // completion, COMMIT.
     for (service, messages) in [
         (service(DedupLayer::new(by_word(), adapter.clone()), apart.clone()), 2),
         (service(DedupLayer::on_arrival(by_word(), adapter.clone()), apart), 1),
@@ -317,7 +320,7 @@ async fn a_batch_is_as_many_round_trips_as_one_event() {
             let words = words
                 .replace('k', &format!("k{messages}-"))
                 .replace("one", &format!("one{messages}"));
-            // A statement that is planned anew is prepared first, now and then.
+            // From time to time a statement is planned again and prepared first.
             let mut counted = Vec::new();
             for again in 0..3 {
                 proxy.set(usize::MAX, Cut::Lost);

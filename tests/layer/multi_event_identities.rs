@@ -1,4 +1,4 @@
-//! Deliveries of several events, and events of two identities.
+//! Multi-event deliveries, and events with two identities.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn memory() -> Arc<MemoryAdapter> {
     Arc::new(MemoryAdapter::new())
 }
 
-/// One event for every word of the body; `id=second` gives it a second identity.
+/// One event for every word of the body; `id=second` gives the event a second identity.
 fn by_word() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let body = std::str::from_utf8(request.body()).unwrap();
@@ -49,9 +49,9 @@ async fn state(adapter: &MemoryAdapter, id: &str) -> Option<EntryState> {
     adapter.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
 }
 
-/// Trap 35: a retry that is batched otherwise runs what is new, and nothing else.
+/// A retry with other events beside it runs only the new events.
 #[tokio::test]
-async fn trap_35_a_batch_runs_what_is_new_in_it() {
+async fn multi_event_delivery_runs_its_new_events() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
     send(&service, batch("a b c")).await;
@@ -66,9 +66,9 @@ async fn trap_35_a_batch_runs_what_is_new_in_it() {
     assert_eq!(send(&service, batch("  ")).await.status(), 400);
 }
 
-/// The first run charges, then fails; its twin runs the same event as the second attempt.
+/// The first run charges, then fails. The same event under its other id is the second attempt.
 #[tokio::test]
-async fn idempotency_key_of_a_twin_after_a_failure_is_the_same() {
+async fn idempotency_key_of_an_event_under_its_other_id_is_the_same() {
     let handler = Handler::default().then(500);
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
     assert_eq!(send(&service, batch("evt_1=order")).await.status(), 500);
@@ -84,7 +84,7 @@ async fn idempotency_key_of_a_twin_after_a_failure_is_the_same() {
 }
 
 #[tokio::test]
-async fn idempotency_key_of_a_batch_is_the_same_when_only_a_part_runs_again() {
+async fn idempotency_key_of_a_multi_event_delivery_is_the_same_when_a_part_runs_again() {
     let handler = Handler::default().then(500);
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
     let first = {
@@ -107,7 +107,7 @@ async fn idempotency_key_of_a_batch_is_the_same_when_only_a_part_runs_again() {
 
 /// One poison event does not repeat the others.
 #[tokio::test]
-async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
+async fn event_marked_as_done_is_complete_even_if_the_handler_fails() {
     let (adapter, handler) = (memory(), Handler::default().then(500));
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     handler.hold();
@@ -117,7 +117,7 @@ async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
     });
     handler.running(1).await;
     assert!(handler.last().mark_done(&dedup_key("a")));
-    assert!(!handler.last().mark_done(&dedup_key("not of this batch")));
+    assert!(!handler.last().mark_done(&dedup_key("not an event of this delivery")));
     handler.release();
     assert_eq!(first.await.unwrap(), 500);
     assert!(matches!(state(&adapter, "a").await, Some(EntryState::Complete { .. })));
@@ -127,9 +127,10 @@ async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
     assert_eq!(handler.last().attempt(), 2);
 }
 
-/// While any event of a batch runs elsewhere the answer is never a 2xx; the new ones are done.
+/// While any event of a delivery runs elsewhere, the answer is never a 2xx; the new events are
+/// done.
 #[tokio::test]
-async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
+async fn delivery_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let elsewhere =
@@ -143,14 +144,14 @@ async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Trap 34: two events of different ids report one change.
+/// Two events with different ids report one change.
 #[tokio::test]
-async fn trap_34_any_complete_identity_makes_a_duplicate() {
+async fn any_complete_identity_makes_a_duplicate() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     send(&service, batch("evt_1=invoice|paid")).await;
     assert_eq!(result(&send(&service, batch("evt_2=invoice|paid")).await), Some("duplicate"));
-    // Now the twin is known by its own id too.
+    // From now on, the event is also complete under its own id.
     assert_eq!(result(&send(&service, batch("evt_2")).await), Some("duplicate"));
     assert_eq!(result(&send(&service, batch("evt_1")).await), Some("duplicate"));
     send(&service, batch("evt_3=invoice|voided")).await;
@@ -158,7 +159,7 @@ async fn trap_34_any_complete_identity_makes_a_duplicate() {
 }
 
 #[tokio::test]
-async fn any_running_identity_is_in_flight_and_blocks_nothing_else() {
+async fn any_identity_in_flight_is_in_flight_and_blocks_nothing_else() {
     let (adapter, handler) = (memory(), Handler::default().then(500));
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter))
         .on_in_flight(OnInFlight::Reject)
@@ -171,20 +172,20 @@ async fn any_running_identity_is_in_flight_and_blocks_nothing_else() {
     handler.running(1).await;
     assert_eq!(result(&send(&service, batch("evt_2=x")).await), Some("in-flight"));
     handler.release();
-    // The first failed: the twin runs, under both its identities.
+    // The first run failed: the second event runs, under both its identities.
     assert_eq!(first.await.unwrap(), 500);
     let retried = async {
         while send(&service, batch("evt_2=x")).await.status() != StatusCode::OK {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), retried).await.expect("given back");
+    tokio::time::timeout(Duration::from_secs(5), retried).await.expect("the claim is released");
     assert_eq!(result(&send(&service, batch("evt_1=x")).await), Some("duplicate"));
 }
 
-/// The same identities in many orders from many tasks: nobody deadlocks, each change runs once.
+/// The same identities in many orders from many tasks: no deadlock, and each change runs once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn twins_in_every_order_run_once() {
+async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
     for round in 0..50 {
@@ -229,7 +230,7 @@ async fn too_many_keys_are_400_and_none_is_recorded() {
 }
 
 #[tokio::test]
-async fn on_arrival_batches_and_twins_behave_alike() {
+async fn on_arrival_multi_event_deliveries_and_second_identities_behave_alike() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::on_arrival(by_word(), Arc::clone(&adapter)).layer(handler.service());
     send(&service, batch("a b=x")).await;
@@ -243,9 +244,9 @@ async fn on_arrival_batches_and_twins_behave_alike() {
     assert_eq!(result(&send(&service, batch("f d")).await), Some("duplicate"));
 }
 
-/// The second identity as an extractor declares it.
+/// The second identity that an extractor declares.
 #[tokio::test]
-async fn the_second_identity_of_an_extractor_has_a_namespace_of_its_own() {
+async fn second_identity_of_an_extractor_has_its_own_namespace() {
     let (adapter, handler) = (memory(), Handler::default());
     let stripe = key::json("/id")
         .namespace("stripe")
@@ -263,9 +264,9 @@ async fn the_second_identity_of_an_extractor_has_a_namespace_of_its_own() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A second identity that says nothing new is none, and a closure's single event can have one.
+/// A second identity equal to the first is none, and a closure's single event can have one.
 #[tokio::test]
-async fn second_identities_of_closures() {
+async fn second_identity_of_a_closure_makes_a_duplicate() {
     let (adapter, handler) = (memory(), Handler::default());
     let same = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let key = dedup_key("a");
@@ -292,7 +293,7 @@ async fn second_identities_of_closures() {
     assert_ne!(derived(&with_second), derived(&without), "one has a second identity");
 }
 
-/// A store that holds its answers back.
+/// A store that delays its replies.
 #[derive(Default)]
 struct Gated {
     inner: MemoryAdapter,
@@ -300,7 +301,7 @@ struct Gated {
     releases: Gate,
 }
 
-/// Holds calls, in the order in which they came, until each is let pass.
+/// Holds calls, in the order in which they arrived, until the test releases each.
 #[derive(Default)]
 struct Gate(Mutex<Vec<Arc<Semaphore>>>);
 
@@ -311,7 +312,7 @@ impl Gate {
         mine.acquire().await.unwrap().forget();
     }
 
-    /// Waits for this call, and lets it pass.
+    /// Waits for this call, and lets it go on.
     async fn open(&self, call: usize) {
         self.came(call).await;
         self.0.lock().unwrap()[call].add_permits(1);
@@ -347,10 +348,10 @@ impl DedupAdapter for Gated {
     }
 }
 
-/// On arrival, an event whose other identity runs elsewhere is recorded and given back. Whoever
-/// meets that record must not take the event for handled, whenever it looks.
+/// On arrival, an event whose other identity runs elsewhere is claimed and released. A delivery
+/// that sees that claim must not take the event for handled, whenever it looks.
 #[tokio::test]
-async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
+async fn on_arrival_released_key_is_never_a_duplicate() {
     for given_back_in_between in [true, false] {
         let store = Arc::new(Gated::default());
         let ledger = internals::on_arrival(Arc::clone(&store));
@@ -371,7 +372,7 @@ async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
         if given_back_in_between {
             store.claims.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
-            // It has met the record, and hears of it when that is undone.
+            // This delivery sees the claim, and gets its reply once the claim is released.
             let twin = begin();
             store.claims.came(1).await;
             store.releases.open(0).await;
@@ -379,7 +380,7 @@ async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
             store.claims.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
         } else {
-            // It hears of the record before the one who has made it does.
+            // This delivery gets its reply before the delivery that made the claim.
             let twin = begin();
             store.claims.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
@@ -387,13 +388,14 @@ async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
             store.releases.open(0).await;
         }
-        // The twin has given the other identity back as well.
+        // The second delivery has released the other identity as well.
         store.releases.open(1).await;
         ledger.drain().await;
         let retry = begin();
         store.claims.open(2).await;
         assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
-        // What is complete under both is a duplicate, however many ask at once.
+        // An event that is complete under both identities is a duplicate, however many deliveries
+        // ask at once.
         let [one, other] = [begin(), begin()];
         store.claims.came(4).await;
         store.claims.open(3).await;

@@ -1,5 +1,5 @@
-//! What the layer says of itself: every outcome has its event and its metrics, and the documented
-//! names are the names.
+//! Logs and metrics: every outcome has its log record and its metrics, and the documented names are
+//! the names in the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -15,18 +15,18 @@ use tracing::field::{Field, Visit};
 
 use crate::support::{FIRST, Fault, Faulty, Handler, Op, by_header, on_claim, request, send};
 
-/// Collects the events of the layer.
+/// Collects the log records of the layer.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
 
 impl Log {
-    /// The events with this message.
+    /// Returns the log records with this message.
     fn all(&self, message: &str) -> Vec<BTreeMap<String, String>> {
         let events = self.0.lock().unwrap();
         events.iter().filter(|event| event["message"] == message).cloned().collect()
     }
 
-    /// The last event with this message.
+    /// Returns the last log record with this message.
     fn last(&self, message: &str) -> BTreeMap<String, String> {
         self.all(message).pop().unwrap_or_else(|| panic!("no event {message:?}"))
     }
@@ -56,7 +56,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
     }
 }
 
-/// Runs on one thread, with the log and the metrics of this test only.
+/// Runs on one thread, with a log and metrics of its own.
 fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     use tracing_subscriber::layer::SubscriberExt;
     let (log, recorder) = (Log::default(), DebuggingRecorder::new());
@@ -68,7 +68,8 @@ fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     });
 }
 
-/// The sum of every counter and gauge, the count of every histogram, by name and labels.
+/// Returns the sum of every counter and gauge, and the count of every histogram, by name and
+/// labels.
 fn measured(snapshotter: &Snapshotter) -> BTreeMap<(String, Vec<String>), f64> {
     let mut sums = BTreeMap::new();
     for (key, _, _, value) in snapshotter.snapshot().into_vec() {
@@ -91,7 +92,7 @@ fn store() -> Arc<Faulty<MemoryAdapter>> {
 }
 
 #[test]
-fn every_delivery_ends_in_one_event_with_its_facts() {
+fn every_delivery_ends_in_one_log_record_with_its_fields() {
     observed(async |log, _| {
         let handler = Handler::default().then(500).then(200);
         let service = DedupLayer::new(by_header(), store()).layer(handler.service());
@@ -104,7 +105,7 @@ fn every_delivery_ends_in_one_event_with_its_facts() {
                 ("INFO", "test", "1")
             );
             assert!(event["duration_ms"].parse::<f64>().unwrap() >= 0.0);
-            // The id is personal data: not unless asked.
+            // The id is personal data: it appears only by choice.
             assert_eq!(event["id"], crate::support::dedup_key("+15005550006").log_id());
             assert_eq!(event.contains_key("age_ms"), outcome == "duplicate");
             assert_eq!(event.contains_key("attempt"), outcome != "duplicate");
@@ -184,7 +185,7 @@ fn every_outcome_is_counted_under_its_name() {
         send(&strict, request("d")).await;
         assert_eq!(outcome(), "unverified");
 
-        // A success behind a store that is gone, and a takeover.
+        // A success while the store is gone, and a takeover.
         store.set(Op::Complete, Fault::Fail);
         let _ = deliver("late").await;
         assert_eq!(outcome(), "completed");
@@ -246,7 +247,7 @@ fn every_outcome_is_counted_under_its_name() {
 }
 
 #[test]
-fn mismatches_and_responses_that_are_not_kept_are_told() {
+fn mismatches_and_responses_that_are_not_stored_are_reported() {
     observed(async |log, snapshotter| {
         let handler = Handler::default();
         let reporting = DedupLayer::new(by_header(), store())
@@ -301,7 +302,7 @@ fn every_duplicate_on_another_path_is_counted() {
 }
 
 #[test]
-fn the_gauge_counts_what_runs() {
+fn gauge_counts_running_handlers() {
     observed(async |_, snapshotter| {
         let handler = Handler::default();
         handler.hold();
@@ -315,14 +316,14 @@ fn the_gauge_counts_what_runs() {
         assert_eq!(measured(&snapshotter)[&gauge], 1.0);
         handler.release();
         assert_eq!(running.await.unwrap(), 200);
-        // A snapshot starts the gauge anew: one has ended since.
+        // A snapshot resets the gauge; one handler has ended since.
         assert_eq!(measured(&snapshotter)[&gauge], -1.0);
     });
 }
 
-/// The table of names in the documentation is the list of names in the code.
+/// The table of names in the documentation equals the list of names in the code.
 #[test]
-fn the_documented_metrics_are_the_metrics() {
+fn documented_metrics_are_the_metrics() {
     let source = include_str!("../../src/observe.rs");
     let (docs, code) = source.split_once("use std::sync::Arc;").unwrap();
     let names = |text: &str| -> BTreeSet<String> {
@@ -374,7 +375,7 @@ fn evictions_of_a_full_memory_store_are_counted_and_logged_with_their_age() {
         assert_eq!((&*second["keys"], &*second["age_s"]), ("2", "161"));
         let evicted = ("tower_dedup_evicted_total".to_owned(), Vec::new());
         assert_eq!(measured(&snapshotter).get(&evicted), Some(&3.0));
-        // What has expired is not evicted; a set is counted key by key.
+        // An expired row is not evicted; the keys of a set are counted one by one.
         adapter.advance(Duration::from_secs(86_400));
         record(&adapter, 6..9).await;
         assert!(!measured(&snapshotter).get(&evicted).is_some_and(|count| *count > 0.0));
@@ -413,7 +414,7 @@ fn a_memory_store_that_is_four_fifths_full_is_logged_once_an_hour() {
     });
 }
 
-/// A subscriber that asks the store: it may do so, for no lock is held.
+/// A subscriber that calls the store, which is allowed because no lock is held.
 struct Asks(Arc<MemoryAdapter>);
 
 impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Asks {

@@ -1,5 +1,5 @@
-//! Every delivery takes its permit, then the inner service's readiness, then its claim: one that
-//! waited for another delivery of its event as well.
+//! Every delivery takes its permit, then the inner service's readiness, then its claim. A delivery
+//! that waited for another one of its event does so as well.
 
 use std::future::{Ready, ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,12 +24,12 @@ use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 use crate::support::postgres::Schema;
 use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
 
-/// What an inner service and a ledger saw, and what they are to do.
+/// What an inner service and a ledger saw, and how they behave.
 #[derive(Default)]
 struct Stage {
-    /// How many services are ready and were not called.
+    /// The number of services that are ready and were not called.
     ready: AtomicUsize,
-    /// How many services were ready at each `begin`.
+    /// The number of services that were ready at each `begin`.
     ready_at_begin: Mutex<Vec<usize>>,
     is_free: AtomicBool,
     is_full: AtomicBool,
@@ -87,7 +87,7 @@ impl Service<Request<Body>> for Inner {
     }
 
     fn call(&mut self, _: Request<Body>) -> Self::Future {
-        assert!(self.ready, "called without having been asked");
+        assert!(self.ready, "called without `poll_ready`");
         self.give_up();
         ready(Ok(Response::default()))
     }
@@ -149,7 +149,7 @@ fn staged(
 }
 
 #[tokio::test]
-async fn a_waiter_is_ready_before_each_claim_and_gives_readiness_back_in_between() {
+async fn waiting_delivery_is_ready_before_each_claim_and_returns_readiness_in_between() {
     let (stage, service) = staged(Duration::from_secs(60));
     let delivery = tokio::spawn(service.oneshot(request("a")));
     until(|| stage.begins() > 2 && stage.ready.load(Ordering::SeqCst) == 0).await;
@@ -161,7 +161,7 @@ async fn a_waiter_is_ready_before_each_claim_and_gives_readiness_back_in_between
 }
 
 #[tokio::test]
-async fn a_waiter_whose_inner_service_stays_unready_is_503_and_claims_nothing() {
+async fn waiting_delivery_whose_inner_service_stays_unready_is_503_and_claims_nothing() {
     let (stage, service) = staged(Duration::from_millis(50));
     stage.is_full.store(true, Ordering::SeqCst);
     let refused = service.oneshot(request("a")).await.unwrap();
@@ -170,7 +170,7 @@ async fn a_waiter_whose_inner_service_stays_unready_is_503_and_claims_nothing() 
 }
 
 #[tokio::test]
-async fn a_waiter_whose_inner_service_breaks_returns_its_error_and_claims_nothing() {
+async fn waiting_delivery_whose_inner_service_fails_returns_its_error_and_claims_nothing() {
     let (stage, service) = staged(Duration::from_secs(60));
     stage.is_broken.store(true, Ordering::SeqCst);
     let error = service.oneshot(request("a")).await.unwrap_err();
@@ -207,7 +207,7 @@ async fn nobody_starves<DB, H>(
     handler.running(1).await;
     let waiter = deliver("a");
     until(|| handle.waiting() == 1 && handle.running() == 1).await;
-    // In line before the waiter.
+    // Queued before the waiting delivery.
     let held = hold_the_store();
     let (held, fails) = futures_util::future::join(held, async {
         handler.release();
@@ -227,7 +227,7 @@ async fn nobody_starves<DB, H>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_starves_behind_a_waiter_on_sqlite() {
+async fn no_delivery_starves_behind_a_waiting_one_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let options =
         SqliteConnectOptions::new().filename(dir.path().join("app.db")).create_if_missing(true);
@@ -243,7 +243,7 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_starves_behind_a_waiter_on_postgres() {
+async fn no_delivery_starves_behind_a_waiting_one_on_postgres() {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()));

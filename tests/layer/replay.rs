@@ -79,7 +79,7 @@ fn empty() -> (u16, Option<String>, Option<String>, Bytes) {
     (200, Some("duplicate".to_owned()), None, Bytes::new())
 }
 
-async fn a_duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
+async fn duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
     let handler = Counted::default();
     let run = handler.clone();
     let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
@@ -103,7 +103,7 @@ async fn a_duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: 
     assert_eq!(handler.runs(), 2);
 }
 
-async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
+async fn delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
     let handler = Counted::default();
     let (run, go) = (handler.clone(), Arc::new(tokio::sync::Semaphore::new(0)));
     let (started, until_go) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&go));
@@ -129,7 +129,7 @@ async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replayin
     assert_eq!(seen(two.await.unwrap().unwrap()).await, again("<Response>1</Response>"));
 }
 
-async fn a_failure_is_not_kept_and_a_success_after_it_is<S: Setup<Layer: Replaying>>(setup: S) {
+async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Layer: Replaying>>(setup: S) {
     let runs = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&runs);
     let service = layer(&setup).await.wrap(tower::service_fn(move |_: Request<Body>| {
@@ -148,7 +148,7 @@ async fn a_failure_is_not_kept_and_a_success_after_it_is<S: Setup<Layer: Replayi
 }
 
 /// A key that starts anew has lost what was kept with it, whoever completes it this time.
-async fn what_was_kept_in_a_former_life_is_gone<S: Setup<Layer: Replaying>>(setup: S) {
+async fn response_stored_before_the_key_expired_is_gone<S: Setup<Layer: Replaying>>(setup: S) {
     let handler = Counted::default();
     let run = handler.clone();
     let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
@@ -172,10 +172,10 @@ crate::on_ledgers!(
         transactional_sqlite = InSqlite,
         transactional_postgres = InPostgres,
     ],
-    a_duplicate_gets_the_first_response,
-    a_delivery_that_waited_gets_the_first_response,
-    a_failure_is_not_kept_and_a_success_after_it_is,
-    what_was_kept_in_a_former_life_is_gone,
+    duplicate_gets_the_first_response,
+    delivery_that_waited_gets_the_first_response,
+    failure_is_not_stored_and_a_success_after_it_is,
+    response_stored_before_the_key_expired_is_gone,
 );
 
 /// A service that answers with this body.
@@ -209,7 +209,7 @@ fn replaying(adapter: &Arc<MemoryAdapter>, replay: Replay) -> DedupLayer {
 }
 
 #[tokio::test]
-async fn a_body_at_the_limit_is_kept_and_one_beyond_it_reaches_the_first_alone() {
+async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
     let adapter = Arc::new(MemoryAdapter::new());
     let layer = replaying(&adapter, Replay::new().body_limit(6));
     let all = || frames(vec![data("abc"), data("def")]);
@@ -232,7 +232,7 @@ async fn a_body_at_the_limit_is_kept_and_one_beyond_it_reaches_the_first_alone()
 }
 
 #[tokio::test]
-async fn trailers_reach_the_first_and_are_not_kept() {
+async fn trailers_reach_the_first_delivery_and_are_not_stored() {
     let adapter = Arc::new(MemoryAdapter::new());
     let service = replaying(&adapter, Replay::new()).layer(with_body(|| {
         let mut trailers = HeaderMap::new();
@@ -253,7 +253,7 @@ async fn trailers_reach_the_first_and_are_not_kept() {
 
 /// A body that ends in an error or a panic is a handler that failed: the retry runs.
 #[tokio::test]
-async fn a_response_that_breaks_is_a_failure() {
+async fn response_body_that_breaks_is_a_failure() {
     struct Panics;
     impl http_body::Body for Panics {
         type Data = Bytes;
@@ -289,7 +289,7 @@ async fn a_response_that_breaks_is_a_failure() {
 
 /// A body without an end holds neither the event nor the answer back.
 #[tokio::test(start_paused = true)]
-async fn a_response_that_takes_too_long_is_completed_without() {
+async fn response_that_takes_too_long_is_completed_without_it() {
     let adapter = Arc::new(MemoryAdapter::new());
     let layer = replaying(&adapter, Replay::new()).body_timeout(Duration::from_secs(3));
     let service = layer.layer(with_body(|| {
@@ -331,7 +331,7 @@ async fn store_that_does_not_return_stored_data_is_503() {
 
 /// While a completion is still on its way to the store, this process answers from memory.
 #[tokio::test]
-async fn what_is_not_recorded_yet_is_replayed_all_the_same() {
+async fn response_is_replayed_while_its_completion_is_pending() {
     let store = Faulty::new(MemoryAdapter::new());
     let handler = Counted::default();
     let run = handler.clone();
@@ -355,7 +355,7 @@ async fn what_is_not_recorded_yet_is_replayed_all_the_same() {
 
 /// What another ledger or an earlier release has completed has no response.
 #[tokio::test]
-async fn an_event_without_a_kept_response_is_a_plain_duplicate() {
+async fn event_without_a_stored_response_is_a_plain_duplicate() {
     let adapter = Arc::new(MemoryAdapter::new());
     let earlier = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     adapter.complete(&[dedup_key("a")], &earlier).await.unwrap();
@@ -402,7 +402,7 @@ async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_re
 }
 
 #[tokio::test]
-async fn chosen_headers_are_kept_with_all_their_values_if_they_are_text() {
+async fn chosen_headers_are_stored_with_all_their_values_if_they_are_text() {
     let adapter = Arc::new(MemoryAdapter::new());
     let names = ["link", "x-odd"].map(HeaderName::from_static);
     let layer = replaying(&adapter, Replay::new().headers(names));
@@ -431,7 +431,7 @@ async fn chosen_headers_are_kept_with_all_their_values_if_they_are_text() {
 
 /// Its bytes say nothing without the header, which is not kept unless it is named.
 #[tokio::test]
-async fn an_encoded_response_is_kept_with_its_encoding_or_not_at_all() {
+async fn encoded_response_is_stored_with_its_encoding_or_not_at_all() {
     let adapter = Arc::new(MemoryAdapter::new());
     let inner = tower::service_fn(|_: Request<Body>| async {
         let response = Response::builder().header(CONTENT_ENCODING, "gzip");
@@ -450,7 +450,7 @@ async fn an_encoded_response_is_kept_with_its_encoding_or_not_at_all() {
 
 /// A HEAD's response has no body, and the event's has one.
 #[tokio::test]
-async fn the_response_to_a_head_is_not_kept() {
+async fn response_to_a_head_request_is_not_stored() {
     let adapter = Arc::new(MemoryAdapter::new());
     let service = DedupLayer::new(by_header().methods([Method::GET]), Arc::clone(&adapter))
         .replay(Replay::new())
@@ -515,7 +515,7 @@ impl DedupAdapter for Forgetful {
 
 /// A key that is gone when its response is asked for is no duplicate: the delivery begins again.
 #[tokio::test]
-async fn a_key_that_is_gone_by_then_is_begun_again() {
+async fn key_gone_before_its_response_is_read_runs_again() {
     let handler = Counted::default();
     let run = handler.clone();
     let service = DedupLayer::new(by_header(), Forgetful(MemoryAdapter::new()))

@@ -1,4 +1,5 @@
-//! One sender, several routes: a layer around all of them, one around each, and the same one twice.
+//! One sender, several routes: one layer around all of them, one layer around each, and the same
+//! layer twice.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,21 +17,21 @@ use tower_dedup::{DedupLayer, DedupTx, Delivery, key, provider};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::SubscriberExt;
 
-use crate::support::{Handler, by_header, request, result, send};
+use crate::support::{Handler, by_header, request, result, send, sqlite_url};
 
-/// The messages of the layer's events, with their levels.
+/// The messages of the layer's log records, with their levels.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>);
 
 impl Log {
-    /// The levels of the events whose message starts so.
+    /// Returns the levels of the records whose message starts like this.
     fn levels(&self, message: &str) -> Vec<String> {
         let events = self.0.lock().unwrap();
         let events = events.iter().filter(|event| event["message"].starts_with(message));
         events.map(|event| event["level"].clone()).collect()
     }
 
-    /// Collects the events of this thread while `run` runs.
+    /// Collects the log records of this thread while `run` runs.
     fn of(run: impl AsyncFnOnce()) -> Self {
         let log = Self::default();
         let subscriber = tracing_subscriber::registry().with(log.clone());
@@ -95,7 +96,7 @@ fn store() -> Arc<MemoryAdapter> {
 }
 
 #[test]
-fn one_layer_over_two_routes_says_loudly_that_the_second_has_not_run() {
+fn one_layer_over_two_routes_warns_that_the_second_has_not_run() {
     let log = Log::of(async || {
         let (billing, tax) = (Runs::default(), Runs::default());
         let app = Router::new()
@@ -108,12 +109,12 @@ fn one_layer_over_two_routes_says_loudly_that_the_second_has_not_run() {
         }
         assert_eq!((billing.count(), tax.count()), (2, 0));
     });
-    // Twice within a minute, told once.
+    // Twice within a minute, reported once.
     assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
 }
 
 #[test]
-fn layers_of_one_namespace_on_two_routes_say_so_too() {
+fn layers_of_one_namespace_on_two_routes_warn_too() {
     let log = Log::of(async || {
         let (runs, store) = (Runs::default(), store());
         let route = || runs.route().layer(DedupLayer::new(provider::STRIPE, Arc::clone(&store)));
@@ -127,7 +128,7 @@ fn layers_of_one_namespace_on_two_routes_say_so_too() {
 
 /// The sender delivers to both endpoints at once.
 #[test]
-fn on_arrival_layer_says_so_while_the_first_route_still_runs() {
+fn on_arrival_layer_warns_while_the_first_route_still_runs() {
     let log = Log::of(async || {
         let handler = Handler::default();
         handler.hold();
@@ -205,22 +206,22 @@ async fn twice<L: Ledger>(layer: DedupLayer<L>) {
 }
 
 #[test]
-fn on_arrival_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+fn on_arrival_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = Log::of(async || twice(DedupLayer::on_arrival(provider::STRIPE, store())).await);
     assert_eq!(log.levels(NESTED), ["WARN"]);
 }
 
 #[test]
-fn lease_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+fn lease_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = Log::of(async || twice(DedupLayer::new(provider::STRIPE, store())).await);
     assert_eq!(log.levels(NESTED), ["WARN"]);
 }
 
 #[test]
-fn transactional_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+fn transactional_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = Log::of(async || {
         let dir = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let url = sqlite_url(dir.path());
         let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
         twice(DedupLayer::transactional(provider::STRIPE, store)).await;
     });
@@ -242,7 +243,7 @@ fn layers_of_other_namespaces_do_not_pass_each_other_through() {
 }
 
 #[test]
-fn retention_below_the_floor_of_the_sender_warns_and_is_taken() {
+fn retention_below_the_floor_of_the_sender_warns_and_is_used() {
     const DAY: Duration = Duration::from_secs(86_400);
     let floor = provider::ADYEN.retention_floor();
     assert!(floor > 30 * DAY, "above the default");
@@ -258,7 +259,7 @@ fn retention_below_the_floor_of_the_sender_warns_and_is_taken() {
     assert!(log.0.lock().unwrap().is_empty());
 }
 
-/// A key is remembered for the default of 30 days, or for the sender's floor where that is longer.
+/// A key is remembered for the default of 30 days, or for the sender's floor if that is longer.
 #[tokio::test]
 async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -276,12 +277,12 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     }
 }
 
-/// The client learns nothing of the wiring, and the log says what is wrong.
+/// The client learns nothing about the routes, and the log says what is wrong.
 #[test]
 fn rejected_arguments_are_an_empty_500_and_a_logged_cause() {
     let log = Log::of(async || {
         let dir = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let url = sqlite_url(dir.path());
         let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
         let dedup = DedupLayer::transactional(provider::STRIPE, store);
         let app = Router::new()

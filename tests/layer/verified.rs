@@ -484,7 +484,10 @@ fn receiver_finds_the_scheme_of_each_secret() {
     ] {
         let said = checks(&[(variable, secret)], public_url).err().expect(variable);
         assert!(said.contains(why) && said.contains(variable), "{said}");
-        assert!(secret.is_empty() || !said.contains("secret!"), "the secret is not said: {said}");
+        assert!(
+            secret.is_empty() || !said.contains("secret!"),
+            "the message contains no secret: {said}"
+        );
     }
     assert_eq!(checks(&[], None).unwrap().len(), 0);
     assert!(checks(&[("WEBHOOK_SECRET_TWILIO", "x")], Some("https://example.com")).is_ok());

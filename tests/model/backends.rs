@@ -13,16 +13,16 @@ use tower_dedup::adapter::{
 use super::support::postgres::Schema;
 use super::support::time_travel::{age_file, age_schema};
 
-pub(crate) trait World {
+pub(crate) trait Backend {
     type Adapter: MaintenanceAdapter;
 
-    /// Whether a call may be more than one step to others.
+    /// Whether other callers may see a call as more than one step.
     const IN_SEVERAL_STATEMENTS: bool = true;
 
-    /// Forgets everything.
+    /// Deletes everything.
     async fn empty(&mut self);
 
-    /// All on the same store: as many as it has processes, as it were.
+    /// Returns adapters on the same store, one for each process that the backend stands for.
     fn adapters(&self) -> Vec<Arc<Self::Adapter>>;
 
     async fn advance(&mut self, by: Duration);
@@ -34,13 +34,13 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The capacity decides on the number of shards.
+    /// The capacity decides the number of shards.
     pub(crate) fn new(capacity: usize) -> Self {
         Self { capacity, adapter: Arc::new(MemoryAdapter::with_capacity(capacity)) }
     }
 }
 
-impl World for Memory {
+impl Backend for Memory {
     type Adapter = MemoryAdapter;
 
     const IN_SEVERAL_STATEMENTS: bool = false;
@@ -58,8 +58,8 @@ impl World for Memory {
     }
 }
 
-/// How the adapters of a world batch: large batches, and batches that are soon full in several
-/// lanes; or not at all.
+/// How the adapters of a backend batch: large batches, and small batches in several lanes; or not
+/// at all.
 pub(crate) fn batching(on: bool) -> [Batching; 2] {
     if on {
         [Batching::new(), Batching::new().lanes(3).max_batch_keys(3)]
@@ -91,7 +91,7 @@ impl File {
     }
 }
 
-impl World for File {
+impl Backend for File {
     type Adapter = SqliteAdapter;
 
     async fn empty(&mut self) {
@@ -129,7 +129,7 @@ impl Server {
     }
 }
 
-impl World for Server {
+impl Backend for Server {
     type Adapter = PostgresAdapter;
 
     async fn empty(&mut self) {

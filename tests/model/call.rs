@@ -1,15 +1,15 @@
-//! What a schedule asks of a store.
+//! The calls of a schedule.
 
 use std::fmt;
 
 use proptest::prelude::*;
 
-/// Of a schedule.
+/// The number of keys in a schedule.
 pub(crate) const KEYS: usize = 4;
 /// Steps that never end.
 pub(crate) const FOR_EVER: u32 = u32::MAX;
 
-/// What a call asks for.
+/// A call, with its keys and terms.
 #[derive(Clone)]
 pub(crate) enum Call {
     /// Claims under `OnClaim`.
@@ -24,11 +24,11 @@ pub(crate) enum Call {
     Forget(usize),
     Purge(u32),
     Count,
-    /// So many steps of time.
+    /// Advances the time by this many steps.
     Advance(u32),
 }
 
-/// Places of keys, ascending.
+/// Numbers of keys, ascending.
 pub(crate) type Keys = Vec<usize>;
 
 #[derive(Clone, Copy)]
@@ -37,11 +37,11 @@ pub(crate) struct Terms {
     pub(crate) retention: u32,
     pub(crate) lease: u32,
     pub(crate) payload: Option<u8>,
-    /// Whether a duplicate is to carry its stored payload.
+    /// Whether a duplicate carries its stored payload.
     pub(crate) fetches: bool,
 }
 
-/// One line, so that a schedule can be read.
+/// One line, so that a schedule is readable.
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -101,7 +101,7 @@ fn terms() -> impl Strategy<Value = Terms> {
     )
 }
 
-/// One that can be told from its answers key by key, whatever else is under way.
+/// A call whose replies the check can compare key by key, whatever else runs.
 pub(crate) fn asked(of: usize) -> impl Strategy<Value = Call> {
     let asked = move || (some_keys(of), terms());
     prop_oneof![

@@ -1,10 +1,10 @@
-//! The model: what the contract says of one key, written from its words.
+//! The model: what the contract says of one key, written from the text of the contract.
 
 use tower_dedup::adapter::{Completed, Forgotten, Released, Renewed};
 
 use super::call::{Call, FOR_EVER, Terms};
 
-/// Times are steps.
+/// A row. Times are steps.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Row {
     pub(crate) token: Option<u8>,
@@ -18,7 +18,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Claimed by nobody before.
+    /// The first claim of a key.
     fn claimed(terms: Terms, now: u32) -> Self {
         Self {
             token: Some(terms.token),
@@ -40,27 +40,28 @@ impl Row {
         !self.complete && self.token.is_some() && self.lease_until > now
     }
 
-    /// A live lease never is.
+    /// A row with a live lease never expires.
     pub(crate) fn is_expired(&self, now: u32) -> bool {
         self.expires_at <= now && !self.is_leased(now)
     }
 
-    /// Expired a step ago, and a lease that has outlived it lapsed as long ago.
+    /// Whether a purge removes the row: it expired a step ago, and a lease that outlived it lapsed
+    /// as long ago.
     pub(crate) fn is_purged(&self, now: u32) -> bool {
         let is_past = |at: u32| at.saturating_add(1) <= now;
         is_past(self.expires_at)
             && (self.complete || self.token.is_none() || is_past(self.lease_until))
     }
 
-    fn duplicate(&self, terms: Terms, now: u32) -> Answer {
-        Answer::Duplicate(now - self.first_seen_at, terms.fetches.then_some(self.payload))
+    fn duplicate(&self, terms: Terms, now: u32) -> Reply {
+        Reply::Duplicate(now - self.first_seen_at, terms.fetches.then_some(self.payload))
     }
 
-    /// What a claim makes of a row that nobody holds.
+    /// Returns the row after a claim of a row without a holder.
     fn claimed_again(&self, anew: Self) -> Self {
         Self {
             attempts: self.attempts + 1,
-            // Not if it was released.
+            // A released row is not taken over.
             takeover: self.token.is_some(),
             first_seen_at: self.first_seen_at,
             ..anew
@@ -72,33 +73,33 @@ impl Row {
     }
 }
 
-/// An answer for one key: times in whole steps, as the model has them.
+/// A reply for one key, with times in whole steps, as in the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// Of a claim: attempt and takeover.
+pub(crate) enum Reply {
+    /// The attempt and the takeover of a claim.
     Granted(u32, bool),
-    /// First seen so many steps ago; with the stored payload, if that is fetched.
+    /// First seen this many steps ago; with the stored payload, if the call fetches it.
     Duplicate(u32, Option<Option<u8>>),
     InFlight,
     Renewed(Renewed),
     Completed(Completed),
     Released(Released),
     Forgotten(Forgotten),
-    /// State, attempts, takeover, first seen so many steps ago, expires in so many.
+    /// State, attempts, takeover, first seen this many steps ago, expires in this many.
     Entry(Option<(State, u32, bool, i64, i64)>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// For so many more steps.
+    /// For this many more steps.
     InFlight(i64),
     Released,
     Complete,
 }
 
-/// What the contract says of one key: the answer, and what is stored from then on.
-pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Answer, Option<Row>) {
-    // What has expired is as good as absent, for all but those who hold it.
+/// Returns the reply for one key, and the row that the call leaves behind.
+pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) {
+    // An expired row counts as absent, except for the call that holds it.
     let live = stored.clone().filter(|row| !row.is_expired(now));
     match (call, stored) {
         (Call::ClaimAtOnce(_, terms), stored) => {
@@ -106,71 +107,71 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Answer, O
             let claim = match live {
                 Some(row) if row.complete && row.token == Some(terms.token) => {
                     // A repetition; a completion that was inserted counts no attempt.
-                    return (Answer::Granted(row.attempts.max(1), row.takeover), stored);
+                    return (Reply::Granted(row.attempts.max(1), row.takeover), stored);
                 }
                 Some(row) if row.complete => return (row.duplicate(*terms, now), stored),
-                Some(row) if row.is_leased(now) => return (Answer::InFlight, stored),
+                Some(row) if row.is_leased(now) => return (Reply::InFlight, stored),
                 Some(row) => row.claimed_again(anew),
                 None => anew,
             };
-            (Answer::Granted(claim.attempts, claim.takeover), Some(claim))
+            (Reply::Granted(claim.attempts, claim.takeover), Some(claim))
         }
         (Call::ReleaseAtOnce(_, terms), stored) => match stored {
             Some(row) if row.complete && row.token == Some(terms.token) => {
-                (Answer::Released(Released::Released), None)
+                (Reply::Released(Released::Released), None)
             }
-            stored => (Answer::Released(Released::NotHeld), stored),
+            stored => (Reply::Released(Released::NotHeld), stored),
         },
         (Call::Claim(_, terms), stored) => {
             let anew = Row::claimed(*terms, now);
             let claim = match (stored.clone().filter(|row| row.is_claim_of(*terms)), live) {
-                // A repetition is told what it was told the first time.
+                // A repetition gets the reply of the first call.
                 (Some(Row { attempts, takeover, first_seen_at, .. }), _) => {
                     Row { attempts, takeover, first_seen_at, ..anew }
                 }
                 (None, Some(row)) if row.complete => {
                     return (row.duplicate(*terms, now), stored);
                 }
-                (None, Some(row)) if row.is_leased(now) => return (Answer::InFlight, stored),
+                (None, Some(row)) if row.is_leased(now) => return (Reply::InFlight, stored),
                 (None, Some(row)) => row.claimed_again(anew),
                 (None, None) => anew,
             };
-            (Answer::Granted(claim.attempts, claim.takeover), Some(claim))
+            (Reply::Granted(claim.attempts, claim.takeover), Some(claim))
         }
         (Call::Renew(_, terms), stored) => {
             let anew = Row::claimed(*terms, now);
             match stored {
-                None => (Answer::Renewed(Renewed::Held), Some(anew)),
+                None => (Reply::Renewed(Renewed::Held), Some(anew)),
                 Some(row) if row.is_claim_of(*terms) => {
                     let renewed = Row { lease_until: anew.lease_until, ..row };
-                    (Answer::Renewed(Renewed::Held), Some(renewed))
+                    (Reply::Renewed(Renewed::Held), Some(renewed))
                 }
-                stored => (Answer::Renewed(Renewed::Lost), stored),
+                stored => (Reply::Renewed(Renewed::Lost), stored),
             }
         }
         (Call::Complete(_, terms), stored) => {
             let anew = Row::completed(*terms, now);
             let Some(row) = stored.filter(|row| !row.complete || row.expires_at > now) else {
                 let inserted = Row { attempts: 0, ..anew };
-                return (Answer::Completed(Completed::Inserted), Some(inserted));
+                return (Reply::Completed(Completed::Inserted), Some(inserted));
             };
             let held = row.token == Some(terms.token);
-            let answer = if held { Completed::Held } else { Completed::LeaseLost };
+            let reply = if held { Completed::Held } else { Completed::LeaseLost };
             let row = if row.complete {
                 row
             } else {
-                // Never expired at birth.
+                // A completion does not expire at once.
                 let expired = row.expires_at <= now;
                 let expires_at = if expired { anew.expires_at } else { row.expires_at };
                 Row { complete: true, payload: terms.payload, expires_at, ..row }
             };
-            (Answer::Completed(answer), Some(row))
+            (Reply::Completed(reply), Some(row))
         }
         (Call::Release(_, terms), stored) => match stored {
             Some(row) if row.is_claim_of(*terms) => {
-                (Answer::Released(Released::Released), Some(Row { token: None, ..row }))
+                (Reply::Released(Released::Released), Some(Row { token: None, ..row }))
             }
-            stored => (Answer::Released(Released::NotHeld), stored),
+            stored => (Reply::Released(Released::NotHeld), stored),
         },
         (Call::Get(_), stored) => {
             let entry = live.map(|row| {
@@ -182,20 +183,20 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Answer, O
                 let ago = i64::from(now - row.first_seen_at);
                 (state, row.attempts, row.takeover, ago, steps_from(now, row.expires_at))
             });
-            (Answer::Entry(entry), stored)
+            (Reply::Entry(entry), stored)
         }
         (Call::Forget(_), stored) => match stored {
-            None => (Answer::Forgotten(Forgotten::Missing), None),
-            Some(row) if row.is_leased(now) => (Answer::Forgotten(Forgotten::InFlight), Some(row)),
-            Some(_) => (Answer::Forgotten(Forgotten::Removed), None),
+            None => (Reply::Forgotten(Forgotten::Missing), None),
+            Some(row) if row.is_leased(now) => (Reply::Forgotten(Forgotten::InFlight), Some(row)),
+            Some(_) => (Reply::Forgotten(Forgotten::Removed), None),
         },
         (Call::Purge(_) | Call::Count | Call::Advance(_), _) => {
-            unreachable!("these ask for no key")
+            unreachable!("these calls have no key")
         }
     }
 }
 
-/// As many as [`FOR_EVER`] for all that is far away.
+/// Returns [`FOR_EVER`] for all times that are far away.
 fn steps_from(now: u32, at: u32) -> i64 {
     if at == FOR_EVER { FOR_EVER.into() } else { i64::from(at) - i64::from(now) }
 }

@@ -1,4 +1,4 @@
-//! Calls as a store's, and its answers as the model's.
+//! Makes the calls of a schedule on a store, and translates its replies for the model.
 
 use std::fmt::Debug;
 use std::time::{Duration, SystemTime};
@@ -10,26 +10,29 @@ use tower_dedup::adapter::{
 };
 
 use super::call::{Call, FOR_EVER, Terms};
-use super::contract::{Answer, State};
+use super::contract::{Reply, State};
 
-/// Far longer than a schedule runs: whatever lies between two steps is the same to the model. As long
-/// as an expired key stays before it is purged.
+/// Far longer than a schedule runs, so that the model need not know times between two steps. As
+/// long as an expired key stays before a purge removes it.
 pub(crate) const STEP: Duration = PURGE_GRACE;
 
-/// What a call is told.
+/// The reply to a call.
 #[derive(Debug)]
-pub(crate) enum Told {
-    /// Of each of its keys.
-    Keys(Vec<(usize, Answer)>),
-    /// Purged or counted.
+pub(crate) enum Replies {
+    /// The reply for each key.
+    Keys(Vec<(usize, Reply)>),
+    /// The number of rows that were purged or counted.
     Number(u64),
 }
 
-pub(crate) async fn ask<A: MaintenanceAdapter>(adapter: &A, call: &Call) -> Result<Told, String> {
+pub(crate) async fn execute<A: MaintenanceAdapter>(
+    adapter: &A,
+    call: &Call,
+) -> Result<Replies, String> {
     fn text(error: impl Debug) -> String {
         format!("{error:?}")
     }
-    let (places, answers) = match call {
+    let (places, replies) = match call {
         Call::ClaimAtOnce(places, terms) => {
             let keys = keys(places);
             let terms = at_once(&keys, *terms);
@@ -40,7 +43,7 @@ pub(crate) async fn ask<A: MaintenanceAdapter>(adapter: &A, call: &Call) -> Resu
             let keys = keys(places);
             let terms = at_once(&keys, *terms);
             let released = adapter.release(&keys, &terms).await.map_err(text)?;
-            (places.clone(), all(released, Answer::Released))
+            (places.clone(), all(released, Reply::Released))
         }
         Call::Claim(places, terms) => {
             let keys = keys(places);
@@ -50,36 +53,38 @@ pub(crate) async fn ask<A: MaintenanceAdapter>(adapter: &A, call: &Call) -> Resu
         Call::Renew(places, terms) => {
             let keys = keys(places);
             let renewed = adapter.renew(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
-            (places.clone(), all(renewed, Answer::Renewed))
+            (places.clone(), all(renewed, Reply::Renewed))
         }
         Call::Complete(places, terms) => {
             let keys = keys(places);
             let completed =
                 adapter.complete(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
-            (places.clone(), all(completed, Answer::Completed))
+            (places.clone(), all(completed, Reply::Completed))
         }
         Call::Release(places, terms) => {
             let keys = keys(places);
             let released =
                 adapter.release(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
-            (places.clone(), all(released, Answer::Released))
+            (places.clone(), all(released, Reply::Released))
         }
         Call::Get(place) => {
             let entry = adapter.get(&key(*place)).await.map_err(text)?;
-            (vec![*place], vec![Answer::Entry(entry.as_ref().map(read_entry))])
+            (vec![*place], vec![Reply::Entry(entry.as_ref().map(read_entry))])
         }
         Call::Forget(place) => {
             let forgotten = adapter.forget(&key(*place)).await.map_err(text)?;
-            (vec![*place], vec![Answer::Forgotten(forgotten)])
+            (vec![*place], vec![Reply::Forgotten(forgotten)])
         }
-        Call::Purge(limit) => return adapter.purge(*limit).await.map(Told::Number).map_err(text),
-        Call::Count => return adapter.count().await.map(Told::Number).map_err(text),
+        Call::Purge(limit) => {
+            return adapter.purge(*limit).await.map(Replies::Number).map_err(text);
+        }
+        Call::Count => return adapter.count().await.map(Replies::Number).map_err(text),
         Call::Advance(_) => unreachable!("no store is asked for that"),
     };
-    if answers.len() != places.len() {
-        return Err(format!("{} answers", answers.len()));
+    if replies.len() != places.len() {
+        return Err(format!("{} replies", replies.len()));
     }
-    Ok(Told::Keys(places.into_iter().zip(answers).collect()))
+    Ok(Replies::Keys(places.into_iter().zip(replies).collect()))
 }
 
 fn key(place: usize) -> DedupKey {
@@ -118,7 +123,7 @@ fn steps(age: Duration) -> u32 {
     u32::try_from(age.as_millis() / STEP.as_millis()).unwrap_or(FOR_EVER)
 }
 
-/// To the nearest step, and as many as [`FOR_EVER`] for all that is far away.
+/// To the nearest step, and [`FOR_EVER`] for all times that are far away.
 fn steps_to(at: SystemTime) -> i64 {
     let (apart, sign) = match at.duration_since(SystemTime::now()) {
         Ok(ahead) => (ahead, 1),
@@ -139,18 +144,18 @@ fn read_entry(entry: &Entry) -> (State, u32, bool, i64, i64) {
     (state, entry.attempts, entry.takeover, ago, left)
 }
 
-fn read_claimed(claimed: Claimed) -> Answer {
+fn read_claimed(claimed: Claimed) -> Reply {
     match claimed {
-        Claimed::First { attempt, takeover, .. } => Answer::Granted(attempt, takeover),
+        Claimed::First { attempt, takeover, .. } => Reply::Granted(attempt, takeover),
         Claimed::Duplicate(seen) => {
             let payload = |data: &StoredData| data.payload_sha256.map(|payload| payload[0]);
-            Answer::Duplicate(steps(seen.age), seen.stored.as_deref().map(payload))
+            Reply::Duplicate(steps(seen.age), seen.stored.as_deref().map(payload))
         }
-        Claimed::InFlight => Answer::InFlight,
+        Claimed::InFlight => Reply::InFlight,
         other => panic!("{other:?}"),
     }
 }
 
-fn all<T>(answers: Vec<T>, read: impl Fn(T) -> Answer) -> Vec<Answer> {
-    answers.into_iter().map(read).collect()
+fn all<T>(replies: Vec<T>, read: impl Fn(T) -> Reply) -> Vec<Reply> {
+    replies.into_iter().map(read).collect()
 }

@@ -1,14 +1,14 @@
-//! Calls that are under way at the same time, as [`is_explained`] holds them to the model.
+//! Calls that run at the same time, as [`is_explained`] compares them with the model.
 //!
-//! 1. A schedule is made of waves. In a wave several callers each make their calls, one after the
-//!    other, and nobody waits for anybody else; then time may pass.
-//! 2. The contract is about each key on its own, so what was asked of each key is a history by
-//!    itself. There has to be *some* order of its calls in which every answer is that of the
-//!    contract, with no call before one that had ended when it began.
-//! 3. All such orders are followed, for they leave different rows behind: the next wave begins with
-//!    any of them.
-//! 4. A database's adapter makes some calls in several statements, between which somebody else may
-//!    change the key. What then is told otherwise stands in [`is_sent_again`].
+//! 1. A schedule consists of waves. In a wave, several callers each make their calls one after the
+//!    other, without waiting for other callers. Then time may pass.
+//! 2. The contract is about each key on its own, so the calls of each key are a history of their
+//!    own. For each history there must be *some* order in which every reply is that of the
+//!    contract. In that order, no call comes before one that had ended when it began.
+//! 3. The check follows all such orders, because they leave different rows behind. The next wave
+//!    begins with any of these rows.
+//! 4. A database's adapter makes some calls in several statements, and another caller may change
+//!    the key between them. [`is_sent_again`] says which replies that allows.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,21 +18,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::future::join_all;
 use proptest::prelude::*;
 
-use super::backends::World;
+use super::backends::Backend;
 use super::call::{Call, asked, purge};
-use super::contract::{Answer, Row, contract};
-use super::driver::{STEP, Told, ask};
+use super::contract::{Reply, Row, contract};
+use super::driver::{Replies, STEP, execute};
 use super::sequence::{Rows, clear};
 
-/// Few, so that callers meet.
+/// Few keys, so that callers meet.
 const KEYS: usize = 2;
 
 #[derive(Clone)]
 pub(crate) struct Wave {
-    /// The calls of each.
+    /// The calls of each caller.
     callers: Vec<Vec<Call>>,
-    /// All in one task, which asks for the first call of each before anything is sent: they share a
-    /// batch. Else each in its own.
+    /// If true, one task makes the first call of each caller before anything is sent, so that the
+    /// calls share a batch. Otherwise each caller has its own task.
     together: bool,
     steps: u32,
 }
@@ -54,32 +54,36 @@ pub(crate) fn waves() -> impl Strategy<Value = Vec<Wave>> {
     prop::collection::vec(wave, 1..5)
 }
 
-/// What a caller was told of one key.
+/// The reply to a caller for one key.
 struct Event {
     key: usize,
     caller: usize,
     call: Call,
-    answer: Answer,
-    /// By a clock of the wave.
+    reply: Reply,
+    /// The time by a clock of the wave.
     began: usize,
     ended: usize,
 }
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { caller, call, answer, began, ended, .. } = self;
-        write!(f, "\n  {began:2} to {ended:2}, caller {caller}: {call:?}: {answer:?}")
+        let Self { caller, call, reply, began, ended, .. } = self;
+        write!(f, "\n  {began:2} to {ended:2}, caller {caller}: {call:?}: {reply:?}")
     }
 }
 
-/// Whether an empty store explains what all callers are told. They are spread over its adapters.
-pub(crate) async fn is_explained<W: World>(world: &mut W, schedule: &[Wave]) -> Result<(), String> {
-    world.empty().await;
+/// Checks that the replies to all callers are explained, from an empty store on. The callers are
+/// spread over the store's adapters.
+pub(crate) async fn is_explained<W: Backend>(
+    backend: &mut W,
+    schedule: &[Wave],
+) -> Result<(), String> {
+    backend.empty().await;
     let mut now = 0;
     let mut past = vec![String::new(); KEYS];
     let mut keys = vec![Rows::from([None]); KEYS];
     for (number, wave) in schedule.iter().enumerate() {
-        let events = run(world, wave).await?;
+        let events = run(backend, wave).await?;
         for (key, rows) in keys.iter_mut().enumerate() {
             let events: Vec<_> = events.iter().filter(|event| event.key == key).collect();
             past[key] += &format!("\nwave {number}, at step {now}: {events:?}");
@@ -87,14 +91,14 @@ pub(crate) async fn is_explained<W: World>(world: &mut W, schedule: &[Wave]) -> 
                 format!("key {key}: no order explains the last wave, after {rows:?}{}", past[key])
             })?;
         }
-        world.advance(STEP * wave.steps).await;
+        backend.advance(STEP * wave.steps).await;
         now += wave.steps;
     }
     Ok(())
 }
 
-async fn run<W: World>(world: &W, wave: &Wave) -> Result<Vec<Event>, String> {
-    let (adapters, clock) = (world.adapters(), Arc::new(AtomicUsize::new(0)));
+async fn run<W: Backend>(backend: &W, wave: &Wave) -> Result<Vec<Event>, String> {
+    let (adapters, clock) = (backend.adapters(), Arc::new(AtomicUsize::new(0)));
     let callers = wave.callers.iter().cloned().enumerate().map(|(caller, calls)| {
         let adapter = Arc::clone(&adapters[caller % adapters.len()]);
         let clock = Arc::clone(&clock);
@@ -103,15 +107,17 @@ async fn run<W: World>(world: &W, wave: &Wave) -> Result<Vec<Event>, String> {
             let mut events = Vec::new();
             for call in calls {
                 let began = tick();
-                let told = ask(&adapter, &call).await;
+                let replied = execute(&adapter, &call).await;
                 let ended = tick();
-                // What was purged shows in what others are told.
-                if let Told::Keys(answers) = told.map_err(|fault| format!("{call:?}: {fault}"))? {
-                    events.extend(answers.into_iter().map(|(key, answer)| Event {
+                // The effect of a purge shows in the replies to other calls.
+                if let Replies::Keys(replies) =
+                    replied.map_err(|fault| format!("{call:?}: {fault}"))?
+                {
+                    events.extend(replies.into_iter().map(|(key, reply)| Event {
                         key,
                         caller,
                         call: call.clone(),
-                        answer,
+                        reply,
                         began,
                         ended,
                     }));
@@ -120,21 +126,21 @@ async fn run<W: World>(world: &W, wave: &Wave) -> Result<Vec<Event>, String> {
             Ok(events)
         }
     });
-    let told: Vec<Result<Vec<Event>, String>> = if wave.together {
+    let replied: Vec<Result<Vec<Event>, String>> = if wave.together {
         join_all(callers).await
     } else {
         let tasks: Vec<_> = callers.map(tokio::spawn).collect();
         join_all(tasks).await.into_iter().map(Result::unwrap).collect()
     };
-    let told: Vec<Vec<Event>> = told.into_iter().collect::<Result<_, _>>()?;
-    Ok(told.into_iter().flatten().collect())
+    let replied: Vec<Vec<Event>> = replied.into_iter().collect::<Result<_, _>>()?;
+    Ok(replied.into_iter().flatten().collect())
 }
 
-/// What may be stored in the end. Loosely: see [`is_sent_again`].
+/// Returns the rows that may be stored in the end. For `loosely`, see [`is_sent_again`].
 fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<Rows> {
     let before: Vec<u32> =
         events.iter().map(|event| mask(events, |other| other.ended < event.began)).collect();
-    // By which of the events have been, as bits.
+    // By the set of events that have happened, as bits.
     let mut reached = BTreeMap::from([(0_u32, stored.clone())]);
     for _ in events {
         let mut next: BTreeMap<u32, Rows> = BTreeMap::new();
@@ -152,8 +158,8 @@ fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<
                     continue;
                 }
                 for row in &rows {
-                    let (answer, left) = contract(&event.call, row.clone(), now);
-                    if answer == event.answer || (loosely && is_read_apart(&answer, event)) {
+                    let (reply, left) = contract(&event.call, row.clone(), now);
+                    if reply == event.reply || (loosely && is_read_apart(&reply, event)) {
                         next.entry(been | 1 << place).or_default().insert(left);
                     }
                 }
@@ -168,17 +174,17 @@ fn mask(events: &[&Event], such: impl Fn(&Event) -> bool) -> u32 {
     events.iter().enumerate().map(|(place, event)| u32::from(such(event)) << place).sum()
 }
 
-/// Stored data is read by a statement of its own: a key that was complete in one statement, and not in
-/// the other, is in flight.
-fn is_read_apart(answer: &Answer, event: &Event) -> bool {
-    matches!((answer, &event.answer), (Answer::Duplicate(_, Some(_)), Answer::InFlight))
+/// Stored data is read by a statement of its own: a key that is complete in one statement, and not
+/// in the other, is in flight.
+fn is_read_apart(reply: &Reply, event: &Event) -> bool {
+    matches!((reply, &event.reply), (Reply::Duplicate(_, Some(_)), Reply::InFlight))
 }
 
-/// A claim of several keys may be sent again because of one of them: what the first
-/// sending has left behind, if it was granted this one.
+/// A claim of several keys may be sent again because of one of them. Returns what the first sending
+/// has left behind, if it was granted this key.
 fn is_sent_again(event: &Event, row: &Option<Row>, now: u32) -> Option<Option<Row>> {
     let (Call::Claim(keys, _) | Call::ClaimAtOnce(keys, _)) = &event.call else { return None };
-    let (answer, left) = contract(&event.call, row.clone(), now);
-    let granted = matches!(answer, Answer::Granted(..));
+    let (reply, left) = contract(&event.call, row.clone(), now);
+    let granted = matches!(reply, Reply::Granted(..));
     (keys.len() > 1 && granted).then_some(left)
 }

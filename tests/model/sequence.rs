@@ -1,42 +1,43 @@
-//! Calls that follow each other, as [`follows`] holds them to the model.
+//! Calls that follow each other, as [`follows`] compares them with the model.
 //!
-//! A store may clear an expired key away whenever it likes, and some calls can tell. So the model
-//! keeps, for every key, all that may be stored: an answer has to be that of one of them, and those
-//! that would have answered otherwise are dropped.
+//! A store may delete an expired key at any time, and some calls can see it. So the model keeps,
+//! for every key, all rows that may be stored. A reply must be that of one of them, and the rows
+//! with other replies are dropped.
 
 use std::collections::BTreeSet;
 
-use super::backends::World;
+use super::backends::Backend;
 use super::call::{Call, KEYS};
-use super::contract::{Answer, Row, contract};
-use super::driver::{STEP, Told, ask};
+use super::contract::{Reply, Row, contract};
+use super::driver::{Replies, STEP, execute};
 
-/// All that may be stored of a key.
+/// All rows of a key that may be stored.
 pub(crate) type Rows = BTreeSet<Option<Row>>;
 
-/// What expired may have been cleared away.
+/// An expired row may have been deleted.
 pub(crate) fn clear(rows: &mut Rows, now: u32) {
     if rows.iter().flatten().any(|row| row.is_expired(now)) {
         rows.insert(None);
     }
 }
 
-/// Whether an empty store answers this schedule as the contract says, and if not, where it fails.
-/// Each of its adapters is asked in turn.
-pub(crate) async fn follows<W: World>(world: &mut W, schedule: &[Call]) -> Result<(), String> {
-    world.empty().await;
-    let (adapters, mut model) = (world.adapters(), Model::new());
+/// Checks that an empty store follows the contract in this schedule, and says where it does not.
+/// The calls go to its adapters in turn.
+pub(crate) async fn follows<W: Backend>(backend: &mut W, schedule: &[Call]) -> Result<(), String> {
+    backend.empty().await;
+    let (adapters, mut model) = (backend.adapters(), Model::new());
     for (number, call) in schedule.iter().enumerate() {
         if let Call::Advance(steps) = call {
-            world.advance(STEP * *steps).await;
+            backend.advance(STEP * *steps).await;
             model.now += steps;
             continue;
         }
         for rows in &mut model.keys {
             clear(rows, model.now);
         }
-        let told = ask(&adapters[number % adapters.len()], call).await;
-        told.and_then(|told| model.told(call, told))
+        let replied = execute(&adapters[number % adapters.len()], call).await;
+        replied
+            .and_then(|replied| model.replied(call, replied))
             .map_err(|fault| format!("call {number}, {call:?}: {fault}"))?;
     }
     Ok(())
@@ -52,22 +53,22 @@ impl Model {
         Self { now: 0, keys: vec![BTreeSet::from([None]); KEYS] }
     }
 
-    fn told(&mut self, call: &Call, told: Told) -> Result<(), String> {
-        match (call, told) {
-            (Call::Purge(limit), Told::Number(purged)) => self.purged(*limit, purged),
-            (_, Told::Number(count)) => self.counted(count),
-            (_, Told::Keys(answers)) => {
-                answers.iter().try_for_each(|(key, answer)| self.answered(call, *key, answer))
+    fn replied(&mut self, call: &Call, replied: Replies) -> Result<(), String> {
+        match (call, replied) {
+            (Call::Purge(limit), Replies::Number(purged)) => self.purged(*limit, purged),
+            (_, Replies::Number(count)) => self.counted(count),
+            (_, Replies::Keys(replies)) => {
+                replies.iter().try_for_each(|(key, reply)| self.answered(call, *key, reply))
             }
         }
     }
 
-    fn answered(&mut self, call: &Call, key: usize, answer: &Answer) -> Result<(), String> {
+    fn answered(&mut self, call: &Call, key: usize, reply: &Reply) -> Result<(), String> {
         let outcomes = self.keys[key].iter().map(|row| contract(call, row.clone(), self.now));
-        let (right, wrong): (Vec<_>, Vec<_>) = outcomes.partition(|(right, _)| right == answer);
+        let (right, wrong): (Vec<_>, Vec<_>) = outcomes.partition(|(right, _)| right == reply);
         if right.is_empty() {
-            let allowed: Vec<_> = wrong.into_iter().map(|(answer, _)| answer).collect();
-            return Err(format!("key {key}: {answer:?}, but the contract says {allowed:?}"));
+            let allowed: Vec<_> = wrong.into_iter().map(|(reply, _)| reply).collect();
+            return Err(format!("key {key}: {reply:?}, but the contract says {allowed:?}"));
         }
         self.keys[key] = right.into_iter().map(|(_, row)| row).collect();
         Ok(())
@@ -80,7 +81,7 @@ impl Model {
         if purged > most.min(limit.into()) {
             return Err(format!("{purged} were purged, but at most {most} expired a step ago"));
         }
-        // Fewer than it might have: there are no more.
+        // Fewer than the limit: there are no more.
         if purged < limit.into() {
             for rows in &mut self.keys {
                 rows.retain(|row| !goes(row));

@@ -39,7 +39,7 @@ impl Store for Memory {
     }
 }
 
-/// Another number of shards, so that sets spread otherwise.
+/// Another number of shards, so that sets spread in another way.
 struct FewShards(Memory);
 
 impl Store for FewShards {
@@ -113,7 +113,7 @@ impl Store for Sqlite {
     }
 }
 
-/// A pool of the user's, several connections wide.
+/// A pool of the user, with several connections.
 struct UsersPool {
     adapter: Arc<SqliteAdapter>,
     path: PathBuf,
@@ -134,7 +134,7 @@ impl Store for UsersPool {
             .busy_timeout(Duration::from_secs(1));
         let pool = SqlitePool::connect_with(options).await.unwrap();
         let adapter = SqliteAdapter::new(pool);
-        // So that `shift` finds the table.
+        // `shift` needs the table.
         adapter.migrate().await.unwrap();
         Self { adapter: Arc::new(adapter), path, _dir: dir }
     }
@@ -230,8 +230,8 @@ impl Store for Postgres {
     }
 }
 
-/// A pool whose transactions are serializable unless they say otherwise, as a role or a database
-/// may be set up, and whose commits do not wait for the disk.
+/// A pool whose transactions are serializable by default, as a role or a database may define, and
+/// whose commits do not wait for the disk.
 struct Serializable(Postgres);
 
 impl Store for Serializable {
@@ -260,7 +260,7 @@ impl Store for Serializable {
     }
 }
 
-/// Every call a statement of its own.
+/// Every call is a statement of its own.
 struct Unbatched(Postgres);
 
 impl Store for Unbatched {
@@ -284,7 +284,7 @@ impl Store for Unbatched {
     }
 }
 
-/// The same of a file.
+/// Every call on a file is a statement of its own.
 struct UnbatchedFile(Sqlite, Arc<SqliteAdapter>);
 
 impl Store for UnbatchedFile {

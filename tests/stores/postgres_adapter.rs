@@ -1,4 +1,4 @@
-//! The Postgres adapter: its schema, what it costs the server, and a server that says no.
+//! The Postgres adapter: its schema, its cost for the server, and servers that refuse.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -7,19 +7,13 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, Released, Token, TransactionAdapter,
+    Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter, PostgresAdapter,
+    Released, TransactionAdapter,
 };
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
 use crate::support::postgres::{Schema, Server, shared};
-use crate::support::{FIRST, dedup_key, on_claim};
-
-const HOUR: Duration = Duration::from_secs(3_600);
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
-}
+use crate::support::{FIRST, dedup_key, on_claim, terms};
 
 fn keys(ids: std::ops::Range<u32>) -> Vec<DedupKey> {
     let mut keys: Vec<_> = ids.map(|id| dedup_key(&id.to_string())).collect();
@@ -38,7 +32,7 @@ async fn adapter(schema: &Schema) -> PostgresAdapter {
 }
 
 #[tokio::test]
-async fn many_processes_may_make_the_schema_at_once() {
+async fn many_connections_create_the_schema_at_once() {
     for _ in 0..5 {
         let schema = Schema::fresh();
         let name = Identifier::new(&format!("{}_new", schema.name())).unwrap();
@@ -58,9 +52,9 @@ async fn many_processes_may_make_the_schema_at_once() {
     }
 }
 
-/// Trap 29: a migration that failed is tried again.
+/// A migration that failed is tried again.
 #[tokio::test]
-async fn trap_29_a_failed_migration_is_retried() {
+async fn migration_that_failed_is_retried() {
     let schema = Schema::fresh();
     let role = format!("{}_role", schema.name());
     let mut admin = PgConnection::connect(shared()).await.unwrap();
@@ -84,9 +78,9 @@ async fn trap_29_a_failed_migration_is_retried() {
     run(&mut admin, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
-/// The schema from somebody's own migration tool, under names that are words of SQL.
+/// The user's own migration tool creates the schema, under names that are words of SQL.
 #[tokio::test]
-async fn the_schema_sql_is_enough() {
+async fn schema_created_by_the_user_works() {
     let schema = Schema::fresh();
     let place = |adapter: PostgresAdapter| {
         let (name, table) = (schema.name(), Identifier::new("order").unwrap());
@@ -101,11 +95,11 @@ async fn the_schema_sql_is_enough() {
     assert_eq!(claimed, vec![FIRST; 3]);
     assert_eq!(adapter.count().await.unwrap(), 3);
     adapter.close().await;
-    assert!(!pool.is_closed(), "the pool is its owner's");
+    assert!(!pool.is_closed(), "the user's pool stays open");
 }
 
 #[tokio::test]
-async fn what_cannot_be_connected_to_says_so_and_keeps_the_url_to_itself() {
+async fn connect_that_fails_reports_it_without_the_url() {
     for url in ["postgres:/nowhere", "mysql://host/db", "postgres://user:hidden@host:notaport/db"] {
         let error = PostgresAdapter::connect(url).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{url}");
@@ -118,10 +112,10 @@ async fn what_cannot_be_connected_to_says_so_and_keeps_the_url_to_itself() {
     assert_eq!(Identifier::new("a.b"), Err(ConfigError::InvalidIdentifier));
 }
 
-/// Trap 7: the duplicate path writes nothing, so nobody waits for a disk.
+/// The duplicate path writes nothing, so it never waits for a disk.
 #[tokio::test]
-async fn trap_7_duplicates_write_nothing() {
-    // Its own, for its log is watched.
+async fn duplicates_write_no_wal() {
+    // A server of its own, because the test reads its WAL.
     let server = Server::start();
     let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
     let (known, mine) = (keys(0..100), terms());
@@ -130,7 +124,7 @@ async fn trap_7_duplicates_write_nothing() {
     let in_flight = keys(100..200);
     adapter.claim(&in_flight, &terms()).await.unwrap();
     let pool = pool(&server.url()).await;
-    // What only vacuum and the like write is out of the way.
+    // Without the writes of vacuum and checkpoints.
     for sql in
         ["ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()", "VACUUM", "CHECKPOINT"]
     {
@@ -140,7 +134,7 @@ async fn trap_7_duplicates_write_nothing() {
         let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::int8";
         sqlx::query_scalar(sql).fetch_one(&pool).await.unwrap()
     };
-    // The first look may set hint bits, or clean a page.
+    // The first read may set hint bits, or clean a page.
     adapter.claim(&known, &terms()).await.unwrap();
     let before = position().await;
     for round in 0..50 {
@@ -153,12 +147,11 @@ async fn trap_7_duplicates_write_nothing() {
         assert!(opened.transaction.is_none());
     }
     let written = position().await - before;
-    // 20,000 answers. What runs in the background of any server writes a record now and then.
+    // 20,000 replies. The background of any server writes a WAL record now and then.
     assert!(written < 2_000, "{written} bytes of log");
 }
 
-/// A completion moves nothing in an index: what changes is in no index, and there is room on the
-/// page.
+/// A completion changes no indexed column, and the page has room for the new row version.
 #[tokio::test]
 async fn completions_are_heap_only_updates() {
     const EVENTS: u32 = 600;
@@ -178,7 +171,8 @@ async fn completions_are_heap_only_updates() {
         .await
         .unwrap()
     };
-    // Sessions report their counts a little later.
+    // Sessions report their counts when they end.
+    adapter.close().await;
     let mut counts = counted().await;
     for _ in 0..500 {
         if counts.0 >= i64::from(EVENTS) {
@@ -192,10 +186,10 @@ async fn completions_are_heap_only_updates() {
     assert!(hot * 100 >= updated * 95, "{hot} of {updated} are heap-only");
 }
 
-/// What was answered is on disk, although the role says `synchronous_commit = off`; a claim need
-/// not be, by choice.
+/// What was acknowledged is on disk, although the role says `synchronous_commit = off`.
+/// `asynchronous_claims` exempts claims.
 #[tokio::test]
-async fn a_crash_of_the_database_takes_nothing_that_was_acknowledged() {
+async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
     let server = Server::start();
     let options =
         PgConnectOptions::from_str(&server.url()).unwrap().options([("synchronous_commit", "off")]);
@@ -220,17 +214,17 @@ async fn a_crash_of_the_database_takes_nothing_that_was_acknowledged() {
     }
 }
 
-/// After a failover a service may find itself connected to a server that only follows: that one
-/// answers nothing, not even what it knows.
+/// After a failover, a service may be connected to a standby. A standby answers no call, not even
+/// for keys that it knows.
 #[tokio::test]
-async fn a_standby_answers_nothing_until_it_is_promoted() {
+async fn standby_is_refused_until_it_is_promoted() {
     let primary = Server::start();
     let adapter = PostgresAdapter::connect(&primary.url()).await.unwrap();
     let (known, new, mine) = ([dedup_key("known")], [dedup_key("new")], terms());
     adapter.claim(&known, &on_claim(&mine)).await.unwrap();
     let standby = primary.standby();
     let other = PostgresAdapter::new(pool(&standby.url()).await);
-    // Operators may look.
+    // Operators may read.
     assert!(other.get(&known[0]).await.unwrap().is_some());
     for keys in [&known, &new] {
         assert!(other.claim(keys, &on_claim(&terms())).await.unwrap_err().is_transient());
@@ -240,15 +234,15 @@ async fn a_standby_answers_nothing_until_it_is_promoted() {
     }
     primary.stop_immediately();
     standby.promote();
-    // The same pool, with no restart.
+    // The same pool, without a restart.
     let again = other.claim(&known, &on_claim(&terms())).await.unwrap();
     assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
     assert_eq!(other.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
 }
 
-/// A database that takes no writes for a while.
+/// A database that refuses writes for a while.
 #[tokio::test]
-async fn a_read_only_database_is_no_answer_and_recovers() {
+async fn read_only_database_is_unavailable_and_recovers() {
     let schema = Schema::fresh();
     let (known, new) = ([dedup_key("known")], [dedup_key("new")]);
     let writing = adapter(&schema).await;
@@ -266,14 +260,14 @@ async fn a_read_only_database_is_no_answer_and_recovers() {
     assert_eq!(writing.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
 }
 
-/// Every connection is cut, as by a restart behind a proxy: the next call does not show it.
+/// Every connection is cut, as by a restart behind a proxy: the next call succeeds.
 #[tokio::test]
-async fn a_pool_of_dead_connections_is_no_outage() {
+async fn pool_of_dead_connections_fails_no_call() {
     let server = Server::start();
     let url = format!("{}?application_name=cut", server.url());
     let pool = PgPoolOptions::new()
         .max_connections(4)
-        // The worst case: nobody looks before they are used.
+        // The worst case: the pool does not test connections before use.
         .test_before_acquire(false)
         .connect(&url)
         .await
@@ -298,7 +292,7 @@ async fn a_pool_of_dead_connections_is_no_outage() {
 }
 
 #[tokio::test]
-async fn many_replicas_may_purge_at_once() {
+async fn many_replicas_purge_at_once() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
     adapter.claim(&keys(0..2_000), &on_claim(&terms())).await.unwrap();
@@ -327,9 +321,9 @@ async fn many_replicas_may_purge_at_once() {
     assert_eq!(adapter.forget(&live[0]).await.unwrap(), Forgotten::InFlight);
 }
 
-/// The purger's statement goes by the index, however many rows there are that it leaves alone.
+/// The purger's statement uses the index, however many rows it leaves alone.
 #[tokio::test]
-async fn purging_goes_by_the_index() {
+async fn purge_uses_the_index() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
     for batch in 0..5 {
@@ -340,7 +334,7 @@ async fn purging_goes_by_the_index() {
     }
     sqlx::query("ANALYZE webhook_deliveries").execute(&pool).await.unwrap();
     adapter.purge(100).await.unwrap();
-    // What the statement does with a value of its own that moves on would be a scan of the table.
+    // If the statement compared with a volatile value, the plan would be a scan of the table.
     let plan: Vec<String> = sqlx::query_scalar(
         "EXPLAIN SELECT key FROM webhook_deliveries \
          WHERE expires_at >= to_timestamp('-Infinity'::float8 / 1000) \
@@ -353,7 +347,7 @@ async fn purging_goes_by_the_index() {
 }
 
 #[tokio::test]
-async fn releases_of_a_stranger_are_told() {
+async fn release_with_another_token_changes_nothing() {
     let schema = Schema::fresh();
     let adapter = adapter(&schema).await;
     let (key, mine) = ([dedup_key("a")], terms());

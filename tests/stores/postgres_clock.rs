@@ -1,4 +1,4 @@
-//! One clock, the store's, and what a claim gets that had to wait.
+//! The store's clock decides, and a claim that had to wait gets its whole lease.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +26,8 @@ fn one(id: &str) -> [DedupKey; 1] {
     [dedup_key(id)]
 }
 
-/// Gives the sessions a clock of the test's own, in place of the server's: theirs is found first.
+/// Gives the sessions a clock of the test, in place of the server's: the search path finds the
+/// test's function first.
 async fn clock(database: &Database) -> PgConnectOptions {
     database
         .run(
@@ -46,8 +47,9 @@ async fn entry(adapter: &PostgresAdapter, id: &str) -> Entry {
     adapter.get(&dedup_key(id)).await.unwrap().unwrap()
 }
 
-/// The store's clock is an hour behind the application's, then an hour ahead. Were a time of the
-/// application's compared with one of the store's, leases would have lapsed, or never would.
+/// The store's clock is an hour behind the application's, then an hour ahead. If the adapter
+/// compared a time of the application with a time of the store, leases would lapse at once, or
+/// never.
 #[tokio::test]
 async fn leases_and_retention_follow_the_clock_of_the_store() {
     for (batching, hours) in
@@ -71,7 +73,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
             adapter.open(&one("transactional"), &mine).await.unwrap().transaction.unwrap();
         adapter.commit(transaction, &one("transactional"), &mine).await.unwrap();
         assert_eq!(adapter.claim(&one("recorded"), &on_claim(&mine)).await.unwrap(), [FIRST]);
-        // Times are told as the store knows them, give or take what a test takes.
+        // Times are reported as the store knows them, within the duration of a test.
         let told = entry(&adapter, "a").await;
         let EntryState::InFlight { lease_until } = told.state else { panic!("{told:?}") };
         for (time, after) in [(lease_until, MINUTE), (told.expires_at, DAY)] {
@@ -86,14 +88,14 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
         assert_eq!(adapter.renew(&one("b"), &mine).await.unwrap(), [Renewed::Held]);
         assert_eq!(adapter.complete(&one("c"), &mine).await.unwrap(), [Completed::Held]);
-        // And is over, but for the renewed one.
+        // The lease has lapsed, except the renewed one.
         set_clock(&database, start + 61).await;
         let others = terms();
         let claimed = adapter.claim(&set, &others).await.unwrap();
         assert_eq!(claimed[..2], [Claimed::first(2, true), Claimed::InFlight]);
         assert!(matches!(claimed[2], Claimed::Duplicate(_)));
 
-        // Every key is remembered for a day of the store's, by every ledger.
+        // Every key is remembered for a day of the store's time, by every ledger.
         set_clock(&database, start + 86_400 - 600).await;
         assert_eq!(adapter.purge(100).await.unwrap(), 0);
         for id in ["c", "recorded", "transactional"] {
@@ -102,8 +104,8 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         }
         set_clock(&database, start + 86_400 + 61 * 2).await;
         assert_eq!(adapter.claim(&one("c"), &terms()).await.unwrap(), [Claimed::first(1, false)]);
-        // What is left of the others has expired with its lease. An adapter of another process: to
-        // this one, the store's clock has jumped.
+        // The other keys have expired with their leases. An adapter of another process: for this
+        // adapter, the store's clock has jumped.
         set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
         let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
         assert_eq!(adapter.purge(100).await.unwrap(), 4);
@@ -111,7 +113,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
     }
 }
 
-/// The store's time.
+/// Returns the store's time.
 async fn now(connection: &mut PgConnection) -> f64 {
     let now = "SELECT extract(epoch FROM clock_timestamp())::float8";
     sqlx::query_scalar(now).fetch_one(connection).await.unwrap()
@@ -123,7 +125,7 @@ async fn lease_until(pool: &PgPool, id: &str) -> f64 {
     sqlx::query_scalar(until).bind(id).fetch_one(pool).await.unwrap()
 }
 
-/// The connections of the pool are taken when it asks for one.
+/// The pool's connections are in use when the claim asks for one.
 #[tokio::test]
 async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
     let database = Database::fresh().await;
@@ -134,7 +136,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
         adapter.migrate().await.unwrap();
         for transactional in [false, true] {
             if batched && !transactional {
-                // It has a connection of its own.
+                // A lane has a connection of its own.
                 continue;
             }
             let id = format!("{batched}-{transactional}");
@@ -144,7 +146,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
                 async move {
                     if transactional {
                         let opened = adapter.open(&keys, &terms()).await.unwrap();
-                        // To be seen, it has to be there: the transaction of the claim commits.
+                        // The row is visible once the claim's transaction commits.
                         let mut transaction = opened.transaction.unwrap();
                         transaction.connection().execute("COMMIT").await.unwrap();
                         opened.replies
@@ -153,7 +155,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
                     }
                 }
             });
-            // In the pool's line by now.
+            // By now the claim is in the pool's line.
             for _ in 0..50 {
                 tokio::task::yield_now().await;
             }
@@ -166,14 +168,15 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
     }
 }
 
-/// A row that somebody holds while the claim waits: its lease begins when it has the row.
+/// Another session locks the row while the claim waits. The lease begins when the claim has the
+/// row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(2)).batching(Batching::off());
     let mut watcher = PgConnection::connect_with(&database.options()).await.unwrap();
     let mut granted = false;
-    // On a machine that is busy, the claim may have waited for as long as it does by then.
+    // On a busy machine, the claim may have waited until its limit by then.
     for attempt in 0..50 {
         let (id, mine) = (format!("{attempt}"), terms());
         adapter.claim(&one(&id), &mine).await.unwrap();
@@ -203,11 +206,11 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
             break;
         }
     }
-    assert!(granted, "a claim has waited for a row, and has got it");
+    assert!(granted, "a claim waited for the row and got it");
 }
 
-/// What an insertion finds to be there may have been committed
-/// after its statement began, which then cannot read it.
+/// An insertion may find a row that was committed after its statement began. The statement itself
+/// cannot read that row.
 #[tokio::test]
 async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
     let database = Database::fresh().await;
@@ -216,7 +219,7 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
             let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
             adapter.migrate().await.unwrap();
             database.run("TRUNCATE webhook_deliveries").await;
-            // Two in a set: the first waits, and so the second has been looked for by then.
+            // Two keys in a set: the first one blocks, and the second one was looked up before.
             let keys = if case == "claim of a set" {
                 vec![dedup_key("0"), dedup_key("a")]
             } else {
@@ -250,7 +253,7 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                 }
             });
             database.until_sessions(AT_A_GATE, 1).await;
-            // By somebody whom no trigger holds up.
+            // Through a connection that no trigger blocks.
             database
                 .run(
                     "SET session_replication_role = replica; INSERT INTO webhook_deliveries \

@@ -5,24 +5,18 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Token,
-};
+use tower_dedup::adapter::{Batching, Claimed, Completed, DedupAdapter, PostgresAdapter};
 
-use crate::support::effects::{AT_A_GATE, Database, MINUTE};
+use crate::support::effects::{AT_A_GATE, Database};
 use crate::support::postgres::Server;
-use crate::support::{FIRST, dedup_key, on_claim};
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
+use crate::support::{FIRST, dedup_key, on_claim, terms};
 
 fn key(of: &str, id: usize) -> [DedupKey; 1] {
     [dedup_key(&format!("{of}-{id}"))]
 }
 
-/// Duplicates and new claims in one statement with completions, below the share of duplicates from
-/// which rows are read first.
+/// Duplicates and new claims share a statement with completions. The share of duplicates is below
+/// the share from which rows are read first.
 #[tokio::test]
 async fn duplicate_beside_completions_neither_writes_nor_locks() {
     const DUPLICATES: usize = 10;
@@ -37,7 +31,7 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
     let held: Vec<_> = (0..OTHERS).flat_map(|id| key("held", id)).collect();
     adapter.claim(&held, &mine).await.unwrap();
 
-    // One claim holds the lane up, and the rest goes together.
+    // One claim blocks the lane, and the rest goes in one batch.
     let gate = database.gate("BEFORE INSERT ON webhook_deliveries").await;
     let first = tokio::spawn({
         let adapter = adapter.clone();
@@ -58,7 +52,7 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
     });
     let completions = join_all(completions.collect::<Vec<_>>());
     let (duplicates, new) = (claims("known", DUPLICATES), claims("new", OTHERS));
-    // All are in the queue by the time that the lane is free.
+    // All calls are in the queue by the time the lane is free.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -79,17 +73,17 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
         let count = sqlx::query_scalar(sqlx::AssertSqlSafe(sql));
         count.fetch_one(database.effects.pool()).await.unwrap()
     };
-    // A lock leaves its mark as a write does.
+    // A lock sets `xmax`, as a write does.
     assert_eq!(count("id LIKE 'known-%' AND xmax <> '0'").await, 0);
-    // They have gone together: rows of one transaction.
+    // One batch: the rows have one transaction.
     let together = count(
         "id LIKE 'new-%' AND xmin = (SELECT xmin FROM webhook_deliveries WHERE id = 'held-0')",
     );
     assert_eq!(together.await, i64::try_from(OTHERS).unwrap());
 }
 
-/// Two processes that get copies of the same events, over a disk, or a standby, that takes its time:
-/// a batch waits for what another one is committing.
+/// Two processes get copies of the same events, over a disk or a standby that is slow: a batch
+/// waits for what another batch commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_over_slow_commits_are_not_rolled_back() {
     const CALLERS: usize = 32;
@@ -107,7 +101,7 @@ async fn batches_over_slow_commits_are_not_rolled_back() {
         sqlx::query(sql).execute(&pool).await.unwrap();
     }
     let rolled_back = || server.log().matches("due to lock timeout").count();
-    // Until the adapters have seen some commits.
+    // Until the adapters have measured some commits.
     let mut longest = Duration::ZERO;
     let mut before = 0;
     for round in 0..ROUNDS {
@@ -134,6 +128,7 @@ async fn batches_over_slow_commits_are_not_rolled_back() {
     }
     let rolled_back = rolled_back() - before;
     println!("{rolled_back} rolled back, longest round {longest:?}");
-    // Without a bound that follows the commits, more than one a round.
+    // Without a bound that follows the duration of commits, more than one batch a round would be
+    // rolled back.
     assert!(rolled_back <= 6, "{rolled_back} batches were rolled back");
 }

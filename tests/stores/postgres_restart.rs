@@ -1,4 +1,4 @@
-//! PostgreSQL in trouble: restarted, gone. And that the tests' own servers come and go.
+//! PostgreSQL that is restarted or gone, and the start and end of the tests' own servers.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::support::until;
 const PARENT: &str = "TOWER_DEDUP_TEST_POSTGRES_PARENT";
 const MARK: &str = "server-is-at:";
 
-/// Not a test: a process that has a server, when it is started as one.
+/// Not a test: a process that has a server, if this binary is started as one.
 #[test]
 fn parent() {
     if std::env::var_os(PARENT).is_none() {
@@ -41,7 +41,7 @@ async fn keep(url: &str) {
 }
 
 #[tokio::test]
-async fn a_server_comes_back_with_what_was_committed() {
+async fn restarted_server_has_what_was_committed() {
     let server = Server::start();
     let url = server.url();
     keep(&url).await;
@@ -61,7 +61,7 @@ async fn a_server_comes_back_with_what_was_committed() {
 }
 
 #[tokio::test]
-async fn a_killed_process_leaves_no_server() {
+async fn killed_process_leaves_no_server() {
     let mut parent = Command::new(std::env::current_exe().unwrap())
         .args(["postgres_restart::parent", "--exact", "--nocapture"])
         .env(PARENT, "1")
@@ -77,7 +77,7 @@ async fn a_killed_process_leaves_no_server() {
         }
     };
     assert!(TcpStream::connect(("127.0.0.1", port)).is_ok() && dir.exists());
-    // SIGKILL: it cannot clean up.
+    // SIGKILL: the process cannot clean up.
     parent.kill().unwrap();
     parent.wait().unwrap();
     until(|| gone(&dir, port)).await;
@@ -89,13 +89,13 @@ fn gone(dir: &Path, port: u16) -> bool {
 }
 
 #[tokio::test]
-async fn tests_do_not_meet_in_the_shared_server() {
+async fn schemas_of_two_tests_share_nothing() {
     let (one, other) = (Schema::fresh(), Schema::fresh());
     keep(&one.url()).await;
     keep(&other.url()).await;
     assert_eq!(count(&one.url()).await.unwrap(), 1);
     let url = one.url();
     drop(one);
-    assert!(count(&url).await.is_err(), "it goes with its schema");
+    assert!(count(&url).await.is_err(), "the table is dropped with its schema");
     assert_eq!(count(&other.url()).await.unwrap(), 1);
 }

@@ -1,5 +1,5 @@
-//! Servers and tables that are set up otherwise: another language, another encoding, partitions,
-//! errors of a pooler.
+//! Servers and tables with other settings: another language, another encoding, partitions, errors
+//! of a pooler.
 
 use std::time::Duration;
 
@@ -15,11 +15,7 @@ use tower_dedup::{DedupKey, ErrorKind};
 use crate::support::dedup_key;
 use crate::support::effects::{Database, MINUTE, transactional, write};
 use crate::support::postgres::{Schema, Server, shared};
-use crate::support::{FIRST, on_claim, request, result, send};
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
+use crate::support::{FIRST, on_claim, request, result, send, terms};
 
 fn one(id: &str) -> [DedupKey; 1] {
     [dedup_key(id)]
@@ -29,7 +25,8 @@ async fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(3).connect(url).await.unwrap()
 }
 
-/// What each kind of call comes to, and what each ledger makes of a row that somebody holds.
+/// Asserts the reply of each kind of call, and what each ledger does with a row that another
+/// session locks.
 async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
     let (mine, key) = (terms(), one("leased"));
     assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
@@ -69,7 +66,7 @@ async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
     assert_eq!(adapter.count().await.unwrap(), 32);
 }
 
-/// A row held by somebody who takes no advisory lock: an error, 55P03, which has a text.
+/// Another session locks the row without an advisory lock: error 55P03, which has a text.
 async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &PgPool) {
     let (key, mine) = (one("held"), terms());
     adapter.claim(&key, &mine).await.unwrap();
@@ -86,7 +83,7 @@ async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &Pg
     theirs.rollback().await.unwrap();
 }
 
-/// Errors have codes, and their texts are in the language of the server.
+/// Errors have codes; their texts are in the language of the server.
 #[tokio::test]
 async fn server_in_another_language_changes_no_reply() {
     let server = Server::start_in("de_DE");
@@ -97,7 +94,7 @@ async fn server_in_another_language_changes_no_reply() {
         let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
         every_call_is_answered(&adapter, &pool).await;
         lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
-        // A table that is missing is found by its code, too.
+        // The code also identifies a table that is missing.
         pool.execute("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await.unwrap();
         assert_eq!(adapter.count().await.unwrap(), 0);
     }
@@ -105,19 +102,19 @@ async fn server_in_another_language_changes_no_reply() {
 
 const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
 
-/// The SQL of the operations guide that holds these words.
+/// Returns the SQL of the operations guide that contains these words.
 fn of_the_guide(words: &str) -> &'static str {
     let blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     blocks.into_iter().find(|block| block.contains(words)).expect("a block with these words")
 }
 
-/// Other than a plain `CREATE INDEX`, which waits with a lock that everybody else waits for.
+/// A plain `CREATE INDEX` would wait with a lock that all calls wait for.
 #[tokio::test]
-async fn index_that_is_made_concurrently_holds_no_claim_up() {
+async fn index_created_concurrently_delays_no_claim() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     adapter.migrate().await.unwrap();
-    // It waits for whoever writes.
+    // It waits for open transactions.
     let mut theirs = database.effects.pool().begin().await.unwrap();
     theirs.execute("DELETE FROM webhook_deliveries").await.unwrap();
     let index = tokio::spawn({
@@ -134,7 +131,7 @@ async fn index_that_is_made_concurrently_holds_no_claim_up() {
     database.run(of_the_guide("autovacuum")).await;
 }
 
-/// By hash of the key: every key has one partition, and is unique in the table.
+/// Partitioned by hash of the key: every key has one partition, and is unique in the table.
 #[tokio::test]
 async fn table_partitioned_by_hash_of_the_key_works() {
     for batching in [Batching::new(), Batching::off()] {
@@ -189,9 +186,9 @@ async fn database_without_all_characters_is_refused() {
     }
 }
 
-/// A server or a pooler that does not know what has become of a statement, or of its server.
+/// A server or a pooler reports that the outcome of a statement is unknown.
 #[tokio::test]
-async fn error_that_leaves_the_outcome_open_is_no_refusal() {
+async fn error_with_an_unknown_outcome_is_no_refusal() {
     let schema = Schema::fresh();
     let pool = pool(&schema.url()).await;
     let adapter = PostgresAdapter::new(pool.clone());

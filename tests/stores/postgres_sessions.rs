@@ -1,33 +1,22 @@
-//! What a call leaves behind on its connection: nothing that outlives its transaction. Behind PgBouncer
-//! the session is somebody else's next.
+//! What a call leaves on its connection: nothing that outlives its transaction, because behind
+//! PgBouncer another client uses the session next.
 
 use std::convert::Infallible;
 
 use http::{Request, Response};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
+use tower_dedup::Replay;
 use tower_dedup::adapter::{
-    Batching, CallTerms, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, Token,
-    TransactionAdapter,
+    Batching, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, TransactionAdapter,
 };
-use tower_dedup::{DedupKey, Replay};
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
-use crate::support::{Body, dedup_key, on_claim, request, send};
+use crate::support::{Body, dedup_key, on_claim, request, send, sorted_keys, terms};
 
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
-
-fn keys(of: &str, count: usize) -> Vec<DedupKey> {
-    let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{of}-{id}"))).collect();
-    keys.sort();
-    keys
-}
-
-/// Every setting of the pool's one session.
+/// Returns every setting of the pool's one session.
 async fn settings(pool: &PgPool) -> Vec<(String, Option<String>)> {
-    // Those of the language of functions come with its first use.
+    // The settings of the function language exist after its first use.
     let settings = "SELECT name, setting FROM pg_settings WHERE name NOT LIKE 'plpgsql.%' \
                     ORDER BY name";
     sqlx::query_as(settings).fetch_all(pool).await.unwrap()
@@ -46,7 +35,8 @@ impl<'d> Watch<'d> {
         Self { database, pool, before }
     }
 
-    /// Nothing is left behind on any session: those of batches have no other way to show it.
+    /// Asserts that no session has a lock or a setting. For batches there is no other way to see
+    /// it.
     async fn nothing_is_left(&self, call: &str) {
         self.database.until_nothing_is_open().await;
         let locks = "SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) \
@@ -71,7 +61,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
         adapter.migrate().await.unwrap();
         watch.nothing_is_left("migrate").await;
         for count in [1, 3, 100] {
-            let (mine, leased) = (terms(), keys(&format!("leased{count}"), count));
+            let (mine, leased) = (terms(), sorted_keys(&format!("leased{count}"), count));
             adapter.claim(&leased, &mine).await.unwrap();
             watch.nothing_is_left("claim").await;
             adapter.claim(&leased, &terms()).await.unwrap();
@@ -88,15 +78,15 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             let fetching = terms().with_fetch(Fetch::DigestAndResponse);
             adapter.claim(&leased, &fetching).await.unwrap();
             watch.nothing_is_left("duplicate with stored data").await;
-            let recorded = keys(&format!("recorded{count}"), count);
+            let recorded = sorted_keys(&format!("recorded{count}"), count);
             adapter.claim(&recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("record").await;
             adapter.release(&recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("unrecord").await;
 
-            let opened = keys(&format!("opened{count}"), count);
+            let opened = sorted_keys(&format!("opened{count}"), count);
             let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
-            // Batches go around what is locked.
+            // Batches leave locked rows out.
             if batching != Batching::off() {
                 adapter.claim(&opened[..1], &terms()).await.unwrap();
             }
@@ -125,7 +115,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
     }
 }
 
-/// Those of a handler end with its transaction, too, whatever that comes to.
+/// The handler's settings end with its transaction, too, however that ends.
 #[tokio::test]
 async fn deliveries_leave_no_lock_and_no_setting_behind() {
     let database = Database::fresh().await;

@@ -1,4 +1,4 @@
-//! Which URLs the Postgres adapter connects to: those that name one host.
+//! Which URLs the Postgres adapter accepts: those that name one host.
 
 use std::env;
 use std::error::Error as _;
@@ -7,8 +7,8 @@ use std::process::Command;
 use tower_dedup::adapter::{self, PostgresAdapter};
 use tower_dedup::{ConfigError, ErrorKind};
 
-/// The cause of the refusal. Nothing listens at any address of these tests, so that an accepted URL
-/// is `None`.
+/// Returns the cause of the refusal. No server listens at the addresses of these tests, so an
+/// accepted URL gives `None`.
 async fn refused(url: &str) -> Option<ConfigError> {
     let error = PostgresAdapter::connect(url).await.unwrap_err();
     let other = adapter::connect(url).await.map(drop).unwrap_err();
@@ -38,8 +38,8 @@ async fn connect_with_several_hosts_is_refused() {
     }
 }
 
-/// `sqlx` takes the host from the environment where the URL has none. The test sets that of a process
-/// of its own.
+/// `sqlx` takes the host from the environment if the URL has none. The test sets the environment of
+/// a process of its own.
 #[tokio::test]
 async fn connect_without_a_host_and_several_in_the_environment_is_refused() {
     const NAME: &str =
@@ -50,7 +50,9 @@ async fn connect_without_a_host_and_several_in_the_environment_is_refused() {
     }
     let mut child = Command::new(env::current_exe().unwrap());
     child.args(["--exact", NAME]).env("PGHOST", "127.0.0.1,localhost").env_remove("PGHOSTADDR");
-    assert!(child.status().unwrap().success());
+    let output = child.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Calls that go to a database together: what one of them meets is its own affair.
+//! Calls that share a batch: what happens to one of them does not affect the others.
 
 use std::future::Future;
 use std::time::Duration;
@@ -8,18 +8,12 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
+    Released, Renewed, SqliteAdapter, TransactionAdapter,
 };
 use tower_dedup::{Error, ErrorKind};
 
 use crate::support::postgres::{Schema, Server};
-use crate::support::{FIRST, dedup_key, on_claim};
-
-const HOUR: Duration = Duration::from_secs(3_600);
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
-}
+use crate::support::{FIRST, dedup_key, on_claim, sqlite_url, terms};
 
 fn pool(schema: &Schema) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect_lazy(&schema.url()).unwrap()
@@ -32,16 +26,12 @@ async fn postgres(schema: &Schema) -> PostgresAdapter {
 }
 
 async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
-    let adapter = SqliteAdapter::connect(&url(dir)).await.unwrap();
+    let adapter = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
 
-fn url(dir: &tempfile::TempDir) -> String {
-    format!("sqlite://{}", dir.path().join("dedup.db").display())
-}
-
-/// All at once, each in a task.
+/// Runs all calls at once, each in a task.
 async fn at_once<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
 where
     T: Send + 'static,
@@ -49,14 +39,15 @@ where
 {
     let tasks: Vec<_> = calls.into_iter().map(tokio::spawn).collect();
     let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
-    all.expect("everybody is answered").into_iter().map(Result::unwrap).collect()
+    all.expect("every call gets a reply").into_iter().map(Result::unwrap).collect()
 }
 
 async fn claim<A: DedupAdapter>(adapter: A, id: String, mine: CallTerms) -> Result<Claimed, Error> {
     adapter.claim(&[dedup_key(&id)], &mine).await.map(|mut claimed| claimed.remove(0))
 }
 
-/// Twenty callers for each of thirty keys: one has it. Whatever the others do then is theirs.
+/// Twenty callers for each of thirty keys: one of them gets the key. Later calls of the others
+/// change nothing.
 async fn one_winner<A: DedupAdapter + Clone>(adapter: A) {
     let call_terms: Vec<_> = (0..600).map(|_| terms()).collect();
     let id = |caller: usize| format!("k{}", caller % 30);
@@ -90,7 +81,7 @@ async fn one_winner<A: DedupAdapter + Clone>(adapter: A) {
         }
     });
     at_once(rest.collect::<Vec<_>>()).await;
-    // Records of one key, with the repetition of one of them.
+    // Claims of one key on arrival, and the repetition of one of them.
     let again = terms();
     let records = (0..300).map(|at| {
         let (adapter, again) = (adapter.clone(), again.clone());
@@ -113,16 +104,17 @@ async fn one_winner<A: DedupAdapter + Clone>(adapter: A) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twins_of_a_batch_have_one_winner_on_postgres() {
+async fn batched_duplicates_have_one_winner_on_postgres() {
     one_winner(postgres(&Schema::fresh()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twins_of_a_batch_have_one_winner_on_sqlite() {
+async fn batched_duplicates_have_one_winner_on_sqlite() {
     one_winner(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Callers that go away at any moment leave nobody waiting, and nothing that cannot be released.
+/// Callers that are dropped at any moment block no other caller, and leave nothing that cannot be
+/// released.
 async fn some_go_away<A: DedupAdapter + Clone>(adapter: A) {
     for round in 0..20 {
         let calls = (0..100_u64).map(|at| {
@@ -132,7 +124,7 @@ async fn some_go_away<A: DedupAdapter + Clone>(adapter: A) {
                 if at % 3 == 0 {
                     let soon = Duration::from_micros(at * 10);
                     let _ = tokio::time::timeout(soon, adapter.claim(&key, &mine)).await;
-                    // In the order of the calls: the claim, if it was sent, is on the wire before.
+                    // In the order of the calls: if the claim was sent, it was sent before.
                     adapter.release(&key, &mine).await.unwrap();
                     let next = adapter.claim(&key, &terms()).await.unwrap();
                     assert!(matches!(next[..], [Claimed::First { .. }]), "{next:?}");
@@ -147,16 +139,16 @@ async fn some_go_away<A: DedupAdapter + Clone>(adapter: A) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_goes_away_disturbs_nobody_on_postgres() {
+async fn dropped_caller_affects_no_other_on_postgres() {
     some_go_away(postgres(&Schema::fresh()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_goes_away_disturbs_nobody_on_sqlite() {
+async fn dropped_caller_affects_no_other_on_sqlite() {
     some_go_away(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Rows that the database refuses are refused to those who asked for them.
+/// If the database refuses a row, only that row's caller gets the error.
 async fn poison<A: DedupAdapter + Clone>(adapter: A) {
     let id = |at| if at % 70 == 7 { format!("poison-{at}") } else { format!("good-{at}") };
     let call_terms: Vec<_> = (0..300).map(|_| terms()).collect();
@@ -179,7 +171,7 @@ async fn poison<A: DedupAdapter + Clone>(adapter: A) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_is_refused_fails_its_caller_only_on_postgres() {
+async fn refused_row_fails_only_its_caller_on_postgres() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await;
     let check = "ALTER TABLE webhook_deliveries ADD CHECK (id NOT LIKE 'poison%')";
@@ -188,20 +180,20 @@ async fn a_row_that_is_refused_fails_its_caller_only_on_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_is_refused_fails_its_caller_only_on_sqlite() {
+async fn refused_row_fails_only_its_caller_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
-    let mut connection = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    let mut connection = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     let trigger = "CREATE TRIGGER poison BEFORE INSERT ON webhook_deliveries \
                    WHEN NEW.id LIKE 'poison%' BEGIN SELECT RAISE(ABORT, 'poison'); END";
     sqlx::query(trigger).execute(&mut connection).await.unwrap();
     poison(adapter).await;
 }
 
-/// Beyond what may wait, a call is refused and surely not sent.
+/// Above the limit of waiting rows, a call is refused and surely not sent.
 async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
     let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), terms()));
-    // In one task: nothing is sent before all have asked.
+    // One task makes all calls, so nothing is sent before the last one.
     let claimed = join_all(claims).await;
     let mut waited = 0;
     for (at, claimed) in claimed.into_iter().enumerate() {
@@ -222,7 +214,7 @@ async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
 }
 
 #[tokio::test]
-async fn what_waits_is_bounded_on_postgres() {
+async fn waiting_rows_are_bounded_on_postgres() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await.batching(Batching::new().max_queued_keys(8));
     adapter.migrate().await.unwrap();
@@ -231,7 +223,7 @@ async fn what_waits_is_bounded_on_postgres() {
 }
 
 #[tokio::test]
-async fn what_waits_is_bounded_on_sqlite() {
+async fn waiting_rows_are_bounded_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
     // Of what is looked up, eight wait as well.
@@ -241,11 +233,11 @@ async fn what_waits_is_bounded_on_sqlite() {
     overload(adapter, 8).await;
 }
 
-/// A transaction holds one row of a batch, and does not end: the other callers hear without it, and
-/// few statements wait for it in vain. One of ours is told by its lock, somebody else's is looked for
-/// in parts.
+/// A transaction holds one row of a batch, and does not end: the other callers get their replies,
+/// and few statements wait for the row. An adapter's transaction is recognized by its lock; a
+/// user's transaction is found by splitting the batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_the_transaction_of_another_delivery() {
+async fn callers_of_a_batch_do_not_wait_for_a_row_of_an_open_transaction() {
     let server = Server::start();
     let schema = Schema::fresh_in(&server.url());
     let (adapter, pool) = (postgres(&schema).await, pool(&schema));
@@ -279,7 +271,7 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
     adapter.rollback(lent.transaction.unwrap()).await.unwrap();
 }
 
-/// Of claims and records, from 64 callers at once.
+/// Claims, and claims on arrival, from 64 callers at once.
 async fn storm<A: DedupAdapter + Clone>(adapter: &A, rounds: usize) {
     let callers = (0..64_usize).map(|caller| {
         let adapter = adapter.clone();
@@ -303,7 +295,7 @@ async fn known<A: DedupAdapter + Clone>(adapter: &A) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trap_7_a_storm_of_duplicates_writes_no_log() {
+async fn storm_of_duplicates_writes_no_wal_on_postgres() {
     let server = Server::start();
     let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
     known(&adapter).await;
@@ -317,37 +309,37 @@ async fn trap_7_a_storm_of_duplicates_writes_no_log() {
         let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::int8";
         sqlx::query_scalar(sql).fetch_one(&mut admin).await.unwrap()
     };
-    // The first look may set hint bits, or clean a page.
+    // The first read may set hint bits, or clean a page.
     storm(&adapter, 2).await;
     let before = position().await;
     storm(&adapter, 50).await;
     let written = position().await - before;
-    // 6,400 answers. What runs in the background of any server writes a record now and then.
+    // 6,400 replies. The background of any server writes a WAL record now and then.
     assert!(written < 2_000, "{written} bytes of log");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trap_7_a_storm_of_duplicates_writes_no_file() {
+async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
     known(&adapter).await;
-    let mut other = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    let mut other = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     let mut version = async || -> i64 {
         sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut other).await.unwrap()
     };
     let wal = || std::fs::metadata(dir.path().join("dedup.db-wal")).unwrap().len();
     let before = (version().await, wal());
-    // Nor does it wait for one who writes.
-    let mut writer = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    // Nor does a duplicate wait for a writer.
+    let mut writer = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
     storm(&adapter, 20).await;
     sqlx::query("ROLLBACK").execute(&mut writer).await.unwrap();
     assert_eq!((version().await, wal()), before);
     adapter.claim(&[dedup_key("new")], &on_claim(&terms())).await.unwrap();
-    assert_ne!(version().await, before.0, "a write would be seen");
+    assert_ne!(version().await, before.0, "a write changes the file");
 }
 
-/// Plans made for a table that is known to be tiny do not read all of it once it is not.
+/// Plans made for a table that is known to be tiny do not scan the table once it has grown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plans_stay_index_plans_while_the_table_grows() {
     let server = Server::start();
@@ -355,7 +347,15 @@ async fn plans_stay_index_plans_while_the_table_grows() {
     for sql in ["ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()"] {
         sqlx::raw_sql(sql).execute(&mut admin).await.unwrap();
     }
-    let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
+    let pool = PgPoolOptions::new().max_connections(4).connect(&server.url()).await.unwrap();
+    let adapter = PostgresAdapter::new(pool.clone());
+    adapter.migrate().await.unwrap();
+    // A session reports its counts at the end of each statement that writes (PostgreSQL 15).
+    let reports = "CREATE FUNCTION report() RETURNS trigger LANGUAGE plpgsql AS \
+                   'BEGIN PERFORM pg_stat_force_next_flush(); RETURN NULL; END'; \
+                   CREATE TRIGGER report AFTER INSERT OR UPDATE ON webhook_deliveries \
+                   FOR EACH STATEMENT EXECUTE FUNCTION report()";
+    sqlx::raw_sql(reports).execute(&mut admin).await.unwrap();
     let fill = async |from: usize, to: usize| {
         for first in (from..to).step_by(1_000) {
             let mut keys: Vec<_> =
@@ -387,56 +387,67 @@ async fn plans_stay_index_plans_while_the_table_grows() {
         warm(round % 2).await;
     }
     fill(0, 200_000).await;
-    let mut read = async || -> i64 {
-        // A session reports its counts at the end of a statement, a second after the last report.
-        tokio::time::sleep(Duration::from_millis(1_200)).await;
-        warm(1).await;
-        let sql = "SELECT seq_tup_read FROM pg_stat_user_tables \
-                   WHERE relname = 'webhook_deliveries'";
-        sqlx::query_scalar(sql).fetch_one(&mut admin).await.unwrap()
+    let mut read = async |name: &str| -> i64 {
+        // Until each session has written last, and so has reported everything.
+        for round in 0..1_000 {
+            let new =
+                (0..64).map(|at| claim(adapter.clone(), format!("{name}{round}-{at}"), terms()));
+            at_once(new.collect::<Vec<_>>()).await;
+            for connection in join_all((0..4).map(|_| pool.acquire())).await {
+                let report = sqlx::query("SELECT pg_stat_force_next_flush()");
+                report.execute(&mut *connection.unwrap()).await.unwrap();
+            }
+            let unreported = "SELECT count(*) FROM pg_stat_activity \
+                              WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() \
+                              AND query !~ 'pg_stat_force_next_flush|INSERT'";
+            if sqlx::query_scalar::<_, i64>(unreported).fetch_one(&mut admin).await.unwrap() == 0 {
+                let sql = "SELECT seq_tup_read FROM pg_stat_user_tables \
+                           WHERE relname = 'webhook_deliveries'";
+                return sqlx::query_scalar(sql).fetch_one(&mut admin).await.unwrap();
+            }
+        }
+        panic!("sessions do not report their counts");
     };
-    // A session that has nothing more to do reports what is left after ten seconds.
-    tokio::time::sleep(Duration::from_secs(11)).await;
-    let before = read().await;
+    let before = read("before").await;
     for round in 10..20 {
         warm(round).await;
     }
-    let after = read().await;
-    // A thousand keys of a few thousand rows are best looked for in all of them.
+    let after = read("after").await;
+    // For a thousand keys out of a few thousand rows, a scan is the best plan.
     assert!(before < 5_000_000, "{before} rows were read in sequence while it grew");
-    assert_eq!(after - before, 0, "it is read in sequence when it is large");
+    assert_eq!(after - before, 0, "the large table was scanned");
 }
 
-/// Runtimes come and go over one adapter, each with calls under way when it ends.
+/// Runtimes come and go over one adapter, each with unfinished calls when it ends.
 fn several_runtimes<A: DedupAdapter + Clone>(connect: impl Future<Output = A>) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let adapter = runtime().block_on(connect);
     for round in 0..20 {
         runtime().block_on(async {
             for at in 0..100 {
-                // Not waited for: they are cut off with their runtime.
+                // Not awaited: they end with their runtime.
                 tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), terms()));
             }
             let claimed = claim(adapter.clone(), format!("{round}"), terms());
             let claimed = tokio::time::timeout(Duration::from_secs(10), claimed).await;
-            assert_eq!(claimed.expect("an answer").unwrap(), Claimed::first(1, false));
+            assert_eq!(claimed.expect("a reply").unwrap(), Claimed::first(1, false));
         });
     }
 }
 
 #[test]
-fn an_adapter_outlives_its_runtimes_on_postgres() {
+fn adapter_outlives_its_runtimes_on_postgres() {
     let schema = Schema::fresh();
     several_runtimes(postgres(&schema));
 }
 
 #[test]
-fn an_adapter_outlives_its_runtimes_on_sqlite() {
+fn adapter_outlives_its_runtimes_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     several_runtimes(sqlite(&dir));
 }
 
-/// What is switched off opens no connection of its own.
+/// With batching off, the adapter opens no connection of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_have_connections_of_their_own_until_they_are_closed() {
     for (batching, expected) in [(Batching::new(), 2), (Batching::off(), 0)] {
@@ -457,13 +468,15 @@ async fn lanes_have_connections_of_their_own_until_they_are_closed() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), closed).await.expect("they are closed");
+        tokio::time::timeout(Duration::from_secs(10), closed)
+            .await
+            .expect("the sessions are closed");
         let closed = claim(adapter.clone(), "late".to_owned(), terms()).await;
         assert_eq!(closed.unwrap_err().kind(), ErrorKind::Unavailable);
     }
 }
 
-/// Of this schema.
+/// Returns the number of sessions of this schema.
 async fn sessions(pool: &PgPool) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = \
                current_setting('application_name')";

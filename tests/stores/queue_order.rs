@@ -1,7 +1,7 @@
-//! What waits for a batch: in which order it is sent, and what becomes of a caller that goes.
+//! What waits for a batch: in which order it is sent, and what happens if its caller is dropped.
 //!
-//! Where a test says "at once", its one task asks for everything before any of it is sent: the lanes
-//! are tasks of the same thread.
+//! Where a test says "at once", one task makes all calls before any of them is sent, because the
+//! lanes are tasks of the same thread.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::postgres::Schema;
-use crate::support::{dedup_key, polled};
+use crate::support::{dedup_key, polled, sqlite_url};
 
 fn terms() -> CallTerms {
     let hour = Duration::from_secs(3_600);
@@ -36,14 +36,14 @@ async fn postgres(schema: &Schema) -> PostgresAdapter {
 }
 
 async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let url = sqlite_url(dir.path());
     let adapter = SqliteAdapter::connect(&url).await.unwrap().batching(FEW);
     adapter.migrate().await.unwrap();
     adapter
 }
 
-/// A call for a key goes after the one for the same key that came before it, although it could go
-/// earlier with those of its kind.
+/// A call for a key follows the earlier call for the same key, although it could join an earlier
+/// batch of its kind.
 async fn calls_for_one_key_keep_their_order<A: DedupAdapter>(adapter: A) {
     for round in 0..20 {
         let (mine, other) = (terms(), one(&format!("other-{round}")));
@@ -57,7 +57,7 @@ async fn calls_for_one_key_keep_their_order<A: DedupAdapter>(adapter: A) {
         .await;
         assert_eq!(first.unwrap(), [Renewed::Held]);
         assert_eq!(released.unwrap(), [Released::Released]);
-        assert_eq!(renewed.unwrap(), [Renewed::Lost], "it overtook the release");
+        assert_eq!(renewed.unwrap(), [Renewed::Lost], "the claim overtook the release");
     }
 }
 
@@ -71,7 +71,7 @@ async fn calls_for_one_key_keep_their_order_on_sqlite() {
     calls_for_one_key_keep_their_order(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// So many who ask for a key each, and go at once.
+/// This many callers claim a key each, and are dropped at once.
 async fn some_go<A: DedupAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
     let gone: Vec<_> = (0..many).map(|at| one(&format!("gone-{round}-{at}"))).collect();
     for key in &gone {
@@ -80,7 +80,7 @@ async fn some_go<A: DedupAdapter>(adapter: &A, round: usize, many: usize) -> Vec
     gone
 }
 
-async fn who_is_gone_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
+async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
     for round in 0..20 {
         let gone = some_go(&adapter, round, 4).await;
         let stays = one(&format!("stays-{round}"));
@@ -92,17 +92,17 @@ async fn who_is_gone_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
 }
 
 #[tokio::test]
-async fn who_is_gone_is_not_sent_on_postgres() {
-    who_is_gone_is_not_sent(postgres(&Schema::fresh()).await).await;
+async fn dropped_caller_is_not_sent_on_postgres() {
+    dropped_caller_is_not_sent(postgres(&Schema::fresh()).await).await;
 }
 
 #[tokio::test]
-async fn who_is_gone_is_not_sent_on_sqlite() {
-    who_is_gone_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
+async fn dropped_caller_is_not_sent_on_sqlite() {
+    dropped_caller_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Nor do they take room from those who wait, who have all of it.
-async fn who_is_gone_takes_no_room<A: DedupAdapter>(adapter: A) {
+/// Callers that are dropped take no room from those that wait.
+async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
     for round in 0..20 {
         some_go(&adapter, round, 8).await;
         let stay: Vec<_> = (0..8).map(|at| one(&format!("stays-{round}-{at}"))).collect();
@@ -117,20 +117,20 @@ async fn who_is_gone_takes_no_room<A: DedupAdapter>(adapter: A) {
 }
 
 #[tokio::test]
-async fn who_is_gone_takes_no_room_on_postgres() {
-    who_is_gone_takes_no_room(postgres(&Schema::fresh()).await).await;
+async fn dropped_caller_takes_no_room_on_postgres() {
+    dropped_caller_takes_no_room(postgres(&Schema::fresh()).await).await;
 }
 
 #[tokio::test]
-async fn who_is_gone_takes_no_room_on_sqlite() {
-    who_is_gone_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
+async fn dropped_caller_takes_no_room_on_sqlite() {
+    dropped_caller_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// While a batch waits for a row that somebody's transaction holds, what has gathered goes in the
-/// second lane. It is as long as a statement waits for a row, so that a slow machine may need more
-/// than one look.
+/// A batch waits for a row that an open transaction holds. Calls that gather meanwhile go in the
+/// second lane. The batch waits as long as a statement may wait for a row, so a slow machine may
+/// need more than one attempt.
 #[tokio::test]
-async fn many_do_not_wait_for_the_batch_before_them() {
+async fn callers_do_not_wait_for_the_batch_before_theirs() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await.batching(Batching::new());
     let held = one("held");
@@ -156,5 +156,5 @@ async fn many_do_not_wait_for_the_batch_before_them() {
             }
         }
     }
-    panic!("they wait for it every time");
+    panic!("the callers waited every time");
 }

@@ -1,11 +1,12 @@
-//! Four processes on one Postgres, each with many callers whose sets of few keys overlap: nobody
-//! waits for one who waits for him, and each key is granted to one at a time.
+//! Four processes on one Postgres, each with many callers whose small sets of keys overlap: no
+//! deadlock, and each key has one holder at a time.
 //!
-//! 1. The server looks for deadlocks sooner than a statement gives up waiting for a lock, which it
-//!    would else do first: the sets would go again in parts, and nothing would show.
-//! 2. Each key belongs to an epoch, ends complete, and is claimed, renewed, released, completed and
-//!    recorded by all until it is. Leases do not lapse meanwhile, so what its attempts say is the
-//!    proof: none was granted twice, and each after the one before was given up.
+//! 1. The server detects deadlocks before a statement's wait for a lock ends. Otherwise the adapter
+//!    would split the sets and try again, and the test would not see the deadlock.
+//! 2. Each key belongs to an epoch and ends complete. Until then it is claimed, renewed, released,
+//!    completed and claimed on arrival by every process. Leases do not lapse meanwhile, so the
+//!    attempts of a key prove it: no attempt was granted twice, and each followed the release of
+//!    the one before.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -28,10 +29,10 @@ use crate::support::{FIRST, dedup_key, on_claim};
 const PROCESSES: usize = 4;
 const CALLERS: usize = 24;
 const EPOCHS: usize = 20;
-/// Of an epoch.
+/// The number of keys in an epoch.
 const KEYS: usize = 40;
 const URL: &str = "TOWER_DEDUP_TEST_OVERLAP";
-/// Before what a process has to say, among what the test harness says.
+/// Marks the lines of a process among the output of the test harness.
 const MARK: &str = "overlap:";
 const HOUR: Duration = Duration::from_secs(3_600);
 const LATE: Duration = Duration::from_secs(120);
@@ -45,12 +46,12 @@ fn key(epoch: usize, number: usize) -> DedupKey {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sets_of_four_processes_that_overlap_do_not_deadlock() {
+async fn overlapping_sets_of_four_processes_do_not_deadlock() {
     let server = Server::start();
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     for sql in [
         "ALTER SYSTEM SET deadlock_timeout = '1ms'",
-        // As for a large table: rows are met in the order in which keys are asked for.
+        // As for a large table: rows are read in the order of the requested keys.
         "ALTER SYSTEM SET enable_seqscan = off",
         "ALTER SYSTEM SET enable_hashjoin = off",
         "ALTER SYSTEM SET enable_mergejoin = off",
@@ -67,7 +68,7 @@ async fn sets_of_four_processes_that_overlap_do_not_deadlock() {
         assert_eq!(next(&mut lines).await, "ready");
         said.push(lines);
     }
-    // All are connected: now let them race.
+    // All processes are connected: now they race.
     for process in &mut processes {
         process.stdin.take().unwrap().write_all(b"go\n").await.unwrap();
     }
@@ -88,10 +89,10 @@ async fn sets_of_four_processes_that_overlap_do_not_deadlock() {
     }
     for process in &mut processes {
         let status = tokio::time::timeout(LATE, process.wait()).await;
-        assert!(status.expect("it ends").unwrap().success());
+        assert!(status.expect("the process ends").unwrap().success());
     }
     assert_eq!(completed.len(), EPOCHS * KEYS);
-    // No attempt is left out: what nobody was told of, nobody has been granted.
+    // No attempt is missing: an attempt that no caller was told of was granted to none.
     for grant in &granted {
         let (key, attempt) = grant.split_once(' ').unwrap();
         let before = attempt.parse::<u32>().unwrap() - 1;
@@ -113,7 +114,12 @@ async fn sets_of_four_processes_that_overlap_do_not_deadlock() {
 
 fn start(url: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["queue_processes::a_process_of_them", "--exact", "--nocapture", "--test-threads=1"])
+        .args([
+            "queue_processes::one_of_the_processes",
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(URL, url)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -122,12 +128,12 @@ fn start(url: &str) -> Child {
         .unwrap()
 }
 
-/// What a process says next.
+/// Returns the next line of a process.
 async fn next<R: tokio::io::AsyncBufRead + Unpin>(lines: &mut tokio::io::Lines<R>) -> String {
     loop {
         let line = tokio::time::timeout(LATE, lines.next_line()).await;
-        let line = line.expect("everybody is answered").unwrap();
-        let line = line.expect("it says all that it has to say");
+        let line = line.expect("every call gets a reply").unwrap();
+        let line = line.expect("the process writes its last line");
         // The test harness may have begun the line.
         if let Some((_, said)) = line.split_once(MARK) {
             return said.to_owned();
@@ -135,9 +141,9 @@ async fn next<R: tokio::io::AsyncBufRead + Unpin>(lines: &mut tokio::io::Lines<R
     }
 }
 
-/// Not a test: one of the processes, when it is started as one.
+/// Not a test: one of the processes, if this binary is started as one.
 #[test]
-fn a_process_of_them() {
+fn one_of_the_processes() {
     let Ok(url) = std::env::var(URL) else { return };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -156,7 +162,8 @@ fn a_process_of_them() {
     });
 }
 
-/// Until all keys are complete. Answers what was granted to it, and what it has completed.
+/// Calls until all keys are complete. Returns the attempts that this caller was granted, and the
+/// keys that it completed.
 async fn call(adapter: PostgresAdapter, caller: usize) -> Vec<String> {
     let mut said = Vec::new();
     for epoch in 0..EPOCHS {
@@ -165,7 +172,7 @@ async fn call(adapter: PostgresAdapter, caller: usize) -> Vec<String> {
             if open.is_empty() {
                 break;
             }
-            // In any order, but where the contract asks for that of the keys.
+            // In a random order, except where the contract demands sorted keys.
             open.shuffle(&mut rand::rng());
             let mut some = open[..rand::random_range(1..=open.len().min(KEYS / 2))].to_vec();
             some.sort();
@@ -180,7 +187,8 @@ async fn call(adapter: PostgresAdapter, caller: usize) -> Vec<String> {
     said
 }
 
-/// A call that waits too long for a row is refused: nothing has changed, and it is made again.
+/// A call that waits too long for a row is refused: nothing has changed, and the call is made
+/// again.
 async fn again<T, F: Future<Output = Result<T, Error>>>(call: impl Fn() -> F) -> T {
     for _ in 0..100 {
         match call().await {
@@ -188,10 +196,10 @@ async fn again<T, F: Future<Output = Result<T, Error>>>(call: impl Fn() -> F) ->
             answer => return answer.unwrap(),
         }
     }
-    panic!("it is refused again and again");
+    panic!("the call is refused every time");
 }
 
-/// Answers those that are complete.
+/// Returns the keys that are complete.
 async fn record(
     adapter: &PostgresAdapter,
     mut some: Vec<DedupKey>,
@@ -209,9 +217,10 @@ async fn record(
     some
 }
 
-/// The same. What is claimed is renewed, and then completed, or released by its first holders: many
-/// at once are free then. So that the sets of those who hold nothing in common meet too, renewals
-/// name what others hold, and completions what others have completed.
+/// The same under a lease. A claim is renewed, and then completed, or released by the first
+/// holders, so that many keys are free at once. Renewals also name keys of other callers, and
+/// completions also name keys that others have completed, so that sets without a common holder meet
+/// too.
 async fn claim(
     adapter: &PostgresAdapter,
     mut some: Vec<DedupKey>,

@@ -1,4 +1,4 @@
-//! The SQLite file in trouble: refusing writes, held by another process, full, gone.
+//! The SQLite file in trouble: it refuses writes, another process holds it, it is full, it is gone.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,47 +7,46 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Connection, SqliteConnection, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter, Token,
+    DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
-use crate::support::{FIRST, Handler, by_header, dedup_key, on_claim, request, result, send};
+use crate::support::{
+    FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, sqlite_url, terms,
+};
 
-struct File {
-    dir: tempfile::TempDir,
+/// A SQLite file in a folder of its own.
+pub(super) struct File {
+    pub(super) dir: tempfile::TempDir,
 }
 
 impl File {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self) -> std::path::PathBuf {
+    pub(super) fn path(&self) -> std::path::PathBuf {
         self.dir.path().join("dedup.db")
     }
 
-    fn url(&self) -> String {
-        format!("sqlite://{}", self.path().display())
+    pub(super) fn url(&self) -> String {
+        sqlite_url(self.dir.path())
     }
 
-    async fn connect(&self) -> SqliteAdapter {
+    pub(super) async fn connect(&self) -> SqliteAdapter {
         SqliteAdapter::connect(&self.url()).await.unwrap()
     }
 
-    async fn connection(&self) -> SqliteConnection {
+    pub(super) async fn connection(&self) -> SqliteConnection {
         SqliteConnection::connect(&self.url()).await.unwrap()
     }
 }
 
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
-}
-
-async fn run(connection: &mut SqliteConnection, sql: &'static str) {
-    sqlx::query(sql).execute(connection).await.unwrap();
+pub(super) async fn run(connection: &mut SqliteConnection, sql: &str) {
+    sqlx::query(AssertSqlSafe(sql)).execute(connection).await.unwrap();
 }
 
 async fn recovers<S>(service: &S, id: &str)
@@ -65,10 +64,10 @@ where
     }
 }
 
-/// Another process holds the file: known duplicates are still 200, new events 503, a handler that
-/// has succeeded keeps its answer, and everything goes on when the file is let go.
+/// Another process holds the file: known duplicates get 200, new events get 503, a handler that
+/// succeeds keeps its answer, and calls succeed again when the file is free.
 #[tokio::test]
-async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
+async fn file_held_by_another_process_delays_no_duplicate() {
     let (file, handler) = (File::new(), Handler::default());
     let layer = DedupLayer::new(by_header(), file.connect().await)
         .store_timeout(Duration::from_millis(500));
@@ -85,7 +84,7 @@ async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
     run(&mut other, "BEGIN EXCLUSIVE").await;
     let started = Instant::now();
     assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
-    assert!(started.elapsed() < Duration::from_millis(400), "a duplicate waits for nobody");
+    // A duplicate that waited for the file would end at the store timeout, as a 503.
     let refused = send(&service, request("new")).await;
     assert_eq!(
         (refused.status(), result(&refused)),
@@ -93,7 +92,7 @@ async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
     );
     assert!(started.elapsed() < Duration::from_secs(3));
     handler.release();
-    assert_eq!(running.await.unwrap(), 200, "what succeeded has succeeded");
+    assert_eq!(running.await.unwrap(), 200, "a success stays a success");
     assert_eq!(result(&send(&service, request("running")).await), Some("duplicate"));
 
     run(&mut other, "ROLLBACK").await;
@@ -104,9 +103,9 @@ async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
     assert_eq!(handler.runs(), 3);
 }
 
-/// A file that refuses writes: duplicates are read, new events are 503.
+/// A file that refuses writes: duplicates are read, new events get 503.
 #[tokio::test]
-async fn a_file_that_refuses_writes_still_answers_duplicates() {
+async fn file_that_refuses_writes_still_serves_duplicates() {
     let (file, handler) = (File::new(), Handler::default());
     let writable = DedupLayer::new(by_header(), file.connect().await).layer(handler.service());
     send(&writable, request("known")).await;
@@ -123,10 +122,10 @@ async fn a_file_that_refuses_writes_still_answers_duplicates() {
     assert_eq!(send(&writable, request("new")).await.status(), 200);
 }
 
-/// A full disk, as SQLite sees one: new events are 503, a running handler keeps its success, and
-/// it recovers when there is room.
+/// A full disk, as SQLite sees it: new events get 503, a handler that runs keeps its success, and
+/// calls succeed again when there is room.
 #[tokio::test]
-async fn a_full_file_recovers_when_there_is_room() {
+async fn full_file_recovers_when_there_is_room() {
     let (file, handler) = (File::new(), Handler::default());
     let options = SqliteConnectOptions::new()
         .filename(file.path())
@@ -146,9 +145,9 @@ async fn a_full_file_recovers_when_there_is_room() {
     });
     handler.running(1).await;
 
-    // No page more than there are, and no room left in those.
+    // No page may be added, and the existing pages have no room.
     let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&pool).await.unwrap();
-    let limit = sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"));
+    let limit = AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"));
     sqlx::query(limit).execute(&pool).await.unwrap();
     let filler = "x".repeat(200);
     let full = async {
@@ -178,9 +177,9 @@ async fn a_full_file_recovers_when_there_is_room() {
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 }
 
-/// Trap 29: a migration that failed is tried again.
+/// A migration that failed is tried again.
 #[tokio::test]
-async fn trap_29_a_failed_migration_is_tried_again() {
+async fn migration_that_failed_is_tried_again() {
     let file = File::new();
     let adapter = file.connect().await;
     let mut other = file.connection().await;
@@ -195,9 +194,9 @@ async fn trap_29_a_failed_migration_is_tried_again() {
     assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
 }
 
-/// Migrations of one file by many at once, and by many processes.
+/// Many tasks and many processes migrate one file at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_migrate_at_once() {
+async fn many_tasks_migrate_at_once() {
     for _ in 0..10 {
         let file = File::new();
         let mut tasks = tokio::task::JoinSet::new();
@@ -245,9 +244,9 @@ fn many_processes_migrate_at_once() {
     }
 }
 
-/// The user's own tables, and the schema of `sqlx::migrate!`, are left alone.
+/// The user's own tables, and the schema of `sqlx::migrate!`, are not touched.
 #[tokio::test]
-async fn the_migration_touches_nothing_of_the_users() {
+async fn migration_leaves_the_tables_of_the_user_alone() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePool::connect_with(options).await.unwrap();
@@ -267,9 +266,9 @@ async fn the_migration_touches_nothing_of_the_users() {
     assert_eq!(version, 7);
 }
 
-/// A table may bear any name that it can bear, and a pool of the user's is the user's to close.
+/// A table may have any name that SQL allows, and the user closes the user's pool.
 #[tokio::test]
-async fn tables_may_be_called_as_words_of_sql() {
+async fn table_name_may_be_a_word_of_sql() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePool::connect_with(options).await.unwrap();
@@ -284,14 +283,14 @@ async fn tables_may_be_called_as_words_of_sql() {
     }
 }
 
-/// Two tables are two stores, and the schema can be made by somebody else.
+/// Two tables are two stores, and the user can create the schema.
 #[tokio::test]
-async fn the_schema_can_be_made_by_hand() {
+async fn schema_created_by_hand_works() {
     let file = File::new();
     let adapter = file.connect().await.table(Identifier::new("Events_2").unwrap());
     let mut connection = file.connection().await;
     for statement in adapter.schema_sql() {
-        sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
+        sqlx::query(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
     }
     let keys = [dedup_key("a")];
     assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
@@ -315,9 +314,9 @@ async fn urls_that_name_no_file_are_refused() {
     assert_eq!(missing.kind(), ErrorKind::Unavailable);
 }
 
-/// A duplicate writes nothing: not to the table, not to the log.
+/// A duplicate writes nothing: neither to the table nor to the WAL.
 #[tokio::test]
-async fn trap_7_a_duplicate_writes_nothing() {
+async fn duplicate_writes_nothing() {
     let (file, handler) = (File::new(), Handler::default());
     let service = DedupLayer::new(by_header(), file.connect().await)
         .on_in_flight(OnInFlight::Reject)
@@ -344,9 +343,9 @@ async fn trap_7_a_duplicate_writes_nothing() {
     assert_eq!(running.await.unwrap(), StatusCode::OK);
 }
 
-/// Look-ups by key and by expiry stay index searches.
+/// Look-ups by key and by expiry are index searches.
 #[tokio::test]
-async fn the_plans_are_index_searches() {
+async fn plans_of_lookups_are_index_searches() {
     let file = File::new();
     file.connect().await.migrate().await.unwrap();
     let mut connection = file.connection().await;
@@ -370,7 +369,7 @@ async fn the_plans_are_index_searches() {
     }
 }
 
-/// The restart of a process changes nothing: what is complete is complete.
+/// A restart of the process changes nothing: complete keys are complete.
 #[tokio::test]
 async fn keys_survive_a_restart() {
     let (file, handler) = (File::new(), Handler::default());

@@ -1,54 +1,38 @@
-//! Faults of a SQLite file that do not announce themselves: transactions that are left open, rows
-//! that expire at birth, futures that nobody polls, files that are replaced.
+//! Faults of a SQLite file without an error: transactions that are left open, rows that expire at
+//! once, futures that are not polled, files that are replaced.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use http::{Request, Response, StatusCode};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, Sqlite, SqlitePool};
 use tower::Layer;
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter,
-    Token, TransactionAdapter,
+    Batching, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter,
+    TransactionAdapter,
 };
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
 
-use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
+use super::sqlite::File;
+use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send, terms};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-struct File {
-    dir: tempfile::TempDir,
-}
-
 impl File {
-    fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("dedup.db")
-    }
-
-    fn url(&self) -> String {
-        format!("sqlite://{}", self.path().display())
-    }
-
-    async fn connect(&self) -> SqliteAdapter {
-        SqliteAdapter::connect(&self.url()).await.unwrap()
-    }
-
-    /// A pool of the user's, on a file with a table of theirs.
+    /// A pool of the user, on a file with a table of the user.
     async fn pool(&self, connections: u32) -> SqlitePool {
+        self.pool_with(connections, Duration::from_millis(100)).await
+    }
+
+    async fn pool_with(&self, connections: u32, busy_timeout: Duration) -> SqlitePool {
         let options = SqliteConnectOptions::new()
             .filename(self.path())
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .foreign_keys(true)
-            .busy_timeout(Duration::from_millis(100));
+            .busy_timeout(busy_timeout);
         let pool = SqlitePoolOptions::new().max_connections(connections);
         let pool = pool.connect_with(options).await.unwrap();
         let tables = "CREATE TABLE IF NOT EXISTS effects (id TEXT); \
@@ -57,14 +41,6 @@ impl File {
         sqlx::raw_sql(tables).execute(&pool).await.unwrap();
         pool
     }
-
-    async fn connection(&self) -> SqliteConnection {
-        SqliteConnection::connect(&self.url()).await.unwrap()
-    }
-}
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
 }
 
 async fn count(pool: &SqlitePool, table: &str) -> i64 {
@@ -103,11 +79,11 @@ async fn rollback_after_leaked_savepoints_leaves_no_connection_in_a_transaction(
     for _ in 0..3 {
         assert_eq!(send(&service, request("a")).await.status(), 500);
     }
-    // The file is free for others at once …
+    // The file is free for other processes at once …
     let mut other = file.connection().await;
     sqlx::query("PRAGMA busy_timeout = 0").execute(&mut other).await.unwrap();
     sqlx::query("INSERT INTO effects VALUES ('other')").execute(&mut other).await.unwrap();
-    // … and what the application writes over any connection of the pool stays.
+    // … and the application's writes over any connection of the pool stay.
     let mut all = vec![pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
     for connection in &mut all {
         assert!(!connection.is_in_transaction());
@@ -124,7 +100,7 @@ async fn rollback_after_leaked_savepoints_leaves_no_connection_in_a_transaction(
     assert_eq!(count(&pool, "webhook_deliveries").await, 0);
 }
 
-/// COMMIT is refused for what the handler wrote: the store is fine.
+/// COMMIT is refused for what the handler wrote: the store has not failed.
 async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let mut tx = lend(&request);
     sqlx::query("INSERT INTO orders VALUES (1, 99)").execute(&mut *tx).await.unwrap();
@@ -132,7 +108,7 @@ async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> 
 }
 
 #[tokio::test]
-async fn a_deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
+async fn deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
     let file = File::new();
     let pool = file.pool(2).await;
     let service = DedupLayer::transactional(by_header(), SqliteAdapter::new(pool.clone()))
@@ -147,7 +123,7 @@ async fn a_deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
 }
 
 #[tokio::test]
-async fn a_transactional_completion_after_its_retention_is_remembered_for_another() {
+async fn transactional_completion_after_its_retention_is_remembered_for_another() {
     let file = File::new();
     let adapter = SqliteAdapter::new(file.pool(2).await);
     let (keys, mine) = ([dedup_key("a")], terms());
@@ -163,7 +139,7 @@ async fn a_transactional_completion_after_its_retention_is_remembered_for_anothe
     let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
     let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
     assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
-    // One that has not expired keeps its expiry.
+    // A key that has not expired keeps its expiry.
     let (keys, mine) = ([dedup_key("b")], terms());
     let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
     sqlx::query("UPDATE webhook_deliveries SET expires_at = expires_at + 7200000 WHERE id = 'b'")
@@ -176,7 +152,7 @@ async fn a_transactional_completion_after_its_retention_is_remembered_for_anothe
 }
 
 #[tokio::test]
-async fn purge_that_does_not_get_its_turn_is_refused() {
+async fn purge_that_does_not_get_the_write_lock_is_refused() {
     let file = File::new();
     let adapter = file.connect().await.gate_timeout(Duration::from_millis(50));
     let open = adapter.open(&[dedup_key("a")], &terms()).await.unwrap().transaction.unwrap();
@@ -191,7 +167,7 @@ async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     let mut call = Box::pin(call);
     for _ in 0..3 {
         let polled = futures_util::poll!(call.as_mut());
-        assert!(polled.is_pending(), "it was answered at once");
+        assert!(polled.is_pending(), "the call completed at once");
         tokio::task::yield_now().await;
     }
     call
@@ -218,17 +194,17 @@ async fn others_get_on_beside_an_unpolled_call(batching: Batching) {
 }
 
 #[tokio::test]
-async fn an_unpolled_call_holds_nobody_up() {
+async fn unpolled_call_delays_no_other_call() {
     others_get_on_beside_an_unpolled_call(Batching::new()).await;
 }
 
 #[tokio::test]
-async fn an_unpolled_call_without_batching_holds_nobody_up() {
+async fn unpolled_call_without_batching_delays_no_other_call() {
     others_get_on_beside_an_unpolled_call(Batching::off()).await;
 }
 
 #[tokio::test]
-async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
+async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     for batching in [Batching::new(), Batching::off()] {
         let file = File::new();
         let adapter = SqliteAdapter::new(file.pool(2).await).batching(batching);
@@ -258,12 +234,14 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
     }
 }
 
-/// Callers that miss the table are answered, also those that another caller was quicker than.
+/// Callers that miss the table get replies, also those for whom another caller has created it
+/// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
+async fn dropped_table_is_created_again_for_many_callers_at_once() {
     for batching in [Batching::new(), Batching::off()] {
         let file = File::new();
-        let adapter = SqliteAdapter::new(file.pool(4).await).batching(batching);
+        let adapter =
+            SqliteAdapter::new(file.pool_with(4, Duration::from_secs(5)).await).batching(batching);
         adapter.migrate().await.unwrap();
         let mut other = file.connection().await;
         for round in 0..10 {
@@ -285,7 +263,7 @@ async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
     }
 }
 
-/// Waits until the adapter has noticed, which may take it a second.
+/// Waits until the adapter has noticed, which may take a second.
 async fn refuses(adapter: &SqliteAdapter) {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
@@ -296,11 +274,13 @@ async fn refuses(adapter: &SqliteAdapter) {
                 assert!(error.to_string().contains("deleted or replaced"), "{error}");
                 break;
             }
-            Ok(_) => assert!(Instant::now() < until, "it has not noticed"),
+            Ok(_) => {
+                assert!(Instant::now() < until, "the adapter has not noticed the replaced file")
+            }
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // All calls alike.
+    // All calls behave alike.
     let keys = [dedup_key("a")];
     adapter.claim(&keys, &on_claim(&terms())).await.unwrap_err();
     adapter.complete(&keys, &terms()).await.unwrap_err();
@@ -311,7 +291,7 @@ async fn refuses(adapter: &SqliteAdapter) {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn a_replaced_file_is_refused_until_it_is_back() {
+async fn replaced_file_is_refused_until_the_first_file_is_back() {
     let (file, other) = (File::new(), File::new());
     let users = file.pool(2).await;
     let adapters = [file.connect().await, SqliteAdapter::new(users)];
@@ -338,9 +318,9 @@ async fn a_replaced_file_is_refused_until_it_is_back() {
     }
 }
 
-/// Nobody compares a database that is in no file.
+/// The check of the file's identity does not apply to a database that is in no file.
 #[tokio::test]
-async fn an_in_memory_pool_goes_on_working() {
+async fn in_memory_pool_is_not_taken_for_a_replaced_file() {
     let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await;
     let adapter = SqliteAdapter::new(pool.unwrap());
     let keys = [dedup_key("a")];

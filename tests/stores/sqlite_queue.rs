@@ -1,43 +1,34 @@
-//! SQLite's batches where the common case is not all there is: rows that somebody else has written
-//! since they were looked up, and completions by who does not hold the key.
+//! SQLite's batches in rare cases: rows that another process has written since they were looked up,
+//! and completions by a caller that does not hold the key.
 
 use std::future::Future;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
+use sqlx::SqliteConnection;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter, Released, Renewed,
-    SqliteAdapter, StoredData, Token,
+    Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter, Released, Renewed,
+    SqliteAdapter, StoredData,
 };
 use tower_dedup::{Error, ErrorKind};
 
-use crate::support::{FIRST, dedup_key, on_claim, stored_data};
+use super::sqlite::{File, run};
+use crate::support::{FIRST, dedup_key, on_claim, stored_data, terms};
 
-/// As many as make batches.
+/// Enough callers to form batches.
 const CALLERS: usize = 40;
 
-const HOUR: Duration = Duration::from_secs(3_600);
-
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
-}
-
-/// A file, and somebody else who writes to it.
-async fn file() -> (tempfile::TempDir, SqliteAdapter, SqliteConnection) {
-    let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-    let adapter = SqliteAdapter::connect(&url).await.unwrap();
+/// A file, and another process that writes to it.
+async fn file() -> (File, SqliteAdapter, SqliteConnection) {
+    let file = File::new();
+    let adapter = file.connect().await;
     adapter.migrate().await.unwrap();
-    let other = SqliteConnection::connect(&url).await.unwrap();
-    (dir, adapter, other)
+    let other = file.connection().await;
+    (file, adapter, other)
 }
 
-async fn run(connection: &mut SqliteConnection, sql: &str) {
-    sqlx::query(AssertSqlSafe(sql)).execute(connection).await.unwrap();
-}
-
-/// A call, again for as long as the file is held for longer than it waits: then nothing was done.
+/// Repeats a call for as long as it is refused because the file is held: a refused call has done
+/// nothing.
 async fn patiently<T, F>(call: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,
@@ -50,7 +41,7 @@ where
     }
 }
 
-/// A row of somebody else's, with times in milliseconds from now.
+/// Inserts a row of another process, with times in milliseconds from now.
 async fn insert(other: &mut SqliteConnection, id: &str, held: bool, lease: &str, complete: bool) {
     let token = if held { "randomblob(16)" } else { "NULL" };
     let completed_at = if complete { "unixepoch() * 1000" } else { "NULL" };
@@ -63,7 +54,7 @@ async fn insert(other: &mut SqliteConnection, id: &str, held: bool, lease: &str,
     run(other, &sql).await;
 }
 
-/// Calls that find the file held, and what happens in it meanwhile. They have looked up their keys
+/// Makes calls while the file is held, and then changes rows. The calls have looked up their keys
 /// before.
 async fn while_held<T, F, M>(
     mut other: SqliteConnection,
@@ -93,7 +84,7 @@ async fn strangers(mut other: SqliteConnection) -> SqliteConnection {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_meet_what_was_written_since_they_looked() {
+async fn claims_find_rows_written_after_their_lookup() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
         let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
@@ -119,7 +110,7 @@ async fn claims_meet_what_was_written_since_they_looked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn records_meet_what_was_written_since_they_looked() {
+async fn records_find_rows_written_after_their_lookup() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
         let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
@@ -149,7 +140,7 @@ async fn records_meet_what_was_written_since_they_looked() {
     assert_eq!(adapter.count().await.unwrap(), CALLERS as u64);
 }
 
-/// What happens to a key between its claim and its completion, and what that is told.
+/// What happens to a key between its claim and its completion, and the reply to the completion.
 const ODD: [(&str, Completed); 7] = [
     ("DELETE FROM webhook_deliveries", Completed::Inserted),
     ("UPDATE webhook_deliveries SET token = randomblob(16)", Completed::LeaseLost),
@@ -158,9 +149,9 @@ const ODD: [(&str, Completed); 7] = [
         "UPDATE webhook_deliveries SET token = randomblob(16), completed_at = unixepoch() * 1000",
         Completed::LeaseLost,
     ),
-    // By this very claim, whose answer was lost.
+    // By the same claim, whose reply was lost.
     ("UPDATE webhook_deliveries SET completed_at = unixepoch() * 1000", Completed::Held),
-    // Its lease outlives its retention, which then counts from the completion.
+    // The lease outlives the retention, which then starts at the completion.
     ("UPDATE webhook_deliveries SET expires_at = 1", Completed::Held),
     ("UPDATE webhook_deliveries SET lease_until = 1", Completed::Held),
 ];
@@ -178,7 +169,7 @@ async fn completions(odd: &[(&str, Completed)]) {
         let (adapter, mine, key) = (adapter.clone(), mine.clone(), key(at));
         async move { patiently(|| adapter.complete(&key, &mine)).await[0] }
     });
-    // The first goes alone.
+    // The first call goes alone.
     let completed = while_held(other, calls, async |mut other| {
         for (at, (change, _)) in (1..).zip(odd) {
             run(&mut other, &format!("{change} WHERE id = 'k{at}'")).await;
@@ -198,16 +189,16 @@ async fn completions(odd: &[(&str, Completed)]) {
 
 /// One odd key among many that are held, and one of every sort.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn completions_are_told_whose_key_it_was() {
+async fn completion_reports_whether_its_token_held_the_key() {
     for odd in ODD.chunks(1) {
         completions(odd).await;
     }
     completions(&ODD).await;
 }
 
-/// What a claim carried is not what is kept, if its completion carries nothing.
+/// What a claim carried is not stored if its completion carries nothing.
 #[tokio::test]
-async fn a_completion_keeps_what_it_carries_itself() {
+async fn completion_stores_its_own_data_and_not_that_of_the_claim() {
     let (_dir, adapter, _other) = file().await;
     let keys = [dedup_key("released"), dedup_key("new")];
     let failed = terms();

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::postgres::Server;
 
-/// A TCP address that leads each new connection to one server, which can be another one later.
+/// A TCP address that connects each new client to one server. The server can change later.
 pub(crate) struct Address {
     port: u16,
     target: Arc<AtomicU16>,
@@ -29,10 +29,10 @@ impl Address {
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
                 let (port, mut cut) = (leads_to.load(Ordering::SeqCst), cut.clone());
-                // Only a cut from now on is this connection's.
+                // Only cuts from now on concern this connection.
                 cut.mark_unchanged();
                 tokio::spawn(async move {
-                    // Nobody listens: the client is told by the drop.
+                    // The server does not listen: the drop closes the client's connection.
                     let Ok(mut server) = TcpStream::connect(("127.0.0.1", port)).await else {
                         return;
                     };
@@ -46,7 +46,7 @@ impl Address {
         Self { port, target, cuts }
     }
 
-    /// New connections lead there. Open ones stay where they are.
+    /// New connections go to this server. Open connections stay where they are.
     pub(crate) fn lead_to(&self, server: &Server) {
         self.target.store(server.port(), Ordering::SeqCst);
     }
@@ -69,8 +69,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// The primary acknowledges no commit that the standby has not flushed, unless a session asks for
-    /// less.
+    /// The primary acknowledges no commit that the standby has not flushed, unless a session asks
+    /// for less.
     pub(crate) async fn synchronous() -> Self {
         Self::start(true).await
     }
@@ -84,7 +84,7 @@ impl Cluster {
             let primary = Server::start();
             if synchronous {
                 primary.run("ALTER SYSTEM SET synchronous_standby_names = '*'");
-                // Sessions would learn it from a reload at any time.
+                // Sessions would learn it from a reload at an unknown time.
                 primary.restart_immediately();
             }
             let standby = primary.standby();
@@ -98,7 +98,7 @@ impl Cluster {
         cluster
     }
 
-    /// Kills the primary, promotes the standby and sends new connections there. Then makes a new
+    /// Kills the primary, promotes the standby and sends new connections there. Then creates a new
     /// standby.
     pub(crate) async fn fail_over(&mut self) {
         let primary = Arc::clone(&self.primary);
@@ -108,9 +108,9 @@ impl Cluster {
         self.follow().await;
     }
 
-    /// Makes the primary read-only, promotes the standby once it has everything, and sends *new*
-    /// connections there. The old ones still lead to the old primary, which runs on. Then makes a new
-    /// standby. Returns the old primary.
+    /// Makes the primary read-only, promotes the standby once it has received everything, and sends
+    /// *new* connections there. The old connections still lead to the old primary, which goes on
+    /// running. Then creates a new standby. Returns the old primary.
     pub(crate) async fn switch_over(&mut self) -> Arc<Server> {
         let demoted = Arc::clone(&self.primary);
         let server = Arc::clone(&self.primary);
@@ -137,7 +137,7 @@ impl Cluster {
         demoted
     }
 
-    /// Waits until the standby has flushed all that the primary has written by now.
+    /// Waits until the standby has flushed everything that the primary has written by now.
     pub(crate) async fn until_received(&self) {
         let mut primary = PgConnection::connect(&self.primary.url()).await.unwrap();
         let written: String =
@@ -147,7 +147,7 @@ impl Cluster {
         until_true(&mut standby, &received).await;
     }
 
-    /// The standby is the primary now.
+    /// Promotes the standby, which is the primary from now on.
     pub(crate) async fn promote(&mut self) {
         let standby = Arc::clone(&self.standby);
         blocking(move || standby.promote()).await;
@@ -155,7 +155,7 @@ impl Cluster {
         self.address.lead_to(&self.primary);
     }
 
-    /// A new standby of the primary.
+    /// Creates a new standby of the primary.
     async fn follow(&mut self) {
         let primary = Arc::clone(&self.primary);
         self.standby = Arc::new(blocking(move || primary.standby()).await);
@@ -173,7 +173,7 @@ impl Cluster {
     }
 }
 
-/// The server's programs are waited for on a thread of their own.
+/// Runs `work`, which waits for the server's programs, on a thread of its own.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
 }
@@ -185,7 +185,7 @@ where
     sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.unwrap()
 }
 
-/// Asks until the answer is true, for half a minute at most.
+/// Waits until the query returns true, for half a minute at most.
 pub(crate) async fn until_true(connection: &mut PgConnection, sql: &str) {
     for _ in 0..3_000 {
         if scalar::<Option<bool>>(connection, sql).await == Some(true) {

@@ -1,5 +1,5 @@
-//! What handlers did, in the same database as the keys: one row a run, and nothing that would
-//! refuse a second one.
+//! What handlers did, in the same database as the keys: one row for each run, without a constraint
+//! that would refuse a second one.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -16,6 +16,7 @@ use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
 use super::postgres::Schema;
+use super::proxy::Proxy;
 use super::{Body, Handler, by_header, request, send};
 
 /// A handler.
@@ -24,10 +25,10 @@ pub(crate) type Boxed = BoxCloneSyncService<Request<Body>, Response<Body>, Infal
 pub(crate) struct Effects(PgPool);
 
 impl Effects {
-    /// With a table of its own in the first schema of the URL's search path.
+    /// Creates the effects table in the first schema of the URL's search path.
     pub(crate) async fn create(url: &str) -> Self {
         let pool = PgPoolOptions::new().max_connections(2).connect(url).await.unwrap();
-        // The numbers come from a sequence, which counts what is rolled back too.
+        // The numbers come from a sequence, which counts writes that are rolled back too.
         sqlx::raw_sql(
             "CREATE TABLE effects (run bigserial, id text NOT NULL, takeover bool NOT NULL)",
         )
@@ -37,23 +38,23 @@ impl Effects {
         Self(pool)
     }
 
-    /// Over a table that is there.
+    /// Uses an effects table that exists.
     pub(crate) fn over(pool: PgPool) -> Self {
         Self(pool)
     }
 
-    /// For what else a test wants to know of the database.
+    /// Returns the pool, for other questions about the database.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.0
     }
 
-    /// How many there are of this event.
+    /// Returns the number of effects of this event.
     pub(crate) async fn of(&self, id: &str) -> i64 {
         let count = sqlx::query_scalar("SELECT count(*) FROM effects WHERE id = $1").bind(id);
         count.fetch_one(&self.0).await.unwrap()
     }
 
-    /// Whether each run of an event was a takeover, by event.
+    /// Returns, for each event, whether each of its runs was a takeover.
     pub(crate) async fn all(&self) -> HashMap<String, Vec<bool>> {
         let rows: Vec<(String, bool)> =
             sqlx::query_as("SELECT id, takeover FROM effects").fetch_all(&self.0).await.unwrap();
@@ -64,24 +65,24 @@ impl Effects {
         all
     }
 
-    /// How many were ever written, those included that were rolled back.
+    /// Returns how many effects were ever written, including those that were rolled back.
     pub(crate) async fn runs(&self) -> i64 {
         let last = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM effects_run_seq";
         sqlx::query_scalar(last).fetch_one(&self.0).await.unwrap()
     }
 
-    /// Each of these events, and no other, has taken effect once.
+    /// Asserts that each of these events, and no other, has taken effect once.
     pub(crate) async fn assert_once(&self, ids: impl IntoIterator<Item = String>) {
         let mut all = self.all().await;
         for id in ids {
             let runs = all.remove(&id).unwrap_or_default();
             assert_eq!(runs.len(), 1, "the effects of {id}");
         }
-        assert!(all.is_empty(), "nobody has sent {all:?}");
+        assert!(all.is_empty(), "no delivery was sent for {all:?}");
     }
 }
 
-/// The effect of a delivery.
+/// Writes the effect of a delivery.
 pub(crate) async fn effect(connection: &mut PgConnection, delivery: &Delivery) -> sqlx::Result<()> {
     sqlx::query("INSERT INTO effects (id, takeover) VALUES ($1, $2)")
         .bind(delivery.id().to_owned())
@@ -95,7 +96,7 @@ pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
 const OURS: &str = "pg_stat_activity WHERE application_name = $1";
 
-/// A fresh schema with its effects, and pools whose sessions can be told from everybody else's.
+/// A fresh schema with its effects, and pools whose sessions can be told from other sessions.
 pub(crate) struct Database {
     pub(crate) effects: Effects,
     schema: Schema,
@@ -107,7 +108,7 @@ impl Database {
         Self { effects: Effects::create(&schema.url()).await, schema }
     }
 
-    /// Of the schema, and of the pools' sessions.
+    /// Returns the name of the schema, and of the pools' sessions.
     pub(crate) fn name(&self) -> &str {
         self.schema.name()
     }
@@ -125,16 +126,23 @@ impl Database {
         PgPoolOptions::new().max_connections(connections).connect_lazy_with(options)
     }
 
-    /// Runs SQL on a connection that is not a pool's.
+    /// Returns a pool whose connections pass through a proxy, after the proxy.
+    pub(crate) async fn proxied(&self, connections: u32) -> (Proxy, PgPool) {
+        let proxy = Proxy::start(&self.options()).await;
+        let pool = self.pool_with(connections, proxy.options(self.options()));
+        (proxy, pool)
+    }
+
+    /// Runs SQL on a connection outside the pools.
     pub(crate) async fn run(&self, sql: impl Into<String>) {
         let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.into()));
         sql.execute(self.effects.pool()).await.unwrap();
     }
 
-    /// Closes a gate: sessions wait at it (`pg_sleep`) at this `"BEFORE INSERT ON effects"`, until
-    /// it is dropped. One that is deferred waits in COMMIT.
+    /// Closes a gate: sessions wait (`pg_sleep`) at this event, such as `"BEFORE INSERT ON
+    /// effects"`, until the gate is dropped. A deferred trigger waits in COMMIT.
     ///
-    /// Waiting for a lock would be ended by `lock_timeout`.
+    /// The gate is no lock, because `lock_timeout` would end the wait.
     pub(crate) async fn gate(&self, at: &str) -> Gate {
         let number: u32 = rand::random();
         let options: PgConnectOptions = self.schema.url().parse().unwrap();
@@ -156,15 +164,15 @@ impl Database {
         Gate { _closed: closed }
     }
 
-    /// How many of the pools' sessions this is true of, by `pg_stat_activity`.
+    /// Returns how many of the pools' sessions match this condition on `pg_stat_activity`.
     pub(crate) async fn sessions(&self, such: &str) -> i64 {
         self.count(format!("SELECT count(*) FROM {OURS} AND ({such})")).await
     }
 
-    /// Ends such sessions of the pools, and answers how many. One that waits at a gate looks at it
-    /// now and then, and is to be met asleep.
+    /// Terminates the pools' sessions that match, and returns their number. A session that waits at
+    /// a gate polls it; the condition has to match its sleep.
     pub(crate) async fn terminate(&self, such: &str) -> i64 {
-        // Chosen first: a WHERE may ask for its conditions in any order.
+        // The sessions are chosen first, because a WHERE may evaluate its conditions in any order.
         let terminate = format!(
             "WITH ours AS MATERIALIZED (SELECT pid FROM {OURS} AND ({such})) \
              SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM ours"
@@ -184,7 +192,7 @@ impl Database {
         count.fetch_one(self.effects.pool()).await.unwrap()
     }
 
-    /// Waits until this many of the pools' sessions are such, for half a minute at most.
+    /// Waits until this many of the pools' sessions match, for half a minute at most.
     pub(crate) async fn until_sessions(&self, such: &str, count: i64) {
         for _ in 0..3_000 {
             if self.sessions(such).await == count {
@@ -195,12 +203,13 @@ impl Database {
         panic!("{} and not {count} sessions are {such}", self.sessions(such).await);
     }
 
-    /// Waits until none of the pools' connections is inside a transaction any more.
+    /// Waits until no connection of the pools is inside a transaction.
     pub(crate) async fn until_nothing_is_open(&self) {
         self.until_sessions("state LIKE 'idle in transaction%'", 0).await;
     }
 
-    /// The event's effects, of which there are as many as complete keys. One statement: one moment.
+    /// Returns the number of the event's effects, and asserts that as many keys are complete. One
+    /// statement sees one moment.
     pub(crate) async fn effects_and_key(&self, id: &str) -> i64 {
         let sql = "SELECT (SELECT count(*) FROM effects WHERE id = $1), \
                    (SELECT count(completed_at) FROM webhook_deliveries WHERE id = $1)";
@@ -211,20 +220,20 @@ impl Database {
     }
 }
 
-/// Open when this is dropped.
+/// A gate, which opens when this value is dropped.
 pub(crate) struct Gate {
     _closed: PgConnection,
 }
 
-/// What a session does that waits at a gate.
+/// The condition on `pg_stat_activity` that matches a session at a gate.
 pub(crate) const AT_A_GATE: &str = "wait_event = 'PgSleep'";
 
-/// The delivery's transaction.
+/// Returns the delivery's transaction.
 pub(crate) fn lend(request: &Request<Body>) -> DedupTx<Postgres> {
     request.extensions().get::<TxHandle<Postgres>>().unwrap().lend().unwrap()
 }
 
-/// A handler that writes its effect in the delivery's transaction, and fails if it cannot.
+/// A handler that writes its effect in the delivery's transaction, and fails if the write fails.
 pub(crate) async fn write(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let written = effect(&mut lend(&request), request.extensions().get().unwrap()).await;
     Ok(answer(written.is_ok()))
@@ -262,7 +271,7 @@ where
     tokio::time::timeout(MINUTE, acknowledged).await.expect("an end");
 }
 
-/// A handler that writes its effect, then does as `held` is told.
+/// A handler that writes its effect, then does as `held` says.
 pub(crate) fn writes_and_waits(held: &Handler) -> Boxed {
     let held = held.clone();
     Boxed::new(tower::service_fn(move |request: Request<Body>| {

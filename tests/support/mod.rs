@@ -1,4 +1,4 @@
-//! What several tests need: a service to wrap, requests to send, and a store that misbehaves.
+//! What several tests need: a service to wrap, requests to send, and a store that fails on demand.
 #![allow(dead_code, reason = "every test takes a part of it")]
 
 pub(crate) mod cluster;
@@ -11,6 +11,7 @@ pub(crate) mod time_travel;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
+use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -40,12 +41,29 @@ pub(crate) fn dedup_key(id: &str) -> DedupKey {
     DedupKey::new("test", id).unwrap()
 }
 
+/// Claims with a fresh token, for an hour, under a lease of a minute.
+pub(crate) fn terms() -> CallTerms {
+    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
+}
+
 /// The same token and retention, for a claim that is complete at once.
 pub(crate) fn on_claim(terms: &CallTerms) -> CallTerms {
     CallTerms::on_claim(terms.token(), terms.retention())
 }
 
-/// What is stored with this key, if it is complete.
+/// This many keys with ids of this prefix, in the order that the contract demands.
+pub(crate) fn sorted_keys(prefix: &str, count: usize) -> Vec<DedupKey> {
+    let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{prefix}-{id}"))).collect();
+    keys.sort();
+    keys
+}
+
+/// The URL of the file `dedup.db` in this folder.
+pub(crate) fn sqlite_url(dir: &Path) -> String {
+    format!("sqlite://{}", dir.join("dedup.db").display())
+}
+
+/// Returns what is stored with this key, if it is complete.
 pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
     adapter: &A,
     key: &DedupKey,
@@ -70,7 +88,7 @@ pub(crate) fn request(id: &str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Full::from("payload")).unwrap()
 }
 
-/// Sends one request to a clone of the service, ready first.
+/// Sends one request to a clone of the service, and waits for readiness first.
 pub(crate) async fn send<S, R, B>(service: &S, request: Request<R>) -> Response<B>
 where
     S: Service<Request<R>, Response = Response<B>, Error = Infallible> + Clone,
@@ -81,12 +99,12 @@ where
     }
 }
 
-/// The result header of a response of the layer's own.
+/// Returns the result header, if the layer itself has answered.
 pub(crate) fn result<B>(response: &Response<B>) -> Option<&str> {
     response.headers().get("x-dedup-result").map(|value| value.to_str().unwrap())
 }
 
-/// A handler that counts its runs and does as it is told.
+/// A handler that counts its runs and answers as the test says.
 #[derive(Clone, Default)]
 pub(crate) struct Handler(Arc<State>);
 
@@ -94,10 +112,10 @@ pub(crate) struct Handler(Arc<State>);
 struct State {
     runs: AtomicUsize,
     running: AtomicUsize,
-    /// Statuses of the next runs; 200 when they are used up.
+    /// The statuses of the next runs; 200 when the list is empty.
     statuses: Mutex<Vec<u16>>,
     deliveries: Mutex<Vec<Delivery>>,
-    /// While set, runs wait for `go`.
+    /// While this is true, runs wait for `go`.
     held: Mutex<bool>,
     go: Notify,
 }
@@ -107,13 +125,13 @@ impl Handler {
         self.0.runs.load(Ordering::SeqCst)
     }
 
-    /// The status of the next run. 0 panics, 1 is an error.
+    /// Sets the status of the next run. 0 panics, 1 returns an error.
     pub(crate) fn then(self, status: u16) -> Self {
         self.0.statuses.lock().unwrap().push(status);
         self
     }
 
-    /// From now on runs wait until [`release`](Self::release).
+    /// Makes runs wait until [`release`](Self::release).
     pub(crate) fn hold(&self) {
         *self.0.held.lock().unwrap() = true;
     }
@@ -123,7 +141,7 @@ impl Handler {
         self.0.go.notify_waiters();
     }
 
-    /// Waits until this many runs are under way.
+    /// Waits until this many handlers run.
     pub(crate) async fn running(&self, runs: usize) {
         until(|| self.0.running.load(Ordering::SeqCst) == runs).await;
     }
@@ -168,7 +186,7 @@ impl Handler {
         }
     }
 
-    /// As a service that cannot fail (status 1 is not for it).
+    /// Returns a service that cannot fail (status 1 is not for it).
     pub(crate) fn service<B: Send + 'static>(
         &self,
     ) -> impl Service<
@@ -186,7 +204,7 @@ impl Handler {
         })
     }
 
-    /// As a service that can.
+    /// Returns a service that can fail.
     pub(crate) fn fallible<B: Send + 'static>(
         &self,
     ) -> impl Service<
@@ -202,7 +220,7 @@ impl Handler {
     }
 }
 
-/// Waits until `condition` holds; ten seconds at most.
+/// Waits until `condition` holds, for ten seconds at most.
 #[track_caller]
 pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
@@ -213,12 +231,12 @@ pub(crate) fn until(condition: impl Fn() -> bool) -> impl Future<Output = ()> {
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        panic!("what was waited for at {caller} did not happen");
+        panic!("the condition at {caller} did not hold in time");
     }
 }
 
-/// Polls a future this often, whenever it is woken, then drops it: at once, or when it is woken
-/// again. Answers what it came to, if it did.
+/// Polls a future this many times, whenever it is woken, then drops it: at once, or when it is
+/// woken again. Returns its output, if it completed.
 pub(crate) async fn polled<F: Future>(future: F, times: usize, again: bool) -> Option<F::Output> {
     let (mut future, mut left) = (pin!(future), times);
     poll_fn(|cx| {
@@ -239,13 +257,13 @@ pub(crate) async fn polled<F: Future>(future: F, times: usize, again: bool) -> O
 pub(crate) enum Fault {
     #[default]
     None,
-    /// Fails before it has done anything.
+    /// Fails before it does anything.
     Fail,
-    /// Never answers, and does nothing.
+    /// Never replies, and does nothing.
     Hang,
-    /// Does it, and never answers.
+    /// Executes the call, and never replies.
     LoseReply,
-    /// Does it half a second later, and never answers.
+    /// Executes the call half a second later, and never replies.
     DoLate,
     /// Does it, and fails: what it would answer cannot be read.
     DoAndFail,
@@ -253,7 +271,7 @@ pub(crate) enum Fault {
     Panic,
 }
 
-/// The operations that can be given a fault.
+/// The operations that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Claim,
@@ -267,7 +285,7 @@ pub(crate) enum Op {
 
 const OPS: usize = 6;
 
-/// A store that does as it is told, around one that works.
+/// A store that works, with faults that the test sets.
 pub(crate) struct Faulty<A> {
     inner: Arc<A>,
     faults: [Mutex<Fault>; OPS],

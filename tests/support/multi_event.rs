@@ -1,6 +1,5 @@
-//! What the tests of batches share: a receiver over any adapter, under any ledger, whose handler does
-//! as the body of its delivery says.
-#![allow(dead_code, reason = "every test takes a part of it")]
+//! What the tests of multi-event deliveries share: a receiver over any adapter, under any ledger,
+//! whose handler does what the body of its delivery says.
 
 use std::future::pending;
 use std::sync::{Arc, Mutex};
@@ -26,7 +25,7 @@ use tower_dedup::{DedupKey, DedupLayer, DedupTx, Delivery, OnInFlight, ResponseB
 use crate::support::postgres::Schema;
 use crate::support::{Body, dedup_key, result};
 
-/// Expands each case on a receiver of each place.
+/// Expands each case on each receiver.
 #[allow(unused_macros, reason = "every test takes a part of it")]
 macro_rules! cases {
     ($($place:ident: $rig:ident($kind:ident) = $cases:tt;)+) => {
@@ -52,7 +51,7 @@ pub(crate) fn is_done(delivery: &Delivery, key: &DedupKey) -> bool {
 }
 
 /// One event for every word of the body: `id`, or `id=second` for a second identity; `id:way` says
-/// how it ends.
+/// how the event ends.
 pub(crate) fn by_word() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let body = std::str::from_utf8(request.body()).unwrap();
@@ -160,7 +159,7 @@ pub(crate) async fn split(
     (delivery, head, String::from_utf8(body.to_vec()).unwrap())
 }
 
-/// A handler whose effects are somewhere else: an event that fails has none.
+/// A handler that writes its effects outside the store: an event that fails has none.
 pub(crate) async fn apart(
     request: Request<Body>,
     runs: Runs,
@@ -190,7 +189,7 @@ pub(crate) async fn apart(
     answer(if failed { 500 } else { 200 })
 }
 
-/// A handler whose effects are in the delivery's transaction, each event under a savepoint.
+/// A handler that writes its effects in the delivery's transaction, each event under a savepoint.
 pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answer {
     let (delivery, head, body) = split(request, &runs).await;
     let mut tx = head.extensions.get::<TxHandle<DB>>().unwrap().lend().unwrap();
@@ -201,14 +200,14 @@ pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answe
     let mut failed = false;
     for (name, way) in words(&body) {
         let key = dedup_key(id(name));
-        assert!(!delivery.mark_done(&key), "only the transaction can keep it");
+        assert!(!delivery.mark_done(&key), "only the transaction marks it as done");
         if !delivery.needs_run(&key) {
             continue;
         }
         let mut savepoint = tx.begin().await.unwrap();
         DB::run(&mut savepoint, insert([id(name)])).await.unwrap();
         match way {
-            // Dropped: rolled back.
+            // The drop rolls the savepoint back.
             "fail" => failed = true,
             "sql" => {
                 DB::run(&mut savepoint, "SELECT nonsense".to_owned()).await.unwrap_err();
@@ -231,7 +230,7 @@ pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answe
     answer(if failed { 500 } else { 200 })
 }
 
-/// What no savepoint rolls back.
+/// Ends or breaks the transaction in a way that no savepoint rolls back.
 pub(crate) async fn misuse<DB: Sql>(tx: &mut DedupTx<DB>, way: &str) -> Option<Answer> {
     let raw = |sql: &str| sql.to_owned();
     match way {
@@ -259,19 +258,19 @@ pub(crate) enum Kind {
     Transactional,
 }
 
-/// A receiver, in two processes as it were.
+/// A receiver with two services, which stand for two processes.
 pub(crate) struct Rig {
     pub(crate) kind: Kind,
     pub(crate) store: Arc<dyn MaintenanceAdapter>,
     pub(crate) services: [Service; 2],
     pub(crate) effects: Effects,
     pub(crate) runs: Runs,
-    /// For another process.
+    /// The store's address, for another process.
     pub(crate) place: String,
     _place: Box<dyn std::any::Any>,
 }
 
-/// A handler that is dropped when it takes too long.
+/// Wraps a handler that is dropped when it takes too long.
 pub(crate) fn service<L: Ledger, F>(
     layer: DedupLayer<L>,
     handler: impl Fn(Request<Body>) -> F + Clone + Send + Sync + 'static,
@@ -392,7 +391,8 @@ pub(crate) fn request(words: &str) -> Request<Body> {
     request.body(Body::from(words)).unwrap()
 }
 
-/// The status, and why if it is the layer's: 0 is a panic, 1 is an error.
+/// Returns the status, and the result header if the layer has answered. 0 is a panic, 1 is an
+/// error.
 pub(crate) async fn send_to(service: &Service, words: &str) -> (u16, String) {
     let answered = std::panic::AssertUnwindSafe(service.clone().oneshot(request(words)));
     match answered.catch_unwind().await {
@@ -425,12 +425,12 @@ impl Rig {
         self.runs.lock().unwrap().last().unwrap().clone()
     }
 
-    /// What the last run was told to be new.
+    /// Returns the events that the last run saw as new.
     pub(crate) fn news(&self) -> Vec<String> {
         self.last().keys().map(|key| key.id().to_owned()).collect()
     }
 
-    /// As a sender does.
+    /// Delivers until the delivery is acknowledged, as a sender does.
     pub(crate) async fn send_until_done(&self, words: &str) {
         let done = async {
             while self.send(words).await != own(200) {

@@ -1,4 +1,4 @@
-//! A PostgreSQL server for the tests: their own, thrown away when they end, or the one that
+//! A PostgreSQL server for the tests: a private one, deleted when the tests end, or the server that
 //! `TEST_POSTGRES_URL` names.
 
 use std::env;
@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 
-/// Names a server to use in place of a private one; schemas in it come and go.
+/// Names a server to use in place of a private one. The tests create and drop schemas in it.
 pub(crate) const URL: &str = "TEST_POSTGRES_URL";
 
 const MISSING: &str = "no PostgreSQL server programs (initdb, pg_ctl, postgres) are found. \
@@ -20,12 +20,11 @@ const MISSING: &str = "no PostgreSQL server programs (initdb, pg_ctl, postgres) 
      brew install postgresql), or set PG_BINDIR to the folder they are in, \
      or TEST_POSTGRES_URL to the URL of a server that runs";
 
-/// The server's keeper. It lives in a process group of its own and does what the lines of its
-/// stdin say. The pipe breaks when the test's process ends, however that ends, SIGKILL included:
-/// then the server and its folder go.
+/// The server's keeper. It lives in a process group of its own and executes the lines of its stdin.
+/// The pipe breaks when the test's process ends, even by SIGKILL. Then the keeper stops the server
+/// and deletes its folder.
 ///
-/// PIPE is ignored, since an answer may find the test dead, and must not end the keeper before it
-/// has cleaned up.
+/// PIPE is ignored, because the keeper must clean up even if the test is dead when it replies.
 const KEEPER: &str = r#"
 bin=$1
 trap '' PIPE
@@ -67,7 +66,7 @@ CONF
 done
 "#;
 
-/// A server of this process's own.
+/// A private server of this process.
 pub(crate) struct Server {
     keeper: Mutex<Keeper>,
     dir: PathBuf,
@@ -76,28 +75,28 @@ pub(crate) struct Server {
 
 struct Keeper {
     process: Child,
-    /// `None` when it was told that we are gone.
+    /// `None` when the keeper was told to end.
     commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
 impl Server {
-    /// Takes a second or two, and blocks: inside a runtime a worker waits for it.
+    /// Starts a server. Takes a second or two and blocks; inside a runtime, a worker waits.
     pub(crate) fn start() -> Self {
         Self::started(&["init"])
     }
 
-    /// One whose messages are in the language of this locale.
+    /// Starts a server whose messages are in the language of this locale.
     pub(crate) fn start_in(locale: &str) -> Self {
         Self::started(&["init", &format!("speak {locale}")])
     }
 
-    /// A standby of this server, which follows it until it is [promoted](Self::promote).
+    /// Starts a standby of this server, which follows it until it is [promoted](Self::promote).
     pub(crate) fn standby(&self) -> Self {
         Self::started(&[&format!("follow {}", self.port)])
     }
 
-    /// Makes a primary of a standby.
+    /// Promotes a standby.
     pub(crate) fn promote(&self) {
         self.must("promote");
     }
@@ -110,7 +109,7 @@ impl Server {
         for command in made {
             server.must(command);
         }
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         for _ in 0..5 {
             server.port = free_port();
             if server.tell(&format!("start {}", server.port)) {
@@ -128,27 +127,28 @@ impl Server {
         self.port
     }
 
-    /// The folder of all its files.
+    /// Returns the folder of all its files.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What the server has logged.
+    /// Returns what the server has logged.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_else(|error| error.to_string())
     }
 
-    /// A crash and a recovery: no session is told goodbye. Returns when connections are accepted.
+    /// Crashes and restarts the server, without closing its sessions. Returns when it accepts
+    /// connections.
     pub(crate) fn restart_immediately(&self) {
         self.must("restart");
     }
 
-    /// A crash. Its port refuses connections until [`start_again`](Self::start_again).
+    /// Crashes the server. Its port refuses connections until [`start_again`](Self::start_again).
     pub(crate) fn stop_immediately(&self) {
         self.must("stop");
     }
 
-    /// At the same URL. Returns when connections are accepted.
+    /// Starts the server at the same URL. Returns when it accepts connections.
     pub(crate) fn start_again(&self) {
         self.must(&format!("start {}", self.port));
     }
@@ -163,7 +163,7 @@ impl Server {
     }
 
     fn tell(&self, command: &str) -> bool {
-        // A test that has failed here has said why.
+        // A test that has panicked here has reported why.
         let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
         let commands = keeper.commands.as_mut().expect("a keeper until the drop");
         writeln!(commands, "{command}").expect("the keeper of PostgreSQL lives");
@@ -179,7 +179,7 @@ impl Keeper {
         command.args(["-c", KEEPER, "keeper"]).arg(bin).arg(dir);
         // The folder of the tests may be closed to the server's user.
         command.current_dir("/");
-        // A locale that is not installed would stop it.
+        // A locale that is not installed would stop the server.
         command.env("LC_ALL", "C");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = command.spawn().expect("`sh` starts");
@@ -204,8 +204,9 @@ impl Drop for Keeper {
     }
 }
 
-/// Away from signals to the group of the tests (Ctrl-C), and as somebody else when we are root, as
-/// whom PostgreSQL refuses to run. Returns where that user may write.
+/// Puts the keeper into a process group of its own, so that it does not get the tests' signals
+/// (Ctrl-C). If we are root, the keeper runs as another user, because PostgreSQL refuses to run as
+/// root. Returns a folder that this user may write to.
 #[cfg(unix)]
 fn apart(command: &mut Command) -> PathBuf {
     use std::os::unix::process::CommandExt;
@@ -217,7 +218,7 @@ fn apart(command: &mut Command) -> PathBuf {
     for user in ["postgres", "nobody"] {
         if let (Some(uid), Some(gid)) = (id(&["-u", user]), id(&["-g", user])) {
             command.uid(uid).gid(gid);
-            // Root's own TMPDIR may be root's alone.
+            // Only root may be able to write to root's TMPDIR.
             return PathBuf::from("/tmp");
         }
     }
@@ -238,8 +239,8 @@ fn output(program: &str, args: &[&str]) -> Option<Vec<u8>> {
     output.status.success().then_some(output.stdout)
 }
 
-/// The folder of the server's programs, the newest where there are several. `scripts/postgres`
-/// looks in the same places.
+/// Returns the folder of the server's programs, of the newest version. `scripts/postgres` looks in
+/// the same places.
 fn programs() -> Option<PathBuf> {
     let complete = |dir: &PathBuf| {
         ["initdb", "pg_ctl", "postgres", "pg_basebackup"]
@@ -277,8 +278,9 @@ fn programs() -> Option<PathBuf> {
     dirs.into_iter().find(complete)
 }
 
-/// Not one that the system gives to whoever asks for any: nobody gets it while the server is down,
-/// least of all a client that tries to reach it (it would be connected to itself).
+/// Returns a free port below the ephemeral range. The system would give an ephemeral port to any
+/// client while the server is down; a client that connects to the server could even connect to
+/// itself.
 fn free_port() -> u16 {
     let free = |port: &u16| match TcpListener::bind(("127.0.0.1", *port)) {
         Ok(_) => true,
@@ -288,7 +290,8 @@ fn free_port() -> u16 {
     (0..1_000).map(|_| rand::random_range(15_000..32_000)).find(free).expect("a free port")
 }
 
-/// The server of all tests of this process. Call it from anywhere; the first call may start it.
+/// Returns the URL of the server that all tests of this process share. The first call may start the
+/// server.
 pub(crate) fn shared() -> &'static str {
     static SHARED: OnceLock<(String, Option<Server>)> = OnceLock::new();
     let (url, _) = SHARED.get_or_init(|| match env::var(URL) {
@@ -301,14 +304,14 @@ pub(crate) fn shared() -> &'static str {
     url
 }
 
-/// A schema of a test's own, so that tests can share a server. It goes with this value.
+/// A schema of one test, so that tests can share a server. The drop removes it.
 pub(crate) struct Schema {
     server: String,
     name: String,
 }
 
 impl Schema {
-    /// In the [`shared`] server.
+    /// Creates a schema in the [`shared`] server.
     pub(crate) fn fresh() -> Self {
         Self::fresh_in(shared())
     }
@@ -323,7 +326,7 @@ impl Schema {
         &self.name
     }
 
-    /// The server, with every name that has no schema in this one.
+    /// Returns the server's URL, with this schema as the search path.
     pub(crate) fn url(&self) -> String {
         let and = if self.server.contains('?') { '&' } else { '?' };
         format!("{}{and}options[search_path]={}", self.server, self.name)
@@ -332,8 +335,8 @@ impl Schema {
 
 impl Drop for Schema {
     fn drop(&mut self) {
-        // A transaction that a test has left open must not hang it. And no panic: the server may be
-        // gone, and a test that fails comes by here as well.
+        // A transaction that a test has left open must not block the drop. The drop must not panic:
+        // the server may be gone, and a failing test passes here too.
         let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {} CASCADE", self.name);
         if let Err(error) = execute(&self.server, sql) {
             eprintln!("the schema {} is left: {error}", self.name);
@@ -341,7 +344,7 @@ impl Drop for Schema {
     }
 }
 
-/// On a thread of its own, so that it may be called inside a runtime too.
+/// Runs on a thread of its own, so that it can be called inside a runtime too.
 fn execute(url: &str, sql: String) -> sqlx::Result<()> {
     on_a_thread(async move {
         let mut connection = connect(url).await?;

@@ -1,4 +1,4 @@
-//! A wire between a pool and its server that can be cut, or fall silent, to the message.
+//! A proxy between a pool and its server that can cut or silence the connection at any message.
 
 use std::future::pending;
 use std::sync::{Arc, Mutex};
@@ -13,22 +13,23 @@ use tokio::sync::watch;
 pub(crate) enum Cut {
     /// The message does not reach the server.
     Lost,
-    /// The server does what it is told, and its answer is lost.
+    /// The server executes the message, and its reply is lost.
     Unanswered,
-    /// The client is cut off at once, while the server is at work: which it does not notice.
+    /// The client loses its connection at once, while the server executes the message. The server
+    /// does not notice.
     Abandoned,
-    /// The message does not reach the server, and from then on the connection carries no byte in
-    /// either direction; neither side is told, not even if the other one closes.
+    /// The message does not reach the server. From then on the connection carries no byte in either
+    /// direction, and neither side learns that the other one closes.
     Silent,
-    /// The same, but the server has the message.
+    /// The same, but the message reaches the server.
     SilentUnanswered,
 }
 
 #[derive(Default)]
 struct Trap {
-    /// After so many messages of the client.
+    /// Cuts after this many messages of the client.
     set: Option<(usize, Cut)>,
-    /// The messages since it was set.
+    /// The messages since the trap was set.
     messages: Vec<Vec<u8>>,
 }
 
@@ -41,7 +42,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// To the server of these options.
+    /// Starts a proxy to the server of these options.
     pub(crate) async fn start(options: &PgConnectOptions) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -52,7 +53,7 @@ impl Proxy {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&server).await.unwrap();
                 let (trap, mut silenced) = (Arc::clone(&trap), silenced.subscribe());
-                // Either side is gone: the drop tells the other.
+                // If either side is gone, the drop closes the other.
                 tokio::spawn(async move {
                     let (mut client, mut server) = (client, server);
                     tokio::select! {
@@ -65,34 +66,34 @@ impl Proxy {
         proxy
     }
 
-    /// The options, by way of the proxy.
+    /// Returns the options, changed to connect through the proxy.
     pub(crate) fn options(&self, options: PgConnectOptions) -> PgConnectOptions {
         options.host("127.0.0.1").port(self.port)
     }
 
-    /// From now on, messages of the client are counted, over all connections; after `spared` of
-    /// them the next one is cut.
+    /// Counts the client's messages from now on, over all connections, and cuts the one after
+    /// `spared` messages.
     pub(crate) fn set(&self, spared: usize, cut: Cut) {
         *self.trap.lock().unwrap() = Trap { set: Some((spared, cut)), messages: Vec::new() };
     }
 
-    /// All connections that are open now carry no byte any more; new ones do.
+    /// Silences all connections that are open now; new connections work.
     pub(crate) fn silence(&self) {
         self.silenced.send_modify(|times| *times += 1);
     }
 
-    /// How many messages there were since the trap was set, but for those that only ask whether the
-    /// connection is alive (a Sync).
+    /// Returns the number of messages since the trap was set, without those that only ask whether
+    /// the connection is alive (a Sync).
     pub(crate) fn messages(&self) -> usize {
         self.trap.lock().unwrap().messages.iter().filter(|message| message[0] != b'S').count()
     }
 
-    /// The same with those.
+    /// The same, with the Sync messages.
     pub(crate) fn all_messages(&self) -> usize {
         self.trap.lock().unwrap().messages.len()
     }
 
-    /// Takes the trap away, and answers the message that was cut, if one was.
+    /// Removes the trap. Returns the message that was cut, if one was.
     pub(crate) fn sprung(&self) -> Option<String> {
         let trap = std::mem::take(&mut *self.trap.lock().unwrap());
         if trap.set.is_some() {
@@ -106,7 +107,8 @@ fn server(options: &PgConnectOptions) -> (String, u16) {
     (options.get_host().to_owned(), options.get_port())
 }
 
-/// A small message is one read, and no two are: the client waits for each answer.
+/// A small message is one read, and two messages are two reads, because the client waits for each
+/// reply.
 async fn pass(
     client: &mut TcpStream,
     server: &mut TcpStream,

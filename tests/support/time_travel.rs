@@ -1,4 +1,4 @@
-//! Time passes for a database when the times in it move back.
+//! Moves the times in a database back, so that time passes for the store.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ pub(crate) async fn age_file(connection: &mut SqliteConnection, by: Duration) {
     shift_file(connection, -milliseconds(by)).await;
 }
 
-/// Moves all times by so many milliseconds.
+/// Moves all times by this many milliseconds.
 pub(crate) async fn shift_file(connection: &mut SqliteConnection, by: i64) {
     sqlx::query(
         "UPDATE webhook_deliveries SET lease_until = lease_until + ?1, \
@@ -25,7 +25,7 @@ pub(crate) async fn age_schema(connection: &mut PgConnection, schema: &str, by: 
     shift_schema(connection, schema, -milliseconds(by)).await;
 }
 
-/// Moves all times by so many milliseconds.
+/// Moves all times by this many milliseconds.
 pub(crate) async fn shift_schema(connection: &mut PgConnection, schema: &str, by: i64) {
     let by_ms = "$1 * interval '1 ms'";
     let sql = format!(

@@ -1,4 +1,4 @@
-//! The transactional ledger, on Postgres and on SQLite: the key and the handler's work commit
+//! The transactional ledger, on Postgres and on SQLite: the key and the handler's writes commit
 //! together, whatever the handler does.
 
 use std::sync::Arc;
@@ -39,7 +39,7 @@ trait Db: Send + Sync + 'static {
 
     fn create() -> impl Future<Output = Self> + Send;
     fn adapter(&self) -> Self::Adapter;
-    /// With connections of its own, as another process has them.
+    /// Returns an adapter with connections of its own, as another process has.
     fn other_adapter(&self) -> impl Future<Output = Self::Adapter> + Send;
     fn effects(&self) -> impl Future<Output = Vec<String>> + Send;
     /// Lets this much time pass for the keys.
@@ -50,7 +50,7 @@ trait Db: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<(), sqlx::Error>>;
 }
 
-/// How many connections the pools have: few, so that one that is lost is missed.
+/// The number of connections of a pool: few, so that the test notices a connection that is lost.
 const CONNECTIONS: u32 = 3;
 
 struct Pg {
@@ -73,7 +73,7 @@ impl Db for Pg {
         let schema = Schema::fresh();
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
         let pool = pool.connect(&schema.url()).await.unwrap();
-        // A constraint that is looked at last.
+        // The constraint is checked at COMMIT.
         let create = "CREATE TABLE effects (id text, UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)";
         sqlx::query(create).execute(&pool).await.unwrap();
         Self { pool, schema }
@@ -188,7 +188,7 @@ impl World {
     }
 }
 
-/// Does what the words of the body say, in their order.
+/// Executes the words of the body in order.
 async fn handle<D: Db>(
     State(world): State<World>,
     delivery: Delivery,
@@ -202,17 +202,17 @@ async fn handle<D: Db>(
     for word in script.split_whitespace() {
         match word {
             "insert" => D::run(&mut tx, insert()).await.unwrap(),
-            // An error that the handler swallows.
+            // The handler ignores an error.
             "broken" => D::run(&mut tx, "SELECT nonsense".to_owned()).await.unwrap_err().drop(),
             "commit" => D::run(&mut tx, "COMMIT".to_owned()).await.unwrap_or_default(),
             "rollback" => D::run(&mut tx, "ROLLBACK".to_owned()).await.unwrap_or_default(),
             "begin" => D::run(&mut tx, "BEGIN".to_owned()).await.unwrap_or_default(),
-            // The conflict ends the whole transaction, and says so to nobody but the statement.
+            // The conflict ends the whole transaction. Only the statement reports it.
             "or-rollback" => {
                 let sql = insert().replace("INSERT", "INSERT OR ROLLBACK");
                 D::run(&mut tx, sql).await.unwrap_err().drop();
             }
-            // On its own, if the transaction has ended meanwhile.
+            // Runs outside a transaction, if the transaction has ended.
             "more" => {
                 let sql = format!("INSERT INTO effects (id) VALUES ('{id}, more')");
                 D::run(&mut tx, sql).await.unwrap_or_default();
@@ -226,7 +226,7 @@ async fn handle<D: Db>(
                 drop(dropped);
             }
             "expire" => {
-                // As after a retention that is shorter than the handler runs.
+                // As after a retention that is shorter than the handler's run.
                 let sql = "UPDATE webhook_deliveries SET expires_at = first_seen_at";
                 D::run(&mut tx, sql.to_owned()).await.unwrap();
             }
@@ -264,7 +264,7 @@ impl Dropped for sqlx::Error {
 }
 
 fn app<D: Db>(layer: DedupLayer<impl tower_dedup::ledger::Ledger>, world: &World) -> Router {
-    // What is late on a busy machine is not what is tested here.
+    // The test is not about deliveries that are late on a busy machine.
     let layer = layer.store_timeout(Duration::from_secs(20));
     Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(world.clone())
 }
@@ -300,23 +300,23 @@ macro_rules! on_both {
 on_both!(
     the_key_and_the_effect_commit_together,
     a_failed_handler_leaves_neither_key_nor_effect,
-    savepoints_are_the_handlers,
-    a_swallowed_error_is_never_a_2xx_without_the_effect,
-    a_raw_rollback_is_a_500_and_nothing_is_kept,
-    a_raw_commit_never_leaves_a_complete_key,
-    a_leaked_savepoint_is_a_500,
+    savepoint_of_the_handler_rolls_back_its_part_only,
+    error_that_the_handler_ignores_is_never_a_2xx_without_the_effect,
+    raw_rollback_is_500_and_nothing_is_kept,
+    raw_commit_never_leaves_a_complete_key,
+    leaked_savepoint_is_500,
     a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open,
     a_completion_after_its_retention_is_remembered_for_another,
-    a_transaction_that_is_kept_is_a_500_and_rolled_back,
-    misuse_costs_no_connection,
-    concurrent_twins_run_once,
-    a_twin_elsewhere_is_told_at_once,
-    a_batch_commits_what_is_new,
+    transaction_kept_beyond_the_answer_is_500_and_rolled_back,
+    misuse_of_the_transaction_costs_no_connection,
+    concurrent_duplicates_run_once,
+    duplicate_in_another_process_is_answered_at_once,
+    multi_event_delivery_commits_its_new_events,
     second_identities_commit_with_the_first,
-    leases_on_the_same_table_are_respected,
-    the_transaction_is_lent_to_one_at_a_time,
-    a_commit_that_fails_is_no_2xx,
-    a_worker_commits_with_its_key,
+    transaction_respects_leases_on_the_same_table,
+    transaction_is_lent_to_one_extractor_at_a_time,
+    commit_that_fails_is_no_2xx,
+    deduplicator_commits_the_work_with_its_key,
     retry_layer_inside_has_no_transaction_for_its_second_attempt,
     handler_past_its_timeout_is_rolled_back_before_the_answer,
 );
@@ -369,7 +369,7 @@ async fn handler_past_its_timeout_is_rolled_back_before_the_answer<D: Db>() {
     assert_eq!((db.effects().await, world.last().is_takeover()), (vec!["a".to_owned()], false));
 }
 
-async fn savepoints_are_the_handlers<D: Db>() {
+async fn savepoint_of_the_handler_rolls_back_its_part_only<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     assert_eq!(send(&app, "a", "savepoints").await.status(), 200);
@@ -378,9 +378,9 @@ async fn savepoints_are_the_handlers<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-/// On Postgres the error has aborted the transaction, and COMMIT would answer Ok; on SQLite it has
-/// not, and the commit is real.
-async fn a_swallowed_error_is_never_a_2xx_without_the_effect<D: Db>() {
+/// On Postgres the error has aborted the transaction, and COMMIT would return Ok. On SQLite the
+/// transaction goes on, and the commit is real.
+async fn error_that_the_handler_ignores_is_never_a_2xx_without_the_effect<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let answer = send(&app, "a", "insert broken").await;
@@ -395,7 +395,7 @@ async fn a_swallowed_error_is_never_a_2xx_without_the_effect<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn a_raw_rollback_is_a_500_and_nothing_is_kept<D: Db>() {
+async fn raw_rollback_is_500_and_nothing_is_kept<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     for script in ["insert rollback", "insert rollback begin insert", "insert rollback begin"] {
@@ -404,15 +404,15 @@ async fn a_raw_rollback_is_a_500_and_nothing_is_kept<D: Db>() {
         assert_eq!(db.adapter().get(&dedup_key("a")).await.unwrap(), None, "{script}");
         assert!(db.effects().await.is_empty(), "{script}");
     }
-    // The same, and the handler fails as well: the answer is its own.
+    // The same, and the handler fails as well: the answer is the handler's.
     assert_eq!(send(&app, "a", "insert rollback 503").await.status(), 503);
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
     assert_eq!(db.effects().await, ["a"]);
 }
 
-/// What a handler commits by itself is out of our hands, but its key is not complete: nobody is
-/// told 200, and the retry is told that it is one.
-async fn a_raw_commit_never_leaves_a_complete_key<D: Db>() {
+/// The layer cannot undo what a handler commits by itself, but the key is not complete: no delivery
+/// gets 200, and the retry runs.
+async fn raw_commit_never_leaves_a_complete_key<D: Db>() {
     for script in ["insert commit", "insert commit begin more", "insert commit 500"] {
         let (db, world) = (D::create().await, World::default());
         let layer = DedupLayer::transactional(by_header(), db.adapter());
@@ -423,13 +423,13 @@ async fn a_raw_commit_never_leaves_a_complete_key<D: Db>() {
         if let Some(entry) = entry {
             assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
             assert_eq!(db.effects().await, ["a"]);
-            assert_eq!(send(&app, "a", "").await.status(), 503, "its lease lives");
+            assert_eq!(send(&app, "a", "").await.status(), 503, "its lease is live");
             db.advance(Duration::from_secs(61)).await;
             assert_eq!(send(&app, "a", "").await.status(), 200);
             let delivery = world.last();
             assert_eq!((delivery.is_takeover(), delivery.attempt()), (true, 2));
         } else {
-            // The commit was turned into a rollback.
+            // The commit became a rollback.
             assert!(db.effects().await.is_empty());
             assert_eq!(send(&app, "a", "insert").await.status(), 200);
         }
@@ -437,7 +437,7 @@ async fn a_raw_commit_never_leaves_a_complete_key<D: Db>() {
     }
 }
 
-async fn a_leaked_savepoint_is_a_500<D: Db>() {
+async fn leaked_savepoint_is_500<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     for _ in 0..2 * CONNECTIONS {
@@ -456,7 +456,7 @@ async fn a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open<D: D
         for _ in 0..CONNECTIONS {
             assert_ne!(send(&app, "a", script).await.status(), 200);
         }
-        // Another process writes at once.
+        // Another process can write at once.
         let other = transactional::<D>(db.other_adapter().await, &World::default());
         assert_eq!(send(&other, script, "insert").await.status(), 200);
     }
@@ -478,8 +478,8 @@ async fn a_completion_after_its_retention_is_remembered_for_another<D: Db>() {
     assert_eq!((db.effects().await.len(), world.runs()), (1, 1));
 }
 
-/// Trap 22: somebody holds on to the transaction when the handler has answered.
-async fn a_transaction_that_is_kept_is_a_500_and_rolled_back<D: Db>() {
+/// A task keeps the transaction after the handler has answered.
+async fn transaction_kept_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let answer = send(&app, "a", "insert keep").await;
@@ -489,14 +489,14 @@ async fn a_transaction_that_is_kept_is_a_500_and_rolled_back<D: Db>() {
     world.go.notify_waiters();
     world.waiting(0).await;
     let retried = async {
-        // The rollback has to arrive.
+        // The rollback takes a moment.
         while send(&app, "a", "insert").await.status() != 200 {}
     };
     tokio::time::timeout(Duration::from_secs(20), retried).await.expect("the key is free");
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn misuse_costs_no_connection<D: Db>() {
+async fn misuse_of_the_transaction_costs_no_connection<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let scripts = [
@@ -514,14 +514,14 @@ async fn misuse_costs_no_connection<D: Db>() {
         assert_eq!(answer.status(), 200, "after {round} rounds");
     }
     assert_eq!(db.effects().await.len(), 3 * CONNECTIONS as usize);
-    // All of the pool's connections are there, and none is in a transaction.
+    // All connections of the pool work, and none is inside a transaction.
     let all = (0..CONNECTIONS).map(|id| send(&app, ["x", "y", "z"][id as usize], "insert"));
     for answer in join_all(all).await {
         assert_eq!(answer.status(), 200);
     }
 }
 
-async fn concurrent_twins_run_once<D: Db>() {
+async fn concurrent_duplicates_run_once<D: Db>() {
     const EVENTS: usize = 12;
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());
@@ -532,7 +532,7 @@ async fn concurrent_twins_run_once<D: Db>() {
     });
     for answer in join_all(all).await {
         let answer = answer.unwrap();
-        // A pool of three may be too small for so many at once; nothing else may go wrong.
+        // A pool of three may be too small for this many at once; no other failure is allowed.
         let (status, result) = (answer.status().as_u16(), result(&answer));
         assert!(status == 200 || (status, result) == (503, Some("unavailable")), "{answer:?}");
     }
@@ -546,8 +546,8 @@ async fn concurrent_twins_run_once<D: Db>() {
     assert_eq!((db.effects().await.len(), world.runs()), (EVENTS, EVENTS));
 }
 
-/// Trap 8: the twin of an uncommitted key does not wait for it with a connection in its hand.
-async fn a_twin_elsewhere_is_told_at_once<D: Db>() {
+/// The duplicate of an uncommitted key does not occupy a connection while it waits.
+async fn duplicate_in_another_process_is_answered_at_once<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let first = transactional::<D>(db.adapter(), &world);
     let other = db.other_adapter().await;
@@ -562,14 +562,17 @@ async fn a_twin_elsewhere_is_told_at_once<D: Db>() {
     for _ in 0..2 * CONNECTIONS {
         assert_eq!(send(&second, "a", "insert").await.status(), 503);
     }
-    assert!(start.elapsed() < Duration::from_secs(10), "nobody waits for the handler");
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "the duplicate does not wait for the handler"
+    );
     world.go.notify_waiters();
     assert_eq!(running.await.unwrap().status(), 200);
     assert_eq!(result(&send(&second, "a", "insert").await), Some("duplicate"));
     assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 1));
 }
 
-/// One event for every word of a header; `id=second` gives it a second identity.
+/// One event for every word of a header; `id=second` gives the event a second identity.
 fn by_words() -> KeyExtractor {
     KeyExtractor::from_fn("test", |request| {
         let words = request.headers()["events"].to_str().unwrap();
@@ -595,7 +598,7 @@ fn ids(delivery: &Delivery) -> Vec<&str> {
     delivery.keys().map(DedupKey::id).collect()
 }
 
-async fn a_batch_commits_what_is_new<D: Db>() {
+async fn multi_event_delivery_commits_its_new_events<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_words(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
@@ -605,7 +608,7 @@ async fn a_batch_commits_what_is_new<D: Db>() {
     assert_eq!(send_batch(&app, "d b c", "insert").await.status(), 200);
     assert_eq!(ids(&world.last()), ["d", "c"]);
     assert_eq!(result(&send_batch(&app, "a d", "insert").await), Some("duplicate"));
-    // One of them is leased by somebody else: the rest commits, and the answer is 503.
+    // Another process leases one of the keys: the rest commits, and the answer is 503.
     let lease =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     db.adapter().claim(&[dedup_key("e")], &lease).await.unwrap();
@@ -623,10 +626,10 @@ async fn second_identities_commit_with_the_first<D: Db>() {
     let layer = DedupLayer::transactional(by_words(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
     assert_eq!(send_batch(&app, "a=x", "insert").await.status(), 200);
-    // The same change under another id: what was found is kept, under both names.
+    // The same event under another id: it stays complete under both identities.
     assert_eq!(result(&send_batch(&app, "b=x", "insert").await), Some("duplicate"));
     assert_eq!(result(&send_batch(&app, "b=y", "insert").await), Some("duplicate"));
-    // It runs elsewhere under its other name: what was granted is given back.
+    // The event runs elsewhere under its second identity: the claim is released.
     let second = DedupKey::new("test.second", "z").unwrap();
     let lease =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
@@ -640,7 +643,7 @@ async fn second_identities_commit_with_the_first<D: Db>() {
     assert_eq!(db.effects().await, ["a", "c", "d"]);
 }
 
-async fn leases_on_the_same_table_are_respected<D: Db>() {
+async fn transaction_respects_leases_on_the_same_table<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
@@ -671,7 +674,7 @@ async fn leases_on_the_same_table_are_respected<D: Db>() {
     assert_eq!(db.effects().await, ["live", "released"]);
 }
 
-async fn the_transaction_is_lent_to_one_at_a_time<D: Db>() {
+async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let kept: Arc<std::sync::Mutex<Option<TxHandle<D::Database>>>> = Arc::default();
     let keep = Arc::clone(&kept);
@@ -685,7 +688,7 @@ async fn the_transaction_is_lent_to_one_at_a_time<D: Db>() {
             let handle = head.extensions.get::<TxHandle<D::Database>>().unwrap().clone();
             assert_eq!(handle.lend().unwrap_err(), TxUnavailable::Lent);
             drop(first);
-            // Given back, it can be had again.
+            // After its drop, the transaction can be lent again.
             let mut again = handle.lend().unwrap();
             D::run(&mut again, "INSERT INTO effects (id) VALUES ('x')".to_owned()).await.unwrap();
             *keep.lock().unwrap() = Some(handle);
@@ -698,14 +701,14 @@ async fn the_transaction_is_lent_to_one_at_a_time<D: Db>() {
     assert_eq!(db.effects().await, ["x"]);
     let handle = kept.lock().unwrap().take().unwrap();
     assert_eq!(handle.lend().unwrap_err(), TxUnavailable::Closed);
-    // A route without the layer has no transaction, and says so.
+    // A route without the layer has no transaction; the extractor's rejection says so.
     let bare = Router::new().route("/hook", post(handle_bare::<D>)).with_state(world);
     assert_eq!(send(&bare, "a", "").await.status(), 500);
 }
 
 async fn handle_bare<D: Db>(_: DedupTx<D::Database>) {}
 
-/// Runs the rest of the stack once for each line of the body, until it succeeds.
+/// Runs the inner service once for each line of the body, until it succeeds.
 async fn retry_by_line(request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let script = to_bytes(body, 1 << 20).await.unwrap();
@@ -720,7 +723,7 @@ async fn retry_by_line(request: Request, next: Next) -> Response {
     response
 }
 
-/// Both attempts would write in the one transaction.
+/// Both attempts would write in one transaction.
 async fn retry_layer_inside_has_no_transaction_for_its_second_attempt<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());
@@ -732,14 +735,14 @@ async fn retry_layer_inside_has_no_transaction_for_its_second_attempt<D: Db>() {
     let refused = send(&app, "a", "more 500\ninsert").await;
     assert_eq!((refused.status().as_u16(), result(&refused)), (500, None));
     assert_eq!((db.effects().await, world.runs()), (vec![], 1));
-    // Its retries go on at the sender's pace.
+    // A retry comes with the sender's next delivery.
     assert_eq!(send(&app, "a", "insert\ninsert").await.status(), 200);
     assert_eq!(db.effects().await, ["a"]);
     assert_eq!(result(&send(&app, "a", "insert").await), Some("duplicate"));
 }
 
-/// The constraint speaks up at COMMIT on Postgres, at once on SQLite.
-async fn a_commit_that_fails_is_no_2xx<D: Db>() {
+/// The constraint fails at COMMIT on Postgres, at once on SQLite.
+async fn commit_that_fails_is_no_2xx<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
@@ -762,7 +765,7 @@ async fn a_commit_that_fails_is_no_2xx<D: Db>() {
     assert_eq!(send(&app, "b", "insert").await.status(), 200);
 }
 
-async fn a_worker_commits_with_its_key<D: Db>() {
+async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     let db = D::create().await;
     let worker = Deduplicator::transactional(db.adapter());
     let key = dedup_key("a");
@@ -777,7 +780,7 @@ async fn a_worker_commits_with_its_key<D: Db>() {
     });
     assert!(matches!(failed.await, Err(RunError::Handler("no"))));
     assert!(db.effects().await.is_empty());
-    // StoredData beyond its end, the transaction cannot be committed.
+    // After the server or the file has ended it, the transaction cannot be committed.
     let kept = worker.run(&key, async |work| Ok::<_, &str>(insert(work).await)).await;
     match kept {
         Err(RunError::Store(error)) => assert_eq!(error.kind(), ErrorKind::Transaction),
@@ -791,7 +794,7 @@ async fn a_worker_commits_with_its_key<D: Db>() {
             });
             match ran.await.unwrap() {
                 RunOutcome::First(()) => break,
-                // What was kept is still being rolled back.
+                // The rollback of the kept transaction is still running.
                 RunOutcome::InFlight => tokio::task::yield_now().await,
                 other => panic!("{other:?}"),
             }
@@ -810,7 +813,7 @@ async fn a_worker_commits_with_its_key<D: Db>() {
 
 /// Another schema's table of the same name is another table.
 #[tokio::test]
-async fn namesakes_do_not_meet() {
+async fn tables_of_one_name_in_two_schemas_do_not_share_keys() {
     let (one, two, world) = (Pg::create().await, Pg::create().await, World::default());
     let first = transactional::<Pg>(one.adapter(), &world);
     let running = tokio::spawn(async move { send(&first, "a", "insert wait").await });
@@ -822,21 +825,21 @@ async fn namesakes_do_not_meet() {
 }
 
 #[tokio::test]
-async fn recording_in_a_transaction_on_postgres() {
+async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
     let db = Pg::create().await;
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
     let (mut one, mut two) = (db.pool.begin().await.unwrap(), db.pool.begin().await.unwrap());
     assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
     assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), Claimed::InFlight);
     one.rollback().await.unwrap();
-    // What was in flight was not written, and the transaction lives.
+    // The key that was in flight was not written, and the transaction goes on.
     assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), FIRST);
     two.commit().await.unwrap();
     let mut three = db.pool.begin().await.unwrap();
     let again = adapter.record_in(&mut three, &key, hour).await.unwrap();
     assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
     three.rollback().await.unwrap();
-    // A lapsed lease is taken, a live one is not.
+    // A lease that has lapsed is taken over, a live lease is not.
     let lease = CallTerms::on_completion(Token::random(), hour, Duration::from_secs(60));
     adapter.claim(&[dedup_key("b")], &lease).await.unwrap();
     let mut four = db.pool.begin().await.unwrap();
@@ -852,10 +855,10 @@ async fn recording_in_a_transaction_on_postgres() {
 }
 
 #[tokio::test]
-async fn recording_in_a_transaction_on_sqlite() {
+async fn record_in_sqlite_transaction_commits_or_rolls_back_with_it() {
     let db = Lite::create().await;
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
-    // The table may be made by that very transaction, and goes with it.
+    // The transaction may create the table; its rollback removes the table.
     let mut one = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
     assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
     one.rollback().await.unwrap();
@@ -868,14 +871,14 @@ async fn recording_in_a_transaction_on_sqlite() {
     three.rollback().await.unwrap();
 }
 
-/// SQLite: a conflict that ends the transaction behind everybody's back.
+/// SQLite: a conflict ends the transaction without the handler's knowledge.
 #[tokio::test]
-async fn insert_or_rollback_never_leaves_half_of_it() {
+async fn sqlite_insert_or_rollback_keeps_both_or_neither() {
     let (db, world) = (Lite::create().await, World::default());
     let app = transactional::<Lite>(db.adapter(), &world);
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
     for _ in 0..2 * CONNECTIONS {
-        // The key's own effect is there twice in the script: the second is the conflict.
+        // The script writes the key's own effect twice: the second write is the conflict.
         for script in
             ["insert or-rollback more", "insert or-rollback more 500", "insert or-rollback"]
         {
@@ -889,10 +892,10 @@ async fn insert_or_rollback_never_leaves_half_of_it() {
     assert_eq!(db.effects().await, ["a", "b"]);
 }
 
-/// An event that is running is not forgotten, although its row is nobody's to see yet; and a
-/// handler that asks for what its own transaction holds is refused in time.
+/// `forget` refuses an event that runs, although no other session sees its row yet. A handler that
+/// asks `forget` for a key of its own transaction is refused in time.
 #[tokio::test]
-async fn what_a_transaction_runs_is_not_forgotten() {
+async fn forget_of_a_key_in_an_open_transaction_is_refused() {
     let (db, world) = (Pg::create().await, World::default());
     let app = transactional::<Pg>(db.adapter(), &world);
     let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
@@ -914,9 +917,9 @@ async fn what_a_transaction_runs_is_not_forgotten() {
     assert_eq!(running.await.unwrap().status(), 200);
 }
 
-/// A route that also sees what is not deduplicated; and an adapter that is shared.
+/// A route that also receives requests without a delivery, and an adapter in an `Arc`.
 #[tokio::test]
-async fn a_transaction_may_be_optional() {
+async fn optional_transaction_is_absent_without_a_delivery() {
     let db = Lite::create().await;
     let handler = async |tx: Option<DedupTx<Sqlite>>| tx.is_some().to_string();
     let layer = DedupLayer::transactional(by_header(), Arc::new(db.adapter()));
@@ -934,10 +937,10 @@ async fn a_transaction_may_be_optional() {
     assert_eq!(answers(post).await, "true");
 }
 
-/// SQLite: after a transaction that ended behind its back, sqlx believes to be in one for ever,
-/// unless it is helped.
+/// SQLite: after a transaction that SQLite has ended, sqlx believes that the connection is still
+/// inside it. The adapter resets the connection.
 #[tokio::test]
-async fn no_connection_believes_to_be_in_a_transaction() {
+async fn sqlite_connection_after_an_ended_transaction_is_usable() {
     let (db, world) = (Lite::create().await, World::default());
     let app = transactional::<Lite>(db.adapter(), &world);
     for script in ["rollback", "rollback 500", "insert or-rollback", "insert or-rollback 500"] {
@@ -949,9 +952,9 @@ async fn no_connection_believes_to_be_in_a_transaction() {
     }
 }
 
-/// SQLite: one writer at a time in the file, and still nobody in this process is told BUSY.
+/// SQLite: one writer at a time in the file, and still no caller in this process gets BUSY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transactions_leases_and_purges_share_a_file() {
+async fn sqlite_transactions_leases_and_purges_share_a_file() {
     let (db, world) = (Lite::create().await, World::default());
     let one = transactional::<Lite>(db.adapter(), &world);
     // An adapter of its own, on the same file.
@@ -976,9 +979,9 @@ async fn transactions_leases_and_purges_share_a_file() {
     assert_eq!(db.adapter().count().await.unwrap(), 300);
 }
 
-/// SQLite: those that wait for a slow handler wait for so long, and are told to come again.
+/// SQLite: deliveries that wait for a slow handler get a 503 after a bounded time.
 #[tokio::test]
-async fn the_line_for_a_file_is_bounded_in_time() {
+async fn sqlite_wait_for_the_file_is_bounded_in_time() {
     let (db, world) = (Lite::create().await, World::default());
     let adapter = db.adapter().gate_timeout(Duration::from_millis(100));
     let app = transactional::<Lite>(adapter, &world);

@@ -1,5 +1,5 @@
-//! Batches in one transaction: what a handler marks as done is committed with its keys although the
-//! handler fails, and nothing else is.
+//! Multi-event deliveries in one transaction: the events that a handler marks as done are committed
+//! with their keys although the handler fails, and nothing else is committed.
 
 use std::future::pending;
 use std::process::Stdio;
@@ -33,23 +33,23 @@ macro_rules! in_a_transaction {
 }
 
 in_a_transaction!(
-    what_is_not_done_is_left_as_a_rollback_leaves_it,
-    what_is_not_marked_is_not_kept,
-    a_transaction_that_its_handler_breaks_keeps_what_was_done_before,
-    a_transaction_that_its_handler_ends_keeps_nothing,
-    a_savepoint_that_is_leaked_is_found_whatever_is_done,
-    a_commit_that_fails_keeps_nothing_and_the_retry_finds_out,
-    misuse_costs_no_connection,
-    a_call_that_is_cut_off_keeps_both_or_neither,
-    a_statement_that_nobody_waited_for_takes_nothing_along,
-    a_claim_that_is_dropped_keeps_what_is_done,
-    a_worker_that_fails_is_done_if_it_says_so,
-    a_transaction_that_is_kept_is_rolled_back_all_of_it,
-    a_process_that_is_killed_leaves_nothing_of_what_was_done,
+    key_of_an_event_that_is_not_done_is_left_as_by_a_rollback,
+    write_after_the_last_mark_is_rolled_back,
+    transaction_broken_by_its_handler_keeps_the_done_events,
+    transaction_ended_by_its_handler_keeps_nothing,
+    savepoint_that_is_leaked_is_found_whatever_is_done,
+    commit_that_fails_keeps_nothing_and_the_retry_runs,
+    misuse_of_the_transaction_costs_no_connection,
+    mark_done_dropped_at_any_await_keeps_both_or_neither,
+    statement_dropped_half_way_does_not_undo_done_events,
+    claim_that_is_dropped_keeps_the_done_events,
+    deduplicator_work_that_fails_after_mark_done_is_complete,
+    transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events,
+    process_that_is_killed_leaves_nothing_of_its_done_events,
 );
 
-/// Free at once; no attempt more; and a takeover is still to be told of.
-async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
+/// The keys are free at once, no attempt is counted, and a takeover is still reported.
+async fn key_of_an_event_that_is_not_done_is_left_as_by_a_rollback(rig: Rig) {
     let mine = terms();
     let dead = CallTerms::on_completion(Token::random(), mine.retention(), Duration::ZERO);
     for _ in 0..2 {
@@ -75,9 +75,8 @@ async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
     assert_eq!(rig.effects.all().await, ids("done0 fresh lapsed released"));
 }
 
-/// What was written after the last mark is rolled back, whoever wrote it; what was written before
-/// it is kept with it.
-async fn what_is_not_marked_is_not_kept(rig: Rig) {
+/// A write after the last savepoint is rolled back, whoever wrote it. A write before it is kept.
+async fn write_after_the_last_mark_is_rolled_back(rig: Rig) {
     assert_eq!(rig.send("a:undone b:undone c:500").await, own(500));
     assert!(rig.effects.all().await.is_empty());
     assert_eq!(rig.send("a b c:undone d:500").await, own(500));
@@ -88,9 +87,9 @@ async fn what_is_not_marked_is_not_kept(rig: Rig) {
     assert_eq!(rig.send("c").await, layers(200, "duplicate"));
 }
 
-/// An error that is swallowed aborts a transaction of Postgres, and the handler knows nothing of
-/// it; on SQLite it undoes its own statement only.
-async fn a_transaction_that_its_handler_breaks_keeps_what_was_done_before(rig: Rig) {
+/// An error that the handler ignores aborts a transaction of Postgres, and the handler does not
+/// know. On SQLite the error undoes its own statement only.
+async fn transaction_broken_by_its_handler_keeps_the_done_events(rig: Rig) {
     let aborts = matches!(rig.effects, Effects::Pg(_));
     let answered = rig.send("a b c:swallow").await;
     if !aborts {
@@ -102,8 +101,8 @@ async fn a_transaction_that_its_handler_breaks_keeps_what_was_done_before(rig: R
     assert_eq!((rig.news(), rig.effects.all().await), (ids("c"), ids("a b c")));
 }
 
-/// A raw COMMIT on Postgres is out of our hands but for the keys, which are not complete.
-async fn a_transaction_that_its_handler_ends_keeps_nothing(rig: Rig) {
+/// The layer cannot undo a raw COMMIT on Postgres, but the keys are not complete.
+async fn transaction_ended_by_its_handler_keeps_nothing(rig: Rig) {
     for words in ["a x:rollback y:begin z:500", "a x:rollback", "a x:rollback y:500"] {
         let status = rig.send(words).await.0;
         assert!(status == 500 || status == 0, "{words}: {status}");
@@ -117,7 +116,7 @@ async fn a_transaction_that_its_handler_ends_keeps_nothing(rig: Rig) {
     }
 }
 
-async fn a_savepoint_that_is_leaked_is_found_whatever_is_done(rig: Rig) {
+async fn savepoint_that_is_leaked_is_found_whatever_is_done(rig: Rig) {
     for words in ["x:leak a", "a x:leak", "a x:leak b", "x:leak a b", "a b x:leak c d"] {
         for _ in 0..4 {
             assert_eq!(rig.send(words).await, layers(500, "uncommitted"), "{words}");
@@ -127,20 +126,20 @@ async fn a_savepoint_that_is_leaked_is_found_whatever_is_done(rig: Rig) {
         assert!(rig.effects.all().await.is_empty(), "{words}");
         assert_eq!(rig.store.count().await.unwrap(), 0, "{words}");
     }
-    // Those that are rolled back and those that are released are none.
+    // Events that are rolled back or released are not done.
     assert_eq!(rig.send("a f:fail b g:sql h:sql c").await, own(500));
     assert_eq!(rig.send("d f:undone e").await, own(200));
     assert_eq!(rig.effects.all().await, ids("a b c d e f"));
 }
 
 /// The answer is the handler's failure anyway.
-async fn a_commit_that_fails_keeps_nothing_and_the_retry_finds_out(rig: Rig) {
+async fn commit_that_fails_keeps_nothing_and_the_retry_runs(rig: Rig) {
     let (bad, good) = match rig.effects {
         Effects::Pg(_) => (
             "ALTER TABLE effects ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED",
             "ALTER TABLE effects DROP CONSTRAINT effects_id_key",
         ),
-        // What the last statement before COMMIT does not survive.
+        // The last statement before COMMIT fails.
         _ => (
             "CREATE TRIGGER refuses BEFORE UPDATE OF completed_at ON webhook_deliveries \
              BEGIN SELECT RAISE(ROLLBACK, 'no'); END",
@@ -154,12 +153,12 @@ async fn a_commit_that_fails_keeps_nothing_and_the_retry_finds_out(rig: Rig) {
     assert_eq!(rig.effects.all().await, ids("a"));
     assert_eq!(rig.store.count().await.unwrap(), 0);
     rig.effects.run(good).await;
-    // Postgres tells of the error before it lets go of the locks.
+    // Postgres reports the error before it releases the locks.
     rig.send_until_done("a b p").await;
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b p"), ids("a a b p")));
 }
 
-async fn misuse_costs_no_connection(rig: Rig) {
+async fn misuse_of_the_transaction_costs_no_connection(rig: Rig) {
     for round in 0..6 {
         for (n, ways) in
             ["leak", "rollback", "hang", "abort", "panic", "swallow"].iter().enumerate()
@@ -169,7 +168,7 @@ async fn misuse_costs_no_connection(rig: Rig) {
         }
         assert_eq!(rig.send(&format!("{round}")).await, own(200), "after {round} rounds");
     }
-    // All of the pool's connections are there, and none is in a transaction.
+    // All connections of the pool work, and none is inside a transaction.
     for answer in join_all(["x", "y", "z"].map(|id| rig.send(id))).await {
         assert_eq!(answer, own(200));
     }
@@ -219,8 +218,9 @@ macro_rules! with_ledger {
     };
 }
 
-/// `done` is dropped at each of its awaits, and the handler fails at once, goes on, or succeeds.
-async fn a_call_that_is_cut_off_keeps_both_or_neither(rig: Rig) {
+/// `mark_done` is dropped at each of its awaits, and the handler fails at once, goes on, or
+/// succeeds.
+async fn mark_done_dropped_at_any_await_keeps_both_or_neither(rig: Rig) {
     let mut cut = 0;
     for polls in 1..6 {
         for again in [false, true] {
@@ -229,7 +229,7 @@ async fn a_call_that_is_cut_off_keeps_both_or_neither(rig: Rig) {
             }
         }
     }
-    assert!(cut > 0, "it was never cut off");
+    assert!(cut > 0, "no call was dropped in time");
 }
 
 async fn cut_off<DB: Sql>(
@@ -246,13 +246,13 @@ async fn cut_off<DB: Sql>(
     held.effect(a).await;
     assert!(held.mark_done(a).await);
     held.effect(b).await;
-    // What is still on its way is waited for first.
+    // The next statement waits for the one that is still running.
     drop(held.tx.begin().await.unwrap());
     let cut = polled(held.tx.mark_done(&dedup_key(b)), polls, again).await.is_none();
     held.effect(c).await;
     if end == "goes on" {
         assert!(held.mark_done(c).await);
-        // Of nobody, and after the last mark.
+        // This effect belongs to no event, and is written after the last savepoint.
         held.effect("nobody").await;
     }
     drop(held.tx);
@@ -268,13 +268,13 @@ async fn cut_off<DB: Sql>(
     }
     let must = match end {
         "succeeds" => vec![a, b, c],
-        // What was asked for and is under a later mark is done with that.
+        // An event that was asked for, and is under a later savepoint, is done with that one.
         "goes on" if !cut => vec![a, b, c],
         "fails" if !cut => vec![a, b],
         _ => vec![],
     };
     assert!(must.iter().all(|id| effects.iter().any(|effect| effect == id)), "{case}");
-    // Marks of Postgres are set as one.
+    // On Postgres each savepoint is set in one step.
     let kept = effects.iter().filter(|effect| effect.ends_with(&case)).count();
     assert!(kept >= 1 || matches!(rig.effects, Effects::Lite(_)), "{case}");
     assert_eq!(rig.send(&names.join(" ")).await.0, 200, "{case}");
@@ -284,9 +284,9 @@ async fn cut_off<DB: Sql>(
     cut
 }
 
-/// A handler that is dropped in the middle of a statement, which then fails: sqlx answers the next
-/// one with its error.
-async fn a_statement_that_nobody_waited_for_takes_nothing_along(rig: Rig) {
+/// A handler is dropped in the middle of a statement that then fails. sqlx returns that statement's
+/// error to the next one.
+async fn statement_dropped_half_way_does_not_undo_done_events(rig: Rig) {
     for statements in 0..3 {
         with_ledger!(rig, hasty, statements);
         let (done, other) = (format!("a{statements}"), format!("b{statements}"));
@@ -311,9 +311,9 @@ async fn hasty<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>, statements: us
     held.claim.rollback().await.unwrap();
 }
 
-async fn a_claim_that_is_dropped_keeps_what_is_done(rig: Rig) {
+async fn claim_that_is_dropped_keeps_the_done_events(rig: Rig) {
     with_ledger!(rig, dropped);
-    // Its end is a task of its own.
+    // The delivery's end runs in a task of its own.
     rig.send_until_done("a b").await;
     assert_eq!((rig.news(), rig.effects.all().await), (ids("b"), ids("a b")));
 }
@@ -327,8 +327,8 @@ async fn dropped<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>) {
     drop(held.claim);
 }
 
-/// Its one key is as an event of a batch.
-async fn a_worker_that_fails_is_done_if_it_says_so(rig: Rig) {
+/// The one key of a `Deduplicator` run is like an event of a multi-event delivery.
+async fn deduplicator_work_that_fails_after_mark_done_is_complete(rig: Rig) {
     match &rig.effects {
         Effects::Pg(pool) => {
             let adapter = PostgresAdapter::new(pool.clone());
@@ -357,7 +357,7 @@ async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
 }
 
-async fn a_transaction_that_is_kept_is_rolled_back_all_of_it(rig: Rig) {
+async fn transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events(rig: Rig) {
     with_ledger!(rig, kept);
     rig.send_until_done("a b").await;
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b"), ids("a b")));
@@ -379,7 +379,7 @@ async fn kept<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>) {
 const PLACE: &str = "TOWER_DEDUP_TEST_BATCH";
 const HALF: &str = "half-way";
 
-/// Not a test: a delivery that is half-way, when it is started as one.
+/// Not a test: a delivery that has run halfway, if this binary is started as one.
 #[test]
 fn half_way() {
     let Ok(place) = std::env::var(PLACE) else { return };
@@ -408,8 +408,8 @@ async fn stop_half_way<DB: Sql>(ledger: Arc<Transactional<DB>>) {
     pending::<()>().await;
 }
 
-/// `kill -9`: what is done is durable when the delivery has ended, and not before.
-async fn a_process_that_is_killed_leaves_nothing_of_what_was_done(rig: Rig) {
+/// `kill -9`: done events are durable when the delivery has ended, and not before.
+async fn process_that_is_killed_leaves_nothing_of_its_done_events(rig: Rig) {
     rig.store.count().await.unwrap();
     let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
         .args(["multi_event::half_way", "--exact", "--nocapture"])
@@ -419,13 +419,13 @@ async fn a_process_that_is_killed_leaves_nothing_of_what_was_done(rig: Rig) {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    while lines.next_line().await.unwrap().expect("it comes half-way") != HALF {}
+    while lines.next_line().await.unwrap().expect("the process reaches the middle") != HALF {}
     child.kill().await.unwrap();
     assert!(rig.effects.all().await.is_empty());
     for id in ["a", "b", "c"] {
         assert_eq!(rig.state(id).await, None, "{id}");
     }
-    // The server has to notice.
+    // The server has to notice that the client is gone.
     rig.send_until_done("a b c").await;
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b c"), ids("a b c")));
 }

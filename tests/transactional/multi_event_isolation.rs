@@ -1,6 +1,6 @@
-//! Batches in one transaction above READ COMMITTED, where the database refuses what another
-//! transaction has come before (40001): in a statement, or at the COMMIT. The retry finds each event
-//! done, or free.
+//! Multi-event deliveries in one transaction above READ COMMITTED. The database refuses a statement
+//! or the COMMIT if another transaction came first (40001). The retry finds each event either done
+//! or free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,17 +22,17 @@ use crate::support::postgres::Schema;
 use crate::support::{Body, dedup_key};
 
 const LEVELS: [&str; 2] = ["repeatable read", "serializable"];
-/// Rows that handlers add to, where transactions meet.
+/// The number of rows that handlers add to; transactions conflict in these rows.
 const TALLIES: usize = 3;
 
-/// Two receivers on one schema, as in two processes, whose sessions are at this level.
+/// Two receivers on one schema, as in two processes, whose sessions use this isolation level.
 struct Place {
     level: &'static str,
     pool: PgPool,
     services: [Service; 2],
     effects: Effects,
     runs: Runs,
-    /// While set, somebody else comes before a handler that is told so.
+    /// While set, another transaction runs before a handler whose body asks for it.
     rivals: Arc<AtomicBool>,
     _schema: Schema,
 }
@@ -67,13 +67,13 @@ impl Place {
         send_to(&self.services[0], words).await
     }
 
-    /// What the last run was told to be new.
+    /// Returns the events that the last run saw as new.
     fn news(&self) -> Vec<String> {
         let last = self.runs.lock().unwrap().last().unwrap().clone();
         last.keys().map(|key| key.id().to_owned()).collect()
     }
 
-    /// What took effect, which is what is complete.
+    /// Returns the events that took effect, which are those that are complete.
     async fn kept(&self) -> Vec<String> {
         let effects = self.effects.all().await;
         let sql = "SELECT id FROM webhook_deliveries WHERE completed_at IS NOT NULL ORDER BY id";
@@ -82,7 +82,7 @@ impl Place {
         effects
     }
 
-    /// The retry, which nobody comes before, runs these and no other events.
+    /// Delivers again, without a conflicting transaction. These events run, and no others.
     async fn retry(&self, words: &str, news: &str) {
         self.rivals.store(false, Ordering::SeqCst);
         assert_eq!(self.send(words).await, own(200), "at {}", self.level);
@@ -101,7 +101,7 @@ fn add_to(tally: usize) -> String {
     format!("UPDATE tally SET n = n + 1 WHERE number = {tally}")
 }
 
-/// Somebody else's transaction, from its begin to its COMMIT.
+/// Runs another transaction, from BEGIN to COMMIT.
 async fn rival(pool: &PgPool, statements: &[String]) {
     let mut transaction = pool.begin().await.unwrap();
     for sql in statements {
@@ -110,9 +110,9 @@ async fn rival(pool: &PgPool, statements: &[String]) {
     transaction.commit().await.unwrap();
 }
 
-/// Each event's effect under a savepoint, then its mark, in the order of the words. `tallyN` adds
-/// to a tally as well. `skew` and `clash` do what somebody else comes before, `bare` does so under
-/// no savepoint; `fail` fails, and `quit` does at once.
+/// Writes each event's effect under a savepoint, then marks the event as done, in the order of the
+/// words. `tallyN` adds to a tally as well. `skew` and `clash` conflict with another transaction;
+/// `bare` does so without a savepoint. `fail` fails, and `quit` does so at once.
 async fn handle(request: Request<Body>, runs: Runs, before: Option<PgPool>) -> Answer {
     let (delivery, head, body) = split(request, &runs).await;
     let mut tx = head.extensions.get::<TxHandle<Postgres>>().unwrap().lend().unwrap();
@@ -159,7 +159,7 @@ async fn effect(
     before: Option<&PgPool>,
 ) -> Result<(), sqlx::Error> {
     match (way, before) {
-        // Each reads what the other writes.
+        // Each transaction reads what the other writes.
         ("skew", Some(before)) => {
             run(connection, "SELECT n FROM tally WHERE number = 1").await?;
             add(connection, name, Some(0)).await?;
@@ -190,19 +190,19 @@ async fn add(
     run(connection, insert([id(name)])).await
 }
 
-/// The answer is retryable, and nothing is kept, though the handler has succeeded.
+/// The answer is retryable, and nothing is kept, although the handler has succeeded.
 #[tokio::test]
-async fn a_commit_that_is_refused_is_retried() {
+async fn refused_commit_is_503_and_the_retry_runs() {
     let place = Place::at("serializable").await;
     assert_eq!(place.send("a b c:skew").await, layers(503, "unavailable"));
     assert!(place.kept().await.is_empty());
     place.retry("a b c:skew", "a b c").await;
 }
 
-/// The handler has failed anyway, since its next statement is refused too, or by itself; what it had
-/// marked is lost with the rest.
+/// The handler has failed anyway: its next statement is refused too, or it fails by itself. The
+/// events that it had marked as done are rolled back with the rest.
 #[tokio::test]
-async fn what_was_done_is_not_kept_by_a_commit_that_is_refused() {
+async fn refused_commit_does_not_keep_the_done_events() {
     for words in ["a b:skew c", "a b:skew c:quit"] {
         let place = Place::at("serializable").await;
         assert_eq!(place.send(words).await, own(500));
@@ -214,9 +214,9 @@ async fn what_was_done_is_not_kept_by_a_commit_that_is_refused() {
     }
 }
 
-/// Under a savepoint, it is the event's own failure.
+/// Under a savepoint, only the event fails.
 #[tokio::test]
-async fn a_statement_that_is_refused_fails_its_event() {
+async fn refused_statement_under_a_savepoint_fails_its_event_only() {
     for level in LEVELS {
         let place = Place::at(level).await;
         assert_eq!(place.send("a b:clash c").await, own(500), "at {level}");
@@ -225,9 +225,10 @@ async fn a_statement_that_is_refused_fails_its_event() {
     }
 }
 
-/// Under none, it aborts the transaction: what was done before is kept, and no mark can be set.
+/// Without a savepoint, the conflict aborts the transaction: the events that were done before are
+/// kept, and no savepoint can be set.
 #[tokio::test]
-async fn a_transaction_that_is_refused_keeps_what_was_done_before() {
+async fn refused_statement_without_a_savepoint_keeps_the_events_done_before() {
     for level in LEVELS {
         let place = Place::at(level).await;
         assert_eq!(place.send("a b:bare").await, own(500), "at {level}");
@@ -236,17 +237,17 @@ async fn a_transaction_that_is_refused_keeps_what_was_done_before() {
     }
 }
 
-/// Overlapping batches over two receivers, each sent until it is acknowledged: every event has taken
-/// effect once, the tallies included.
+/// Overlapping deliveries over two receivers, each sent until it is acknowledged: every event takes
+/// effect once, and the tallies agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_batches_is_exactly_once() {
+async fn storm_of_overlapping_deliveries_takes_effect_once() {
     const EVENTS: usize = 30;
     for level in LEVELS {
         let place = Place::at(level).await;
         PostgresAdapter::new(place.pool.clone()).migrate().await.unwrap();
         let senders = (0..2 * EVENTS).map(|sender: usize| {
             let service = place.services[sender % 2].clone();
-            // Each event is in eight batches, of which some fail the first time.
+            // Each event is in eight deliveries, of which some fail the first time.
             let events = (0..4).map(|next| (sender * 7 + next) % EVENTS);
             let events = events.map(|event| format!("e{event:02}:tally{}", event % TALLIES));
             let body = events.collect::<Vec<_>>().join(" ");

@@ -1,5 +1,5 @@
-//! Deliveries that meet on Postgres: duplicates of a slow one, claims and somebody's open
-//! transaction, settings of a role that make it harder, a role that may do little.
+//! Deliveries that meet on Postgres: duplicates of a slow delivery, claims beside a user's open
+//! transaction, settings of a role, a role with few privileges.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ use crate::support::effects::{
 };
 use crate::support::postgres::Server;
 use crate::support::{
-    Body, FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, until,
+    Body, FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, terms, until,
 };
 
-/// 200 duplicates of a delivery that does not end, five connections, and another process that has
-/// some of the duplicates too: everything else goes on meanwhile.
+/// 200 duplicates of a delivery that does not end, on five connections, and another process with
+/// some of the duplicates: all other deliveries go on meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn duplicates_of_a_slow_delivery_hold_nobody_up() {
+async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
     let database = Database::fresh().await;
     let pool = database.pool(5);
     let held = Handler::default();
@@ -65,7 +65,10 @@ async fn duplicates_of_a_slow_delivery_hold_nobody_up() {
     for service in 0..2 {
         let others = (0..50).map(|event| deliver(service, format!("{service}-{event}")));
         let others = join_all(others.collect::<Vec<_>>());
-        for other in tokio::time::timeout(MINUTE, others).await.expect("they are not held up") {
+        for other in tokio::time::timeout(MINUTE, others)
+            .await
+            .expect("the other deliveries are not delayed")
+        {
             assert_eq!(other.unwrap(), 200);
         }
     }
@@ -78,24 +81,20 @@ async fn duplicates_of_a_slow_delivery_hold_nobody_up() {
     database.until_nothing_is_open().await;
 }
 
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
-
-/// The row of a key, as somebody writes it who uses no adapter.
+/// Inserts the row of a key without an adapter.
 const INSERT: &str = "INSERT INTO webhook_deliveries \
     (key, namespace, id, attempts, takeover, first_seen_at, expires_at) SELECT \
     encode(substring(sha256(convert_to(E'test\\n' || $1, 'UTF8')) from 1 for 16), 'hex')::uuid, \
     'test', $1, 1, false, now(), now() + interval '1 day'";
 
-/// Nobody who claims or records waits for the transaction that holds this key, which does not end
-/// by itself: it is in flight, and the other keys of a set are granted.
+/// Asserts that a claim does not wait for the open transaction that holds this key: the key is in
+/// flight, and the other keys of a set are granted.
 async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
     let soon = async {
         let one = std::slice::from_ref(held);
         assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
         assert_eq!(adapter.claim(one, &on_claim(&terms())).await.unwrap(), [Claimed::InFlight]);
-        // In the middle of a set, and so early and so late in the order of rows.
+        // In the middle of a set, and so at different places in the order of rows.
         for _ in 0..3 {
             let mut keys: Vec<_> =
                 (0..15).map(|_| dedup_key(&format!("{:016x}", rand::random::<u64>()))).collect();
@@ -114,16 +113,16 @@ async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
         adapter.get(held).await.unwrap();
         adapter.purge(100).await.unwrap();
     };
-    tokio::time::timeout(MINUTE, soon).await.expect("nobody waits for the transaction");
+    tokio::time::timeout(MINUTE, soon).await.expect("the claim does not wait for the transaction");
 }
 
 #[tokio::test]
-async fn a_claim_does_not_wait_for_a_transactional_delivery() {
+async fn claim_does_not_wait_for_a_transactional_delivery() {
     let database = Database::fresh().await;
     let held = Handler::default();
     let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
     let adapter = PostgresAdapter::new(database.pool(3));
-    // A new row, and one that is there, released.
+    // A new row, and a row that was released.
     let claimed = terms();
     adapter.claim(&[dedup_key("seized")], &claimed).await.unwrap();
     adapter.release(&[dedup_key("seized")], &claimed).await.unwrap();
@@ -143,7 +142,7 @@ async fn a_claim_does_not_wait_for_a_transactional_delivery() {
 }
 
 #[tokio::test]
-async fn a_claim_does_not_wait_for_a_users_transaction() {
+async fn claim_does_not_wait_for_a_users_transaction() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     let adapter = PostgresAdapter::new(pool.clone());
@@ -168,7 +167,7 @@ async fn a_claim_does_not_wait_for_a_users_transaction() {
     is_in_flight(&adapter, &dedup_key("locked")).await;
     let twin = send(&transactional, request("locked")).await;
     assert_eq!(result(&twin), Some("in-flight"));
-    // What is complete is not written again, so nobody asks for its lock.
+    // A complete row is not written again, so nothing asks for its lock.
     let complete = adapter.claim(&[dedup_key("inserted")], &terms()).await.unwrap();
     assert!(matches!(complete[..], [Claimed::Duplicate(_)]), "{complete:?}");
     assert_eq!(result(&send(&transactional, request("inserted")).await), Some("duplicate"));
@@ -176,10 +175,10 @@ async fn a_claim_does_not_wait_for_a_users_transaction() {
     assert_eq!(send(&transactional, request("locked")).await.status(), 200);
 }
 
-/// Two schemas of one database, as tenants have them: what runs for one is not in flight for the
+/// Two schemas of one database, one for each tenant: a key that is in flight in one is free in the
 /// other.
 #[tokio::test]
-async fn a_key_of_another_schema_is_another_key() {
+async fn key_of_another_schema_is_another_key() {
     let (one, other) = (Database::fresh().await, Database::fresh().await);
     let held = Handler::default();
     held.hold();
@@ -200,11 +199,11 @@ async fn record_in(
     let key = dedup_key("a");
     let recorded = adapter.record_in(transaction, &key, MINUTE);
     let recorded = tokio::time::timeout(MINUTE, recorded);
-    recorded.await.expect("nobody waits for the other transaction").unwrap()
+    recorded.await.expect("the claim does not wait for the other transaction").unwrap()
 }
 
 #[tokio::test]
-async fn a_twin_of_a_record_in_an_open_transaction_is_in_flight() {
+async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     let adapter = PostgresAdapter::new(pool.clone());
@@ -232,10 +231,10 @@ async fn a_twin_of_a_record_in_an_open_transaction_is_in_flight() {
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 }
 
-/// All connections are in transactions that record for the first time: whether the table is there
-/// is not asked on yet another connection.
+/// All connections are inside transactions that record for the first time: the adapter asks for the
+/// table on no other connection.
 #[tokio::test]
-async fn recording_in_a_transaction_needs_no_other_connection() {
+async fn record_in_needs_no_other_connection() {
     let database = Database::fresh().await;
     PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
     let pool = database.pool(1);
@@ -245,7 +244,7 @@ async fn recording_in_a_transaction_needs_no_other_connection() {
     transaction.commit().await.unwrap();
 }
 
-/// A pool whose sessions have these settings, as a role's may.
+/// Returns a pool whose sessions have these settings, as a role's sessions may have.
 fn set(database: &Database, connections: u32, settings: &[(&str, &str)]) -> PgPool {
     let options = database.options().options(settings.iter().copied());
     database.pool_with(connections, options)
@@ -253,7 +252,7 @@ fn set(database: &Database, connections: u32, settings: &[(&str, &str)]) -> PgPo
 
 type Deduplicated = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
-/// Forty events eight times each, at once, over two services, as in two processes.
+/// Forty events eight times each, at once, over two services, which stand for two processes.
 async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
     let database = Database::fresh().await;
     let services = [(); 2].map(|()| service(&database));
@@ -272,7 +271,7 @@ async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_isolation_level_is_exactly_once() {
+async fn every_isolation_level_takes_effect_once() {
     for level in ["repeatable read", "serializable"] {
         let settings = [("default_transaction_isolation", level), ("synchronous_commit", "off")];
         exactly_once(|database| {
@@ -288,11 +287,11 @@ async fn every_isolation_level_is_exactly_once() {
     }
 }
 
-/// What is acknowledged waits for the disk, and for that of a synchronous standby, although the role's
-/// commits do not; COMMIT itself looks at the setting. A stronger one stays, and a weaker one of claims
-/// is obeyed.
+/// What is acknowledged waits for the disk, and for the disk of a synchronous standby, although the
+/// role's commits do not. COMMIT itself reads the setting. A stronger setting stays, and the weaker
+/// setting of claims is obeyed.
 #[tokio::test]
-async fn what_is_complete_is_committed_to_disk() {
+async fn complete_key_is_committed_to_disk() {
     for (setting, found) in [
         ("off", "on"),
         ("local", "on"),
@@ -315,7 +314,7 @@ async fn what_is_complete_is_committed_to_disk() {
                  INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION look()",
             )
             .await;
-        // Even if the handler sets what the role was set to.
+        // Even if the handler changes the setting of the role.
         let handler = tower::service_fn(move |request: Request<Body>| async move {
             let again = AssertSqlSafe(format!("SET synchronous_commit = {setting}"));
             lend(&request).execute(sqlx::raw_sql(again)).await.unwrap();
@@ -347,9 +346,9 @@ async fn shows(connection: &mut PgConnection) -> String {
     sqlx::query_scalar("SHOW lock_timeout").fetch_one(connection).await.unwrap()
 }
 
-/// The handler's own waits are bounded by what the user has set, and not by what claims are.
+/// The user's settings bound the handler's waits; the limits of a claim do not apply there.
 #[tokio::test]
-async fn the_users_lock_timeout_is_in_force_in_the_handler() {
+async fn lock_timeout_of_the_user_applies_in_the_handler() {
     for setting in ["7s", "0"] {
         let database = Database::fresh().await;
         let pool = set(&database, 3, &[("lock_timeout", setting)]);
@@ -363,7 +362,7 @@ async fn the_users_lock_timeout_is_in_force_in_the_handler() {
                     write(request).await
                 }
             }));
-        // A new row, one that is released, one that is taken over.
+        // A new row, a row that was released, a row that is taken over.
         for (id, lease) in [("released", MINUTE), ("lapsed", Duration::ZERO)] {
             let claimed = CallTerms::on_completion(Token::random(), MINUTE, lease);
             adapter.claim(&[dedup_key(id)], &claimed).await.unwrap();
@@ -387,10 +386,10 @@ async fn the_users_lock_timeout_is_in_force_in_the_handler() {
     }
 }
 
-/// The server ends the session of a handler that is idle for too long: no success, and the pool
-/// gets over it.
+/// The server ends the session of a handler that is idle for too long: the answer is no success,
+/// and the pool recovers.
 #[tokio::test]
-async fn an_idle_handlers_session_that_is_ended_is_no_success() {
+async fn session_ended_while_its_handler_is_idle_is_no_success() {
     let database = Database::fresh().await;
     PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
     let pool = set(&database, 2, &[("idle_in_transaction_session_timeout", "500ms")]);
@@ -413,9 +412,10 @@ async fn an_idle_handlers_session_that_is_ended_is_no_success() {
     }
 }
 
-/// A statement of the handler's takes too long, whether it says so or not; or the completion does.
+/// A statement of the handler takes too long, whether the handler reports it or not; or the
+/// completion takes too long.
 #[tokio::test]
-async fn a_statement_that_is_ended_is_no_success() {
+async fn statement_that_takes_too_long_is_no_success() {
     let database = Database::fresh().await;
     PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
     let pool = set(&database, 2, &[("statement_timeout", "1s")]);
@@ -461,10 +461,10 @@ async fn a_statement_that_is_ended_is_no_success() {
     }
 }
 
-/// What is committed is what the handler wrote and the key, together: a handler that ends the
-/// transaction, or goes into another one, is no success, and its connection is clean afterwards.
+/// The handler's writes and the key are committed together. A handler that ends the transaction, or
+/// begins another one, is no success, and its connection is clean afterwards.
 #[tokio::test]
-async fn a_handler_that_ends_its_transaction_is_no_success() {
+async fn handler_that_ends_its_transaction_is_no_success() {
     let database = Database::fresh().await;
     let pool = database.pool(2);
     let handler = tower::service_fn(async |request: Request<Body>| {
@@ -490,7 +490,8 @@ async fn a_handler_that_ends_its_transaction_is_no_success() {
         let complete = "SELECT count(*) FROM webhook_deliveries WHERE completed_at IS NOT NULL";
         let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
         assert_eq!(complete.await.unwrap(), 0, "{sql}");
-        // Only what the handler has committed by itself, or without a transaction, is there.
+        // The effect is there only if the handler committed it by itself, or wrote it without a
+        // transaction.
         let expected = i64::from(matches!(sql, "ROLLBACK" | "COMMIT"));
         assert_eq!(database.effects.of(sql).await, expected, "{sql}");
     }
@@ -501,11 +502,11 @@ async fn a_handler_that_ends_its_transaction_is_no_success() {
     }
 }
 
-/// A handler leaks the guard of a savepoint, and sqlx takes the transaction for one of two. The
-/// connection does not go back to the pool in it: what the next one writes would never be
-/// committed. There is one connection, and somebody waits for it all the time.
+/// A handler leaks the guard of a savepoint, and sqlx counts one transaction too many. The
+/// connection must not go back to the pool like that, because the next writes would never be
+/// committed. The pool has one connection, and a caller waits for it all the time.
 #[tokio::test]
-async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
+async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
     for (status, broken) in [(200, false), (200, true), (500, false)] {
         let database = Database::fresh().await;
         let pool = database.pool(1);
@@ -551,9 +552,9 @@ async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
     }
 }
 
-/// Once the table is there, the four rights on it are enough for everything.
+/// Once the table exists, the four privileges on it are enough for everything.
 #[tokio::test]
-async fn a_role_needs_select_insert_update_and_delete_only() {
+async fn role_needs_select_insert_update_and_delete_only() {
     let server = Server::start();
     let admin = PgPool::connect(&server.url()).await.unwrap();
     let place = || Identifier::new("keys").unwrap();
@@ -571,7 +572,7 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     let pool = PgPoolOptions::new().max_connections(3).connect_lazy_with(options.username("app"));
     let adapter = PostgresAdapter::new(pool.clone()).schema(place());
     let refused = sqlx::query("CREATE TABLE keys.other ()").execute(&pool).await;
-    assert!(refused.is_err(), "the role may do too much to show anything");
+    assert!(refused.is_err(), "the role has too many privileges for this test");
 
     adapter.migrate().await.unwrap();
     let none = CallTerms::on_completion(Token::random(), MINUTE, Duration::ZERO);
@@ -597,7 +598,7 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     let mut transaction = pool.begin().await.unwrap();
     let key = dedup_key("d");
     assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), FIRST);
-    // A twin that asks for a set of keys looks which of them is held.
+    // A duplicate that claims a set of keys looks up which of them is held.
     let claimed = adapter.claim(&[b[0].clone(), key], &mine).await.unwrap();
     assert_eq!(claimed, [FIRST, Claimed::InFlight]);
     transaction.commit().await.unwrap();
@@ -618,7 +619,7 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
         assert_eq!(result(&send(service, request(&id)).await), Some("duplicate"));
     }
     assert_eq!(send(&services[2], request("fails")).await.status(), 500);
-    // A session that a handler has spoilt is ended.
+    // A session that a handler has broken is terminated.
     let spoils = tower::service_fn(async |request: Request<Body>| {
         lend(&request).execute("ROLLBACK").await.unwrap();
         Ok::<_, Infallible>(answer(true))

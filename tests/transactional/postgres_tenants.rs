@@ -1,4 +1,5 @@
-//! What a handler sets in its transaction (`search_path`, a role), and a table that goes away.
+//! Settings that a handler changes in its transaction (`search_path`, a role), and a table that is
+//! dropped.
 
 use std::convert::Infallible;
 
@@ -14,7 +15,7 @@ use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
 use crate::support::effects::{Boxed, Database, MINUTE, answer, effect, lend, transactional};
 use crate::support::postgres::Schema;
-use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
+use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send, terms};
 
 /// A handler that writes its effect, then runs this SQL in the delivery's transaction.
 fn writes_and_runs(sql: &str) -> Boxed {
@@ -30,7 +31,7 @@ fn writes_and_runs(sql: &str) -> Boxed {
     }))
 }
 
-/// A role without any right, for as long as this lives.
+/// A role without any privilege, for as long as this value lives.
 struct Role<'d> {
     database: &'d Database,
     name: String,
@@ -69,7 +70,7 @@ async fn commits_once(database: &Database, sql: &str) {
 #[tokio::test]
 async fn search_path_of_a_handler_does_not_hide_the_table() {
     let database = Database::fresh().await;
-    // One schema without such a table, and one with.
+    // One schema without such a table, and one with it.
     let (without, with) = (Schema::fresh(), Schema::fresh());
     PostgresAdapter::connect(&with.url()).await.unwrap().migrate().await.unwrap();
     for path in [without.name(), with.name(), "''"] {
@@ -86,7 +87,7 @@ async fn role_of_a_handler_does_not_refuse_the_completion() {
     role.drop().await;
 }
 
-/// A pool may give its connections a role, which is not the role that the session began with.
+/// A pool may give its connections a role that is not the role that the session began with.
 #[tokio::test]
 async fn role_of_the_claim_is_the_role_of_the_completion() {
     let database = Database::fresh().await;
@@ -157,10 +158,10 @@ async fn deferred_triggers_run_as_the_role_of_the_handler() {
     role.drop().await;
 }
 
-/// Two events, of which the handler marks one as done before it fails: the key of the other is
-/// given back.
+/// Two events, of which the handler marks one as done before it fails: the key of the other one is
+/// released.
 #[tokio::test]
-async fn keys_are_given_back_under_a_role_and_a_search_path_of_the_handler() {
+async fn release_works_under_a_role_and_search_path_of_the_handler() {
     let database = Database::fresh().await;
     let role = Role::fresh(&database).await;
     let adapter = PostgresAdapter::new(database.pool(2));
@@ -177,7 +178,7 @@ async fn keys_are_given_back_under_a_role_and_a_search_path_of_the_handler() {
     role.drop().await;
 }
 
-/// A role that cannot be set back: the handler's doing, and no failure of the store.
+/// A role that cannot be set back: the handler caused it, so the store has not failed.
 #[tokio::test]
 async fn completion_that_is_not_allowed_is_uncommitted() {
     let database = Database::fresh().await;
@@ -195,7 +196,7 @@ async fn completion_that_is_not_allowed_is_uncommitted() {
     role.drop().await;
 }
 
-/// A handler that forgets the `LOCAL`: its connection goes back to the pool with another path.
+/// A handler that forgets `LOCAL`: its connection goes back to the pool with another path.
 #[tokio::test]
 async fn search_path_of_a_session_does_not_change_the_table() {
     let database = Database::fresh().await;
@@ -223,14 +224,10 @@ async fn search_path_of_a_session_does_not_change_the_table() {
     assert_eq!(own.count().await.unwrap(), 0, "the other table");
 }
 
-fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
-}
-
-/// The table is found, and dropped: as by a restore, or by a switch to another database behind the
-/// same address.
+/// The table is used, and then dropped, as by a restore or by a switch to another database behind
+/// the same address.
 #[tokio::test]
-async fn table_that_goes_away_is_made_again() {
+async fn dropped_table_is_created_again() {
     for batching in [Batching::new(), Batching::off()] {
         let database = Database::fresh().await;
         let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
@@ -262,7 +259,7 @@ async fn table_that_goes_away_is_made_again() {
                     assert_eq!(adapter.claim(&key, &fetching).await.unwrap(), [FIRST]);
                 }
                 _ => {
-                    // The caller's transaction is lost: the next one works.
+                    // The caller's transaction is lost; the next one succeeds.
                     let once = async || {
                         let mut tx = database.effects.pool().begin().await.unwrap();
                         let recorded = adapter.record_in(&mut tx, &key[0], MINUTE).await;
@@ -277,9 +274,9 @@ async fn table_that_goes_away_is_made_again() {
     }
 }
 
-/// Many callers find it gone at once, in one batch.
+/// Many callers find at once, in one batch, that the table is gone.
 #[tokio::test]
-async fn table_that_goes_away_under_a_crowd_is_made_again() {
+async fn table_dropped_under_many_callers_is_created_again() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     adapter.migrate().await.unwrap();
