@@ -100,8 +100,8 @@ fn machine() -> String {
     format!("Callers, servers and PostgreSQL shared {cores} cores{model} ({system}).\n\n")
 }
 
-// The plot has one bar per figure, from the goal to the right if the figure is better, or to the left
-// if it is worse. The scale is logarithmic: half as good is as far from the goal as twice as good.
+// The plot has one bar per figure. The bar goes from the goal to the right if the figure is better, and to
+// the left if it is worse. The scale is logarithmic: half as good is as far from the goal as twice as good.
 
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 170.0;
