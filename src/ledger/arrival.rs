@@ -27,7 +27,6 @@ use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::observe;
-use crate::policy::OnUnavailable;
 
 /// For how long a record of unknown outcome is undone.
 const UNDO_BOUND: Duration = Duration::from_secs(600);
@@ -109,7 +108,7 @@ impl<A: DedupAdapter> Ledger for OnArrival<A> {
         let call = Box::pin(async { inner.adapter.record(&flat, &terms).await });
         let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
             Ok(recorded) => recorded,
-            Err(error) if context.on_unavailable == OnUnavailable::Open => {
+            Err(error) if context.fail_open => {
                 observe::unprotected(keys.first(), &error);
                 if let Some(room) = unrun.disarm() {
                     inner.record_behind(room, &flat, terms, context.store_timeout);

@@ -32,7 +32,6 @@ use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::key::{DedupKey, Keys, List};
 use crate::observe;
-use crate::policy::OnUnavailable;
 
 /// For how long a completion is tried again in the background. While it is, the lease is renewed
 /// too, so that a store which takes renewals but no completions sees no second handler.
@@ -114,7 +113,7 @@ impl<A: LeaseAdapter> Ledger for Lease<A> {
             if asked.is_empty() { Ok(Vec::new()) } else { inner.claim(asked, context).await };
         let claimed = match claimed {
             Ok(claimed) => claimed,
-            Err(error) if context.on_unavailable == OnUnavailable::Open && rest.is_none() => {
+            Err(error) if context.fail_open && rest.is_none() => {
                 unheld.disarm();
                 observe::unprotected(keys.first(), &error);
                 let delivery = Delivery::unprotected(events.into());

@@ -30,7 +30,6 @@ use crate::adapter::{CallTerms, Payloads, Seen, StoredResponse, Token};
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::key::Keys;
-use crate::policy::OnUnavailable;
 
 mod arrival;
 mod call;
@@ -183,8 +182,8 @@ pub struct BeginContext {
     pub lease: Duration,
     /// The bound on every call to the store.
     pub store_timeout: Duration,
-    /// What to do if the store does not answer.
-    pub on_unavailable: OnUnavailable,
+    /// Whether to run the handler unprotected if the store does not reply.
+    pub fail_open: bool,
     /// What asks the store for payloads and responses; `None` if neither is of interest.
     pub recaller: Option<Recaller>,
     /// Whether a duplicate is answered with the response to the first delivery.
@@ -201,7 +200,7 @@ impl BeginContext {
             retention,
             lease,
             store_timeout,
-            on_unavailable: OnUnavailable::default(),
+            fail_open: false,
             recaller: None,
             replays: false,
             payloads: None,
@@ -214,10 +213,10 @@ impl BeginContext {
         self
     }
 
-    /// What to do if the store does not answer.
+    /// Sets whether to run the handler unprotected if the store does not reply.
     #[must_use]
-    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
-        self.on_unavailable = policy;
+    pub fn fail_open(mut self, fail_open: bool) -> Self {
+        self.fail_open = fail_open;
         self
     }
 

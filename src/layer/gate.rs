@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::key::DedupKey;
 
-pub(crate) struct Gate {
+pub(super) struct Gate {
     max_running: usize,
     max_waiting: usize,
     pub(super) running: Arc<Semaphore>,
@@ -20,7 +20,7 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// Bounds beyond what a semaphore can count are as good as none.
-    pub(crate) fn new(max_running: usize, max_waiting: usize) -> Self {
+    pub(super) fn new(max_running: usize, max_waiting: usize) -> Self {
         let max_running = max_running.min(Semaphore::MAX_PERMITS);
         let max_waiting = max_waiting.min(Semaphore::MAX_PERMITS);
         let tasks = TaskTracker::new();
@@ -36,23 +36,23 @@ impl Gate {
         }
     }
 
-    pub(crate) fn max_running(&self) -> usize {
+    pub(super) fn max_running(&self) -> usize {
         self.max_running
     }
 
-    pub(crate) fn max_waiting(&self) -> usize {
+    pub(super) fn max_waiting(&self) -> usize {
         self.max_waiting
     }
 
-    pub(crate) fn running(&self) -> usize {
+    pub(super) fn running(&self) -> usize {
         self.max_running - self.running.available_permits()
     }
 
-    pub(crate) fn waiting(&self) -> usize {
+    pub(super) fn waiting(&self) -> usize {
         self.max_waiting - self.waiting.available_permits()
     }
 
-    pub(crate) async fn drain(&self) {
+    pub(super) async fn drain(&self) {
         self.tasks.wait().await;
     }
 

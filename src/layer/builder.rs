@@ -6,24 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::{HeaderName, Method, StatusCode};
 use http_body_util::Full;
 use tower_layer::Layer;
 
+use super::config::{ComparedPart, Config};
+use super::gate::Gate;
+use super::handle::DedupHandle;
+use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
+use super::service::Dedup;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::adapter::{DedupAdapter, LeaseAdapter, Payloads};
+use crate::adapter::{DedupAdapter, LeaseAdapter};
 use crate::error::ConfigError;
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
-use crate::ledger::{BeginContext, FailOpen, Lease, Ledger, OnArrival, Recaller, Recalls, Replays};
-use crate::observe::{self, Meters};
-use crate::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
-use crate::service::{Dedup, Gate};
+use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
+use crate::observe;
 
-const DAY: Duration = Duration::from_secs(86_400);
 /// Below this a lease lapses between two renewals on a busy machine.
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 
@@ -398,17 +399,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// handle does not watch.
     #[must_use]
     pub fn handle(&self) -> DedupHandle {
-        let ledger = Arc::clone(&self.ledger);
-        let drain_ledger = move || -> BoxFuture<'static, ()> {
-            let ledger = Arc::clone(&ledger);
-            Box::pin(async move { ledger.drain().await })
-        };
-        let ledger = Arc::clone(&self.ledger);
-        DedupHandle {
-            gate: Arc::clone(&self.gate),
-            drain_ledger: Arc::new(drain_ledger),
-            background: Arc::new(move || ledger.background()),
-        }
+        DedupHandle::new(&self.gate, &self.ledger)
     }
 }
 
@@ -437,163 +428,5 @@ impl<L: fmt::Debug, B> fmt::Debug for DedupLayer<L, B> {
             .field("ledger", &self.ledger)
             .field("config", &self.config)
             .finish_non_exhaustive()
-    }
-}
-
-/// Watches over the deliveries of a [`DedupLayer`] and of its clones.
-///
-/// # Example
-///
-/// ```
-/// # #[cfg(feature = "memory")]
-/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// # use std::time::Duration;
-/// # use tower_dedup::{DedupLayer, adapter::MemoryAdapter, provider};
-/// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
-/// let handle = dedup.handle();
-/// // … serve with `dedup` until the process is told to stop, accept no more connections, then:
-/// let drained = tokio::time::timeout(Duration::from_secs(25), handle.drain()).await;
-/// if drained.is_err() {
-///     // What still runs will lose its lease; its sender's retry runs it again.
-/// }
-/// # });
-/// ```
-#[derive(Clone)]
-pub struct DedupHandle {
-    gate: Arc<Gate>,
-    drain_ledger: Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
-    background: Arc<dyn Fn() -> usize + Send + Sync>,
-}
-
-impl DedupHandle {
-    /// How many deliveries hold a permit to run.
-    #[must_use]
-    pub fn running(&self) -> usize {
-        self.gate.running()
-    }
-
-    /// How many deliveries wait for another delivery of their event.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.gate.waiting()
-    }
-
-    /// How many completions, releases and undone records are still to reach the store, of
-    /// deliveries that have ended.
-    #[must_use]
-    pub fn background(&self) -> usize {
-        (self.background)()
-    }
-
-    /// Waits until no delivery runs or waits and nothing is left to be recorded in the background.
-    ///
-    /// It does not keep new deliveries out: stop accepting connections first. Without a bound it
-    /// may wait for as long as the slowest handler. For a store that does not come back, it waits
-    /// until the last attempt is given up: after ten minutes, or after one [lease](DedupLayer::lease)
-    /// where that is longer.
-    pub async fn drain(&self) {
-        self.gate.drain().await;
-        (self.drain_ledger)().await;
-    }
-}
-
-impl fmt::Debug for DedupHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DedupHandle")
-            .field("running", &self.running())
-            .field("waiting", &self.waiting())
-            .field("background", &self.background())
-            .finish_non_exhaustive()
-    }
-}
-
-/// Everything that can be set.
-#[derive(Debug, Clone)]
-pub(crate) struct Config {
-    pub(crate) key: KeyExtractor,
-    pub(crate) meters: Arc<Meters>,
-    pub(crate) methods: Arc<[Method]>,
-    pub(crate) body_limit: usize,
-    pub(crate) body_timeout: Duration,
-    pub(crate) retention: Duration,
-    pub(crate) lease: Duration,
-    pub(crate) store_timeout: Duration,
-    pub(crate) max_keys: usize,
-    pub(crate) success: Success,
-    pub(crate) on_missing_key: OnMissingKey,
-    pub(crate) on_in_flight: OnInFlight,
-    pub(crate) on_unavailable: OnUnavailable,
-    pub(crate) retry_after_in_flight: Duration,
-    pub(crate) retry_after_unavailable: Duration,
-    pub(crate) duplicate_status: StatusCode,
-    pub(crate) result_header: Option<HeaderName>,
-    pub(crate) require_verified: bool,
-    pub(crate) log_ids: LogIds,
-    pub(crate) recaller: Option<Recaller>,
-    pub(crate) compare_payload: Option<ComparedPart>,
-    pub(crate) replay: Option<Replay>,
-}
-
-/// What is compared.
-#[derive(Debug, Clone)]
-pub(crate) struct ComparedPart {
-    pub(crate) part: KeyPart,
-    pub(crate) on_mismatch: OnMismatch,
-}
-
-impl Config {
-    fn new(key: KeyExtractor) -> Self {
-        let methods = key.allowed_methods().map_or_else(
-            || [Method::POST, Method::PUT, Method::PATCH, Method::DELETE].into(),
-            Arc::clone,
-        );
-        let retention = key.floor().unwrap_or_default().max(30 * DAY);
-        Self {
-            meters: Arc::new(Meters::new(key.namespace_str())),
-            key,
-            methods,
-            body_limit: 2 * 1024 * 1024,
-            body_timeout: Duration::from_secs(10),
-            retention,
-            lease: Duration::from_secs(60),
-            store_timeout: Duration::from_secs(2),
-            max_keys: 4_096,
-            success: Success::default(),
-            on_missing_key: OnMissingKey::default(),
-            on_in_flight: OnInFlight::default(),
-            on_unavailable: OnUnavailable::default(),
-            retry_after_in_flight: Duration::from_secs(5),
-            retry_after_unavailable: Duration::from_secs(30),
-            duplicate_status: StatusCode::OK,
-            result_header: Some(HeaderName::from_static("x-dedup-result")),
-            require_verified: false,
-            log_ids: LogIds::default(),
-            recaller: None,
-            compare_payload: None,
-            replay: None,
-        }
-    }
-
-    /// What to do with an event that was handled with another payload.
-    pub(crate) fn on_mismatch(&self) -> OnMismatch {
-        self.compare_payload
-            .as_ref()
-            .map_or_else(OnMismatch::default, |compared| compared.on_mismatch)
-    }
-
-    /// Routers answer HEAD by the handler of GET: where one is deduplicated, so is the other.
-    pub(crate) fn deduplicates(&self, method: &Method) -> bool {
-        self.methods.contains(method)
-            || (method == Method::HEAD && self.methods.contains(&Method::GET))
-    }
-
-    /// The terms for one begin, with a token of its own.
-    pub(crate) fn begin_context(&self, payloads: Option<&Payloads>) -> BeginContext {
-        let mut context = BeginContext::new(self.retention, self.lease, self.store_timeout)
-            .on_unavailable(self.on_unavailable)
-            .with_payloads(payloads.cloned());
-        context.recaller = self.recaller.clone();
-        context.replays = self.replay.is_some();
-        context
     }
 }

@@ -140,12 +140,12 @@ impl Replay {
         self
     }
 
-    pub(crate) const fn limit(&self) -> usize {
+    pub(super) const fn limit(&self) -> usize {
         self.body_limit
     }
 
     /// Those of `headers` that are kept, or why the response cannot be.
-    pub(crate) fn select(&self, headers: &HeaderMap) -> Result<HeaderMap, &'static str> {
+    pub(super) fn select(&self, headers: &HeaderMap) -> Result<HeaderMap, &'static str> {
         let chosen = |name| self.headers.contains(&name);
         if headers.contains_key(header::CONTENT_ENCODING) && !chosen(header::CONTENT_ENCODING) {
             // Its bytes say nothing without that header.
@@ -191,14 +191,14 @@ pub struct Verified;
 
 /// Which responses mean that the event was handled.
 #[derive(Clone)]
-pub(crate) struct Success(Arc<dyn Fn(StatusCode) -> bool + Send + Sync>);
+pub(super) struct Success(Arc<dyn Fn(StatusCode) -> bool + Send + Sync>);
 
 impl Success {
-    pub(crate) fn new(is_success: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
+    pub(super) fn new(is_success: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(is_success))
     }
 
-    pub(crate) fn is(&self, status: StatusCode) -> bool {
+    pub(super) fn is(&self, status: StatusCode) -> bool {
         (self.0)(status)
     }
 }

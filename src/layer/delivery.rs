@@ -15,17 +15,16 @@ use http_body::Body;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
 
-use super::Shared;
-use super::answer::{Answer, panic_message, status};
+use super::answer::{Answer, DedupResult, panic_message, status};
+use super::body::{self, Buffered, ResponseBody};
+use super::config::Shared;
 use super::paths::{HANDLED, Path};
+use super::policy::{LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay};
 use crate::adapter::{Payloads, StoredResponse};
-use crate::body::{self, Buffered, ResponseBody};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::ledger::{Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, Remainder};
 use crate::observe::{self, Outcome, Report};
-use crate::policy::{LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay};
-use crate::response::DedupResult;
 
 /// How a waiting delivery looks whether another *process* has finished its event; within this one
 /// it is woken.
@@ -274,10 +273,7 @@ impl<S, L: Ledger> Job<S, L> {
             }
             // Closed, whatever the policy: to run unprotected is for deliveries of which nothing
             // is known, and this one's event is known to be running.
-            let context = shared
-                .config
-                .begin_context(self.payloads.as_ref())
-                .on_unavailable(OnUnavailable::Closed);
+            let context = shared.config.begin_context(self.payloads.as_ref()).fail_open(false);
             let begun = shared.ledger.begin(&self.keys, &context).await;
             let open = shared.config.on_unavailable == OnUnavailable::Open;
             let past = tokio::time::Instant::now() >= deadline;

@@ -12,21 +12,20 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::Shared;
-use super::answer::{Answer, status};
-use super::run::{Job, answer_to, run_to_the_end};
+use super::answer::{Answer, DedupResult, status};
+use super::body::BodyFault;
+use super::config::Shared;
+use super::delivery::{Job, answer_to, run_to_the_end};
+use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
-use crate::body::BodyFault;
 use crate::delivery::Delivery;
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::Ledger;
 use crate::observe::{Outcome, Report};
-use crate::policy::{LogIds, OnMissingKey, Verified};
-use crate::response::DedupResult;
 
 /// A delivery whose body is still on its way.
-pub(crate) struct Start<S, L> {
+pub(super) struct Start<S, L> {
     inner: S,
     head: request::Parts,
     shared: Arc<Shared<L>>,
@@ -34,7 +33,7 @@ pub(crate) struct Start<S, L> {
 }
 
 /// What becomes of a delivery once its body is there.
-pub(crate) enum Next<S, B, ResBody>
+pub(super) enum Next<S, B, ResBody>
 where
     S: Service<Request<B>>,
 {
@@ -53,12 +52,12 @@ impl<S, L> Start<S, L> {
         Self { inner, head, shared, started: Instant::now() }
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared<L>> {
+    pub(super) fn shared(&self) -> &Arc<Shared<L>> {
         &self.shared
     }
 
     /// The body was not read to its end: nothing was claimed, and nothing is recorded.
-    pub(crate) fn broken(&self, fault: &BodyFault) -> DedupResult {
+    pub(super) fn broken(&self, fault: &BodyFault) -> DedupResult {
         let (result, outcome, cause) = match fault {
             BodyFault::TooLarge => (DedupResult::TooLarge, Outcome::TooLarge, None),
             BodyFault::Slow => (DedupResult::SlowBody, Outcome::SlowBody, None),
@@ -70,7 +69,7 @@ impl<S, L> Start<S, L> {
     }
 
     /// Reads the keys of a buffered request and sets it on its way.
-    pub(crate) fn go<B, ResBody>(mut self, body: Bytes, cx: &mut Context<'_>) -> Next<S, B, ResBody>
+    pub(super) fn go<B, ResBody>(mut self, body: Bytes, cx: &mut Context<'_>) -> Next<S, B, ResBody>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
         S::Future: Send,

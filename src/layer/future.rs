@@ -14,11 +14,12 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use crate::body::{Collect, ResponseBody};
+use super::admit::{Next, Start};
+use super::answer::{Answer, DedupResult, own, replayed};
+use super::body::{Collect, ResponseBody};
+use super::config::Shared;
 use crate::error::BoxError;
 use crate::ledger::Ledger;
-use crate::response::DedupResult;
-use crate::service::{Answer, Next, Shared, Start, own, replayed};
 
 pin_project! {
     /// The response future of [`Dedup`](crate::Dedup).
@@ -62,7 +63,7 @@ impl<S, L, B, R, ResBody> ResponseFuture<S, L, B, R, ResBody>
 where
     S: Service<Request<B>>,
 {
-    pub(crate) fn new(start: Start<S, L>, body: R) -> Self {
+    pub(super) fn new(start: Start<S, L>, body: R) -> Self {
         let shared = Arc::clone(start.shared());
         let body = Collect::new(body, shared.config.body_limit, shared.config.body_timeout);
         Self { state: State::Buffering { body, start: Some(start) }, shared }

@@ -37,21 +37,21 @@ struct Read<B> {
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn inner(body: B) -> Self {
+    pub(super) fn inner(body: B) -> Self {
         Self { inner: Some(body), read: None }
     }
 
     /// The inner service's.
-    pub(crate) fn into_inner(self) -> Option<B> {
+    pub(super) fn into_inner(self) -> Option<B> {
         self.inner
     }
 
-    pub(crate) fn own() -> Self {
+    pub(super) fn own() -> Self {
         Self { inner: None, read: None }
     }
 
     /// A body of these bytes.
-    pub(crate) fn full(bytes: Bytes) -> Self {
+    pub(super) fn full(bytes: Bytes) -> Self {
         Self::read(bytes, None, None)
     }
 
@@ -120,7 +120,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 }
 
 /// A response's body that was read to be kept.
-pub(crate) enum Buffered<B> {
+pub(super) enum Buffered<B> {
     /// All of it, and a body that says it again.
     Whole(Bytes, ResponseBody<B>),
     /// It is too long, or takes too long: a body that says it from the beginning.
@@ -128,7 +128,7 @@ pub(crate) enum Buffered<B> {
 }
 
 /// Reads a response's body, up to `limit` bytes and for `time`.
-pub(crate) async fn buffer_response<B: Body<Data = Bytes>>(
+pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     body: B,
     limit: usize,
     time: Duration,
@@ -169,7 +169,7 @@ pub(crate) async fn buffer_response<B: Body<Data = Bytes>>(
 
 /// Why a request's body was not read to its end.
 #[derive(Debug)]
-pub(crate) enum BodyFault {
+pub(super) enum BodyFault {
     TooLarge,
     Broken(BoxError),
     Slow,
@@ -179,7 +179,7 @@ pin_project! {
     /// Collects a body into one buffer; a body that is one buffer already is not copied.
     ///
     /// Trailers are dropped.
-    pub(crate) struct Collect<R> {
+    pub(super) struct Collect<R> {
         #[pin]
         body: R,
         limit: usize,
@@ -193,7 +193,7 @@ pin_project! {
 }
 
 impl<R> Collect<R> {
-    pub(crate) fn new(body: R, limit: usize, time: Duration) -> Self {
+    pub(super) fn new(body: R, limit: usize, time: Duration) -> Self {
         Self { body, limit, time, deadline: None, first: Bytes::new(), all: None }
     }
 }
@@ -203,7 +203,7 @@ where
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
 {
-    pub(crate) fn poll(
+    pub(super) fn poll(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Bytes, BodyFault>> {
