@@ -4,7 +4,7 @@
 //! cargo run --example inspect -- get standard-webhooks msg_1
 //! cargo run --example inspect -- --store postgres://… forget stripe evt_1
 //! cargo run --example inspect -- --store postgres://… --schema billing --table seen count
-//! cargo run --example inspect -- purge --batch 500
+//! cargo run --example inspect -- purge --keys-per-statement 500
 //! ```
 //!
 //! The namespace of a preset is its name: `standard-webhooks`, `github`, `stripe`, `twilio`.
@@ -57,7 +57,7 @@ enum Command {
     Purge {
         /// How many keys one statement deletes. Fewer keys hold locks for a shorter time.
         #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
-        batch: u32,
+        keys_per_statement: u32,
     },
 }
 
@@ -100,12 +100,12 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
             _ => (false, "there is no such key".to_owned()),
         },
         Command::Count => (true, format!("{} keys", store.count().await?)),
-        Command::Purge { batch } => {
+        Command::Purge { keys_per_statement: limit } => {
             let mut total = 0;
             loop {
-                let purged = store.purge(*batch).await?;
+                let purged = store.purge(*limit).await?;
                 total += purged;
-                if purged < u64::from(*batch) {
+                if purged < u64::from(*limit) {
                     break (true, format!("{total} keys purged"));
                 }
             }
