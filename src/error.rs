@@ -273,8 +273,19 @@ pub enum ConfigError {
     InvalidPointer,
     /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and not start with `sqlite_`.
     InvalidIdentifier,
+    /// A setting has a value without meaning.
+    #[non_exhaustive]
+    InvalidSetting {
+        /// The name of the setter.
+        setting: &'static str,
+        /// What the value must be: `"at least 100 ms"`.
+        rule: &'static str,
+    },
     /// Duplicates must be answered with a 2xx: every sender takes anything else for a failure.
     InvalidDuplicateStatus,
+    /// A delivery whose event is in flight must not be answered with a 2xx, because the event is
+    /// lost if its first run fails; nor with a 1xx, which is not a final response.
+    InvalidInFlightStatus,
     /// A header that belongs to one client, one connection or one moment is not replayed.
     InvalidReplayHeader,
     /// The store URL cannot be read. (The URL is not repeated here: it may hold a password.)
@@ -308,6 +319,10 @@ impl fmt::Display for ConfigError {
                 f.write_str("a table or schema name matches [A-Za-z_][A-Za-z0-9_]{0,47}")
             }
             Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
+            Self::InvalidSetting { setting, rule } => write!(f, "`{setting}` must be {rule}"),
+            Self::InvalidInFlightStatus => {
+                f.write_str("a delivery in flight is answered with neither a 1xx nor a 2xx")
+            }
             Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
             Self::InvalidUrl => f.write_str("the store URL cannot be read"),
             Self::SeveralHosts => f.write_str(

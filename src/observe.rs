@@ -20,6 +20,7 @@
 //! |---|---|---|
 //! | `completed` | info | the handler ran and succeeded; the key is complete |
 //! | `failed` | info | the handler ran and failed; the key is free for the retry |
+//! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry |
 //! | `panicked` | error | the handler panicked; the key is free for the retry |
 //! | `uncommitted` | error | the handler succeeded, but its ledger could not commit |
 //! | `partial` | info | a batch: the new events are complete, others run elsewhere still |
@@ -79,6 +80,7 @@ use crate::key::DedupKey;
 pub(crate) enum Outcome {
     Completed,
     Failed,
+    HandlerTimeout,
     Panicked,
     Uncommitted,
     Partial,
@@ -101,6 +103,7 @@ impl Outcome {
         match self {
             Self::Completed => "completed",
             Self::Failed => "failed",
+            Self::HandlerTimeout => "handler_timeout",
             Self::Panicked => "panicked",
             Self::Uncommitted => "uncommitted",
             Self::Partial => "partial",
@@ -279,7 +282,8 @@ impl Report<'_> {
             | Outcome::Uncommitted
             | Outcome::BrokenResponse
             | Outcome::Unverified => event!(ERROR),
-            Outcome::Mismatch
+            Outcome::HandlerTimeout
+            | Outcome::Mismatch
             | Outcome::Unavailable
             | Outcome::Overloaded
             | Outcome::InvalidKey

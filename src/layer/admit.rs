@@ -1,9 +1,10 @@
-//! From a buffered request to a running delivery, all at once: nothing here waits.
+//! [`Admission`]: from the head of a request to a delivery that runs.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::marker::PhantomData;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use bytes::Bytes;
 use http::{Request, Response, request};
@@ -12,144 +13,93 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::answer::{Answer, DedupResult, status};
+use super::answer::{DedupResult, Ending};
 use super::body::BodyFault;
 use super::config::Shared;
-use super::delivery::{Job, answer_to, run_to_the_end};
-use super::policy::{LogIds, OnMissingKey, Verified};
+use super::delivery::{Run, finish_detached};
+use super::gate::{NotAdmitted, Permit, deadline_in, give_up_readiness};
+use super::paths::HANDLED;
+use super::policy::{OnMissingKey, Verified};
+use super::report::ReportFields;
 use crate::adapter::Payloads;
 use crate::delivery::Delivery;
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
+use crate::key::{Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::Ledger;
-use crate::observe::{Outcome, Report};
+use crate::observe::Outcome;
 
-/// A delivery whose body is still on its way.
-pub(super) struct Start<S, L> {
+/// A request that has not claimed anything yet: its client may go away.
+pub(super) struct Admission<S, L, B> {
+    /// Ready, except while the request waits for a permit.
     inner: S,
     head: request::Parts,
     shared: Arc<Shared<L>>,
-    started: Instant,
+    report: ReportFields,
+    inner_body: PhantomData<fn() -> B>,
 }
 
-/// What becomes of a delivery once its body is there.
-pub(super) enum Next<S, B, ResBody>
+/// What becomes of a request when its body has arrived.
+pub(super) enum Dispatch<S, B, ResBody>
 where
     S: Service<Request<B>>,
 {
-    /// It reaches the inner service as if there were no layer.
+    /// The inner service handles it, as if there were no layer.
     Inner(S::Future),
-    /// It has run to its end.
-    Ended(Answer<ResBody, S::Error>),
-    /// It has to wait for something: it runs in a task of its own, which will answer here.
-    Task(oneshot::Receiver<Answer<ResBody, S::Error>>),
-    /// It is refused.
-    Own(DedupResult),
+    /// It waits for a permit in the caller's future.
+    Permit(Pin<Box<dyn Future<Output = Self> + Send>>),
+    /// The delivery waits for something, in a task of its own that sends its ending here.
+    Task(oneshot::Receiver<Ending<ResBody, S::Error>>),
+    /// It has ended.
+    Ended(Ending<ResBody, S::Error>),
 }
 
-impl<S, L> Start<S, L> {
+/// The keys of a request and, where payloads are compared, their digests.
+type Found = (Keys, Option<Payloads>);
+
+impl<S, L, B> Admission<S, L, B> {
     pub(super) fn new(inner: S, head: request::Parts, shared: Arc<Shared<L>>) -> Self {
-        Self { inner, head, shared, started: Instant::now() }
+        let report = ReportFields::started_now();
+        Self { inner, head, shared, report, inner_body: PhantomData }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared<L>> {
         &self.shared
     }
 
-    /// The body was not read to its end: nothing was claimed, and nothing is recorded.
-    pub(super) fn broken(&self, fault: &BodyFault) -> DedupResult {
-        let (result, outcome, cause) = match fault {
-            BodyFault::TooLarge => (DedupResult::TooLarge, Outcome::TooLarge, None),
-            BodyFault::Slow => (DedupResult::SlowBody, Outcome::SlowBody, None),
+    /// Refuses a request whose body was not read to its end.
+    pub(super) fn refuse_body(mut self, fault: BodyFault) -> DedupResult {
+        let (outcome, result) = match fault {
+            BodyFault::TooLarge => (Outcome::TooLarge, DedupResult::TooLarge),
+            BodyFault::Slow => (Outcome::SlowBody, DedupResult::SlowBody),
             BodyFault::Broken(error) => {
-                (DedupResult::BrokenBody, Outcome::BrokenBody, Some(&**error as _))
+                self.report.error = Some(error);
+                (Outcome::BrokenBody, DedupResult::BrokenBody)
             }
         };
-        self.refuse(result, outcome, None, 0, cause)
+        self.refuse(outcome, result, None)
     }
 
-    /// Reads the keys of a buffered request and sets it on its way.
-    pub(super) fn go<B, ResBody>(mut self, body: Bytes, cx: &mut Context<'_>) -> Next<S, B, ResBody>
-    where
-        S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
-        S::Future: Send,
-        S::Error: Send + 'static,
-        L: Ledger,
-        B: From<Bytes> + Send + 'static,
-        ResBody: Body<Data = Bytes> + Send + 'static,
-    {
+    fn refuse(
+        &mut self,
+        outcome: Outcome,
+        result: DedupResult,
+        keys: Option<&Keys>,
+    ) -> DedupResult {
         let config = &self.shared.config;
-        if !config.deduplicates(&self.head.method) {
-            return Next::Inner(self.pass(body));
-        }
-        if config.require_verified && self.head.extensions.get::<Verified>().is_none() {
-            return Next::Own(self.refuse(
-                DedupResult::Unverified,
-                Outcome::Unverified,
-                None,
-                0,
-                None,
-            ));
-        }
-        let (keys, payloads) = match self.keys(&body) {
-            Ok(Some(found)) => found,
-            Ok(None) => {
-                self.report(Outcome::Bypass, None, None, 0, None);
-                return Next::Inner(self.pass(body));
-            }
-            Err(error) => {
-                let (result, outcome) = (DedupResult::InvalidKey, Outcome::InvalidKey);
-                return Next::Own(self.refuse(result, outcome, None, 0, Some(&error)));
-            }
-        };
-        if self.is_nested(&keys) {
-            self.shared.config.meters.nested();
-            self.report(Outcome::Bypass, None, Some(keys.first()), keys.events().len(), None);
-            return Next::Inner(self.pass(body));
-        }
-        let Some(permit) = self.shared.gate.permit_to_run() else {
-            let (result, outcome) = (DedupResult::Unavailable, Outcome::Overloaded);
-            let count = keys.events().len();
-            return Next::Own(self.refuse(result, outcome, Some(keys.first()), count, None));
-        };
-        let Self { inner, head, shared, started } = self;
-        let running = shared.gate.tasks.token();
-        let job =
-            Job::new(inner, head, body, (keys, payloads), Arc::clone(&shared), started, permit);
-        // In a box of its own: allocators are quick with what is below a kilobyte.
-        let job = Box::new(job);
-        let mut delivery = Box::pin(run_to_the_end::<S, L, B, ResBody>(job));
-        // Nobody can drop the delivery within this very poll. One that needs no other goes without
-        // a task, which would cost it more than anything else here.
-        if let Poll::Ready(answer) = delivery.as_mut().poll(cx) {
-            drop((delivery, running));
-            return Next::Ended(answer);
-        }
-        let (sender, receiver) = oneshot::channel();
-        let tasks = shared.gate.tasks.clone();
-        let task = answer_to(sender, delivery, shared);
-        tasks.spawn(task.instrument(tracing::Span::current()));
-        Next::Task(receiver)
+        self.report.status = Some(result.status(config));
+        self.report.emit(outcome, keys, config);
+        result
     }
 
-    /// Returns `true` if an outer layer runs this very delivery.
+    /// Returns `true` if an outer layer runs this very delivery. This layer would find its event in
+    /// flight, or complete.
     fn is_nested(&self, keys: &Keys) -> bool {
         let outer = self.head.extensions.get::<Delivery>();
         outer.is_some_and(|outer| keys.events().iter().any(|event| outer.runs(event.key())))
     }
 
-    fn pass<B>(&mut self, body: Bytes) -> S::Future
-    where
-        S: Service<Request<B>>,
-        B: From<Bytes>,
-    {
-        let (empty, ()) = Request::new(()).into_parts();
-        let head = std::mem::replace(&mut self.head, empty);
-        self.inner.call(Request::from_parts(head, B::from(body)))
-    }
-
-    /// `None` if the request is to reach the inner service undeduplicated.
-    fn keys(&self, body: &Bytes) -> Result<Option<(Keys, Option<Payloads>)>, KeyError> {
+    /// Returns `None` for a request that is not deduplicated.
+    fn find_keys(&self, body: &Bytes) -> Result<Option<Found>, KeyError> {
         let config = &self.shared.config;
         let request = RequestRef::new(&self.head, body);
         let keys = match config.key.extract(&request)? {
@@ -170,12 +120,12 @@ impl<S, L> Start<S, L> {
             Some(compared) => Some(self.payloads(&compared.part, &keys, body)?),
             None => None,
         };
-        // What is held for a pending completion must not hold the body as well.
+        // The keys may live on in a background write, which must not hold the body.
         Ok(Some((keys.without_payloads(), payloads)))
     }
 
-    /// The SHA-256 of each event's payload. That of a batch's event is its own bytes; where an
-    /// extractor does not say which those are, they are not compared.
+    /// Returns the SHA-256 of each event's payload. In a multi-event delivery a payload is the
+    /// event's own bytes; an event whose bytes the extractor does not name is not compared.
     fn payloads(&self, part: &KeyPart, keys: &Keys, body: &Bytes) -> Result<Payloads, KeyError> {
         let events = keys.events();
         let mut payloads = Vec::with_capacity(events.len());
@@ -187,45 +137,123 @@ impl<S, L> Start<S, L> {
                 payloads.push((event.key().clone(), digest));
             }
         }
-        // Of two of one key, the first: the other one is its duplicate within the delivery.
+        // Of two events with one key, the first counts: the other is its duplicate.
         payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
         payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
         Ok(payloads.into())
     }
+}
 
-    fn refuse(
-        &self,
-        result: DedupResult,
-        outcome: Outcome,
-        key: Option<&DedupKey>,
-        keys: usize,
-        error: Option<&(dyn std::error::Error + 'static)>,
-    ) -> DedupResult {
-        self.report(outcome, Some(result), key, keys, error);
-        result
+impl<S, L, B, ResBody> Admission<S, L, B>
+where
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    L: Ledger,
+    B: From<Bytes> + Send + 'static,
+    ResBody: Body<Data = Bytes> + Send + 'static,
+{
+    /// Reads the keys of a buffered request and runs it.
+    pub(super) fn dispatch(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+        let config = &self.shared.config;
+        if !config.deduplicates(&self.head.method) {
+            return self.forward(body);
+        }
+        if config.require_verified && self.head.extensions.get::<Verified>().is_none() {
+            return self.refuse(Outcome::Unverified, DedupResult::Unverified, None).into();
+        }
+        let found = match self.find_keys(&body) {
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                self.report.emit(Outcome::Bypass, None, config);
+                return self.forward(body);
+            }
+            Err(error) => {
+                self.report.error = Some(error.into());
+                return self.refuse(Outcome::InvalidKey, DedupResult::InvalidKey, None).into();
+            }
+        };
+        if self.is_nested(&found.0) {
+            config.meters.nested();
+            self.report.emit(Outcome::Bypass, Some(&found.0), config);
+            return self.forward(body);
+        }
+        match self.shared.gate.try_run() {
+            Some(permit) => self.start(body, found, permit, cx),
+            None if config.waits_for_permit => {
+                Dispatch::Permit(Box::pin(self.wait_for_permit(body, found)))
+            }
+            None => {
+                self.refuse(Outcome::Overloaded, DedupResult::Unavailable, Some(&found.0)).into()
+            }
+        }
     }
 
-    fn report(
-        &self,
-        outcome: Outcome,
-        result: Option<DedupResult>,
-        key: Option<&DedupKey>,
-        keys: usize,
-        error: Option<&(dyn std::error::Error + 'static)>,
-    ) {
+    fn forward(mut self, body: Bytes) -> Dispatch<S, B, ResBody> {
+        Dispatch::Inner(self.inner.call(Request::from_parts(self.head, B::from(body))))
+    }
+
+    /// Waits for a permit. Dropped meanwhile, it leaves nothing behind: nothing is claimed yet.
+    async fn wait_for_permit(mut self, body: Bytes, found: Found) -> Dispatch<S, B, ResBody> {
+        give_up_readiness(&mut self.inner);
+        let deadline = deadline_in(self.shared.config.store_timeout);
+        let (outcome, ending) = match self.shared.gate.run_by(&mut self.inner, deadline).await {
+            Ok(permit) => {
+                let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+                return self.start(body, found, permit, &mut Context::from_waker(&waker));
+            }
+            Err(NotAdmitted::Full) => (Outcome::Overloaded, Ending::Own(DedupResult::Unavailable)),
+            Err(NotAdmitted::Inner(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
+        };
         let config = &self.shared.config;
-        Report {
-            outcome,
-            meters: &config.meters,
-            key,
+        self.report.status = ending.own_status(config);
+        self.report.emit(outcome, Some(&found.0), config);
+        Dispatch::Ended(ending)
+    }
+
+    /// Starts a delivery that has its permit: from here it runs to its end.
+    fn start(
+        self,
+        body: Bytes,
+        (keys, payloads): Found,
+        permit: Permit,
+        cx: &mut Context<'_>,
+    ) -> Dispatch<S, B, ResBody> {
+        let Self { inner, head, shared, report, inner_body } = self;
+        let tasks = shared.gate.tasks.clone();
+        let running = tasks.token();
+        // Boxed apart from its future: allocators are fast below 1 KiB.
+        let run = Box::new(Run {
+            inner,
+            body,
             keys,
-            plain_ids: config.log_ids == LogIds::Plain,
-            attempt: None,
-            age: None,
-            status: result.map(|result| status(result, config)),
-            duration: self.started.elapsed(),
-            error,
+            payloads,
+            report,
+            inner_body,
+            path: HANDLED.path(head.uri.path()),
+            head: Some(head),
+            shared: Arc::clone(&shared),
+            permit: Some(permit),
+        });
+        let mut delivery = Box::pin(run.to_the_end());
+        // Nobody can drop the delivery during this poll. A delivery that ends in it needs no task,
+        // which would cost more than anything else here.
+        if let Poll::Ready(ending) = delivery.as_mut().poll(cx) {
+            drop((delivery, running));
+            return Dispatch::Ended(ending);
         }
-        .emit();
+        let (sender, receiver) = oneshot::channel();
+        let task = finish_detached(sender, delivery, shared);
+        tasks.spawn(task.instrument(tracing::Span::current()));
+        Dispatch::Task(receiver)
+    }
+}
+
+impl<S, B, ResBody> From<DedupResult> for Dispatch<S, B, ResBody>
+where
+    S: Service<Request<B>>,
+{
+    fn from(result: DedupResult) -> Self {
+        Self::Ended(Ending::Own(result))
     }
 }

@@ -1,26 +1,11 @@
-//! The layer's own answers, in one place.
+//! [`DedupResult`] and the layer's own responses.
 //!
-//! | case | status | `Retry-After` | header value |
-//! |---|---|---|---|
-//! | duplicate of a completed delivery | 200 (configurable) | | `duplicate` |
-//! | in flight elsewhere | 503 | 5 s (configurable) | `in-flight` |
-//! | store unavailable, no permit left, shutting down | 503 | 30 s (configurable) | `unavailable` |
-//! | key missing, malformed, or too many | 400 | | `invalid-key` |
-//! | same id, other payload, where the layer refuses that | 422 | | `mismatch` |
-//! | body too large | 413 | | `too-large` |
-//! | body broken | 400 | | `broken-body` |
-//! | body too slow | 408 | | `slow-body` |
-//! | the handler ended, broke or kept its transaction | 500 | | `uncommitted` |
-//! | the handler's response, which was to be kept, ended in an error | 500 | | `broken-response` |
-//! | not verified under `require_verified` | 500 | | `unverified` |
-//!
-//! 503 and not 409 while in flight: several senders never retry a 4xx. 200 and not 409 for a
-//! duplicate: senders retry anything that is not 2xx. A duplicate whose response was
-//! [kept](crate::DedupLayer::replay) has that one's status, headers and body. Nothing internal is said; the cause is
-//! logged.
+//! The table of all answers is in the [guide](crate::guide::delivery#answers). A response never
+//! names an internal error: the log record does.
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::{HeaderName, Response, StatusCode};
@@ -29,37 +14,39 @@ use super::body::ResponseBody;
 use super::config::Config;
 use crate::adapter::StoredResponse;
 
-/// Why the layer answered in the handler's place: an extension of every response of its own, so
+/// Why the layer answered in the handler's place: an extension of each of its own responses, so
 /// that an outer layer can count them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DedupResult {
     /// The event was handled before.
     Duplicate,
-    /// The event is being handled elsewhere.
+    /// The event is in flight.
     InFlight,
-    /// The store did not answer, or the layer is at one of its bounds.
+    /// The store failed, or the layer is at one of its bounds.
     Unavailable,
-    /// The key is missing or malformed, or there are too many.
+    /// The key is missing or malformed, or there are too many keys.
     InvalidKey,
     /// The event was handled with another payload.
     Mismatch,
     /// The body is over the limit.
     TooLarge,
-    /// The body could not be read to its end.
+    /// The body ended in an error.
     BrokenBody,
     /// The body did not arrive in time.
     SlowBody,
-    /// The handler succeeded, but what it did to its transaction cannot be committed.
+    /// The handler ran for longer than its timeout and was dropped.
+    HandlerTimeout,
+    /// The handler succeeded, but its transaction cannot be committed.
     Uncommitted,
-    /// The handler's response was to be kept, and its body ended in an error.
+    /// The handler's response was to be stored, and its body ended in an error.
     BrokenResponse,
-    /// The layer requires verified requests, and this one is not.
+    /// The layer requires verified requests, and this request is not verified.
     Unverified,
 }
 
 impl DedupResult {
-    /// The value of the result header.
+    /// Returns the value of the result header.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -71,21 +58,24 @@ impl DedupResult {
             Self::TooLarge => "too-large",
             Self::BrokenBody => "broken-body",
             Self::SlowBody => "slow-body",
+            Self::HandlerTimeout => "handler-timeout",
             Self::Uncommitted => "uncommitted",
             Self::BrokenResponse => "broken-response",
             Self::Unverified => "unverified",
         }
     }
 
-    /// The status of the answer; that of a duplicate can be configured.
-    pub(super) const fn status(self) -> StatusCode {
+    /// Returns the status of the answer.
+    pub(super) const fn status(self, config: &Config) -> StatusCode {
         match self {
-            Self::Duplicate => StatusCode::OK,
-            Self::InFlight | Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Duplicate => config.duplicate_status,
+            Self::InFlight => config.in_flight_status,
+            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::InvalidKey | Self::BrokenBody => StatusCode::BAD_REQUEST,
             Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
+            Self::HandlerTimeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Uncommitted | Self::BrokenResponse | Self::Unverified => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
@@ -94,35 +84,50 @@ impl DedupResult {
 }
 
 /// How a delivery ended.
-pub(super) enum Answer<B, E> {
-    /// As the inner service says.
+pub(super) enum Ending<B, E> {
+    /// With the response or the error of the inner service.
     Inner(Result<Response<ResponseBody<B>>, E>),
-    /// As the layer says.
+    /// With an answer of the layer's own.
     Own(DedupResult),
-    /// As the inner service said to the first delivery.
+    /// With the stored response to the first delivery.
     Replay(Arc<StoredResponse>),
-    /// The inner service panicked.
+    /// With a panic of the inner service.
     Panicked(Box<dyn Any + Send>),
 }
 
-/// A response of the layer's own.
+impl<B, E> Ending<B, E> {
+    /// Returns the status of a response that is not the inner service's.
+    pub(super) fn own_status(&self, config: &Config) -> Option<StatusCode> {
+        match self {
+            Self::Own(result) => Some(result.status(config)),
+            Self::Replay(response) => Some(response.status),
+            Self::Inner(_) | Self::Panicked(_) => None,
+        }
+    }
+}
+
+/// Returns a response of the layer's own.
 pub(super) fn own<B>(result: DedupResult, config: &Config) -> Response<ResponseBody<B>> {
     let mut response = Response::new(ResponseBody::own());
-    *response.status_mut() = status(result, config);
-    let headers = response.headers_mut();
+    *response.status_mut() = result.status(config);
     let retry_after = match result {
         DedupResult::InFlight => Some(config.retry_after_in_flight),
         DedupResult::Unavailable => Some(config.retry_after_unavailable),
         _ => None,
     };
     if let Some(after) = retry_after {
-        headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs()));
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds(after)));
     }
     mark(&mut response, result, config);
     response
 }
 
-/// The response to the first delivery of an event, said again.
+/// Returns whole seconds, rounded up: the sender must not come back too early.
+fn seconds(duration: Duration) -> u64 {
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
+}
+
+/// Returns the stored response to the first delivery of an event.
 pub(super) fn replayed<B>(stored: &StoredResponse, config: &Config) -> Response<ResponseBody<B>> {
     let mut response = Response::new(ResponseBody::full(stored.body.clone()));
     *response.status_mut() = stored.status;
@@ -131,7 +136,7 @@ pub(super) fn replayed<B>(stored: &StoredResponse, config: &Config) -> Response<
     response
 }
 
-/// Says that the response is the layer's, and why.
+/// Marks a response as the layer's own.
 fn mark<B>(response: &mut Response<B>, result: DedupResult, config: &Config) {
     if let Some(name) = &config.result_header {
         let value = HeaderValue::from_static(result.as_str());
@@ -140,14 +145,7 @@ fn mark<B>(response: &mut Response<B>, result: DedupResult, config: &Config) {
     response.extensions_mut().insert(result);
 }
 
-pub(super) fn status(result: DedupResult, config: &Config) -> StatusCode {
-    match result {
-        DedupResult::Duplicate => config.duplicate_status,
-        other => other.status(),
-    }
-}
-
-/// What a panic said, for a log.
+/// Returns the text of a panic, for a log record.
 pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&'static str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a value")

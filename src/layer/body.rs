@@ -1,5 +1,9 @@
-//! Bodies: the request's, collected up to a limit, and the response's, which is the handler's or
-//! our own.
+//! Bodies: [`Collect`] buffers the request's; [`ResponseBody`] is the response's.
+//!
+//! # Why not `http_body_util::Limited`?
+//!
+//! `Limited` hides the length that the body announces. [`Collect`] refuses a body by that length
+//! before it reads the first byte.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -16,23 +20,23 @@ use tokio::time::Sleep;
 use crate::error::BoxError;
 
 pin_project! {
-    /// The body of a response: the inner service's, or one of the layer's own.
+    /// The body of a response: the inner service's, or the layer's own.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
-        // None for a response of the layer's own.
+        // `None` for a response of the layer's own.
         #[pin]
         inner: Option<B>,
-        // Boxed, for most responses have none.
+        // Boxed: most responses have none.
         read: Option<Box<Read<B>>>,
     }
 }
 
-/// What the layer has read of a body, or has made itself.
+/// What the layer has read of a body, or a body of its own.
 #[derive(Debug)]
 struct Read<B> {
     first: Bytes,
     trailers: Option<HeaderMap>,
-    /// What was left unread.
+    /// The unread rest.
     rest: Option<Pin<Box<B>>>,
 }
 
@@ -41,16 +45,17 @@ impl<B> ResponseBody<B> {
         Self { inner: Some(body), read: None }
     }
 
-    /// The inner service's.
+    /// Returns the inner service's body.
     pub(super) fn into_inner(self) -> Option<B> {
         self.inner
     }
 
+    /// Returns an empty body of the layer's own.
     pub(super) fn own() -> Self {
         Self { inner: None, read: None }
     }
 
-    /// A body of these bytes.
+    /// Returns a body of these bytes.
     pub(super) fn full(bytes: Bytes) -> Self {
         Self::read(bytes, None, None)
     }
@@ -108,7 +113,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
                 let rest = read.rest.as_ref().map_or(SizeHint::with_exact(0), |r| r.size_hint());
                 let mut hint = SizeHint::new();
                 hint.set_lower(first.saturating_add(rest.lower()));
-                // Of a known length, a server would send no trailers.
+                // A server sends no trailers after a body of known length.
                 if let (Some(upper), None) = (rest.upper(), &read.trailers) {
                     hint.set_upper(first.saturating_add(upper));
                 }
@@ -119,11 +124,11 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     }
 }
 
-/// A response's body that was read to be kept.
+/// A response's body that was read so that it can be stored.
 pub(super) enum Buffered<B> {
-    /// All of it, and a body that says it again.
+    /// All of it, and a body that sends it.
     Whole(Bytes, ResponseBody<B>),
-    /// It is too long, or takes too long: a body that says it from the beginning.
+    /// Why it cannot be stored, and a body that sends it from its beginning.
     Not(&'static str, ResponseBody<B>),
 }
 
@@ -156,7 +161,7 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
                     return Ok(Buffered::Not(LONG, body));
                 }
             }
-            // Nothing comes after them.
+            // Trailers are the last frame.
             Some(Err(frame)) => {
                 trailers = frame.into_trailers().ok();
                 break;
@@ -176,18 +181,17 @@ pub(super) enum BodyFault {
 }
 
 pin_project! {
-    /// Collects a body into one buffer; a body that is one buffer already is not copied.
-    ///
-    /// Trailers are dropped.
+    /// Collects a body into one buffer. A body of one buffer is not copied. Trailers are dropped.
     pub(super) struct Collect<R> {
         #[pin]
         body: R,
         limit: usize,
         time: Duration,
-        // Set once the body keeps us waiting: most are there when the request is.
+        // Set at the first wait: most bodies arrive with their request.
         deadline: Option<Pin<Box<Sleep>>>,
+        // The only buffer so far.
         first: Bytes,
-        // Everything, from the second buffer on.
+        // All buffers, from the second one on.
         all: Option<BytesMut>,
     }
 }
@@ -209,7 +213,7 @@ where
     ) -> Poll<Result<Bytes, BodyFault>> {
         let mut this = self.project();
         let limit = *this.limit;
-        // What the sender announces is refused before it is read.
+        // By the announced length, before anything is read.
         if this.body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
             return Poll::Ready(Err(BodyFault::TooLarge));
         }
@@ -247,7 +251,7 @@ where
     }
 }
 
-/// A limit of somebody further out is still a limit.
+/// Finds the limit of an outer layer: a body over it is too large, not broken.
 fn fault(error: BoxError) -> BodyFault {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&*error);
     while let Some(cause) = next {

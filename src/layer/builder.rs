@@ -1,13 +1,11 @@
-//! [`DedupLayer`]: the configuration of one deduplicated route, and the bounds it shares.
+//! [`DedupLayer`]: the settings of one deduplicated route.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderName, Method, StatusCode};
-use http_body_util::Full;
+use http::{HeaderName, Method, StatusCode, response};
 use tower_layer::Layer;
 
 use super::config::{ComparedPart, Config};
@@ -23,10 +21,6 @@ use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
 use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
-use crate::observe;
-
-/// Below this a lease lapses between two renewals on a busy machine.
-const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 
 /// Makes every delivery to the inner service take effect once.
 ///
@@ -38,13 +32,17 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// | [`retention`](Self::retention) | 30 days, or the preset's floor if that is longer |
 /// | [`lease`](Self::lease) | 60 s, renewed at 20 s |
 /// | [`store_timeout`](Self::store_timeout) | 2 s |
+/// | [`handler_timeout`](Self::handler_timeout) | off |
 /// | [`max_running`](Self::max_running) | 1,024 |
 /// | [`max_waiting`](Self::max_waiting) | 256 |
 /// | [`max_keys`](Self::max_keys) | 4,096 a request |
 /// | [`success_when`](Self::success_when) | 2xx |
 /// | [`on_missing_key`](Self::on_missing_key) | 400 |
-/// | [`on_in_flight`](Self::on_in_flight) | wait 2 s, then 503 with `Retry-After: 5` |
-/// | [`on_unavailable`](Self::on_unavailable) | 503 with `Retry-After: 30` |
+/// | [`on_in_flight`](Self::on_in_flight) | wait 2 s, then answer |
+/// | [`in_flight_status`](Self::in_flight_status) | 503 |
+/// | [`retry_after_in_flight`](Self::retry_after_in_flight) | 5 s |
+/// | [`on_unavailable`](Self::on_unavailable) | 503 |
+/// | [`retry_after_unavailable`](Self::retry_after_unavailable) | 30 s |
 /// | [`duplicate_status`](Self::duplicate_status) | 200 |
 /// | [`result_header`](Self::result_header) | `x-dedup-result` |
 /// | [`compare_payload`](Self::compare_payload) | off: payloads are not compared |
@@ -52,27 +50,29 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
+/// A setter panics on a value without meaning. Its `try_` twin returns a [`ConfigError`] instead,
+/// for values from a file. No setter changes a value silently.
+///
 /// # Where it goes
 ///
 /// On the route: `post(handler).layer(dedup)`. The routes under one layer share its keys, and so do
 /// layers of one namespace over one store. An event that a sender delivers to two such routes runs
-/// in one of them; the other answers 200 as to a duplicate. Give each route that has to see it a
-/// [namespace](crate::guide::keys#several-endpoints-of-one-sender).
+/// in one of them; the other answers 200, as to a duplicate. Give each route that has to see the
+/// event its own [namespace](crate::guide::keys#several-endpoints-of-one-sender).
 ///
-/// Around a route twice, by `Router::nest` for instance, the inner layer of one namespace lets
-/// requests through that the outer one runs already, and warns. Two layers over different stores,
-/// of which each is to look, need different namespaces.
+/// If the layer is around a route twice, by `Router::nest` for instance, the inner layer lets
+/// requests through that the outer one runs already, and warns. Two layers over different stores
+/// that must both claim the event need different namespaces.
 ///
-/// # Type parameters
+/// # Type parameter
 ///
-/// `L` is the [ledger](crate::ledger). `B` is the body that the inner service takes: everything
-/// that is [`From<Bytes>`](Bytes). It is `Full<Bytes>`, which axum's routers take, unless
-/// [`inner_body`](Self::inner_body) says otherwise.
+/// `L` is the [ledger](crate::ledger).
 ///
 /// # Clone
 ///
-/// A clone shares the ledger and the bounds with its original; setting a bound on either gives
-/// that one bounds of its own.
+/// A clone is a handle to the same ledger and the same bounds: [`max_running`](Self::max_running)
+/// and [`max_waiting`](Self::max_waiting) change the bounds of all clones, services and handles,
+/// whenever they are called. The other settings are the clone's own.
 ///
 /// # Example
 ///
@@ -92,11 +92,10 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// # }
 /// ```
 #[must_use = "a layer does nothing until it wraps a service"]
-pub struct DedupLayer<L, B = Full<Bytes>> {
-    ledger: Arc<L>,
-    config: Config,
+pub struct DedupLayer<L> {
+    pub(super) ledger: Arc<L>,
+    pub(super) config: Config,
     gate: Arc<Gate>,
-    body: PhantomData<fn() -> B>,
 }
 
 impl<A: LeaseAdapter> DedupLayer<Lease<A>> {
@@ -150,202 +149,277 @@ impl<A: TransactionAdapter> DedupLayer<Transactional<A>> {
 }
 
 impl<L: Ledger> DedupLayer<L> {
-    /// Deduplicates by a ledger of your choice.
+    /// Deduplicates by this ledger.
     pub fn with_ledger(key: impl Into<KeyExtractor>, ledger: L) -> Self {
         Self {
             ledger: Arc::new(ledger),
             config: Config::new(key.into()),
             gate: Arc::new(Gate::new(1_024, 256)),
-            body: PhantomData,
         }
+    }
+
+    /// Returns a handle that counts running deliveries and waits for them at shutdown.
+    #[must_use]
+    pub fn handle(&self) -> DedupHandle {
+        DedupHandle::new(&self.gate, &self.ledger)
     }
 }
 
-impl<L, B> DedupLayer<L, B> {
-    /// The methods that are deduplicated; GET stands for HEAD too. Requests by any other reach the
-    /// inner service as they are, but for having been buffered.
-    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.config.methods = methods.into_iter().collect();
-        self
+/// Settings.
+impl<L> DedupLayer<L> {
+    /// Sets the methods that are deduplicated; GET stands for HEAD too. A request by another method
+    /// reaches the inner service with its body buffered, and otherwise as it is.
+    ///
+    /// # Panics
+    ///
+    /// If there is no method; [`try_methods`](Self::try_methods) returns an error instead.
+    #[track_caller]
+    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        valid(self.try_methods(methods))
     }
 
-    /// The largest body, in bytes; a larger one is answered 413 and nothing is recorded. Holds for
-    /// every request, whatever its method.
-    pub fn body_limit(mut self, bytes: usize) -> Self {
-        self.config.body_limit = bytes;
-        self
+    /// Sets the longest body, in bytes. A longer one is answered 413, whatever its method, and
+    /// nothing is claimed.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is 0; [`try_body_limit`](Self::try_body_limit) returns an error instead.
+    #[track_caller]
+    pub fn body_limit(self, bytes: usize) -> Self {
+        valid(self.try_body_limit(bytes))
     }
 
-    /// How long a body may take to arrive; a slower one is answered 408 and nothing is recorded.
-    pub fn body_timeout(mut self, time: Duration) -> Self {
-        self.config.body_timeout = time;
-        self
+    /// Sets how long a body may take to arrive. A slower one is answered 408, and nothing is
+    /// claimed.
+    ///
+    /// # Panics
+    ///
+    /// If `time` is zero; [`try_body_timeout`](Self::try_body_timeout) returns an error instead.
+    #[track_caller]
+    pub fn body_timeout(self, time: Duration) -> Self {
+        valid(self.try_body_timeout(time))
     }
 
-    /// How long a key is remembered, from its first delivery on.
+    /// Sets how long a key is remembered, from its first delivery on.
     ///
     /// A retention below the preset's floor (the time in which its sender may deliver an event
-    /// again) is warned about and taken. One of zero remembers nothing.
-    pub fn retention(mut self, retention: Duration) -> Self {
-        if let Some(floor) = self.config.key.floor()
-            && retention < floor
-        {
-            observe::short_retention(self.config.key.namespace_str(), retention, floor);
-        }
-        self.config.retention = retention;
-        self
-    }
-
-    /// How long a claim holds without being renewed: how long the event of a process that died
-    /// waits for its retry to run. At least 100 ms.
+    /// again) is used, and a warning is logged.
     ///
-    /// A running handler renews it at a third of its length, so a handler may take much longer: as
-    /// long as it likes, and a handler that hangs keeps its event and its permit until the process
-    /// ends. Put a timeout *inside* this layer to bound that. A lease should be much longer than
-    /// [`store_timeout`](Self::store_timeout).
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.config.lease = lease.max(SHORTEST_LEASE);
-        self
-    }
-
-    /// The bound on every call to the store, waiting for a connection included.
-    pub fn store_timeout(mut self, bound: Duration) -> Self {
-        self.config.store_timeout = bound;
-        self
-    }
-
-    /// How many deliveries may run at once, over all routes and clones; the rest is answered 503.
+    /// # Panics
     ///
-    /// Deliveries that wait run in tasks of their own, which outer `ConcurrencyLimit` and `Timeout` layers
-    /// do not see: this is their bound.
-    pub fn max_running(mut self, deliveries: usize) -> Self {
-        self.gate = Arc::new(Gate::new(deliveries, self.gate.max_waiting()));
+    /// If `retention` is zero; [`try_retention`](Self::try_retention) returns an error instead.
+    #[track_caller]
+    pub fn retention(self, retention: Duration) -> Self {
+        valid(self.try_retention(retention))
+    }
+
+    /// Sets how long a claim holds unless it is renewed. If a process dies, the retry of its event
+    /// runs after this time.
+    ///
+    /// The layer renews the lease of a running handler at a third of its length, so a handler may
+    /// run for longer than its lease. A handler that hangs keeps its event and its permit until the
+    /// process ends, unless [`handler_timeout`](Self::handler_timeout) drops it. A lease should be
+    /// much longer than [`store_timeout`](Self::store_timeout).
+    ///
+    /// # Panics
+    ///
+    /// If `lease` is below 100 ms, because a busy process may renew later than that;
+    /// [`try_lease`](Self::try_lease) returns an error instead.
+    #[track_caller]
+    pub fn lease(self, lease: Duration) -> Self {
+        valid(self.try_lease(lease))
+    }
+
+    /// Sets the bound on every call to the store, waiting for a connection included.
+    ///
+    /// # Panics
+    ///
+    /// If `bound` is zero; [`try_store_timeout`](Self::try_store_timeout) returns an error instead.
+    #[track_caller]
+    pub fn store_timeout(self, bound: Duration) -> Self {
+        valid(self.try_store_timeout(bound))
+    }
+
+    /// Sets how long a handler may run, from its call to its response.
+    ///
+    /// Past that the handler is dropped at an `.await`, its key is released, and the answer is 504
+    /// with the header value `handler-timeout`. The handler may have half-run; the retry sees an
+    /// [`attempt`](crate::Delivery::attempt) above 1, and no takeover. Tasks that the handler has
+    /// spawned go on. The timeout does not cover the response's body, nor a handler that blocks its
+    /// thread. Under the on-arrival ledger the key stays complete, and the event is lost.
+    ///
+    /// # Panics
+    ///
+    /// If `bound` is zero; [`try_handler_timeout`](Self::try_handler_timeout) returns an error
+    /// instead.
+    #[track_caller]
+    pub fn handler_timeout(self, bound: Duration) -> Self {
+        valid(self.try_handler_timeout(bound))
+    }
+
+    /// Sets how many deliveries may run at once, over all services and clones of this layer. A
+    /// delivery beyond that is answered 503. 0 refuses every delivery; `usize::MAX` bounds nothing.
+    ///
+    /// It can be changed while deliveries run: those that run beyond a smaller bound run to their
+    /// end. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`
+    /// layers do not see: this is their bound.
+    pub fn max_running(self, deliveries: usize) -> Self {
+        self.gate.set_max_running(deliveries);
         self
     }
 
-    /// How many deliveries may wait at once for another delivery of their event; the rest is
-    /// answered 503 at once.
-    pub fn max_waiting(mut self, deliveries: usize) -> Self {
-        self.gate = Arc::new(Gate::new(self.gate.max_running(), deliveries));
+    /// Sets how many deliveries may wait at once for another delivery of their event, over all
+    /// services and clones of this layer. A delivery beyond that is answered at once, as in flight.
+    pub fn max_waiting(self, deliveries: usize) -> Self {
+        self.gate.set_max_waiting(deliveries);
         self
     }
 
-    /// How many keys one request may carry, second identities included; more are answered 400.
-    pub fn max_keys(mut self, keys: usize) -> Self {
-        self.config.max_keys = keys;
-        self
+    /// Sets how many keys one request may carry, second identities included. A request with more is
+    /// answered 400.
+    ///
+    /// # Panics
+    ///
+    /// If `keys` is 0; [`try_max_keys`](Self::try_max_keys) returns an error instead.
+    #[track_caller]
+    pub fn max_keys(self, keys: usize) -> Self {
+        valid(self.try_max_keys(keys))
     }
 
-    /// Which statuses of the handler mean that the event was handled. Any other frees the key for
-    /// the retry.
+    /// Sets which responses of the handler mean that the event was handled. Any other response
+    /// releases the key for the retry. A [`Disposition`](crate::Disposition) in the response decides
+    /// before this function.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {
     /// use tower_dedup::{DedupLayer, adapter::MemoryAdapter, provider};
     ///
-    /// // 422 is final for this handler: no retry would end otherwise.
+    /// // 422 is final for this handler: a retry would fail again.
     /// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new())
-    ///     .success_when(|status| status.is_success() || status == 422);
+    ///     .success_when(|response| response.status.is_success() || response.status == 422);
     /// # let _ = dedup;
     /// # }
     /// ```
     pub fn success_when<F>(mut self, is_success: F) -> Self
     where
-        F: Fn(StatusCode) -> bool + Send + Sync + 'static,
+        F: Fn(&response::Parts) -> bool + Send + Sync + 'static,
     {
         self.config.success = Success::new(is_success);
         self
     }
 
-    /// What to do with a delivery that carries no key.
+    /// Sets what to do with a delivery that carries no key.
     pub fn on_missing_key(mut self, policy: OnMissingKey) -> Self {
         self.config.on_missing_key = policy;
         self
     }
 
-    /// What to do with a delivery whose event is running already.
+    /// Sets what to do with a delivery whose event is in flight.
     pub fn on_in_flight(mut self, policy: OnInFlight) -> Self {
         self.config.on_in_flight = policy;
         self
     }
 
-    /// The `Retry-After` of a 503, in whole seconds: `in_flight` where the event is running
-    /// elsewhere, `unavailable` where the store or a bound is the reason.
-    pub fn retry_after(mut self, in_flight: Duration, unavailable: Duration) -> Self {
-        self.config.retry_after_in_flight = in_flight;
-        self.config.retry_after_unavailable = unavailable;
+    /// Sets the status of the answer to a delivery whose event is in flight.
+    ///
+    /// # Panics
+    ///
+    /// If it is a 1xx or a 2xx; [`try_in_flight_status`](Self::try_in_flight_status) returns an
+    /// error instead.
+    #[track_caller]
+    pub fn in_flight_status(self, status: StatusCode) -> Self {
+        valid(self.try_in_flight_status(status))
+    }
+
+    /// Sets the `Retry-After` of the answer to a delivery whose event is in flight, in whole
+    /// seconds, rounded up.
+    pub fn retry_after_in_flight(mut self, time: Duration) -> Self {
+        self.config.retry_after_in_flight = time;
         self
     }
 
-    /// The status of the answer to a completed duplicate.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidDuplicateStatus`] if it is not a 2xx: senders retry anything else,
-    /// and some switch the endpoint off.
-    pub fn duplicate_status(mut self, status: StatusCode) -> Result<Self, ConfigError> {
-        if !status.is_success() {
-            return Err(ConfigError::InvalidDuplicateStatus);
-        }
-        self.config.duplicate_status = status;
-        Ok(self)
+    /// Sets the `Retry-After` of an answer because of the store or a bound, in whole seconds,
+    /// rounded up.
+    pub fn retry_after_unavailable(mut self, time: Duration) -> Self {
+        self.config.retry_after_unavailable = time;
+        self
     }
 
-    /// The header in which the layer's own answers say why; `None` for none.
+    /// Sets the status of the answer to a duplicate.
+    ///
+    /// # Panics
+    ///
+    /// If it is not a 2xx; [`try_duplicate_status`](Self::try_duplicate_status) returns an error
+    /// instead.
+    #[track_caller]
+    pub fn duplicate_status(self, status: StatusCode) -> Self {
+        valid(self.try_duplicate_status(status))
+    }
+
+    /// Sets the header in which the layer's own answers say why; `None` for no header.
     pub fn result_header(mut self, name: Option<HeaderName>) -> Self {
         self.config.result_header = name;
         self
     }
 
-    /// Refuses, with a 500, every request by a deduplicated method that carries no
-    /// [`Verified`](crate::Verified) in its extensions: a layer that verifies signatures has to sit
-    /// outside this one, and the order is easy to get backwards.
+    /// Answers 500 to every request by a deduplicated method that carries no
+    /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures has to sit
+    /// outside this one, and the order is easy to reverse.
     pub fn require_verified(mut self) -> Self {
         self.config.require_verified = true;
         self
     }
 
-    /// Whether log events name an event by its id.
+    /// Sets whether log records name an event by its id.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         self.config.log_ids = ids;
         self
     }
 
-    /// Makes the inner service's body another type: one that is [`From<Bytes>`](Bytes).
+    /// Changes the body that the inner service takes to another type that is
+    /// [`From<Bytes>`](bytes::Bytes). The last call: the result is a layer without settings.
     ///
-    /// Needed where the inner service takes one body only, such as axum's `from_fn` when it sits
-    /// inside this layer without a router between them: `.inner_body::<axum::body::Body>()`.
-    pub fn inner_body<B2>(self) -> DedupLayer<L, B2> {
-        let Self { ledger, config, gate, body: _ } = self;
-        DedupLayer { ledger, config, gate, body: PhantomData }
+    /// By default the body is `Full<Bytes>`, which axum's routers take. A service that takes one
+    /// body only needs this, such as axum's `from_fn` inside this layer without a router between
+    /// them: `.inner_body::<axum::body::Body>()`.
+    pub fn inner_body<B>(self) -> WithInnerBody<L, B> {
+        WithInnerBody { layer: self, inner_body: PhantomData }
     }
 }
 
-impl<L: FailOpen, B> DedupLayer<L, B> {
-    /// What to do with a delivery when the store does not answer.
+/// Returns the layer.
+///
+/// # Panics
+///
+/// For an invalid setting.
+#[track_caller]
+fn valid<T>(set: Result<T, ConfigError>) -> T {
+    set.unwrap_or_else(|error| panic!("{error}"))
+}
+
+impl<L: FailOpen> DedupLayer<L> {
+    /// Sets what to do with a delivery when the store is unavailable.
     ///
     /// Not for [`transactional`](Self::transactional) layers: without the database there is no
-    /// transaction to lend, and this does not compile.
+    /// transaction to lend, so this does not compile.
     pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
         self.config.on_unavailable = policy;
         self
     }
 }
 
-impl<L: Recalls, B> DedupLayer<L, B> {
-    /// Compares the payload of a delivery with that under which its event was handled.
+impl<L: Recalls> DedupLayer<L> {
+    /// Compares the payload of a duplicate with the payload under which its event was handled.
     ///
     /// `part` is what has to be the same: [`key::body_digest()`](crate::key::body_digest) for the
-    /// whole body, or the values that matter (`key::json("/amount")`), where a sender counts its
-    /// attempts or tells the time in the body (see [`provider`](crate::provider)). In a batch, it is
-    /// read from each event's [own bytes](crate::key::Event::with_payload). Its SHA-256 is kept
-    /// with the key from then on; a delivery that does not carry `part` is not compared.
+    /// whole body, or the values that matter (`key::json("/amount")`) if the sender puts an attempt
+    /// counter or a time into the body (see [`provider`](crate::provider)). In a multi-event
+    /// delivery, `part` is read from each event's [own bytes](crate::key::Event::with_payload). The
+    /// SHA-256 of `part` is stored with the key; a delivery without `part` is not compared.
     ///
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
-    /// Compared is what has been *handled*: an event whose first handler failed may come again with
-    /// another payload.
-    ///
-    /// Costs a second call to the store for every duplicate.
+    /// Only payloads of *handled* events are compared. After a failed attempt, the event may come
+    /// back with another payload.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {
@@ -363,18 +437,17 @@ impl<L: Recalls, B> DedupLayer<L, B> {
     }
 }
 
-impl<L: Replays, B> DedupLayer<L, B> {
-    /// Keeps the response to the first delivery of an event that succeeds, and answers its
-    /// duplicates with it, for senders to whom the answer matters: a Telegram bot's
-    /// method call, the instructions of a Twilio webhook.
+impl<L: Replays> DedupLayer<L> {
+    /// Stores the response to the first delivery of an event that succeeds, and answers its
+    /// duplicates with it. Some senders use the response: a Telegram bot's method call, the
+    /// instructions of a Twilio webhook.
     ///
-    /// The response's body is read to its end before the event is completed. If it ends in an
-    /// error, the handler has failed: the delivery is answered 500, and the retry runs. That of a
-    /// batch is not kept. Not for [`on_arrival`](Self::on_arrival) layers, whose keys are complete
-    /// before there is a response: this does not compile.
+    /// The response's body is read to its end before the event is completed. If the body ends in an
+    /// error, the handler has failed: the answer is 500, and the retry runs. The response to a
+    /// multi-event delivery is not stored. Not for [`on_arrival`](Self::on_arrival) layers, whose
+    /// keys are complete before there is a response: this does not compile.
     ///
-    /// Costs a second call to the store for every duplicate. What is kept is what handlers answer:
-    /// mind who may read the store.
+    /// The store holds what handlers respond: mind who may read the store.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {
@@ -392,41 +465,65 @@ impl<L: Replays, B> DedupLayer<L, B> {
     }
 }
 
-impl<L: Ledger, B> DedupLayer<L, B> {
-    /// A handle that waits for running deliveries at shutdown.
-    ///
-    /// Take it last: a bound that is set later gives the layer bounds of its own, which this
-    /// handle does not watch.
-    #[must_use]
-    pub fn handle(&self) -> DedupHandle {
-        DedupHandle::new(&self.gate, &self.ledger)
-    }
-}
-
-impl<S, L, B> Layer<S> for DedupLayer<L, B> {
-    type Service = Dedup<S, L, B>;
-
-    fn layer(&self, inner: S) -> Self::Service {
+impl<L> DedupLayer<L> {
+    fn service<S, B>(&self, inner: S) -> Dedup<S, L, B> {
         Dedup::new(inner, Arc::clone(&self.ledger), self.config.clone(), Arc::clone(&self.gate))
     }
 }
 
-impl<L, B> Clone for DedupLayer<L, B> {
+impl<S, L> Layer<S> for DedupLayer<L> {
+    type Service = Dedup<S, L>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        self.service(inner)
+    }
+}
+
+impl<L> Clone for DedupLayer<L> {
     fn clone(&self) -> Self {
         Self {
             ledger: Arc::clone(&self.ledger),
             config: self.config.clone(),
             gate: Arc::clone(&self.gate),
-            body: PhantomData,
         }
     }
 }
 
-impl<L: fmt::Debug, B> fmt::Debug for DedupLayer<L, B> {
+impl<L: fmt::Debug> fmt::Debug for DedupLayer<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DedupLayer")
             .field("ledger", &self.ledger)
             .field("config", &self.config)
             .finish_non_exhaustive()
+    }
+}
+
+/// A [`DedupLayer`] whose inner service takes the body `B`: made by
+/// [`inner_body`](DedupLayer::inner_body).
+///
+/// Cloning makes another handle, as with [`DedupLayer`].
+#[must_use = "a layer does nothing until it wraps a service"]
+pub struct WithInnerBody<L, B> {
+    layer: DedupLayer<L>,
+    inner_body: PhantomData<fn() -> B>,
+}
+
+impl<S, L, B> Layer<S> for WithInnerBody<L, B> {
+    type Service = Dedup<S, L, B>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        self.layer.service(inner)
+    }
+}
+
+impl<L, B> Clone for WithInnerBody<L, B> {
+    fn clone(&self) -> Self {
+        Self { layer: self.layer.clone(), inner_body: PhantomData }
+    }
+}
+
+impl<L: fmt::Debug, B> fmt::Debug for WithInnerBody<L, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WithInnerBody").field(&self.layer).finish()
     }
 }

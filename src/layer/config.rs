@@ -1,4 +1,4 @@
-//! [`Config`]: everything that can be set; [`Shared`]: what the deliveries of one service share.
+//! [`Config`]: every setting; [`Shared`]: what the deliveries of one service share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(super) struct Shared<L> {
     pub(super) gate: Arc<Gate>,
 }
 
-/// Everything that can be set.
+/// Every setting but the bounds, which are the gate's.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
     pub(super) key: KeyExtractor,
@@ -32,7 +32,10 @@ pub(super) struct Config {
     pub(super) retention: Duration,
     pub(super) lease: Duration,
     pub(super) store_timeout: Duration,
+    pub(super) handler_timeout: Option<Duration>,
     pub(super) max_keys: usize,
+    /// Whether a delivery waits up to `store_timeout` for its permit.
+    pub(super) waits_for_permit: bool,
     pub(super) success: Success,
     pub(super) on_missing_key: OnMissingKey,
     pub(super) on_in_flight: OnInFlight,
@@ -40,6 +43,7 @@ pub(super) struct Config {
     pub(super) retry_after_in_flight: Duration,
     pub(super) retry_after_unavailable: Duration,
     pub(super) duplicate_status: StatusCode,
+    pub(super) in_flight_status: StatusCode,
     pub(super) result_header: Option<HeaderName>,
     pub(super) require_verified: bool,
     pub(super) log_ids: LogIds,
@@ -48,7 +52,7 @@ pub(super) struct Config {
     pub(super) replay: Option<Replay>,
 }
 
-/// What is compared.
+/// The part of a payload that is compared, and what a mismatch leads to.
 #[derive(Debug, Clone)]
 pub(super) struct ComparedPart {
     pub(super) part: KeyPart,
@@ -71,7 +75,9 @@ impl Config {
             retention,
             lease: Duration::from_secs(60),
             store_timeout: Duration::from_secs(2),
+            handler_timeout: None,
             max_keys: 4_096,
+            waits_for_permit: false,
             success: Success::default(),
             on_missing_key: OnMissingKey::default(),
             on_in_flight: OnInFlight::default(),
@@ -79,6 +85,7 @@ impl Config {
             retry_after_in_flight: Duration::from_secs(5),
             retry_after_unavailable: Duration::from_secs(30),
             duplicate_status: StatusCode::OK,
+            in_flight_status: StatusCode::SERVICE_UNAVAILABLE,
             result_header: Some(HeaderName::from_static("x-dedup-result")),
             require_verified: false,
             log_ids: LogIds::default(),
@@ -88,20 +95,21 @@ impl Config {
         }
     }
 
-    /// What to do with an event that was handled with another payload.
+    /// Returns what to do with an event that was handled with another payload.
     pub(super) fn on_mismatch(&self) -> OnMismatch {
         self.compare_payload
             .as_ref()
             .map_or_else(OnMismatch::default, |compared| compared.on_mismatch)
     }
 
-    /// Routers answer HEAD by the handler of GET: where one is deduplicated, so is the other.
+    /// Returns `true` for the methods that are deduplicated. GET stands for HEAD too, because
+    /// routers answer HEAD by the handler of GET.
     pub(super) fn deduplicates(&self, method: &Method) -> bool {
         self.methods.contains(method)
             || (method == Method::HEAD && self.methods.contains(&Method::GET))
     }
 
-    /// The terms for one begin, with a token of its own.
+    /// Returns the terms for one `begin`, with a token of its own.
     pub(super) fn begin_context(&self, payloads: Option<&Payloads>) -> BeginContext {
         let mut context = BeginContext::new(self.retention, self.lease, self.store_timeout)
             .fail_open(self.on_unavailable == OnUnavailable::Open)

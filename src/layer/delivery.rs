@@ -1,385 +1,345 @@
-//! The run of one delivery: from `begin` to the answer.
+//! [`Run`]: the way of one delivery, from its claim to its ending.
+//!
+//! begin → (wait → begin) → call the handler → store its response → settle the claim → ending.
 
 use std::any::Any;
-use std::future::poll_fn;
+use std::future::Future;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Method, Request, Response, StatusCode, request};
+use http::{Method, Request, Response, request};
 use http_body::Body;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until, timeout};
 use tower_service::Service;
 
-use super::answer::{Answer, DedupResult, panic_message, status};
-use super::body::{self, Buffered, ResponseBody};
+use super::answer::{DedupResult, Ending, panic_message};
+use super::body::{Buffered, ResponseBody, buffer_response};
 use super::config::Shared;
+use super::gate::{NotAdmitted, Permit, deadline_in, give_up_readiness};
 use super::paths::{HANDLED, Path};
-use super::policy::{LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay};
+use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
+use super::report::ReportFields;
 use crate::adapter::{Payloads, StoredResponse};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::ledger::{Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, Remainder};
-use crate::observe::{self, Outcome, Report};
+use crate::observe::{self, Outcome};
 
-/// How a waiting delivery looks whether another *process* has finished its event; within this one
-/// it is woken.
-const FIRST_LOOK: Duration = Duration::from_millis(20);
-const SLOWEST_LOOK: Duration = Duration::from_millis(250);
+/// A waiting delivery asks the store at growing intervals, for an event that runs in another
+/// process. Within this process it is woken.
+const FIRST_POLL: Duration = Duration::from_millis(20);
+const SLOWEST_POLL: Duration = Duration::from_millis(250);
 
 /// A delivery that runs.
-pub(super) struct Job<S, L> {
-    /// Ready, but while the delivery waits for another one.
-    inner: S,
+pub(super) struct Run<S, L, B> {
+    /// Ready, except while the delivery waits for another one.
+    pub(super) inner: S,
     /// Taken when the handler is called.
-    head: Option<request::Parts>,
-    body: Bytes,
-    keys: Keys,
-    /// What is compared, if anything is.
-    payloads: Option<Payloads>,
-    path: Path,
-    shared: Arc<Shared<L>>,
-    started: Instant,
-    /// Given up while it waits for another delivery.
-    permit: Option<OwnedSemaphorePermit>,
+    pub(super) head: Option<request::Parts>,
+    pub(super) body: Bytes,
+    pub(super) keys: Keys,
+    /// The digests of what is compared, if anything is.
+    pub(super) payloads: Option<Payloads>,
+    pub(super) path: Path,
+    pub(super) shared: Arc<Shared<L>>,
+    /// Returned while the delivery waits for another one.
+    pub(super) permit: Option<Permit>,
+    pub(super) report: ReportFields,
+    pub(super) inner_body: PhantomData<fn() -> B>,
 }
 
-impl<S, L> Job<S, L> {
-    pub(super) fn new(
-        inner: S,
-        head: request::Parts,
-        body: Bytes,
-        (keys, payloads): (Keys, Option<Payloads>),
-        shared: Arc<Shared<L>>,
-        started: Instant,
-        permit: OwnedSemaphorePermit,
-    ) -> Self {
-        let path = HANDLED.path(head.uri.path());
-        let (head, permit) = (Some(head), Some(permit));
-        Self { inner, head, body, keys, payloads, path, shared, started, permit }
-    }
-}
-
-/// What is to be reported of the delivery, beside what the job knows.
-#[derive(Default)]
-struct Facts {
-    attempt: Option<(u32, bool)>,
-    age: Option<Duration>,
-    status: Option<StatusCode>,
-    error: Option<Error>,
-}
-
-/// Runs a delivery to its end.
-#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
-pub(super) fn run_to_the_end<S, L, B, ResBody>(
-    mut job: Box<Job<S, L>>,
-) -> impl Future<Output = Answer<ResBody, S::Error>>
-where
-    S: Service<Request<B>, Response = Response<ResBody>> + Clone,
-    L: Ledger,
-    B: From<Bytes>,
-    ResBody: Body<Data = Bytes>,
-{
-    async move {
-        let running = job.shared.config.meters.running();
-        let mut facts = Facts::default();
-        // An adapter or an extension that panics is treated as a handler that does; what its claim
-        // holds is released when it is dropped.
-        let delivery = AssertUnwindSafe(deliver::<S, L, B, ResBody>(&mut job, &mut facts));
-        let (outcome, answer) = match delivery.catch_unwind().await {
-            Ok(ended) => ended,
-            Err(panic) => (Outcome::Panicked, Answer::Panicked(panic)),
-        };
-        drop(running);
-        report(&job, &mut facts, outcome, &answer);
-        answer
-    }
-}
-
-/// The task of a delivery that waits for something: answers if somebody still listens.
-pub(super) async fn answer_to<L, B, E>(
-    listener: oneshot::Sender<Answer<B, E>>,
-    delivery: Pin<Box<impl Future<Output = Answer<B, E>>>>,
+/// Awaits a delivery in a task of its own and sends its ending to the caller, if there still is
+/// one.
+pub(super) async fn finish_detached<L, B, E>(
+    caller: oneshot::Sender<Ending<B, E>>,
+    delivery: Pin<Box<impl Future<Output = Ending<B, E>>>>,
     shared: Arc<Shared<L>>,
 ) {
-    if let Err(Answer::Panicked(panic)) = listener.send(delivery.await) {
+    if let Err(Ending::Panicked(panic)) = caller.send(delivery.await) {
         let namespace = shared.config.key.namespace_str();
         observe::orphaned_panic(namespace, panic_message(&*panic));
     }
 }
 
-fn report<S, L, B, E>(job: &Job<S, L>, facts: &mut Facts, outcome: Outcome, answer: &Answer<B, E>) {
-    let config = &job.shared.config;
-    match answer {
-        Answer::Own(result) => facts.status = Some(status(*result, config)),
-        Answer::Replay(response) => facts.status = Some(response.status),
-        Answer::Inner(_) | Answer::Panicked(_) => {}
-    }
-    Report {
-        outcome,
-        meters: &config.meters,
-        key: Some(job.keys.first()),
-        keys: job.keys.events().len(),
-        plain_ids: config.log_ids == LogIds::Plain,
-        attempt: facts.attempt,
-        age: facts.age,
-        status: facts.status,
-        duration: job.started.elapsed(),
-        error: facts.error.as_ref().map(|error| error as _),
-    }
-    .emit();
+/// How waiting for another delivery ended.
+enum Waited<C, E> {
+    /// The delivery began again.
+    Begun(Result<Begin<C>, Error>),
+    /// `max_waiting` deliveries wait already.
+    NoPlace,
+    NotAdmitted(NotAdmitted<E>),
 }
 
-async fn deliver<S, L, B, ResBody>(
-    job: &mut Job<S, L>,
-    facts: &mut Facts,
-) -> (Outcome, Answer<ResBody, S::Error>)
+/// How the call of the handler ended.
+enum Called<R, E> {
+    Returned(Result<R, E>),
+    Panicked(Box<dyn Any + Send>),
+    TimedOut,
+}
+
+impl<S, L, B, ResBody> Run<S, L, B>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     L: Ledger,
     B: From<Bytes>,
     ResBody: Body<Data = Bytes>,
 {
-    let own = |outcome, result| (outcome, Answer::Own(result));
-    let policy = job.shared.config.on_in_flight;
-    let mut begun = begin(&job.shared, &job.keys, job.payloads.as_ref()).await;
-    if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
-        // Boxed, for most deliveries do not wait and need not carry what waiting takes.
-        begun = match Box::pin(job.wait::<B>(bound)).await {
-            Waited::Begun(begun) => begun,
-            Waited::NoPlace => return own(Outcome::Overloaded, DedupResult::InFlight),
-            Waited::NoPermit => return own(Outcome::Overloaded, DedupResult::Unavailable),
-            Waited::Failed(error) => return (Outcome::Failed, Answer::Inner(Err(error))),
-        };
-    }
-    let is_acknowledged = match &begun {
-        Ok(Begin::Duplicate(_) | Begin::Mismatch(_)) => true,
-        Ok(Begin::InFlight) => policy == OnInFlight::Acknowledge,
-        Ok(Begin::First { .. }) | Err(_) => false,
-    };
-    if is_acknowledged && HANDLED.is_elsewhere(job.keys.first(), job.path) {
-        job.shared.config.meters.handled_on_another_path(job.keys.first());
-    }
-    match begun {
-        Ok(Begin::First { claim, others }) => handle(job, claim, others, facts).await,
-        Ok(Begin::Duplicate(known)) => {
-            facts.age = Some(known.seen.age);
-            (Outcome::Duplicate, duplicate(known))
+    /// Runs the delivery to its end and reports it.
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+    pub(super) fn to_the_end(
+        mut self: Box<Self>,
+    ) -> impl Future<Output = Ending<ResBody, S::Error>> {
+        async move {
+            let running = self.shared.config.meters.running();
+            // A panic of an adapter or an extension counts as one of the handler. The claim is
+            // released when it is dropped.
+            let (outcome, ending) = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
+                Ok(ended) => ended,
+                Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
+            };
+            drop(running);
+            let config = &self.shared.config;
+            self.report.status = ending.own_status(config).or(self.report.status);
+            self.report.emit(outcome, Some(&self.keys), config);
+            ending
         }
-        Ok(Begin::Mismatch(known)) => {
-            facts.age = Some(known.seen.age);
-            match job.shared.config.on_mismatch() {
-                OnMismatch::Report => (Outcome::Mismatch, duplicate(known)),
-                OnMismatch::Refuse => own(Outcome::Mismatch, DedupResult::Mismatch),
+    }
+
+    async fn deliver(&mut self) -> (Outcome, Ending<ResBody, S::Error>) {
+        let policy = self.shared.config.on_in_flight;
+        let mut begun = self.begin(self.shared.config.on_unavailable).await;
+        if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
+            // Boxed: most deliveries do not wait, and their future stays small.
+            begun = match Box::pin(self.wait(bound)).await {
+                Waited::Begun(begun) => begun,
+                Waited::NoPlace => return own(Outcome::Overloaded, DedupResult::InFlight),
+                Waited::NotAdmitted(NotAdmitted::Full) => {
+                    return own(Outcome::Overloaded, DedupResult::Unavailable);
+                }
+                Waited::NotAdmitted(NotAdmitted::Inner(error)) => {
+                    return (Outcome::Failed, Ending::Inner(Err(error)));
+                }
+            };
+        }
+        let is_acknowledged = match &begun {
+            Ok(Begin::Duplicate(_) | Begin::Mismatch(_)) => true,
+            Ok(Begin::InFlight) => policy == OnInFlight::Acknowledge,
+            Ok(Begin::First { .. }) | Err(_) => false,
+        };
+        if is_acknowledged && HANDLED.is_elsewhere(self.keys.first(), self.path) {
+            self.shared.config.meters.handled_on_another_path(self.keys.first());
+        }
+        match begun {
+            Ok(Begin::First { claim, others }) => self.handle(claim, others).await,
+            Ok(Begin::Duplicate(info)) => {
+                self.report.age = Some(info.seen.age);
+                (Outcome::Duplicate, duplicate(info))
+            }
+            Ok(Begin::Mismatch(info)) => {
+                self.report.age = Some(info.seen.age);
+                match self.shared.config.on_mismatch() {
+                    OnMismatch::Report => (Outcome::Mismatch, duplicate(info)),
+                    OnMismatch::Refuse => own(Outcome::Mismatch, DedupResult::Mismatch),
+                }
+            }
+            Ok(Begin::InFlight) if policy == OnInFlight::Acknowledge => {
+                own(Outcome::InFlight, DedupResult::Duplicate)
+            }
+            Ok(Begin::InFlight) => own(Outcome::InFlight, DedupResult::InFlight),
+            Err(error) => {
+                self.report.error = Some(error.into());
+                own(Outcome::Unavailable, DedupResult::Unavailable)
             }
         }
-        Ok(Begin::InFlight) if policy == OnInFlight::Acknowledge => {
-            own(Outcome::InFlight, DedupResult::Duplicate)
-        }
-        Ok(Begin::InFlight) => own(Outcome::InFlight, DedupResult::InFlight),
-        Err(error) => {
-            facts.error = Some(error);
-            own(Outcome::Unavailable, DedupResult::Unavailable)
-        }
     }
-}
 
-/// As the first delivery was answered, if that was kept.
-fn duplicate<B, E>(known: DuplicateInfo) -> Answer<B, E> {
-    known.response.map_or(Answer::Own(DedupResult::Duplicate), Answer::Replay)
-}
+    /// Claims the keys under a new token: an earlier call of this delivery may still be released in
+    /// the background.
+    async fn begin(&mut self, on_unavailable: OnUnavailable) -> Result<Begin<L::Claim>, Error> {
+        let Shared { ledger, config, .. } = &*self.shared;
+        let context = config.begin_context(self.payloads.as_ref());
+        let fail_open = on_unavailable == OnUnavailable::Open;
+        ledger.begin(&self.keys, &context.fail_open(fail_open)).await
+    }
 
-/// With a token of its own: whatever an earlier call of this delivery left behind may still be
-/// being undone.
-async fn begin<L: Ledger>(
-    shared: &Shared<L>,
-    keys: &Keys,
-    payloads: Option<&Payloads>,
-) -> Result<Begin<L::Claim>, Error> {
-    shared.ledger.begin(keys, &shared.config.begin_context(payloads)).await
-}
-
-/// How waiting for another delivery ended.
-enum Waited<C, E> {
-    /// It began again.
-    Begun(Result<Begin<C>, Error>),
-    /// As many wait already as may.
-    NoPlace,
-    /// To the end of the wait, no permit was free or the inner service was not ready.
-    NoPermit,
-    /// The inner service failed while it was asked whether it is ready.
-    Failed(E),
-}
-
-impl<S, L: Ledger> Job<S, L> {
-    /// Waits until the event's other delivery has ended, and begins again; past the bound, the
-    /// last answer is still "in flight".
-    ///
-    /// Every delivery takes its permit, then the inner service's readiness, then its claim. A
-    /// delivery that claimed first would hold a transaction while it waits for a place in an inner
-    /// limit, and those who hold the places may wait for that transaction.
-    async fn wait<B>(&mut self, bound: Duration) -> Waited<L::Claim, S::Error>
-    where
-        S: Service<Request<B>> + Clone,
-    {
+    /// Waits until the event's other delivery has ended, and begins again. Past the bound, the last
+    /// reply stays "in flight".
+    async fn wait(&mut self, bound: Duration) -> Waited<L::Claim, S::Error> {
         let shared = Arc::clone(&self.shared);
         let gate = &shared.gate;
         self.permit = None;
-        let Ok(_place) = Arc::clone(&gate.waiting).try_acquire_owned() else {
-            return Waited::NoPlace;
-        };
-        self.give_readiness_up();
+        let Some(_place) = gate.try_wait() else { return Waited::NoPlace };
+        give_up_readiness(&mut self.inner);
 
         let waiter = gate.waiters.wait_for(self.keys.first());
         let notify = waiter.notify();
         let mut woken = pin!(notify.notified());
         woken.as_mut().enable();
-        let deadline = tokio::time::Instant::now() + bound.min(Duration::from_secs(86_400));
-        let mut looks = ExponentialBuilder::new()
-            .with_min_delay(FIRST_LOOK)
-            .with_max_delay(SLOWEST_LOOK)
+        let deadline = deadline_in(bound);
+        let mut polls = ExponentialBuilder::new()
+            .with_min_delay(FIRST_POLL)
+            .with_max_delay(SLOWEST_POLL)
             .with_jitter()
             .without_max_times()
             .build();
         loop {
-            let look = tokio::time::Instant::now() + looks.next().unwrap_or(SLOWEST_LOOK);
+            let poll = Instant::now() + polls.next().unwrap_or(SLOWEST_POLL);
             tokio::select! {
                 () = woken.as_mut() => {}
-                () = tokio::time::sleep_until(look.min(deadline)) => {}
+                () = sleep_until(poll.min(deadline)) => {}
             }
-            // Before the next look, so that an end between the look and the wait is not missed.
+            // Registered before the next `begin`: an end between that and the next wait must wake.
             woken.set(notify.notified());
             woken.as_mut().enable();
-            let permit = match gate.permit_to_run() {
-                Some(permit) => permit,
-                None => {
-                    let permit = Arc::clone(&gate.running).acquire_owned();
-                    match tokio::time::timeout_at(deadline, permit).await {
-                        Ok(Ok(permit)) => permit,
-                        _ => return Waited::NoPermit,
-                    }
-                }
-            };
-            self.permit = Some(permit);
-            let ready = poll_fn(|cx| self.inner.poll_ready(cx));
-            match tokio::time::timeout_at(deadline, ready).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Waited::Failed(error),
-                Err(_elapsed) => return Waited::NoPermit,
+            match gate.run_by(&mut self.inner, deadline).await {
+                Ok(permit) => self.permit = Some(permit),
+                Err(not_admitted) => return Waited::NotAdmitted(not_admitted),
             }
-            // Closed, whatever the policy: to run unprotected is for deliveries of which nothing
-            // is known, and this one's event is known to be running.
-            let context = shared.config.begin_context(self.payloads.as_ref()).fail_open(false);
-            let begun = shared.ledger.begin(&self.keys, &context).await;
-            let open = shared.config.on_unavailable == OnUnavailable::Open;
-            let past = tokio::time::Instant::now() >= deadline;
+            // Closed, whatever the policy: this event is known to be in flight, and only an event
+            // of which nothing is known may run unprotected.
+            let begun = self.begin(OnUnavailable::Closed).await;
+            let is_open = shared.config.on_unavailable == OnUnavailable::Open;
+            let is_past = Instant::now() >= deadline;
             match begun {
-                Err(_) if past && open => return Waited::Begun(Ok(Begin::InFlight)),
-                Ok(Begin::InFlight) | Err(_) if !past => {}
+                Err(_) if is_past && is_open => return Waited::Begun(Ok(Begin::InFlight)),
+                Ok(Begin::InFlight) | Err(_) if !is_past => {}
                 begun => return Waited::Begun(begun),
             }
             self.permit = None;
-            self.give_readiness_up();
+            give_up_readiness(&mut self.inner);
         }
     }
 
-    /// Readiness is a place in somebody's limit: not to be held while doing nothing.
-    fn give_readiness_up(&mut self)
-    where
-        S: Clone,
-    {
-        let unready = self.inner.clone();
-        drop(std::mem::replace(&mut self.inner, unready));
-    }
-}
-
-/// Runs the handler and settles its claim.
-async fn handle<S, L, B, ResBody>(
-    job: &mut Job<S, L>,
-    mut claim: L::Claim,
-    others: Remainder,
-    facts: &mut Facts,
-) -> (Outcome, Answer<ResBody, S::Error>)
-where
-    S: Service<Request<B>, Response = Response<ResBody>>,
-    L: Ledger,
-    B: From<Bytes>,
-    ResBody: Body<Data = Bytes>,
-{
-    let delivery = claim.delivery().clone();
-    // Before it runs: on arrival, a twin on another path is a duplicate from here on.
-    delivery.keys().for_each(|key| HANDLED.insert(key, job.path));
-    facts.attempt = Some((delivery.attempt(), delivery.is_takeover()));
-    // Whose response has no body, where that to a GET has one.
-    let is_head = job.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
-    let mut answer = match call(job, &mut claim).await {
-        Ok(answer) => Ok(answer.map(|response| response.map(ResponseBody::inner))),
-        Err(panic) => Err(panic),
-    };
-    let mut ended = match &answer {
-        Ok(Ok(response)) => {
-            facts.status = Some(response.status());
-            if job.shared.config.success.is(response.status()) {
-                Outcome::Completed
-            } else {
-                Outcome::Failed
-            }
-        }
-        Ok(Err(_)) => Outcome::Failed,
-        Err(_panic) => Outcome::Panicked,
-    };
-    let mut handled = HandlerSuccess::new(facts.status.unwrap_or_default());
-    if let (Ok(Ok(response)), Some(replay), [only]) =
-        (&mut answer, &job.shared.config.replay, job.keys.events())
-        && ended == Outcome::Completed
-        && !is_head
-    {
-        let (response, time) = (std::mem::take(response), job.shared.config.body_timeout);
-        let kept = Box::pin(kept(response, replay, time, only.key()));
-        // A body that panics is a handler that does.
-        match AssertUnwindSafe(kept).catch_unwind().await {
-            Ok(Some((response, stored))) => {
-                handled.response = stored;
-                answer = Ok(Ok(response));
-            }
-            Ok(None) => ended = Outcome::BrokenResponse,
-            Err(panic) => {
-                ended = Outcome::Panicked;
-                answer = Err(panic);
-            }
-        }
-    }
-    let outcome = settle(ended, claim, &handled, facts).await;
-    job.shared.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
-    let own = |outcome, result| (outcome, Answer::Own(result));
-    match (outcome, answer) {
-        // The handler's doing is a 500; the store's is worth a retry.
-        (Outcome::Uncommitted, _) => match &facts.error {
-            Some(error) if error.kind() == ErrorKind::Transaction => {
-                own(outcome, DedupResult::Uncommitted)
-            }
-            _ => own(outcome, DedupResult::Unavailable),
-        },
-        (Outcome::BrokenResponse, _) => own(outcome, DedupResult::BrokenResponse),
-        // The retry finds the rest done.
-        (Outcome::Completed, _) if others.in_flight => own(Outcome::Partial, DedupResult::InFlight),
-        (Outcome::Completed, _)
-            if others.mismatch && job.shared.config.on_mismatch() == OnMismatch::Refuse =>
+    /// Runs the handler and settles its claim.
+    async fn handle(
+        &mut self,
+        mut claim: L::Claim,
+        others: Remainder,
+    ) -> (Outcome, Ending<ResBody, S::Error>) {
+        let delivery = claim.delivery().clone();
+        // Before the handler runs: under the on-arrival ledger, a delivery of this event on another
+        // path is a duplicate from now on.
+        delivery.keys().for_each(|key| HANDLED.insert(key, self.path));
+        self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
+        // The response to a HEAD has no body, where the response to a GET has one.
+        let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
+        let called = self.call(&mut claim).await;
+        let (mut outcome, mut ending) = self.judge(called);
+        let mut success = HandlerSuccess::new(self.report.status.unwrap_or_default());
+        if let (Ending::Inner(Ok(response)), Some(replay), [only]) =
+            (&mut ending, &self.shared.config.replay, self.keys.events())
+            && outcome == Outcome::Completed
+            && !is_head
         {
-            own(Outcome::Mismatch, DedupResult::Mismatch)
+            let (response, time) = (std::mem::take(response), self.shared.config.body_timeout);
+            let stored = Box::pin(store_response(response, replay, time, only.key()));
+            // A panic of the body counts as one of the handler.
+            match AssertUnwindSafe(stored).catch_unwind().await {
+                Ok(Some((response, stored))) => {
+                    success.response = stored;
+                    ending = Ending::Inner(Ok(response));
+                }
+                Ok(None) => {
+                    (outcome, ending) = own(Outcome::BrokenResponse, DedupResult::BrokenResponse);
+                }
+                Err(panic) => (outcome, ending) = (Outcome::Panicked, Ending::Panicked(panic)),
+            }
         }
-        (outcome, Ok(answer)) => (outcome, Answer::Inner(answer)),
-        (outcome, Err(panic)) => (outcome, Answer::Panicked(panic)),
+        let settled = settle(outcome, claim, &success).await;
+        self.shared.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
+        if let Err(error) = settled {
+            let is_handlers = error.kind() == ErrorKind::Transaction;
+            self.report.error = Some(error.into());
+            // A release that failed is for the log record only.
+            if outcome == Outcome::Completed {
+                // A transaction that the handler broke is a 500. A commit that the store failed is
+                // worth a retry.
+                let result =
+                    if is_handlers { DedupResult::Uncommitted } else { DedupResult::Unavailable };
+                return own(Outcome::Uncommitted, result);
+            }
+        }
+        if outcome == Outcome::Completed {
+            // The retry finds these events complete and runs the rest.
+            if others.in_flight {
+                return own(Outcome::Partial, DedupResult::InFlight);
+            }
+            if others.mismatch && self.shared.config.on_mismatch() == OnMismatch::Refuse {
+                return own(Outcome::Mismatch, DedupResult::Mismatch);
+            }
+        }
+        (outcome, ending)
+    }
+
+    /// Calls the inner service, within its timeout, and catches its panic.
+    async fn call(&mut self, claim: &mut L::Claim) -> Called<S::Response, S::Error> {
+        let called = catch_unwind(AssertUnwindSafe(|| {
+            let head = self.head.take().unwrap_or_else(|| Request::new(()).into_parts().0);
+            let body = std::mem::take(&mut self.body);
+            let mut request = Request::from_parts(head, B::from(body));
+            let delivery = claim.delivery().clone();
+            delivery.belongs_to(&self.keys);
+            request.extensions_mut().insert(delivery);
+            claim.attach(request.extensions_mut());
+            self.inner.call(request)
+        }));
+        let handler = match called {
+            Ok(handler) => handler,
+            Err(panic) => return Called::Panicked(panic),
+        };
+        let mut handler = pin!(AssertUnwindSafe(handler).catch_unwind());
+        // Past its timeout the handler is dropped when this function returns: before the claim is
+        // settled.
+        let returned = match self.shared.config.handler_timeout {
+            None => handler.await,
+            Some(bound) => match timeout(bound, handler.as_mut()).await {
+                Ok(returned) => returned,
+                Err(_elapsed) => return Called::TimedOut,
+            },
+        };
+        returned.map_or_else(Called::Panicked, Called::Returned)
+    }
+
+    /// Decides whether the handler succeeded.
+    fn judge(
+        &mut self,
+        called: Called<S::Response, S::Error>,
+    ) -> (Outcome, Ending<ResBody, S::Error>) {
+        match called {
+            Called::Returned(Ok(response)) => {
+                let (head, body) = response.into_parts();
+                self.report.status = Some(head.status);
+                let is_success = self.shared.config.success.is(&head);
+                let outcome = if is_success { Outcome::Completed } else { Outcome::Failed };
+                let response = Response::from_parts(head, ResponseBody::inner(body));
+                (outcome, Ending::Inner(Ok(response)))
+            }
+            Called::Returned(Err(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
+            Called::Panicked(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
+            Called::TimedOut => own(Outcome::HandlerTimeout, DedupResult::HandlerTimeout),
+        }
     }
 }
 
-/// Reads a response to keep it: the response to give, and what of it is stored, if it can be.
-/// `None` if its body ends in an error.
-async fn kept<ResBody: Body<Data = Bytes>>(
+const fn own<B, E>(outcome: Outcome, result: DedupResult) -> (Outcome, Ending<B, E>) {
+    (outcome, Ending::Own(result))
+}
+
+/// Returns the stored response to the first delivery, if there is one.
+fn duplicate<B, E>(info: DuplicateInfo) -> Ending<B, E> {
+    info.response.map_or(Ending::Own(DedupResult::Duplicate), Ending::Replay)
+}
+
+/// Reads a response so that it can be stored: returns the response to send and, if it can be
+/// stored, what is stored. Returns `None` if its body ends in an error.
+async fn store_response<ResBody: Body<Data = Bytes>>(
     response: Response<ResponseBody<ResBody>>,
     replay: &Replay,
     time: Duration,
@@ -389,73 +349,35 @@ async fn kept<ResBody: Body<Data = Bytes>>(
     let Some(body) = body.into_inner() else {
         return Some((Response::from_parts(head, ResponseBody::own()), None));
     };
-    let (body, stored) = match body::buffer_response(body, replay.limit(), time).await.ok()? {
-        Buffered::Whole(bytes, body) => match replay.select(&head.headers) {
-            Ok(headers) => {
-                let stored = StoredResponse::new(head.status, headers, bytes);
-                (body, Some(Arc::new(stored)))
-            }
-            Err(why) => {
-                observe::response_not_kept(key, why);
-                (body, None)
-            }
-        },
-        Buffered::Not(why, body) => {
-            observe::response_not_kept(key, why);
-            (body, None)
+    let (selected, body) = match buffer_response(body, replay.limit(), time).await.ok()? {
+        Buffered::Whole(bytes, body) => {
+            let headers = replay.select(&head.headers);
+            (headers.map(|headers| StoredResponse::new(head.status, headers, bytes)), body)
+        }
+        Buffered::Not(reason, body) => (Err(reason), body),
+    };
+    let stored = match selected {
+        Ok(stored) => Some(Arc::new(stored)),
+        Err(reason) => {
+            observe::response_not_kept(key, reason);
+            None
         }
     };
     Some((Response::from_parts(head, body), stored))
 }
 
-/// Commits or rolls back what a handler that ended so has claimed.
+/// Commits the claim of a handler that succeeded, and rolls back any other.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
 fn settle<C: Claim>(
-    ended: Outcome,
+    outcome: Outcome,
     claim: C,
-    handled: &HandlerSuccess,
-    facts: &mut Facts,
-) -> impl Future<Output = Outcome> {
+    success: &HandlerSuccess,
+) -> impl Future<Output = Result<(), Error>> {
     async move {
-        let settled = match ended {
-            Outcome::Completed => claim.commit(handled).await,
-            // Boxed, for most deliveries succeed.
+        match outcome {
+            Outcome::Completed => claim.commit(success).await,
+            // Boxed: most deliveries succeed, and their future stays small.
             _ => Box::pin(claim.rollback()).await,
-        };
-        match settled {
-            Ok(()) => ended,
-            Err(error) => {
-                facts.error = Some(error);
-                // Whether a release came through is for the log only.
-                if ended == Outcome::Completed { Outcome::Uncommitted } else { ended }
-            }
         }
     }
-}
-
-/// Calls the inner service, and catches its panic.
-async fn call<S, L, B>(
-    job: &mut Job<S, L>,
-    claim: &mut L::Claim,
-) -> Result<Result<S::Response, S::Error>, Box<dyn Any + Send>>
-where
-    S: Service<Request<B>>,
-    L: Ledger,
-    B: From<Bytes>,
-{
-    let response = catch_unwind(AssertUnwindSafe(|| {
-        let head = job.head.take().unwrap_or_else(empty_head);
-        let body = std::mem::take(&mut job.body);
-        let mut request = Request::from_parts(head, B::from(body));
-        let delivery = claim.delivery().clone();
-        delivery.belongs_to(&job.keys);
-        request.extensions_mut().insert(delivery);
-        claim.attach(request.extensions_mut());
-        job.inner.call(request)
-    }))?;
-    AssertUnwindSafe(response).catch_unwind().await
-}
-
-fn empty_head() -> request::Parts {
-    Request::new(()).into_parts().0
 }

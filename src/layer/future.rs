@@ -1,4 +1,4 @@
-//! [`ResponseFuture`]: collects the body, then awaits what became of it.
+//! [`ResponseFuture`]: buffers the body, then awaits the ending of the delivery.
 
 use std::fmt;
 use std::future::Future;
@@ -14,8 +14,8 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use super::admit::{Next, Start};
-use super::answer::{Answer, DedupResult, own, replayed};
+use super::admit::{Admission, Dispatch};
+use super::answer::{DedupResult, Ending, own, replayed};
 use super::body::{Collect, ResponseBody};
 use super::config::Shared;
 use crate::error::BoxError;
@@ -26,8 +26,8 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropped while the body arrives, nothing was claimed. Dropped later, the delivery runs to
-    /// its end without it.
+    /// Dropped while it buffers the body or waits for a permit, it leaves nothing behind. Dropped
+    /// later, the delivery runs to its end without it.
     pub struct ResponseFuture<S, L, B, R, ResBody>
     where
         S: Service<Request<B>>,
@@ -47,14 +47,17 @@ pin_project! {
         Buffering {
             #[pin]
             body: Collect<R>,
-            start: Option<Start<S, L>>,
+            admission: Option<Admission<S, L, B>>,
         },
         Inner {
             #[pin]
             future: S::Future,
         },
+        Permit {
+            future: Pin<Box<dyn Future<Output = Dispatch<S, B, ResBody>> + Send>>,
+        },
         Task {
-            answer: oneshot::Receiver<Answer<ResBody, S::Error>>,
+            ending: oneshot::Receiver<Ending<ResBody, S::Error>>,
         },
     }
 }
@@ -63,10 +66,10 @@ impl<S, L, B, R, ResBody> ResponseFuture<S, L, B, R, ResBody>
 where
     S: Service<Request<B>>,
 {
-    pub(super) fn new(start: Start<S, L>, body: R) -> Self {
-        let shared = Arc::clone(start.shared());
+    pub(super) fn new(admission: Admission<S, L, B>, body: R) -> Self {
+        let shared = Arc::clone(admission.shared());
         let body = Collect::new(body, shared.config.body_limit, shared.config.body_timeout);
-        Self { state: State::Buffering { body, start: Some(start) }, shared }
+        Self { state: State::Buffering { body, admission: Some(admission) }, shared }
     }
 }
 
@@ -86,37 +89,40 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         loop {
-            let next = match this.state.as_mut().project() {
-                StateProj::Buffering { body, start } => {
+            let dispatch = match this.state.as_mut().project() {
+                StateProj::Buffering { body, admission } => {
                     let body = ready!(body.poll(cx));
-                    match (start.take(), body) {
-                        (Some(start), Ok(body)) => start.go(body, cx),
-                        (Some(start), Err(fault)) => Next::Own(start.broken(&fault)),
+                    match (admission.take(), body) {
+                        (Some(admission), Ok(body)) => admission.dispatch(body, cx),
+                        (Some(admission), Err(fault)) => admission.refuse_body(fault).into(),
                         // Polled again after it was ready, against the contract of futures.
-                        (None, _) => Next::Own(DedupResult::Unavailable),
+                        (None, _) => DedupResult::Unavailable.into(),
                     }
                 }
                 StateProj::Inner { future } => {
                     let response = ready!(future.poll(cx))?;
                     return Poll::Ready(Ok(response.map(ResponseBody::inner)));
                 }
-                StateProj::Task { answer } => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(answer) => Next::Ended(answer),
+                StateProj::Permit { future } => ready!(future.as_mut().poll(cx)),
+                StateProj::Task { ending } => match ready!(Pin::new(ending).poll(cx)) {
+                    Ok(ending) => Dispatch::Ended(ending),
                     // The runtime shuts down and has dropped the task.
-                    Err(_) => Next::Own(DedupResult::Unavailable),
+                    Err(_) => DedupResult::Unavailable.into(),
                 },
             };
-            match next {
-                Next::Ended(Answer::Inner(response)) => return Poll::Ready(response),
-                Next::Ended(Answer::Replay(response)) => {
-                    return Poll::Ready(Ok(replayed(&response, &this.shared.config)));
+            let config = &this.shared.config;
+            match dispatch {
+                Dispatch::Inner(future) => this.state.set(State::Inner { future }),
+                Dispatch::Permit(future) => this.state.set(State::Permit { future }),
+                Dispatch::Task(ending) => this.state.set(State::Task { ending }),
+                Dispatch::Ended(Ending::Inner(response)) => return Poll::Ready(response),
+                Dispatch::Ended(Ending::Own(result)) => {
+                    return Poll::Ready(Ok(own(result, config)));
                 }
-                Next::Ended(Answer::Panicked(panic)) => resume_unwind(panic),
-                Next::Ended(Answer::Own(result)) | Next::Own(result) => {
-                    return Poll::Ready(Ok(own(result, &this.shared.config)));
+                Dispatch::Ended(Ending::Replay(stored)) => {
+                    return Poll::Ready(Ok(replayed(&stored, config)));
                 }
-                Next::Inner(future) => this.state.set(State::Inner { future }),
-                Next::Task(answer) => this.state.set(State::Task { answer }),
+                Dispatch::Ended(Ending::Panicked(panic)) => resume_unwind(panic),
             }
         }
     }

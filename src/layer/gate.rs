@@ -1,76 +1,230 @@
-//! The bounds of a layer: how many deliveries run, how many wait, and who wakes them.
+//! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait.
+//!
+//! 1. A layer shares one gate with its clones, its services and its handles.
+//! 2. A bound may change while deliveries run. Permits beyond a smaller bound vanish as they come
+//!    back.
+//! 3. A delivery takes its permit, then the inner service's readiness, then its claim. In any other
+//!    order, a delivery could hold a transaction while it waits for a place in an inner limit, and
+//!    the deliveries that hold those places could wait for the transaction.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
+use tower_service::Service;
 
 use crate::key::DedupKey;
 
 pub(super) struct Gate {
-    max_running: usize,
-    max_waiting: usize,
-    pub(super) running: Arc<Semaphore>,
-    pub(super) waiting: Arc<Semaphore>,
+    running: Arc<Bound>,
+    waiting: Arc<Bound>,
     pub(super) waiters: Waiters,
     pub(super) tasks: TaskTracker,
 }
 
+/// Why a delivery may not run.
+#[derive(Debug)]
+pub(super) enum NotAdmitted<E> {
+    /// Until the deadline, no permit was free, or the inner service was not ready.
+    Full,
+    /// The inner service returned an error instead of readiness.
+    Inner(E),
+}
+
 impl Gate {
-    /// Bounds beyond what a semaphore can count are as good as none.
     pub(super) fn new(max_running: usize, max_waiting: usize) -> Self {
-        let max_running = max_running.min(Semaphore::MAX_PERMITS);
-        let max_waiting = max_waiting.min(Semaphore::MAX_PERMITS);
         let tasks = TaskTracker::new();
-        // A closed tracker still takes tasks; being closed is what lets a drain end.
+        // A closed tracker still takes tasks. `wait` returns only for a closed tracker.
         tasks.close();
         Self {
-            max_running,
-            max_waiting,
-            running: Arc::new(Semaphore::new(max_running)),
-            waiting: Arc::new(Semaphore::new(max_waiting)),
+            running: Arc::new(Bound::new(max_running)),
+            waiting: Arc::new(Bound::new(max_waiting)),
             waiters: Waiters::default(),
             tasks,
         }
     }
 
-    pub(super) fn max_running(&self) -> usize {
-        self.max_running
+    pub(super) fn set_max_running(&self, deliveries: usize) {
+        self.running.resize(deliveries);
     }
 
-    pub(super) fn max_waiting(&self) -> usize {
-        self.max_waiting
+    pub(super) fn set_max_waiting(&self, deliveries: usize) {
+        self.waiting.resize(deliveries);
     }
 
     pub(super) fn running(&self) -> usize {
-        self.max_running - self.running.available_permits()
+        self.running.held()
     }
 
     pub(super) fn waiting(&self) -> usize {
-        self.max_waiting - self.waiting.available_permits()
+        self.waiting.held()
     }
 
     pub(super) async fn drain(&self) {
         self.tasks.wait().await;
     }
 
-    pub(super) fn permit_to_run(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.running).try_acquire_owned().ok()
+    /// Returns a permit to run, if one is free.
+    pub(super) fn try_run(&self) -> Option<Permit> {
+        self.running.try_acquire()
+    }
+
+    /// Returns a place among the waiting deliveries, if one is free.
+    pub(super) fn try_wait(&self) -> Option<Permit> {
+        self.waiting.try_acquire()
+    }
+
+    /// Waits for a permit to run, then for the readiness of `inner`.
+    pub(super) async fn run_by<S, R>(
+        &self,
+        inner: &mut S,
+        deadline: Instant,
+    ) -> Result<Permit, NotAdmitted<S::Error>>
+    where
+        S: Service<R>,
+    {
+        let permit = match self.try_run() {
+            Some(permit) => permit,
+            None => match timeout_at(deadline, self.running.acquire()).await {
+                Ok(Some(permit)) => permit,
+                _ => return Err(NotAdmitted::Full),
+            },
+        };
+        match timeout_at(deadline, poll_fn(|cx| inner.poll_ready(cx))).await {
+            Ok(Ok(())) => Ok(permit),
+            Ok(Err(error)) => Err(NotAdmitted::Inner(error)),
+            Err(_elapsed) => Err(NotAdmitted::Full),
+        }
     }
 }
 
-/// Who waits for which key in this process. Other processes are not heard of: a waiter polls too.
+/// Replaces a ready service by a clone that is not: readiness may be a place in somebody's limit,
+/// and a delivery that waits must not hold one.
+pub(super) fn give_up_readiness<S: Clone>(inner: &mut S) {
+    let unready = inner.clone();
+    drop(std::mem::replace(inner, unready));
+}
+
+/// Returns the instant `bound` from now; a day from now for a longer bound.
+pub(super) fn deadline_in(bound: Duration) -> Instant {
+    Instant::now() + bound.min(Duration::from_secs(86_400))
+}
+
+/// A number of permits that may change while permits are held.
+struct Bound {
+    permits: Arc<Semaphore>,
+    limit: Mutex<usize>,
+    /// How many permits exist beyond the limit: each vanishes when it is returned or acquired.
+    surplus: AtomicUsize,
+}
+
+impl Bound {
+    fn new(limit: usize) -> Self {
+        // No process reaches the most permits that a semaphore can count.
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        Self {
+            permits: Arc::new(Semaphore::new(limit)),
+            limit: Mutex::new(limit),
+            surplus: AtomicUsize::new(0),
+        }
+    }
+
+    fn resize(&self, limit: usize) {
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        let mut current = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        if limit < *current {
+            let fewer = *current - limit;
+            // The surplus grows first: a permit that is returned in between vanishes.
+            self.surplus.fetch_add(fewer, Ordering::AcqRel);
+            let forgotten = self.permits.forget_permits(fewer);
+            let vanished_elsewhere = forgotten - self.take_surplus(forgotten);
+            self.permits.add_permits(vanished_elsewhere);
+        } else {
+            let more = limit - *current;
+            self.permits.add_permits(more - self.take_surplus(more));
+        }
+        *current = limit;
+    }
+
+    /// Takes up to `most` permits off the surplus and returns how many.
+    fn take_surplus(&self, most: usize) -> usize {
+        if self.surplus.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let less = |surplus: usize| Some(surplus.saturating_sub(most));
+        let before = self.surplus.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        before.unwrap_or_else(|before| before).min(most)
+    }
+
+    fn held(&self) -> usize {
+        let limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = *limit + self.surplus.load(Ordering::Acquire);
+        all.saturating_sub(self.permits.available_permits())
+    }
+
+    fn try_acquire(self: &Arc<Self>) -> Option<Permit> {
+        loop {
+            let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+            if let Some(permit) = self.admit(permit) {
+                return Some(permit);
+            }
+        }
+    }
+
+    /// `None` never comes: the semaphore is not closed.
+    async fn acquire(self: &Arc<Self>) -> Option<Permit> {
+        loop {
+            let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
+            if let Some(permit) = self.admit(permit) {
+                return Some(permit);
+            }
+        }
+    }
+
+    /// Returns `None` for a permit of the surplus. One becomes available where a permit is returned
+    /// while the bound shrinks.
+    fn admit(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Option<Permit> {
+        if self.take_surplus(1) == 1 {
+            permit.forget();
+            return None;
+        }
+        Some(Permit { permit: Some(permit), bound: Arc::clone(self) })
+    }
+}
+
+/// A permit, returned when it is dropped.
+pub(super) struct Permit {
+    /// Taken when dropped.
+    permit: Option<OwnedSemaphorePermit>,
+    bound: Arc<Bound>,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take()
+            && self.bound.take_surplus(1) == 1
+        {
+            permit.forget();
+        }
+    }
+}
+
+/// The deliveries of this process that wait for a key. Other processes wake nobody here, so a
+/// waiter polls too.
 #[derive(Default)]
 pub(super) struct Waiters {
     by_key: Mutex<HashMap<DedupKey, Arc<Notify>>>,
-    /// How many keys are waited for, so that nobody locks for nothing.
+    /// How many keys have waiters. At zero, `wake` takes no lock.
     count: AtomicUsize,
 }
 
 impl Waiters {
-    /// Waits for `key` from now on, until the answer is dropped.
+    /// Registers a waiter of `key` until the result is dropped.
     pub(super) fn wait_for(&self, key: &DedupKey) -> Waiter<'_> {
         let mut by_key = self.lock();
         let notify = Arc::clone(by_key.entry(key.clone()).or_default());
@@ -78,7 +232,7 @@ impl Waiters {
         Waiter { waiters: self, key: key.clone(), notify: Some(notify) }
     }
 
-    /// A delivery of these keys has ended, one way or the other.
+    /// Wakes the waiters of these keys: their delivery has ended.
     pub(super) fn wake<'k>(&self, keys: impl Iterator<Item = &'k DedupKey>) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
@@ -113,10 +267,79 @@ impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut by_key = self.waiters.lock();
         drop(self.notify.take());
-        // The last one out: the map holds the only handle that is left.
+        // The last waiter removes the entry: the map holds the only handle that is left.
         if by_key.get(&self.key).is_some_and(|notify| Arc::strong_count(notify) == 1) {
             by_key.remove(&self.key);
             self.waiters.count.store(by_key.len(), Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bound_that_shrinks_below_its_held_permits_admits_nobody_until_they_are_back() {
+        let bound = Arc::new(Bound::new(3));
+        let mut held: Vec<_> = (0..3).map(|_| bound.try_acquire().unwrap()).collect();
+        bound.resize(1);
+        assert_eq!(bound.held(), 3);
+        for left in [2, 1] {
+            held.pop();
+            assert_eq!(bound.held(), left);
+            assert!(bound.try_acquire().is_none(), "{left} are held of 1");
+        }
+        held.pop();
+        assert_eq!(bound.held(), 0);
+        let one = bound.try_acquire();
+        assert!(one.is_some() && bound.try_acquire().is_none());
+    }
+
+    #[test]
+    fn bound_that_grows_admits_more_at_once() {
+        let bound = Arc::new(Bound::new(0));
+        assert!(bound.try_acquire().is_none());
+        bound.resize(2);
+        let held = [bound.try_acquire().unwrap(), bound.try_acquire().unwrap()];
+        bound.resize(0);
+        bound.resize(3);
+        assert_eq!(bound.held(), 2);
+        let third = bound.try_acquire();
+        assert!(third.is_some() && bound.try_acquire().is_none());
+        drop((held, third));
+        bound.resize(usize::MAX);
+        assert_eq!(bound.held(), 0);
+    }
+
+    #[tokio::test]
+    async fn bound_that_grows_wakes_who_waits_for_a_permit() {
+        let bound = Arc::new(Bound::new(0));
+        let mut waits = std::pin::pin!(bound.acquire());
+        assert!(futures_util::poll!(waits.as_mut()).is_pending());
+        bound.resize(1);
+        assert!(waits.await.is_some());
+    }
+
+    /// Permits come and go while the bound changes: afterwards it is what was set last.
+    #[test]
+    fn bound_resized_under_load_ends_at_its_last_size() {
+        let bound = Arc::new(Bound::new(4));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        drop(bound.try_acquire());
+                    }
+                });
+            }
+            for size in (0..2_000).map(|n| n % 5) {
+                bound.resize(size);
+            }
+            bound.resize(2);
+        });
+        assert_eq!(bound.held(), 0);
+        let held: Vec<_> = std::iter::from_fn(|| bound.try_acquire()).collect();
+        assert_eq!((held.len(), bound.held()), (2, 2));
     }
 }

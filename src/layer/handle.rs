@@ -1,4 +1,4 @@
-//! [`DedupHandle`]: waits for running deliveries.
+//! [`DedupHandle`]: counts running deliveries and waits for them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,9 @@ use futures_util::future::BoxFuture;
 use super::gate::Gate;
 use crate::ledger::Ledger;
 
-/// Watches over the deliveries of a [`DedupLayer`](crate::DedupLayer) and of its clones.
+/// Watches the deliveries of a [`DedupLayer`](crate::DedupLayer), its clones and its services.
+///
+/// Cloning makes another handle to the same deliveries.
 ///
 /// # Example
 ///
@@ -19,10 +21,10 @@ use crate::ledger::Ledger;
 /// # use tower_dedup::{DedupLayer, adapter::MemoryAdapter, provider};
 /// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new());
 /// let handle = dedup.handle();
-/// // … serve with `dedup` until the process is told to stop, accept no more connections, then:
+/// // … serve with `dedup` until the process has to stop, accept no more connections, then:
 /// let drained = tokio::time::timeout(Duration::from_secs(25), handle.drain()).await;
 /// if drained.is_err() {
-///     // What still runs will lose its lease; its sender's retry runs it again.
+///     // A delivery that still runs loses its lease; the sender's retry takes it over.
 /// }
 /// # });
 /// ```
@@ -30,7 +32,7 @@ use crate::ledger::Ledger;
 pub struct DedupHandle {
     gate: Arc<Gate>,
     drain_ledger: Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
-    background: Arc<dyn Fn() -> usize + Send + Sync>,
+    pending_writes: Arc<dyn Fn() -> usize + Send + Sync>,
 }
 
 impl DedupHandle {
@@ -44,35 +46,35 @@ impl DedupHandle {
         Self {
             gate: Arc::clone(gate),
             drain_ledger: Arc::new(drain_ledger),
-            background: Arc::new(move || ledger.background()),
+            pending_writes: Arc::new(move || ledger.background()),
         }
     }
 
-    /// How many deliveries hold a permit to run.
+    /// Returns how many deliveries hold a permit to run.
     #[must_use]
     pub fn running(&self) -> usize {
         self.gate.running()
     }
 
-    /// How many deliveries wait for another delivery of their event.
+    /// Returns how many deliveries wait for another delivery of their event.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.gate.waiting()
     }
 
-    /// How many completions, releases and undone records are still to reach the store, of
-    /// deliveries that have ended.
+    /// Returns how many completions and releases of ended deliveries have not reached the store
+    /// yet. A write in the background tries again until it succeeds or is given up.
     #[must_use]
-    pub fn background(&self) -> usize {
-        (self.background)()
+    pub fn pending_writes(&self) -> usize {
+        (self.pending_writes)()
     }
 
-    /// Waits until no delivery runs or waits and nothing is left to be recorded in the background.
+    /// Waits until no delivery runs or waits and no write is pending.
     ///
-    /// It does not keep new deliveries out: stop accepting connections first. Without a bound it
-    /// may wait for as long as the slowest handler. For a store that does not come back, it waits
-    /// until the last attempt is given up: after ten minutes, or after one [lease](crate::DedupLayer::lease)
-    /// where that is longer.
+    /// It does not refuse new deliveries: stop accepting connections first. It has no bound of its
+    /// own. It waits for the slowest handler, and for a store that stays away until the last write
+    /// is given up: after ten minutes, or after one [lease](crate::DedupLayer::lease) where that is
+    /// longer.
     pub async fn drain(&self) {
         self.gate.drain().await;
         (self.drain_ledger)().await;
@@ -84,7 +86,7 @@ impl fmt::Debug for DedupHandle {
         f.debug_struct("DedupHandle")
             .field("running", &self.running())
             .field("waiting", &self.waiting())
-            .field("background", &self.background())
+            .field("pending_writes", &self.pending_writes())
             .finish_non_exhaustive()
     }
 }

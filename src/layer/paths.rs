@@ -1,13 +1,13 @@
-//! [`Handled`]: on which path this process has run an event lately.
+//! [`Handled`]: the path on which this process last ran an event.
 //!
-//! Some senders send one event, under one id, to every endpoint that is subscribed to it. Where two
-//! routes share a namespace, the second route's delivery is a duplicate of the first one's, and its
-//! handler never runs. Nothing fails then, so the layer looks for it.
+//! Some senders send one event, under one id, to every endpoint that is subscribed to it. If two
+//! routes share a namespace, the second delivery is a duplicate, and the second route's handler
+//! never runs. Nothing fails, so the layer detects this and logs it.
 //!
-//! 1. The table has a fixed size. An event that is handled later takes the place of an earlier one.
-//! 2. It is one for the whole process, because two layers over one store share their keys too.
-//! 3. It is for a log line only: it misses what another process has handled, and two stores with
-//!    the same namespaces and ids in one process look like one.
+//! 1. The table has a fixed size. A later event replaces an earlier one in its slot.
+//! 2. The process has one table, because two layers over one store share their keys.
+//! 3. The table is good enough for a log record only. It does not know the events of other
+//!    processes, and it takes two stores with the same keys for one.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -17,16 +17,16 @@ use crate::key::DedupKey;
 
 const SLOTS: usize = 4_096;
 
-/// What this process has run.
+/// The events that this process has run.
 pub(super) static HANDLED: LazyLock<Handled> = LazyLock::new(Handled::new);
 
 pub(super) struct Handled {
     hasher: RandomState,
-    /// The upper half of each is of the key, the lower half of the path.
+    /// The upper half of a slot is of the key's hash, the lower half of the path's.
     slots: Box<[AtomicU64]>,
 }
 
-/// A path, hashed.
+/// The hash of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Path(u64);
 
@@ -41,20 +41,20 @@ impl Handled {
         Path(self.hasher.hash_one(path) & PATH_BITS)
     }
 
-    /// The event of this key runs on this path.
+    /// Notes that the event of this key runs on this path.
     pub(super) fn insert(&self, key: &DedupKey, path: Path) {
         let (slot, key) = self.slot(key);
         slot.store(key | path.0, Ordering::Relaxed);
     }
 
-    /// Returns `true` if the event ran last on another path, as far as is known.
+    /// Returns `true` if this process last ran the event on another path, as far as is known.
     pub(super) fn is_elsewhere(&self, key: &DedupKey, path: Path) -> bool {
         let (slot, key) = self.slot(key);
         let found = slot.load(Ordering::Relaxed);
         found & !PATH_BITS == key && found & PATH_BITS != path.0
     }
 
-    /// The key's slot, and what of the key is in it.
+    /// Returns the key's slot, and the part of the key's hash that is stored in it.
     fn slot(&self, key: &DedupKey) -> (&AtomicU64, u64) {
         let hash = self.hasher.hash_one(key);
         let slot = (hash & PATH_BITS) % SLOTS as u64;

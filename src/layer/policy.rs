@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, StatusCode, header};
+use http::{HeaderMap, HeaderName, header, response};
 
 use crate::error::ConfigError;
 
@@ -12,33 +12,32 @@ use crate::error::ConfigError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnMissingKey {
-    /// Answer 400. Nothing is recorded.
+    /// Answer 400 and claim nothing.
     #[default]
     Reject,
-    /// Run the handler, unprotected from duplicates.
+    /// Run the handler without protection from duplicates.
     PassThrough,
-    /// Know the delivery by the SHA-256 of its raw body. An empty body is answered 400: all empty
-    /// bodies have one digest, and the second such delivery would be lost.
+    /// Use the SHA-256 of the raw body as the key. An empty body is answered 400, because all empty
+    /// bodies have one digest and the second such delivery would be lost.
     ///
     /// Many senders put an attempt counter or a time into the body of a retry, and some send two
     /// real events with the same bytes.
     BodyDigest,
 }
 
-/// What to do with a delivery whose event is running already.
+/// What to do with a delivery whose event is in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnInFlight {
-    /// Wait for the first run to end, up to this long, and begin again: 200 if it succeeded, run
-    /// the handler if it failed. Past the bound, 503 with `Retry-After`.
+    /// Wait for the first run to end, up to this long, and begin again: 200 if the first run
+    /// succeeded; the handler runs if it failed. Past the bound, 503 with `Retry-After`.
     ///
-    /// The default, with two seconds: most handlers end within it, so the sender never sees a
-    /// failure.
+    /// The default, with 2 s: most handlers end within 2 s, so the sender never sees a failure.
     Wait(Duration),
     /// Answer 503 with `Retry-After` at once.
     Reject,
-    /// Answer as to a completed duplicate. **If the first run then fails and the sender does not
-    /// deliver again, the event is lost.**
+    /// Answer like a duplicate. **If the first run then fails and the sender does not deliver
+    /// again, the event is lost.**
     Acknowledge,
 }
 
@@ -48,30 +47,60 @@ impl Default for OnInFlight {
     }
 }
 
-/// What to do with a delivery when the store does not answer.
+/// What to do with a delivery when the store is unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnUnavailable {
-    /// Answer 503 with `Retry-After`: the sender comes again.
+    /// Answer 503 with `Retry-After`: the sender delivers again.
     #[default]
     Closed,
-    /// Run the handler, unprotected from duplicates. The key is still recorded afterwards if the
-    /// store answers by then.
+    /// Run the handler without protection from duplicates. The key is completed (on arrival:
+    /// claimed) afterwards, if the store is available by then.
     Open,
 }
 
-/// What to do with a delivery whose event was handled before, with another payload.
+/// What to do with a delivery whose event was handled before with another payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnMismatch {
-    /// Count and log it, and answer as to any duplicate: the sender is acknowledged.
+    /// Count and log the mismatch, and answer like any duplicate: the sender is acknowledged.
     #[default]
     Report,
-    /// Count and log it, and answer 422. In a batch, after its new events have run.
+    /// Count and log the mismatch, and answer 422. A multi-event delivery is answered so after its
+    /// new events have run.
     Refuse,
 }
 
-/// Which part of a handler's response is kept with its event, and replayed to duplicates.
+/// How the handler's response settles the event: an extension that a handler or an inner layer puts
+/// into the response.
+///
+/// It decides before [`success_when`](crate::DedupLayer::success_when). It stays in the response, so
+/// that an outer deduplicating layer decides the same. Under the
+/// [on-arrival](crate::DedupLayer::on_arrival) ledger it changes nothing but the log record, because
+/// the key is permanent before the handler runs.
+///
+/// # Example
+///
+/// ```
+/// use http::{Response, StatusCode};
+/// use tower_dedup::Disposition;
+///
+/// // Answer 422, and never run this event again.
+/// let mut response = Response::new("no such account");
+/// *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+/// response.extensions_mut().insert(Disposition::Complete);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Disposition {
+    /// The event was handled: its key becomes permanent, whatever the status.
+    Complete,
+    /// The event was not handled: its key is released, whatever the status. **After a 2xx the sender
+    /// does not deliver again.**
+    Release,
+}
+
+/// Which part of a handler's response is stored with its event and replayed to duplicates.
 ///
 /// The status always is. By default so are the header `content-type` and a body of up to 64 KiB.
 ///
@@ -81,11 +110,10 @@ pub enum OnMismatch {
 /// use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, SET_COOKIE};
 /// use tower_dedup::Replay;
 ///
-/// let replay = Replay::new().headers([CONTENT_TYPE, CONTENT_LANGUAGE])?.body_limit(4 * 1024);
+/// let replay = Replay::new().headers([CONTENT_TYPE, CONTENT_LANGUAGE]).body_limit(4 * 1024);
 /// // A cookie is for one client.
-/// assert!(Replay::new().headers([SET_COOKIE]).is_err());
+/// assert!(Replay::new().try_headers([SET_COOKIE]).is_err());
 /// # let _ = replay;
-/// # Ok::<(), tower_dedup::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replay {
@@ -95,7 +123,7 @@ pub struct Replay {
 
 /// Headers that are for one client, or for one connection (RFC 9110, section 7.6.1): a copy of
 /// them would be wrong.
-const NEVER_KEPT: &[HeaderName] = &[
+const NEVER_STORED: &[HeaderName] = &[
     header::SET_COOKIE,
     header::CONNECTION,
     header::CONTENT_LENGTH,
@@ -108,32 +136,43 @@ const NEVER_KEPT: &[HeaderName] = &[
 ];
 
 impl Replay {
-    /// Keeps the status, the header `content-type` and a body of up to 64 KiB.
+    /// Stores the status, the header `content-type` and a body of up to 64 KiB.
     #[must_use]
     pub fn new() -> Self {
         Self { headers: [header::CONTENT_TYPE].into(), body_limit: 64 * 1024 }
     }
 
-    /// Keeps these headers, instead of `content-type` alone.
+    /// Stores these headers instead of `content-type`.
+    ///
+    /// # Panics
+    ///
+    /// If a header cannot be replayed; [`try_headers`](Self::try_headers) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.try_headers(headers).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Stores these headers instead of `content-type`.
     ///
     /// # Errors
     ///
     /// [`ConfigError::InvalidReplayHeader`] for `set-cookie` and for headers that belong to one
     /// connection or one moment: `connection`, `content-length`, `date`, `transfer-encoding` and
-    /// their like.
-    pub fn headers(
+    /// similar ones.
+    pub fn try_headers(
         mut self,
         headers: impl IntoIterator<Item = HeaderName>,
     ) -> Result<Self, ConfigError> {
         self.headers = headers.into_iter().collect();
-        if self.headers.iter().any(|name| NEVER_KEPT.contains(name)) {
+        if self.headers.iter().any(|name| NEVER_STORED.contains(name)) {
             return Err(ConfigError::InvalidReplayHeader);
         }
         Ok(self)
     }
 
-    /// The longest body that is kept, in bytes. The response of a longer one is not kept at all:
-    /// duplicates get an empty one, and a log event and a metric say so.
+    /// Sets the longest body that is stored, in bytes. A response with a longer body is not stored
+    /// at all: its duplicates get an empty response, and a log record and a metric say so.
     #[must_use]
     pub const fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
@@ -144,24 +183,24 @@ impl Replay {
         self.body_limit
     }
 
-    /// Those of `headers` that are kept, or why the response cannot be.
+    /// Returns those of `headers` that are stored, or why the response cannot be stored.
     pub(super) fn select(&self, headers: &HeaderMap) -> Result<HeaderMap, &'static str> {
         let chosen = |name| self.headers.contains(&name);
         if headers.contains_key(header::CONTENT_ENCODING) && !chosen(header::CONTENT_ENCODING) {
-            // Its bytes say nothing without that header.
+            // Without that header nobody can decode the body.
             return Err("its body is encoded");
         }
-        let mut kept = HeaderMap::new();
+        let mut selected = HeaderMap::new();
         for name in &*self.headers {
             for value in headers.get_all(name) {
-                // Stores keep text.
+                // Stores take text.
                 if std::str::from_utf8(value.as_bytes()).is_err() {
                     return Err("one of its headers is not text");
                 }
-                kept.append(name, value.clone());
+                selected.append(name, value.clone());
             }
         }
-        Ok(kept)
+        Ok(selected)
     }
 }
 
@@ -171,7 +210,7 @@ impl Default for Replay {
     }
 }
 
-/// Whether logs name an event by its id.
+/// How log records name an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LogIds {
@@ -183,29 +222,37 @@ pub enum LogIds {
     Plain,
 }
 
-/// The mark of a request whose signature was verified: a verifying layer outside the deduplicating
-/// one inserts it into the request's extensions, and
-/// [`DedupLayer::require_verified`](crate::DedupLayer::require_verified) asks for it.
+/// Marks a request whose signature was verified.
+///
+/// A verifying layer outside the deduplicating one inserts it into the request's extensions;
+/// [`DedupLayer::require_verified`](crate::DedupLayer::require_verified) refuses requests without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Verified;
 
-/// Which responses mean that the event was handled.
+/// Decides whether a response means that the event was handled.
 #[derive(Clone)]
-pub(super) struct Success(Arc<dyn Fn(StatusCode) -> bool + Send + Sync>);
+pub(super) struct Success(Arc<IsSuccess>);
+
+type IsSuccess = dyn Fn(&response::Parts) -> bool + Send + Sync;
 
 impl Success {
-    pub(super) fn new(is_success: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
+    pub(super) fn new(
+        is_success: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(is_success))
     }
 
-    pub(super) fn is(&self, status: StatusCode) -> bool {
-        (self.0)(status)
+    pub(super) fn is(&self, response: &response::Parts) -> bool {
+        match response.extensions.get::<Disposition>() {
+            Some(disposition) => *disposition == Disposition::Complete,
+            None => (self.0)(response),
+        }
     }
 }
 
 impl Default for Success {
     fn default() -> Self {
-        Self::new(|status| status.is_success())
+        Self::new(|response| response.status.is_success())
     }
 }
 

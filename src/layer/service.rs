@@ -11,7 +11,7 @@ use http_body::Body;
 use http_body_util::Full;
 use tower_service::Service;
 
-use super::admit::Start;
+use super::admit::Admission;
 use super::body::ResponseBody;
 use super::config::{Config, Shared};
 use super::future::ResponseFuture;
@@ -23,29 +23,29 @@ use crate::ledger::Ledger;
 ///
 /// # Clone
 ///
-/// A clone shares the ledger and the bounds, and clones the inner service.
+/// A clone is a handle to the same ledger and the same bounds, with a clone of the inner service.
 pub struct Dedup<S, L, B = Full<Bytes>> {
     inner: S,
     shared: Arc<Shared<L>>,
-    body: PhantomData<fn() -> B>,
+    inner_body: PhantomData<fn() -> B>,
 }
 
 impl<S, L, B> Dedup<S, L, B> {
     pub(super) fn new(inner: S, ledger: Arc<L>, config: Config, gate: Arc<Gate>) -> Self {
-        Self { inner, shared: Arc::new(Shared { ledger, config, gate }), body: PhantomData }
+        Self { inner, shared: Arc::new(Shared { ledger, config, gate }), inner_body: PhantomData }
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The inner service, to change.
+    /// Returns the inner service.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The inner service, taken out.
+    /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -71,18 +71,18 @@ where
     }
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
-        // The clone is not ready: it stays here, to be asked, and the ready one goes.
+        // A fresh clone is not ready: it stays here, and the ready service goes with the request.
         let clone = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, clone);
         let (head, body) = request.into_parts();
-        ResponseFuture::new(Start::new(ready, head, Arc::clone(&self.shared)), body)
+        ResponseFuture::new(Admission::new(ready, head, Arc::clone(&self.shared)), body)
     }
 }
 
 impl<S: Clone, L, B> Clone for Dedup<S, L, B> {
     fn clone(&self) -> Self {
         let (inner, shared) = (self.inner.clone(), Arc::clone(&self.shared));
-        Self { inner, shared, body: PhantomData }
+        Self { inner, shared, inner_body: PhantomData }
     }
 }
 

@@ -1,0 +1,146 @@
+//! The setters of [`DedupLayer`] for values from a file: they return an error for a value without
+//! meaning.
+
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+
+use super::builder::DedupLayer;
+use crate::error::ConfigError;
+use crate::observe;
+
+/// Below this, a lease may lapse between two renewals on a busy machine.
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+
+/// Settings from a file.
+impl<L> DedupLayer<L> {
+    /// Sets [`methods`](Self::methods).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] if there is no method.
+    pub fn try_methods(
+        mut self,
+        methods: impl IntoIterator<Item = Method>,
+    ) -> Result<Self, ConfigError> {
+        self.config.methods = methods.into_iter().collect();
+        check(!self.config.methods.is_empty(), "methods", "at least one method")?;
+        Ok(self)
+    }
+
+    /// Sets [`body_limit`](Self::body_limit).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for 0.
+    pub fn try_body_limit(mut self, bytes: usize) -> Result<Self, ConfigError> {
+        check(bytes > 0, "body_limit", "at least 1 byte")?;
+        self.config.body_limit = bytes;
+        Ok(self)
+    }
+
+    /// Sets [`body_timeout`](Self::body_timeout).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for zero.
+    pub fn try_body_timeout(mut self, time: Duration) -> Result<Self, ConfigError> {
+        check(!time.is_zero(), "body_timeout", LONGER)?;
+        self.config.body_timeout = time;
+        Ok(self)
+    }
+
+    /// Sets [`retention`](Self::retention).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for zero.
+    pub fn try_retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
+        check(!retention.is_zero(), "retention", LONGER)?;
+        if let Some(floor) = self.config.key.floor()
+            && retention < floor
+        {
+            observe::short_retention(self.config.key.namespace_str(), retention, floor);
+        }
+        self.config.retention = retention;
+        Ok(self)
+    }
+
+    /// Sets [`lease`](Self::lease).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] below 100 ms.
+    pub fn try_lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
+        check(lease >= SHORTEST_LEASE, "lease", "at least 100 ms")?;
+        self.config.lease = lease;
+        Ok(self)
+    }
+
+    /// Sets [`store_timeout`](Self::store_timeout).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for zero.
+    pub fn try_store_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
+        check(!bound.is_zero(), "store_timeout", LONGER)?;
+        self.config.store_timeout = bound;
+        Ok(self)
+    }
+
+    /// Sets [`handler_timeout`](Self::handler_timeout).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for zero.
+    pub fn try_handler_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
+        check(!bound.is_zero(), "handler_timeout", LONGER)?;
+        self.config.handler_timeout = Some(bound);
+        Ok(self)
+    }
+
+    /// Sets [`max_keys`](Self::max_keys).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for 0.
+    pub fn try_max_keys(mut self, keys: usize) -> Result<Self, ConfigError> {
+        check(keys > 0, "max_keys", "at least 1 key")?;
+        self.config.max_keys = keys;
+        Ok(self)
+    }
+
+    /// Sets [`in_flight_status`](Self::in_flight_status).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidInFlightStatus`] for a 2xx, because the sender would not deliver again
+    /// although the first run may fail; and for a 1xx, which is not a final response.
+    pub fn try_in_flight_status(mut self, status: StatusCode) -> Result<Self, ConfigError> {
+        if status.is_success() || status.is_informational() {
+            return Err(ConfigError::InvalidInFlightStatus);
+        }
+        self.config.in_flight_status = status;
+        Ok(self)
+    }
+
+    /// Sets [`duplicate_status`](Self::duplicate_status).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidDuplicateStatus`] for all but a 2xx, because senders retry anything
+    /// else, and some disable the endpoint.
+    pub fn try_duplicate_status(mut self, status: StatusCode) -> Result<Self, ConfigError> {
+        if !status.is_success() {
+            return Err(ConfigError::InvalidDuplicateStatus);
+        }
+        self.config.duplicate_status = status;
+        Ok(self)
+    }
+}
+
+const LONGER: &str = "longer than zero";
+
+fn check(is_valid: bool, setting: &'static str, rule: &'static str) -> Result<(), ConfigError> {
+    if is_valid { Ok(()) } else { Err(ConfigError::InvalidSetting { setting, rule }) }
+}
