@@ -115,7 +115,7 @@ struct Options {
     #[arg(long, value_enum, default_value = "lease")]
     ledger: LedgerKind,
     /// The lease: how long an event of a dead receiver stays in flight, under `lease`.
-    #[arg(long, value_name = "N", default_value_t = 60)]
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     lease_seconds: u64,
     /// The public URL of this receiver, without the path, for senders that sign the URL.
     #[arg(long, value_name = "URL", value_parser = public_url)]

@@ -524,7 +524,7 @@ impl<DB: Database> DedupTx<DB> {
     /// and the retry runs everything.
     ///
     /// Roll back first what an event that has failed wrote: let each run under a savepoint of
-    /// [`begin`](sqlx::Connection::begin). [The guide](crate::guide::transactions#batches) shows it.
+    /// [`begin`](sqlx::Connection::begin). [The guide](crate::guide::transactions#multi-event-deliveries) shows it.
     ///
     /// # Errors
     ///
