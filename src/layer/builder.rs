@@ -11,12 +11,13 @@ use tower_layer::Layer;
 use super::config::{ComparedPart, Config};
 use super::gate::Gate;
 use super::handle::DedupHandle;
-use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
+use super::policy::{
+    LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success, valid,
+};
 use super::service::Dedup;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
 use crate::adapter::{DedupAdapter, LeaseAdapter};
-use crate::error::ConfigError;
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
@@ -50,7 +51,7 @@ use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
-/// A setter panics on a value without meaning. Its `try_` twin returns a [`ConfigError`] instead,
+/// A setter panics on a value without meaning. Its `try_` twin returns a [`ConfigError`](crate::ConfigError) instead,
 /// for values from a file. No setter changes a value silently.
 ///
 /// # Where it goes
@@ -385,16 +386,6 @@ impl<L> DedupLayer<L> {
     pub fn inner_body<B>(self) -> WithInnerBody<L, B> {
         WithInnerBody { layer: self, inner_body: PhantomData }
     }
-}
-
-/// Returns the layer.
-///
-/// # Panics
-///
-/// For an invalid setting.
-#[track_caller]
-fn valid<T>(set: Result<T, ConfigError>) -> T {
-    set.unwrap_or_else(|error| panic!("{error}"))
 }
 
 impl<L: FailOpen> DedupLayer<L> {

@@ -1,8 +1,8 @@
 //! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait.
 //!
 //! 1. A layer shares one gate with its clones, its services and its handles.
-//! 2. A bound may change while deliveries run. Permits beyond a smaller bound vanish as they come
-//!    back.
+//! 2. A bound may change while deliveries run. Permits beyond a smaller bound vanish after they are
+//!    returned.
 //! 3. A delivery takes its permit, then the inner service's readiness, then its claim. In any other
 //!    order, a delivery could hold a transaction while it waits for a place in an inner limit, and
 //!    the deliveries that hold those places could wait for the transaction.
@@ -21,8 +21,8 @@ use tower_service::Service;
 use crate::key::DedupKey;
 
 pub(super) struct Gate {
-    running: Arc<Bound>,
-    waiting: Arc<Bound>,
+    running: Bound,
+    waiting: Bound,
     pub(super) waiters: Waiters,
     pub(super) tasks: TaskTracker,
 }
@@ -42,8 +42,8 @@ impl Gate {
         // A closed tracker still takes tasks. `wait` returns only for a closed tracker.
         tasks.close();
         Self {
-            running: Arc::new(Bound::new(max_running)),
-            waiting: Arc::new(Bound::new(max_waiting)),
+            running: Bound::new(max_running),
+            waiting: Bound::new(max_waiting),
             waiters: Waiters::default(),
             tasks,
         }
@@ -115,17 +115,20 @@ pub(super) fn deadline_in(bound: Duration) -> Instant {
     Instant::now() + bound.min(Duration::from_secs(86_400))
 }
 
+/// A permit to run, or a place among the waiting; returned when it is dropped.
+pub(super) type Permit = OwnedSemaphorePermit;
+
 /// A number of permits that may change while permits are held.
 struct Bound {
     permits: Arc<Semaphore>,
     limit: Mutex<usize>,
-    /// How many permits exist beyond the limit: each vanishes when it is returned or acquired.
+    /// How many permits exist beyond the limit. Each vanishes when somebody acquires it.
     surplus: AtomicUsize,
 }
 
 impl Bound {
     fn new(limit: usize) -> Self {
-        // No process reaches the most permits that a semaphore can count.
+        // No process reaches the number of permits that a semaphore can count.
         let limit = limit.min(Semaphore::MAX_PERMITS);
         Self {
             permits: Arc::new(Semaphore::new(limit)),
@@ -139,11 +142,8 @@ impl Bound {
         let mut current = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
         if limit < *current {
             let fewer = *current - limit;
-            // The surplus grows first: a permit that is returned in between vanishes.
-            self.surplus.fetch_add(fewer, Ordering::AcqRel);
-            let forgotten = self.permits.forget_permits(fewer);
-            let vanished_elsewhere = forgotten - self.take_surplus(forgotten);
-            self.permits.add_permits(vanished_elsewhere);
+            let held = fewer - self.permits.forget_permits(fewer);
+            self.surplus.fetch_add(held, Ordering::AcqRel);
         } else {
             let more = limit - *current;
             self.permits.add_permits(more - self.take_surplus(more));
@@ -167,48 +167,23 @@ impl Bound {
         all.saturating_sub(self.permits.available_permits())
     }
 
-    fn try_acquire(self: &Arc<Self>) -> Option<Permit> {
+    fn try_acquire(&self) -> Option<Permit> {
         loop {
             let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
-            if let Some(permit) = self.admit(permit) {
+            if self.take_surplus(1) == 0 {
                 return Some(permit);
             }
+            permit.forget();
         }
     }
 
-    /// `None` never comes: the semaphore is not closed.
-    async fn acquire(self: &Arc<Self>) -> Option<Permit> {
+    /// Waits for a permit. `None` never comes, because the semaphore is never closed.
+    async fn acquire(&self) -> Option<Permit> {
         loop {
             let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
-            if let Some(permit) = self.admit(permit) {
+            if self.take_surplus(1) == 0 {
                 return Some(permit);
             }
-        }
-    }
-
-    /// Returns `None` for a permit of the surplus. One becomes available where a permit is returned
-    /// while the bound shrinks.
-    fn admit(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Option<Permit> {
-        if self.take_surplus(1) == 1 {
-            permit.forget();
-            return None;
-        }
-        Some(Permit { permit: Some(permit), bound: Arc::clone(self) })
-    }
-}
-
-/// A permit, returned when it is dropped.
-pub(super) struct Permit {
-    /// Taken when dropped.
-    permit: Option<OwnedSemaphorePermit>,
-    bound: Arc<Bound>,
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        if let Some(permit) = self.permit.take()
-            && self.bound.take_surplus(1) == 1
-        {
             permit.forget();
         }
     }
@@ -281,7 +256,7 @@ mod tests {
 
     #[test]
     fn bound_that_shrinks_below_its_held_permits_admits_nobody_until_they_are_back() {
-        let bound = Arc::new(Bound::new(3));
+        let bound = Bound::new(3);
         let mut held: Vec<_> = (0..3).map(|_| bound.try_acquire().unwrap()).collect();
         bound.resize(1);
         assert_eq!(bound.held(), 3);
@@ -298,7 +273,7 @@ mod tests {
 
     #[test]
     fn bound_that_grows_admits_more_at_once() {
-        let bound = Arc::new(Bound::new(0));
+        let bound = Bound::new(0);
         assert!(bound.try_acquire().is_none());
         bound.resize(2);
         let held = [bound.try_acquire().unwrap(), bound.try_acquire().unwrap()];
@@ -314,7 +289,7 @@ mod tests {
 
     #[tokio::test]
     async fn bound_that_grows_wakes_who_waits_for_a_permit() {
-        let bound = Arc::new(Bound::new(0));
+        let bound = Bound::new(0);
         let mut waits = std::pin::pin!(bound.acquire());
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
         bound.resize(1);
@@ -324,7 +299,7 @@ mod tests {
     /// Permits come and go while the bound changes: afterwards it is what was set last.
     #[test]
     fn bound_resized_under_load_ends_at_its_last_size() {
-        let bound = Arc::new(Bound::new(4));
+        let bound = Bound::new(4);
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {

@@ -150,7 +150,7 @@ impl Replay {
     #[must_use]
     #[track_caller]
     pub fn headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.try_headers(headers).unwrap_or_else(|error| panic!("{error}"))
+        valid(self.try_headers(headers))
     }
 
     /// Stores these headers instead of `content-type`.
@@ -228,6 +228,20 @@ pub enum LogIds {
 /// [`DedupLayer::require_verified`](crate::DedupLayer::require_verified) refuses requests without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Verified;
+
+/// Returns what was set.
+///
+/// # Panics
+///
+/// For a setting without meaning, naming the caller of its setter.
+#[track_caller]
+pub(super) fn valid<T>(set: Result<T, ConfigError>) -> T {
+    // No closure: a closure would be the place of the panic.
+    match set {
+        Ok(set) => set,
+        Err(error) => panic!("{error}"),
+    }
+}
 
 /// Decides whether a response means that the event was handled.
 #[derive(Clone)]

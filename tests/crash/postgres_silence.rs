@@ -161,7 +161,7 @@ async fn silenced(
                 messages.sprung();
             }
             tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
-            assert_eq!((handle.running(), handle.background()), (0, 0));
+            assert_eq!((handle.running(), handle.pending_writes()), (0, 0));
             // Every place of the pool can be had again.
             let all = join_all((0..CONNECTIONS).map(|_| pool.acquire()));
             let all = tokio::time::timeout(IN_TIME, all).await.expect("all connections");

@@ -272,9 +272,9 @@ async fn body_of_a_batch_is_dropped_while_its_completion_is_pending() {
         let body = Bytes::from_owner(Owner(Arc::clone(&owners)));
         let request = Request::post("/").body(Full::new(body)).unwrap();
         let response = dedup.layer(handler.service()).oneshot(request).await.unwrap();
-        assert_eq!((response.status(), handle.background()), (StatusCode::OK, 1));
+        assert_eq!((response.status(), handle.pending_writes()), (StatusCode::OK, 1));
         drop(response);
         until(|| Arc::strong_count(&owners) == 1).await;
-        assert_eq!(handle.background(), 1);
+        assert_eq!(handle.pending_writes(), 1);
     }
 }

@@ -248,9 +248,9 @@ async fn answers_are_configurable() {
     let handler = Handler::default();
     let layer = DedupLayer::new(by_header(), memory())
         .duplicate_status(StatusCode::ACCEPTED)
-        .unwrap()
         .result_header(None)
-        .retry_after(Duration::from_secs(7), Duration::from_secs(9))
+        .retry_after_in_flight(Duration::from_secs(7))
+        .retry_after_unavailable(Duration::from_secs(9))
         .max_running(1)
         .log_ids(LogIds::Plain);
     let service = layer.clone().layer(handler.service());
@@ -262,7 +262,7 @@ async fn answers_are_configurable() {
     assert_eq!(send(&none, request("b")).await.headers()["retry-after"], "9");
     // Trap 26: a duplicate is never an error to its sender.
     for status in [409, 301, 500] {
-        let refused = layer.clone().duplicate_status(status.try_into().unwrap());
+        let refused = layer.clone().try_duplicate_status(status.try_into().unwrap());
         assert_eq!(refused.unwrap_err(), ConfigError::InvalidDuplicateStatus);
     }
 }

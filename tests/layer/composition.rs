@@ -42,7 +42,7 @@ use tower_dedup::key::{KeyExtractor, KeyPart};
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{
     ConfigError, Dedup, DedupHandle, DedupKey, DedupLayer, DedupResult, Delivery, Error, KeyError,
-    OnMissingKey, ResponseBody, ResponseFuture, Verified, key,
+    OnMissingKey, ResponseBody, ResponseFuture, Verified, WithInnerBody, key,
 };
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
@@ -693,7 +693,8 @@ type SyncInner = BoxCloneSyncService<Request<Full<Bytes>>, Response<Unsync>, Inf
 #[test]
 fn types_are_as_shareable_as_promised() {
     is_cloned::<DedupLayer<Erased>>();
-    is_cloned::<DedupLayer<OnArrival<MemoryAdapter>, Unsync>>();
+    is_cloned::<DedupLayer<OnArrival<MemoryAdapter>>>();
+    is_cloned::<WithInnerBody<OnArrival<MemoryAdapter>, Unsync>>();
     is_cloned::<Dedup<SyncInner, Erased>>();
     is_cloned::<Dedup<SyncInner, Erased, Unsync>>();
     is_send::<Dedup<Inner, Erased>>();
@@ -718,6 +719,7 @@ fn types_are_as_shareable_as_promised() {
 #[test]
 fn types_show_themselves() {
     is_debug::<DedupLayer<Lease<Arc<MemoryAdapter>>>>();
+    is_debug::<WithInnerBody<Lease<Arc<MemoryAdapter>>, Unsync>>();
     is_debug::<Dedup<SyncInner, Erased>>();
     is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
     is_debug::<DedupHandle>();

@@ -99,7 +99,7 @@ async fn trap_1_and_2_after_a_failure_the_next_delivery_runs() {
 async fn success_is_what_the_policy_says() {
     let handler = Handler::default().then(422).then(200);
     let service = DedupLayer::new(by_header(), memory())
-        .success_when(|status| status == StatusCode::UNPROCESSABLE_ENTITY)
+        .success_when(|response| response.status == StatusCode::UNPROCESSABLE_ENTITY)
         .layer(handler.service());
     assert_eq!(send(&service, request("a")).await.status(), 422);
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
@@ -335,8 +335,8 @@ async fn clones_and_routes_share_their_bounds() {
     let _running = tokio::spawn(async move { send(&one, request("a")).await });
     handler.running(1).await;
     assert_eq!(send(&other, request("b")).await.status(), 503);
-    let own = layer.max_running(1).layer(handler.service());
-    let running = tokio::spawn(async move { send(&own, request("c")).await.status() });
+    let third = layer.max_running(2).layer(handler.service());
+    let running = tokio::spawn(async move { send(&third, request("c")).await.status() });
     handler.running(2).await;
     handler.release();
     assert_eq!(running.await.unwrap(), 200);

@@ -160,7 +160,7 @@ async fn on_arrival_nothing_is_asked_of_the_store_afterwards() {
         store.set_all(fault);
         handler.release();
         assert_eq!(first.await.unwrap().as_u16(), status, "{fault:?}");
-        assert_eq!(handle.background(), 0);
+        assert_eq!(handle.pending_writes(), 0);
         store.set_all(Fault::None);
         assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     }
@@ -329,7 +329,7 @@ async fn an_adapter_that_panics_is_a_store_that_fails() {
     store.set(Op::Complete, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
     assert!(is_complete(&store, "a").await);
-    assert_eq!((handle.running(), handle.background(), handler.runs()), (0, 0, 1));
+    assert_eq!((handle.running(), handle.pending_writes(), handler.runs()), (0, 0, 1));
 }
 
 /// On arrival: while a record of unknown outcome is being undone, nobody is told that its event,
@@ -346,7 +346,7 @@ async fn a_retry_during_the_undoing_is_never_told_200() {
     for _ in 0..5 {
         assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
     }
-    assert_eq!(handle.background(), 1);
+    assert_eq!(handle.pending_writes(), 1);
     store.set(Op::Unrecord, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
     assert_eq!(result(&send(&service, request("a")).await), None);
@@ -480,7 +480,8 @@ async fn extreme_settings_do_no_harm() {
         .max_running(usize::MAX)
         .max_waiting(usize::MAX)
         .max_keys(usize::MAX)
-        .retry_after(Duration::MAX, Duration::MAX)
+        .retry_after_in_flight(Duration::MAX)
+        .retry_after_unavailable(Duration::MAX)
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::MAX));
     let service = extreme.layer(handler.service());
     store.set(Op::Claim, Fault::Fail);
@@ -489,8 +490,8 @@ async fn extreme_settings_do_no_harm() {
     assert_eq!(send(&service, request("b")).await.status(), 200);
     assert_eq!(result(&send(&service, request("b")).await), Some("duplicate"));
     let least = DedupLayer::new(by_header(), Arc::clone(&store))
-        .lease(Duration::ZERO)
-        .retention(Duration::ZERO)
+        .lease(Duration::from_millis(100))
+        .retention(Duration::from_nanos(1))
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::ZERO));
     assert_eq!(send(&least.layer(handler.service()), request("c")).await.status(), 200);
     for every in [Duration::ZERO, Duration::MAX] {

@@ -13,6 +13,8 @@ mod purger;
 mod readiness;
 mod replay;
 mod routes;
+mod settings;
+mod success;
 #[path = "../support/mod.rs"]
 mod support;
 mod verified;

@@ -172,6 +172,14 @@ fn every_outcome_is_counted_under_its_name() {
         let full = layer.clone().max_running(0).layer(handler.service());
         send(&full, request("d")).await;
         assert_eq!(outcome(), "overloaded");
+        drop(layer.clone().max_running(1_024));
+        let hangs = Handler::default();
+        hangs.hold();
+        let timed = layer.clone().handler_timeout(Duration::from_millis(20));
+        send(&timed.layer(hangs.service()), request("slow")).await;
+        assert_eq!(outcome(), "handler_timeout");
+        assert_eq!(log.last("delivery")["level"], "WARN");
+        assert_eq!(log.last("delivery")["status"], "504");
         let strict = layer.clone().require_verified().layer(handler.service());
         send(&strict, request("d")).await;
         assert_eq!(outcome(), "unverified");
@@ -218,6 +226,7 @@ fn every_outcome_is_counted_under_its_name() {
             ("invalid_key", 1.0),
             ("too_large", 1.0),
             ("overloaded", 1.0),
+            ("handler_timeout", 1.0),
             ("unverified", 1.0),
         ] {
             let deliveries = count("tower_dedup_deliveries_total", &["test", outcome]);

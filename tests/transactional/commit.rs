@@ -318,6 +318,7 @@ on_both!(
     a_commit_that_fails_is_no_2xx,
     a_worker_commits_with_its_key,
     retry_layer_inside_has_no_transaction_for_its_second_attempt,
+    handler_past_its_timeout_is_rolled_back_before_the_answer,
 );
 
 async fn the_key_and_the_effect_commit_together<D: Db>() {
@@ -350,6 +351,22 @@ async fn a_failed_handler_leaves_neither_key_nor_effect<D: Db>() {
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
     assert!(!world.last().is_takeover());
     assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 5));
+}
+
+/// The handler and its transaction are gone before the claim is settled: nothing is left to whoever
+/// lets go of it, and no connection is lost.
+async fn handler_past_its_timeout_is_rolled_back_before_the_answer<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = DedupLayer::transactional(by_header(), db.adapter());
+    let app = app::<D>(layer.handler_timeout(Duration::from_millis(300)), &world);
+    for _ in 0..=CONNECTIONS {
+        let late = send(&app, "a", "insert wait").await;
+        assert_eq!((late.status().as_u16(), result(&late)), (504, Some("handler-timeout")));
+        assert_eq!(db.adapter().get(&dedup_key("a")).await.unwrap(), None);
+        assert!(db.effects().await.is_empty());
+    }
+    assert_eq!(send(&app, "a", "insert").await.status(), 200);
+    assert_eq!((db.effects().await, world.last().is_takeover()), (vec!["a".to_owned()], false));
 }
 
 async fn savepoints_are_the_handlers<D: Db>() {

@@ -1,0 +1,184 @@
+//! Settings: values without meaning are refused, and the bounds are shared.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use tower::Layer;
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::ledger::Lease;
+use tower_dedup::{ConfigError, DedupLayer, OnInFlight};
+
+use crate::support::{Handler, by_header, request, result, send, until};
+
+type Memory = DedupLayer<Lease<MemoryAdapter>>;
+
+fn layer() -> Memory {
+    DedupLayer::new(by_header(), MemoryAdapter::new())
+}
+
+/// What a refused setter says, by panic and by error.
+fn refused(
+    panics: impl FnOnce(Memory) -> Memory,
+    returns: impl FnOnce(Memory) -> Result<Memory, ConfigError>,
+) -> String {
+    let error = returns(layer()).unwrap_err().to_string();
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(panics(layer())))).unwrap_err();
+    assert_eq!(panic.downcast_ref::<String>(), Some(&error));
+    error
+}
+
+macro_rules! refused {
+    ($setter:ident, $twin:ident, $value:expr) => {
+        refused(|layer| layer.$setter($value), |layer| layer.$twin($value))
+    };
+}
+
+#[test]
+fn setter_with_a_value_without_meaning_panics_and_its_twin_returns_an_error() {
+    let zero = Duration::ZERO;
+    for (said, setting, rule) in [
+        (refused!(methods, try_methods, [] as [Method; 0]), "methods", "at least one method"),
+        (refused!(body_limit, try_body_limit, 0), "body_limit", "at least 1 byte"),
+        (refused!(body_timeout, try_body_timeout, zero), "body_timeout", "longer than zero"),
+        (refused!(retention, try_retention, zero), "retention", "longer than zero"),
+        (refused!(lease, try_lease, Duration::from_micros(99_999)), "lease", "at least 100 ms"),
+        (refused!(store_timeout, try_store_timeout, zero), "store_timeout", "longer than zero"),
+        (
+            refused!(handler_timeout, try_handler_timeout, zero),
+            "handler_timeout",
+            "longer than zero",
+        ),
+        (refused!(max_keys, try_max_keys, 0), "max_keys", "at least 1 key"),
+    ] {
+        assert_eq!(said, format!("`{setting}` must be {rule}"));
+    }
+    for status in [StatusCode::CONTINUE, StatusCode::OK, StatusCode::NO_CONTENT] {
+        let error = layer().try_in_flight_status(status).unwrap_err();
+        assert_eq!(error, ConfigError::InvalidInFlightStatus);
+        refused!(in_flight_status, try_in_flight_status, status);
+    }
+    refused!(duplicate_status, try_duplicate_status, StatusCode::CONFLICT);
+}
+
+#[test]
+fn twin_of_a_setter_takes_the_values_that_the_setter_takes() {
+    let taken = layer()
+        .try_methods([Method::PUT])
+        .and_then(|layer| layer.try_body_limit(1))
+        .and_then(|layer| layer.try_body_timeout(Duration::from_nanos(1)))
+        .and_then(|layer| layer.try_retention(Duration::from_nanos(1)))
+        .and_then(|layer| layer.try_lease(Duration::from_millis(100)))
+        .and_then(|layer| layer.try_store_timeout(Duration::from_nanos(1)))
+        .and_then(|layer| layer.try_handler_timeout(Duration::MAX))
+        .and_then(|layer| layer.try_max_keys(1))
+        .and_then(|layer| layer.try_in_flight_status(StatusCode::TOO_MANY_REQUESTS))
+        .and_then(|layer| layer.try_duplicate_status(StatusCode::NO_CONTENT));
+    assert!(taken.is_ok());
+}
+
+/// A setter names its caller, not the file that it is in.
+#[test]
+fn setter_that_panics_names_its_caller() {
+    let hook = std::panic::take_hook();
+    let (sender, places) = std::sync::mpsc::channel();
+    let test = std::thread::current().id();
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::thread::current().id() == test {
+            let _ = sender.send(panic.location().map(|place| place.file().to_owned()));
+        }
+    }));
+    let panicked = catch_unwind(|| drop(layer().lease(Duration::ZERO)));
+    std::panic::set_hook(hook);
+    assert!(panicked.is_err());
+    assert_eq!(places.recv().unwrap().as_deref(), Some(file!()));
+}
+
+#[tokio::test]
+async fn handle_taken_before_the_bounds_are_set_counts_and_drains() {
+    let handler = Handler::default();
+    handler.hold();
+    let early = layer();
+    let handle = early.handle();
+    let set = early.max_running(1).max_waiting(1);
+    let service =
+        set.on_in_flight(OnInFlight::Wait(Duration::from_secs(60))).layer(handler.service());
+    let deliver = |id: &'static str| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(id)).await.status() })
+    };
+    let first = deliver("a");
+    handler.running(1).await;
+    assert_eq!(handle.running(), 1);
+    assert_eq!(deliver("b").await.unwrap(), 503);
+    let drain = tokio::spawn({
+        let handle = handle.clone();
+        async move { handle.drain().await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!drain.is_finished());
+    handler.release();
+    drain.await.unwrap();
+    assert_eq!((first.await.unwrap(), handle.running()), (StatusCode::OK, 0));
+}
+
+/// The order of the calls of the builder does not matter, nor which clone they are made on.
+#[tokio::test]
+async fn bound_set_on_a_clone_binds_services_that_exist() {
+    let handler = Handler::default();
+    handler.hold();
+    let layer = layer().on_in_flight(OnInFlight::Wait(Duration::from_secs(60)));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let deliver = |id: &'static str| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(id)).await })
+    };
+    let running = [deliver("a"), deliver("b")];
+    handler.running(2).await;
+
+    drop(layer.clone().max_running(1).max_waiting(0));
+    assert_eq!(handle.running(), 2, "a smaller bound ends nothing");
+    let refused = deliver("c").await.unwrap();
+    assert_eq!(
+        (refused.status(), result(&refused)),
+        (StatusCode::SERVICE_UNAVAILABLE, Some("unavailable"))
+    );
+
+    drop(layer.clone().max_running(3));
+    let refused = deliver("a").await.unwrap();
+    assert_eq!(result(&refused), Some("in-flight"), "nobody may wait");
+    drop(layer.clone().max_waiting(1));
+    let waiter = deliver("a");
+    until(|| handle.waiting() == 1).await;
+
+    handler.release();
+    for delivery in running {
+        assert_eq!(delivery.await.unwrap().status(), StatusCode::OK);
+    }
+    assert_eq!(result(&waiter.await.unwrap()), Some("duplicate"));
+    assert_eq!((handle.running(), handle.waiting()), (0, 0));
+}
+
+#[tokio::test]
+async fn in_flight_status_and_times_are_answered() {
+    let handler = Handler::default();
+    handler.hold();
+    let service = layer()
+        .on_in_flight(OnInFlight::Reject)
+        .in_flight_status(StatusCode::TOO_MANY_REQUESTS)
+        .retry_after_in_flight(Duration::from_millis(6_001))
+        .layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    let second = send(&service, request("a")).await;
+    assert_eq!(
+        (second.status(), result(&second)),
+        (StatusCode::TOO_MANY_REQUESTS, Some("in-flight"))
+    );
+    assert_eq!(second.headers()["retry-after"], "7", "rounded up");
+    handler.release();
+    assert_eq!(first.await.unwrap(), StatusCode::OK);
+}

@@ -1,0 +1,214 @@
+//! What counts as a success: the status, the whole response, a `Disposition`; and a handler that
+//! takes too long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use tower::{Layer, Service, service_fn};
+use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::{DedupKey, DedupLayer, Disposition, OnInFlight, Replay};
+
+use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
+
+fn store() -> Arc<MemoryAdapter> {
+    Arc::new(MemoryAdapter::new())
+}
+
+/// Whether a key that is there is complete; else it was released.
+async fn is_complete(store: &MemoryAdapter, key: DedupKey) -> bool {
+    match store.get(&key).await.unwrap().unwrap().state {
+        EntryState::Complete { .. } => true,
+        EntryState::Released => false,
+        state => panic!("{state:?}"),
+    }
+}
+
+/// A handler that answers this status with this disposition, and counts its runs.
+fn disposes(
+    runs: &Arc<AtomicUsize>,
+    status: u16,
+    disposition: Disposition,
+) -> impl Service<
+    Request<Body>,
+    Response = Response<Body>,
+    Error = std::convert::Infallible,
+    Future = impl Future<Output = Result<Response<Body>, std::convert::Infallible>> + Send,
+> + Clone
++ Send
++ 'static {
+    let runs = Arc::clone(runs);
+    service_fn(move |_: Request<Body>| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        let mut response = Response::new(Body::from("handled"));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        response.extensions_mut().insert(disposition);
+        async move { Ok(response) }
+    })
+}
+
+#[tokio::test]
+async fn success_when_sees_the_whole_response() {
+    let (store, runs) = (store(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&runs);
+    let service = DedupLayer::new(by_header(), Arc::clone(&store))
+        .success_when(|response| response.headers.contains_key("x-final"))
+        .layer(service_fn(move |_: Request<Body>| {
+            let run = count.fetch_add(1, Ordering::SeqCst);
+            let mut response = Response::new(Body::default());
+            *response.status_mut() = StatusCode::CONFLICT;
+            if run > 0 {
+                response.headers_mut().insert("x-final", "yes".parse().unwrap());
+            }
+            async move { Ok::<_, std::convert::Infallible>(response) }
+        }));
+    for expected in [None, None, Some("duplicate")] {
+        assert_eq!(result(&send(&service, request("a")).await), expected);
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn disposition_decides_before_success_when_and_stays_in_the_response() {
+    for (status, disposition, expected) in [
+        (500, Disposition::Complete, true),
+        (422, Disposition::Complete, true),
+        (200, Disposition::Release, false),
+    ] {
+        let (store, runs) = (store(), Arc::new(AtomicUsize::new(0)));
+        let service = DedupLayer::new(by_header(), Arc::clone(&store))
+            .success_when(move |_| disposition == Disposition::Release)
+            .layer(disposes(&runs, status, disposition));
+        let response = send(&service, request("a")).await;
+        assert_eq!((response.status().as_u16(), result(&response)), (status, None));
+        assert_eq!(response.extensions().get(), Some(&disposition));
+        assert_eq!(is_complete(&store, dedup_key("a")).await, expected, "{status} {disposition:?}");
+    }
+}
+
+/// Two nested layers with keys of their own: both see the disposition of the handler.
+#[tokio::test]
+async fn disposition_is_obeyed_by_nested_layers() {
+    for (disposition, expected) in [(Disposition::Complete, true), (Disposition::Release, false)] {
+        let (inner, outer) = (store(), store());
+        let runs = Arc::new(AtomicUsize::new(0));
+        let other = tower_dedup::key::header("webhook-id").namespace("outer");
+        let service = DedupLayer::new(other, Arc::clone(&outer)).layer(
+            DedupLayer::new(by_header(), Arc::clone(&inner)).layer(disposes(
+                &runs,
+                500,
+                disposition,
+            )),
+        );
+        send(&service, request("a")).await;
+        assert_eq!(is_complete(&inner, dedup_key("a")).await, expected);
+        let key = DedupKey::new("outer", "a").unwrap();
+        assert_eq!(is_complete(&outer, key).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn disposition_release_on_arrival_changes_nothing() {
+    let (store, runs) = (store(), Arc::new(AtomicUsize::new(0)));
+    let service = DedupLayer::on_arrival(by_header(), Arc::clone(&store)).layer(disposes(
+        &runs,
+        200,
+        Disposition::Release,
+    ));
+    assert_eq!(result(&send(&service, request("a")).await), None);
+    assert!(is_complete(&store, dedup_key("a")).await);
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn response_of_a_completed_failure_is_replayed_as_it_was() {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let service = DedupLayer::new(by_header(), store()).replay(Replay::new()).layer(disposes(
+        &runs,
+        422,
+        Disposition::Complete,
+    ));
+    for expected in [None, Some("duplicate")] {
+        let response = send(&service, request("a")).await;
+        assert_eq!((response.status().as_u16(), result(&response)), (422, expected));
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+/// Sets its flag when it is dropped: when the handler that holds it is.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn handler_past_its_timeout_is_dropped_answered_504_and_run_by_the_retry() {
+    let (store, runs) = (store(), Arc::new(AtomicUsize::new(0)));
+    let dropped = Arc::new(AtomicBool::new(false));
+    let (count, flag) = (Arc::clone(&runs), Arc::clone(&dropped));
+    let layer =
+        DedupLayer::new(by_header(), Arc::clone(&store)).handler_timeout(Duration::from_secs(20));
+    let handle = layer.handle();
+    let service = layer.layer(service_fn(move |_: Request<Body>| {
+        let run = count.fetch_add(1, Ordering::SeqCst);
+        let guard = Dropped(Arc::clone(&flag));
+        async move {
+            let _guard = guard;
+            tokio::time::sleep(Duration::from_secs(if run == 0 { 21 } else { 19 })).await;
+            Ok::<_, std::convert::Infallible>(Response::new(Body::default()))
+        }
+    }));
+    let late = send(&service, request("a")).await;
+    assert_eq!(
+        (late.status(), result(&late)),
+        (StatusCode::GATEWAY_TIMEOUT, Some("handler-timeout"))
+    );
+    assert!(!late.headers().contains_key("retry-after"));
+    assert!(dropped.load(Ordering::SeqCst));
+    assert_eq!(handle.running(), 0);
+    let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
+    assert_eq!((entry.state, entry.attempts), (EntryState::Released, 1));
+
+    let retry = send(&service, request("a")).await;
+    assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None));
+    assert_eq!((runs.load(Ordering::SeqCst), is_complete(&store, dedup_key("a")).await), (2, true));
+}
+
+/// A delivery that waits for one that hangs runs its event when the timeout has ended that.
+#[tokio::test]
+async fn handler_timeout_wakes_a_waiting_delivery() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let layer = DedupLayer::new(by_header(), store)
+        .on_in_flight(OnInFlight::Wait(Duration::from_secs(60)))
+        .handler_timeout(Duration::from_millis(300));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let deliver = || {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request("a")).await.status() })
+    };
+    let first = deliver();
+    handler.running(1).await;
+    let second = deliver();
+    until(|| handle.waiting() == 1).await;
+    assert_eq!(first.await.unwrap(), StatusCode::GATEWAY_TIMEOUT);
+    handler.release();
+    assert_eq!(second.await.unwrap(), StatusCode::OK);
+    assert_eq!((handler.runs(), handler.last().attempt()), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn handler_timeout_on_arrival_loses_the_event_as_a_failure_does() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let service = DedupLayer::on_arrival(by_header(), Arc::clone(&store))
+        .handler_timeout(Duration::from_secs(1))
+        .layer(handler.service());
+    assert_eq!(send(&service, request("a")).await.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+}
