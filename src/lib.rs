@@ -72,5 +72,5 @@ pub use layer::{
     OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified, WithInnerBody,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use ledger::transaction::DedupTx;
+pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 pub use purger::{Purger, PurgerHandle};

@@ -8,20 +8,21 @@ use std::time::Duration;
 use http::{HeaderName, Method, StatusCode, response};
 use tower_layer::Layer;
 
-use super::config::{ComparedPart, Config};
+use super::config::Config;
 use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::policy::{
     LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success, valid,
 };
 use super::service::Dedup;
+use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::adapter::{DedupAdapter, LeaseAdapter};
+use crate::error::ConfigError;
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
-use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
+use crate::ledger::{CanReplay, FailOpen, Lease, Ledger, OnArrival};
 
 /// Makes every delivery to the inner service take effect once.
 ///
@@ -34,7 +35,7 @@ use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
 /// | [`lease`](Self::lease) | 60 s, renewed at 20 s |
 /// | [`store_timeout`](Self::store_timeout) | 2 s |
 /// | [`handler_timeout`](Self::handler_timeout) | off |
-/// | [`max_running`](Self::max_running) | 1,024 |
+/// | [`max_running`](Self::max_running) | 1,024; [`transactional`](DedupLayer::transactional) on Postgres: the pool's size less two |
 /// | [`max_waiting`](Self::max_waiting) | 256 |
 /// | [`max_keys`](Self::max_keys) | 4,096 a request |
 /// | [`success_when`](Self::success_when) | 2xx |
@@ -67,7 +68,7 @@ use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
 ///
 /// # Type parameter
 ///
-/// `L` is the [ledger](crate::ledger).
+/// `L` is the [ledger](crate::ledger): `DedupLayer` alone is a layer under a lease.
 ///
 /// # Clone
 ///
@@ -93,33 +94,53 @@ use crate::ledger::{FailOpen, Lease, Ledger, OnArrival, Recalls, Replays};
 /// # }
 /// ```
 #[must_use = "a layer does nothing until it wraps a service"]
-pub struct DedupLayer<L> {
+pub struct DedupLayer<L = Lease> {
     pub(super) ledger: Arc<L>,
     pub(super) config: Config,
     gate: Arc<Gate>,
 }
 
-impl<A: LeaseAdapter> DedupLayer<Lease<A>> {
+impl DedupLayer {
     /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
-    pub fn new(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, Lease::new(adapter))
+    ///
+    /// # Panics
+    ///
+    /// If the adapter has no [`leases`](crate::adapter::Abilities::leases);
+    /// [`try_new`](Self::try_new) returns an error instead.
+    #[track_caller]
+    pub fn new(key: impl Into<KeyExtractor>, adapter: impl DedupAdapter) -> Self {
+        valid(Self::try_new(key, adapter))
     }
-}
 
-impl<A: DedupAdapter> DedupLayer<OnArrival<A>> {
+    /// Does the same as [`new`](Self::new), for an adapter that is chosen at run time.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
+    /// [`leases`](crate::adapter::Abilities::leases).
+    pub fn try_new(
+        key: impl Into<KeyExtractor>,
+        adapter: impl DedupAdapter,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self::with_ledger(key, Lease::new(Arc::new(adapter))?))
+    }
+
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
     /// whose handler fails is lost.
-    pub fn on_arrival(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, OnArrival::new(adapter))
+    pub fn on_arrival(
+        key: impl Into<KeyExtractor>,
+        adapter: impl DedupAdapter,
+    ) -> DedupLayer<OnArrival> {
+        DedupLayer::with_ledger(key, OnArrival::new(Arc::new(adapter)))
     }
-}
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl<A: TransactionAdapter> DedupLayer<Transactional<A>> {
     /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
     /// together, or not at all.
     ///
-    /// The handler takes the transaction as a [`DedupTx`](crate::DedupTx) argument.
+    /// The handler takes the transaction as a [`DedupTx`](crate::DedupTx) argument. It holds a
+    /// connection while it runs, so [`max_running`](Self::max_running) defaults to the size of a
+    /// Postgres pool less two, and at least 1. A delivery waits for its permit for up to
+    /// [`store_timeout`](Self::store_timeout).
     ///
     /// ```no_run
     /// # #[cfg(all(feature = "axum", feature = "postgres"))] {
@@ -144,14 +165,23 @@ impl<A: TransactionAdapter> DedupLayer<Transactional<A>> {
     /// # let _ = app;
     /// # }
     /// ```
-    pub fn transactional(key: impl Into<KeyExtractor>, adapter: A) -> Self {
-        Self::with_ledger(key, Transactional::new(adapter))
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub fn transactional<A: TransactionAdapter>(
+        key: impl Into<KeyExtractor>,
+        adapter: A,
+    ) -> DedupLayer<Transactional<A::Database>> {
+        let max_running = adapter.default_max_running();
+        let mut layer = DedupLayer::with_ledger(key, Transactional::new(Arc::new(adapter)));
+        layer.config.waits_for_permit = true;
+        if let Some(deliveries) = max_running {
+            layer.gate.set_max_running(deliveries);
+        }
+        layer
     }
 }
 
 impl<L: Ledger> DedupLayer<L> {
-    /// Deduplicates by this ledger.
-    pub fn with_ledger(key: impl Into<KeyExtractor>, ledger: L) -> Self {
+    fn with_ledger(key: impl Into<KeyExtractor>, ledger: L) -> Self {
         Self {
             ledger: Arc::new(ledger),
             config: Config::new(key.into()),
@@ -399,7 +429,7 @@ impl<L: FailOpen> DedupLayer<L> {
     }
 }
 
-impl<L: Recalls> DedupLayer<L> {
+impl<L: Ledger> DedupLayer<L> {
     /// Compares the payload of a duplicate with the payload under which its event was handled.
     ///
     /// `part` is what has to be the same: [`key::body_digest()`](crate::key::body_digest) for the
@@ -421,14 +451,18 @@ impl<L: Recalls> DedupLayer<L> {
     /// # let _ = dedup;
     /// # }
     /// ```
-    pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
-        self.config.recaller = Some(self.ledger.recaller());
-        self.config.compare_payload = Some(ComparedPart { part, on_mismatch });
-        self
+    ///
+    /// # Panics
+    ///
+    /// If the adapter has no [`stored_data`](crate::adapter::Abilities::stored_data);
+    /// [`try_compare_payload`](Self::try_compare_payload) returns an error instead.
+    #[track_caller]
+    pub fn compare_payload(self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
+        valid(self.try_compare_payload(part, on_mismatch))
     }
 }
 
-impl<L: Replays> DedupLayer<L> {
+impl<L: CanReplay> DedupLayer<L> {
     /// Stores the response to the first delivery of an event that succeeds, and answers its
     /// duplicates with it. Some senders use the response: a Telegram bot's method call, the
     /// instructions of a Twilio webhook.
@@ -449,10 +483,14 @@ impl<L: Replays> DedupLayer<L> {
     /// # let _ = dedup;
     /// # }
     /// ```
-    pub fn replay(mut self, replay: Replay) -> Self {
-        self.config.recaller = Some(self.ledger.recaller());
-        self.config.replay = Some(replay);
-        self
+    ///
+    /// # Panics
+    ///
+    /// If the adapter has no [`stored_data`](crate::adapter::Abilities::stored_data);
+    /// [`try_replay`](Self::try_replay) returns an error instead.
+    #[track_caller]
+    pub fn replay(self, replay: Replay) -> Self {
+        valid(self.try_replay(replay))
     }
 }
 

@@ -7,9 +7,9 @@ use http::{HeaderName, Method, StatusCode};
 
 use super::gate::Gate;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
-use crate::adapter::Payloads;
+use crate::adapter::{Fetch, Payloads};
 use crate::key::{KeyExtractor, KeyPart};
-use crate::ledger::{BeginContext, Recaller};
+use crate::ledger::BeginContext;
 use crate::observe::Meters;
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -47,7 +47,6 @@ pub(super) struct Config {
     pub(super) result_header: Option<HeaderName>,
     pub(super) require_verified: bool,
     pub(super) log_ids: LogIds,
-    pub(super) recaller: Option<Recaller>,
     pub(super) compare_payload: Option<ComparedPart>,
     pub(super) replay: Option<Replay>,
 }
@@ -89,7 +88,6 @@ impl Config {
             result_header: Some(HeaderName::from_static("x-dedup-result")),
             require_verified: false,
             log_ids: LogIds::default(),
-            recaller: None,
             compare_payload: None,
             replay: None,
         }
@@ -111,11 +109,14 @@ impl Config {
 
     /// Returns the terms for one `begin`, with a token of its own.
     pub(super) fn begin_context(&self, payloads: Option<&Payloads>) -> BeginContext {
-        let mut context = BeginContext::new(self.retention, self.lease, self.store_timeout)
+        let fetch = match (&self.replay, &self.compare_payload) {
+            (Some(_), _) => Fetch::DigestAndResponse,
+            (None, Some(_)) => Fetch::Digest,
+            (None, None) => Fetch::Nothing,
+        };
+        BeginContext::new(self.retention, self.lease, self.store_timeout)
             .fail_open(self.on_unavailable == OnUnavailable::Open)
-            .with_payloads(payloads.cloned());
-        context.recaller = self.recaller.clone();
-        context.replays = self.replay.is_some();
-        context
+            .with_fetch(fetch)
+            .with_payloads(payloads.cloned())
     }
 }

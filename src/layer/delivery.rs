@@ -139,11 +139,11 @@ where
         match begun {
             Ok(Begin::First { claim, others }) => self.handle(claim, others).await,
             Ok(Begin::Duplicate(info)) => {
-                self.report.age = Some(info.seen.age);
+                self.report.age = Some(info.age);
                 (Outcome::Duplicate, duplicate(info))
             }
             Ok(Begin::Mismatch(info)) => {
-                self.report.age = Some(info.seen.age);
+                self.report.age = Some(info.age);
                 match self.shared.config.on_mismatch() {
                     OnMismatch::Report => (Outcome::Mismatch, duplicate(info)),
                     OnMismatch::Refuse => own(Outcome::Mismatch, DedupResult::Mismatch),
@@ -232,7 +232,7 @@ where
         let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
         let called = self.call(&mut claim).await;
         let (mut outcome, mut ending) = self.judge(called);
-        let mut success = HandlerSuccess::new(self.report.status.unwrap_or_default());
+        let mut success = HandlerSuccess::default();
         if let (Ending::Inner(Ok(response)), Some(replay), [only]) =
             (&mut ending, &self.shared.config.replay, self.keys.events())
             && outcome == Outcome::Completed

@@ -6,7 +6,11 @@ use std::time::Duration;
 use http::{Method, StatusCode};
 
 use super::builder::DedupLayer;
+use super::config::ComparedPart;
+use super::policy::{OnMismatch, Replay};
 use crate::error::ConfigError;
+use crate::key::KeyPart;
+use crate::ledger::{CanReplay, Ledger};
 use crate::observe;
 
 /// Below this, a lease may lapse between two renewals on a busy machine.
@@ -135,6 +139,46 @@ impl<L> DedupLayer<L> {
             return Err(ConfigError::InvalidDuplicateStatus);
         }
         self.config.duplicate_status = status;
+        Ok(self)
+    }
+}
+
+/// Settings for an adapter that is chosen at run time.
+impl<L: Ledger> DedupLayer<L> {
+    /// Sets [`compare_payload`](Self::compare_payload).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
+    /// [`stored_data`](crate::adapter::Abilities::stored_data).
+    pub fn try_compare_payload(
+        mut self,
+        part: KeyPart,
+        on_mismatch: OnMismatch,
+    ) -> Result<Self, ConfigError> {
+        self.check_stored_data()?;
+        self.config.compare_payload = Some(ComparedPart { part, on_mismatch });
+        Ok(self)
+    }
+
+    fn check_stored_data(&self) -> Result<(), ConfigError> {
+        if self.ledger.stores_data() {
+            return Ok(());
+        }
+        Err(ConfigError::UnsupportedByAdapter("stored data"))
+    }
+}
+
+impl<L: CanReplay> DedupLayer<L> {
+    /// Sets [`replay`](Self::replay).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
+    /// [`stored_data`](crate::adapter::Abilities::stored_data).
+    pub fn try_replay(mut self, replay: Replay) -> Result<Self, ConfigError> {
+        self.check_stored_data()?;
+        self.config.replay = Some(replay);
         Ok(self)
     }
 }

@@ -46,7 +46,7 @@ impl DedupHandle {
         Self {
             gate: Arc::clone(gate),
             drain_ledger: Arc::new(drain_ledger),
-            pending_writes: Arc::new(move || ledger.background()),
+            pending_writes: Arc::new(move || ledger.pending_writes()),
         }
     }
 

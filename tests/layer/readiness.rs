@@ -7,18 +7,19 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Extensions, Request, Response};
+use http::{Request, Response};
+use sqlx::Database;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
-use tower_dedup::adapter::{CallTerms, PostgresAdapter, SqliteAdapter, Token, TransactionAdapter};
-use tower_dedup::key::Keys;
-use tower_dedup::ledger::{
-    Begin, BeginContext, Claim, HandlerSuccess, Ledger, Remainder, Transactional,
+use tower_dedup::adapter::{
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Released,
+    SqliteAdapter, StoreFuture, Token, TransactionAdapter,
 };
-use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
+use tower_dedup::ledger::Transactional;
+use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 
 use crate::support::postgres::Schema;
 use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
@@ -92,44 +93,40 @@ impl Service<Request<Body>> for Inner {
     }
 }
 
-/// Every event is in flight elsewhere until it is free.
+/// A store of which every key is in flight elsewhere until it is free.
 struct Elsewhere(Arc<Stage>);
 
-impl Ledger for Elsewhere {
-    type Claim = Free;
+impl DedupAdapter for Elsewhere {
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases()
+    }
 
-    async fn begin(&self, _: &Keys, _: &BeginContext) -> Result<Begin<Free>, Error> {
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        _: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
         let ready = self.0.ready.load(Ordering::SeqCst);
         self.0.ready_at_begin.lock().unwrap().push(ready);
-        if !self.0.is_free.load(Ordering::SeqCst) {
-            return Ok(Begin::InFlight);
-        }
-        let delivery = Delivery::new(Vec::new(), 1, false);
-        Ok(Begin::first(Free(delivery), Remainder::default()))
+        let is_free = self.0.is_free.load(Ordering::SeqCst);
+        let reply = if is_free { Claimed::first(1, false) } else { Claimed::InFlight };
+        Box::pin(async move { Ok(vec![reply; keys.len()]) })
     }
 
-    fn background(&self) -> usize {
-        0
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        _: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(async move { Ok(vec![Released::Released; keys.len()]) })
     }
 
-    async fn drain(&self) {}
-}
-
-struct Free(Delivery);
-
-impl Claim for Free {
-    fn delivery(&self) -> &Delivery {
-        &self.0
-    }
-
-    fn attach(&self, _: &mut Extensions) {}
-
-    async fn commit(self, _: &HandlerSuccess) -> Result<(), Error> {
-        Ok(())
-    }
-
-    async fn rollback(self) -> Result<(), Error> {
-        Ok(())
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        _: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(async move { Ok(vec![Completed::Held; keys.len()]) })
     }
 }
 
@@ -145,7 +142,7 @@ fn staged(
     > + Send,
 ) {
     let stage = Arc::new(Stage::default());
-    let layer = DedupLayer::with_ledger(by_header(), Elsewhere(Arc::clone(&stage)))
+    let layer = DedupLayer::new(by_header(), Elsewhere(Arc::clone(&stage)))
         .on_in_flight(OnInFlight::Wait(wait));
     let inner = Inner { stage: Arc::clone(&stage), ready: false };
     (stage, layer.layer(inner))
@@ -184,17 +181,19 @@ async fn a_waiter_whose_inner_service_breaks_returns_its_error_and_claims_nothin
 /// A `ConcurrencyLimit` of two inside a transactional layer. The test holds the only connection (or
 /// the file's turn) until a waiter of a failed event stands in line for it, and other events hold
 /// the places of the limit.
-async fn nobody_starves<A, H>(
-    layer: DedupLayer<Transactional<A>>,
+async fn nobody_starves<DB, H>(
+    layer: DedupLayer<Transactional<DB>>,
     hold_the_store: impl AsyncFnOnce() -> H,
 ) where
-    A: TransactionAdapter,
+    DB: Database,
 {
     let handler = Handler::default().then(500);
     handler.hold();
     let layer = layer
         .on_in_flight(OnInFlight::Wait(Duration::from_secs(60)))
-        .store_timeout(Duration::from_secs(3));
+        .store_timeout(Duration::from_secs(3))
+        // The places of the limit are what is scarce here, not permits.
+        .max_running(16);
     let handle = layer.handle();
     let places = Arc::new(Semaphore::new(2));
     let limit = GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&places));
@@ -237,7 +236,7 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
     nobody_starves(layer, async || {
-        let terms = CallTerms::new(Token::random(), Duration::from_secs(60));
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
     })
     .await;

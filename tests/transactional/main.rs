@@ -1,5 +1,6 @@
 //! The transactional ledger: the key and the writes of the handler commit together.
 
+mod bounds;
 mod commit;
 mod multi_event;
 mod multi_event_isolation;

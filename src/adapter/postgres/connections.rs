@@ -32,7 +32,7 @@ use sqlx::{Connection, Row};
 use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
 
-use super::super::transaction::give_back;
+use super::super::transaction::return_to_pool;
 
 /// How long a test of an idle connection may take.
 const TEST: Duration = Duration::from_millis(500);
@@ -418,7 +418,7 @@ async fn test(connection: PoolConnection<Postgres>) {
     if matches!(timeout(TEST, asked).await, Ok(Ok(true)))
         && let Some(connection) = connection.0.take()
     {
-        give_back(connection);
+        return_to_pool(connection);
     }
 }
 
@@ -514,7 +514,7 @@ pub(super) fn is_timed_out(error: &sqlx::Error) -> bool {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         match (self.live.take(), &self.state) {
-            (Some(Live::Pooled(connection)), State::Sound) => give_back(connection),
+            (Some(Live::Pooled(connection)), State::Sound) => return_to_pool(connection),
             (Some(Live::Lane(connection, opened, options)), State::Sound) => {
                 self.connections.keep(connection, opened, options);
             }

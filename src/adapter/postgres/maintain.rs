@@ -8,9 +8,9 @@ use futures_util::future::BoxFuture;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::super::contract::{CallTerms, Entry, Forgotten, MaintenanceAdapter};
-use super::super::sql::{KeptRow, Portion};
-use super::super::stored::{Fetch, Recall, StoredData};
+use super::super::contract::{CallTerms, Entry, Forgotten, MaintenanceAdapter, StoreFuture};
+use super::super::sql::{KeptRow, Portion, StoredByKey, stored_by_key};
+use super::super::stored::{Fetch, StoredData};
 use super::change::ROUNDS;
 use super::connections::Source;
 use super::rows::{Params, Places, advisory_lock, kept, row_keys, store_error};
@@ -19,15 +19,18 @@ use super::store::{Inner, MAINTENANCE_TIMEOUT, PostgresAdapter};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-impl Recall for PostgresAdapter {
-    async fn recall(
+impl PostgresAdapter {
+    /// What is stored with those of the keys that are complete.
+    pub(super) async fn stored(
         &self,
-        keys: &[DedupKey],
-        wanted: Fetch,
-    ) -> Result<Vec<Option<StoredData>>, Error> {
-        self.inner()
-            .with_table(|statements| Box::pin(self.inner().recall(statements, keys, wanted)))
-            .await
+        keys: Vec<DedupKey>,
+        fetch: Fetch,
+    ) -> Result<StoredByKey, Error> {
+        let inner = self.inner();
+        let read = async |keys: Vec<DedupKey>| {
+            inner.with_table(|statements| Box::pin(inner.recall(statements, &keys, fetch))).await
+        };
+        stored_by_key(keys, fetch, read).await
     }
 }
 
@@ -99,7 +102,7 @@ impl Inner {
     ) -> Result<Forgotten, Error> {
         let fault = |error| store_error("forgetting", error);
         let keys = std::slice::from_ref(key);
-        let none = CallTerms::new([0; 16].into(), Duration::ZERO);
+        let none = CallTerms::on_claim([0; 16].into(), Duration::ZERO);
         for _ in 0..ROUNDS {
             let direct = self.through(Source::Pool);
             let gone = direct.touch("forgetting", &statements.forget, keys, &none).await?;
@@ -127,43 +130,47 @@ impl Inner {
 }
 
 impl MaintenanceAdapter for PostgresAdapter {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let inner = self.inner();
-        let purge = |limit, from| {
+        let purge = move |limit, from| {
             inner.with_table(move |statements| Box::pin(inner.purge(statements, limit, from)))
         };
-        inner.purging.purge(limit, purge).await
+        Box::pin(inner.purging.purge(limit, purge))
     }
 
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
         let inner = self.inner();
-        inner.with_table(|statements| Box::pin(inner.forget(statements, key))).await
+        Box::pin(inner.with_table(move |statements| Box::pin(inner.forget(statements, key))))
     }
 
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         let inner = self.inner();
-        let look = |statements: Arc<Statements>| -> BoxFuture<'_, _> {
+        let look = move |statements: Arc<Statements>| -> BoxFuture<'_, _> {
             Box::pin(async move {
                 let keys = std::slice::from_ref(key);
                 let stored = inner.look(Source::Pool, &statements.look, keys).await;
                 stored.map_err(|error| store_error("looking up keys", error))
             })
         };
-        let stored = inner.with_table(look).await?.into_iter().flatten().next();
-        Ok(stored.and_then(|stored| stored.entry()))
+        Box::pin(async move {
+            let stored = inner.with_table(look).await?.into_iter().flatten().next();
+            Ok(stored.and_then(|stored| stored.entry()))
+        })
     }
 
-    async fn count(&self) -> Result<u64, Error> {
+    fn count(&self) -> StoreFuture<'_, u64> {
         let inner = self.inner();
-        inner.with_table(|statements| Box::pin(inner.count(statements))).await
+        Box::pin(inner.with_table(move |statements| Box::pin(inner.count(statements))))
     }
 
     /// A pool of the user's stays open: it is theirs to close. The lanes' connections are closed.
-    async fn close(&self) {
+    fn close(&self) -> BoxFuture<'_, ()> {
         let inner = self.inner();
-        inner.connections.close().await;
-        if !inner.options.foreign {
-            inner.connections.pool.close().await;
-        }
+        Box::pin(async move {
+            inner.connections.close().await;
+            if !inner.options.foreign {
+                inner.connections.pool.close().await;
+            }
+        })
     }
 }

@@ -315,9 +315,12 @@ impl Statements {
         );
         let record_set = |keeps: &str| {
             format!(
-                "token = l.token, lease_until = NULL, attempts = 1, takeover = false, \
-                 first_seen_at = {NOW}, completed_at = {NOW}, expires_at = {NOW} + l.retention, \
-                 {keeps}"
+                "token = l.token, lease_until = NULL, \
+                 attempts = CASE WHEN t.expires_at <= {NOW} THEN 1 ELSE t.attempts + 1 END, \
+                 takeover = t.expires_at > {NOW} AND t.token IS NOT NULL, \
+                 first_seen_at = CASE WHEN t.expires_at <= {NOW} THEN {NOW} \
+                   ELSE t.first_seen_at END, \
+                 completed_at = {NOW}, expires_at = {NOW} + l.retention, {keeps}"
             )
         };
         // The holder's token stays, which is how the answer tells whether it was ours. An insertion

@@ -12,9 +12,14 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
 use super::super::batch::{Batcher, Batching};
 use super::super::contract::{
-    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded, Released, Renewed,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Permanence, Released, Renewed,
+    StoreFuture,
 };
-use super::super::sql::{Answer, Call, Database, Identifier, Kind, Purging, Stored};
+use super::super::sql::{
+    Answer, Call, Database, Identifier, Kind, Purging, Recorded, Stored, after_claim, attach,
+    duplicates,
+};
+use super::super::stored::Fetch;
 use super::connections::{Connections, Source, is_timed_out};
 use super::patience::LockWait;
 use super::plans::Plans;
@@ -501,33 +506,74 @@ where
 }
 
 impl DedupAdapter for PostgresAdapter {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
-        self.call(Kind::Record, keys, terms).await
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data()
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.call(Kind::Unrecord, keys, terms).await
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(self.claim_fetching(keys, terms))
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        let kind = match terms.permanence() {
+            Permanence::OnClaim => Kind::Unrecord,
+            Permanence::OnCompletion { .. } => Kind::Release,
+        };
+        Box::pin(self.call(kind, keys, terms))
+    }
+
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        Box::pin(self.call(Kind::Renew, keys, terms))
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(self.call(Kind::Complete, keys, terms))
     }
 }
 
-impl LeaseAdapter for PostgresAdapter {
-    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
-        self.call(Kind::Claim, keys, terms).await
-    }
-
-    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
-        self.call(Kind::Renew, keys, terms).await
-    }
-
-    async fn complete(
+impl PostgresAdapter {
+    async fn claim_fetching(
         &self,
         keys: &[DedupKey],
         terms: &CallTerms,
-    ) -> Result<Vec<Completed>, Error> {
-        self.call(Kind::Complete, keys, terms).await
-    }
-
-    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.call(Kind::Release, keys, terms).await
+    ) -> Result<Vec<Claimed>, Error> {
+        let fetch = terms.fetch();
+        match terms.permanence() {
+            Permanence::OnClaim => {
+                // Before the claim: one that fails afterwards would have to be released.
+                let stored = self.stored(keys.to_vec(), fetch).await?;
+                let recorded = self.call::<Recorded>(Kind::Record, keys, terms).await?;
+                let mut claimed: Vec<Claimed> = recorded.into_iter().map(Into::into).collect();
+                if fetch != Fetch::Nothing {
+                    attach(keys, &mut claimed, &stored);
+                }
+                Ok(claimed)
+            }
+            Permanence::OnCompletion { .. } => {
+                let mut claimed = self.call::<Claimed>(Kind::Claim, keys, terms).await?;
+                if fetch != Fetch::Nothing {
+                    let stored = self.stored(duplicates(keys, &claimed), fetch).await;
+                    let stored = stored.map_err(|error| after_claim(error, &claimed))?;
+                    attach(keys, &mut claimed, &stored);
+                }
+                Ok(claimed)
+            }
+        }
     }
 }

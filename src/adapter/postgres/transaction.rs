@@ -22,10 +22,11 @@ use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
-use super::super::contract::{CallTerms, Claimed, Recorded, Token};
-use super::super::sql::{Grant, Rows, at, open_places};
+use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
+use super::super::sql::{Grant, Recorded, Rows, at, attach, duplicates, open_places};
+use super::super::stored::Fetch;
 use super::super::transaction::{
-    OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
+    OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
 };
 use super::change::grant;
 use super::ending::Begun;
@@ -50,13 +51,89 @@ const WITHIN: usize = 5;
 impl TransactionAdapter for PostgresAdapter {
     type Database = Postgres;
 
-    async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Postgres>, Error> {
-        let open =
-            |statements| -> BoxFuture<'_, _> { Box::pin(self.open_with(statements, keys, terms)) };
-        self.inner().with_table(open).await
+    fn stores_data(&self) -> bool {
+        true
     }
 
-    async fn give_back(
+    fn open<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Opened<Postgres>> {
+        Box::pin(self.open_fetching(keys, terms))
+    }
+
+    fn release_in<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Postgres>,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(self.release_within(transaction, keys, terms))
+    }
+
+    fn savepoint<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Postgres>,
+        savepoint: u32,
+        replaces: Option<u32>,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(self.set_savepoint(transaction, savepoint, replaces))
+    }
+
+    fn rollback_to<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Postgres>,
+        savepoint: u32,
+    ) -> StoreFuture<'a, bool> {
+        Box::pin(self.back_to(transaction, savepoint))
+    }
+
+    fn commit<'a>(
+        &'a self,
+        transaction: OpenTransaction<Postgres>,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(self.complete_and_commit(transaction, keys, terms))
+    }
+
+    fn rollback(&self, transaction: OpenTransaction<Postgres>) -> StoreFuture<'_, ()> {
+        Box::pin(self.roll_all_back(transaction))
+    }
+
+    /// The pool's size less two, so that handlers cannot take every connection.
+    fn default_max_running(&self) -> Option<usize> {
+        let connections = self.inner().connections.pool.options().get_max_connections();
+        Some(connections.saturating_sub(2).max(1) as usize)
+    }
+}
+
+impl PostgresAdapter {
+    async fn open_fetching(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Opened<Postgres>, Error> {
+        let fetch = terms.fetch();
+        // Of several keys, before there is a transaction: to wait for a second connection with a
+        // transaction in hand is how a pool locks up. Of one, there is a transaction or a duplicate.
+        let several = keys.len() > 1;
+        let before = if several { keys.to_vec() } else { Vec::new() };
+        let mut stored = self.stored(before, fetch).await?;
+        let open =
+            |statements| -> BoxFuture<'_, _> { Box::pin(self.open_with(statements, keys, terms)) };
+        let mut opened = self.inner().with_table(open).await?;
+        if fetch != Fetch::Nothing {
+            if !several {
+                stored = self.stored(duplicates(keys, &opened.replies), fetch).await?;
+            }
+            attach(keys, &mut opened.replies, &stored);
+        }
+        Ok(opened)
+    }
+
+    async fn release_within(
         &self,
         transaction: &mut OpenTransaction<Postgres>,
         keys: &[DedupKey],
@@ -72,40 +149,41 @@ impl TransactionAdapter for PostgresAdapter {
         Ok(())
     }
 
-    async fn mark(
+    async fn set_savepoint(
         &self,
         transaction: &mut OpenTransaction<Postgres>,
-        mark: u32,
-        instead_of: Option<u32>,
+        savepoint: u32,
+        replaces: Option<u32>,
     ) -> Result<(), Error> {
-        let set = sqlx::raw_sql(set_mark(mark, instead_of)).execute(transaction.connection());
+        let set =
+            sqlx::raw_sql(savepoint_sql(savepoint, replaces)).execute(transaction.connection());
         set.await.map(drop).map_err(|error| {
             let refused = matches!(&error, sqlx::Error::Database(_)) && !is_broken(&error);
-            let error = store_error("marking what is done", error);
+            let error = store_error("setting a savepoint", error);
             if refused { error.of_the_transaction() } else { error }
         })
     }
 
-    async fn roll_back_to(
+    async fn back_to(
         &self,
         transaction: &mut OpenTransaction<Postgres>,
-        mark: u32,
+        savepoint: u32,
     ) -> Result<bool, Error> {
         let mut repeats = REPEATS;
         loop {
-            let back = sqlx::raw_sql(back_to_mark(mark)).execute(transaction.connection());
+            let back = sqlx::raw_sql(rollback_to_sql(savepoint)).execute(transaction.connection());
             match back.await {
                 Ok(_) => return Ok(true),
                 Err(error) if is_no_savepoint(&error) => return Ok(false),
                 // To a statement that the handler has not waited for: sqlx answers the next one
                 // with its error, and does not send that.
                 Err(sqlx::Error::Database(_)) if repeats > 0 => repeats -= 1,
-                Err(error) => return Err(store_error("rolling back to what is done", error)),
+                Err(error) => return Err(store_error("rolling back to a savepoint", error)),
             }
         }
     }
 
-    async fn commit(
+    async fn complete_and_commit(
         &self,
         mut transaction: OpenTransaction<Postgres>,
         keys: &[DedupKey],
@@ -121,7 +199,7 @@ impl TransactionAdapter for PostgresAdapter {
         let begun = begun(&transaction)?;
         let retention = terms.retention_ms().min(MOST_MS);
         let complete = statements.commit(begun, &row_keys(keys), terms.token().into(), retention);
-        let kept = if terms.keeps() {
+        let kept = if terms.stores_data() {
             let end = statements.end(begun);
             keep(transaction.connection(), end, &statements.keep, keys, terms).await
         } else {
@@ -153,14 +231,10 @@ impl TransactionAdapter for PostgresAdapter {
         transaction.commit().await.map_err(fault)
     }
 
-    async fn rollback(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
+    async fn roll_all_back(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
         end(transaction)
             .await
             .map_err(|error| store_error("rolling the handler's transaction back", error))
-    }
-
-    fn patience(&self) -> Duration {
-        Duration::ZERO
     }
 }
 
@@ -169,7 +243,7 @@ impl PostgresAdapter {
     ///
     /// For code that owns its transactions, without the layer. `ttl` is how long the key is
     /// remembered. Nothing waits for another transaction: a key that one holds is
-    /// [`InFlight`](Recorded::InFlight). On `Duplicate` and `InFlight`, nothing was written.
+    /// [`InFlight`](Claimed::InFlight). On `Duplicate` and `InFlight`, nothing was written.
     ///
     /// It sets `synchronous_commit` to `on` for this transaction if it is weaker (`off`, `local`,
     /// `remote_write`), because what is acknowledged has to be on disk, and on that of a synchronous
@@ -187,13 +261,13 @@ impl PostgresAdapter {
     /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::Duration;
     /// use tower_dedup::DedupKey;
-    /// use tower_dedup::adapter::{PostgresAdapter, Recorded};
+    /// use tower_dedup::adapter::{Claimed, PostgresAdapter};
     ///
     /// let adapter = PostgresAdapter::new(pool.clone());
     /// let key = DedupKey::new("orders", "order_17")?;
     /// let mut tx = pool.begin().await?;
     /// let month = Duration::from_secs(30 * 86_400);
-    /// if let Recorded::First = adapter.record_in(&mut tx, &key, month).await? {
+    /// if let Claimed::First { .. } = adapter.record_in(&mut tx, &key, month).await? {
     ///     sqlx::query("UPDATE stock SET left_over = left_over - 1").execute(&mut *tx).await?;
     ///     tx.commit().await?; // the key and the effect, or neither
     /// }
@@ -205,20 +279,20 @@ impl PostgresAdapter {
         connection: &mut PgConnection,
         key: &DedupKey,
         ttl: Duration,
-    ) -> Result<Recorded, Error> {
+    ) -> Result<Claimed, Error> {
         let inner = self.inner();
         let statements = inner.ready_within(connection).await?;
-        let (keys, terms) = ([key.clone()], CallTerms::new(Token::random(), ttl));
+        let (keys, terms) = ([key.clone()], CallTerms::on_claim(Token::random(), ttl));
         let session = rand::random();
         let take = &statements.record_in;
         let taken = self.take_within(connection, session, take, &keys, &terms).await;
-        let (answers, _) = taken.map_err(|error| {
+        let (answers, _): (Vec<Recorded>, _) = taken.map_err(|error| {
             let error = store_error("recording in a transaction", error);
             // The transaction is lost. The next one finds the table, or makes it.
             inner.has_gone(&error, &statements);
             error
         })?;
-        Ok(answers.into_iter().next().unwrap_or(Recorded::InFlight))
+        Ok(answers.into_iter().next().map_or(Claimed::InFlight, Into::into))
     }
 
     async fn open_with(
@@ -244,9 +318,9 @@ impl PostgresAdapter {
                 answers[place] = Some(taken);
             }
         }
-        let answers =
-            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
-        Ok(Opened { answers, transaction })
+        let answers = answers.into_iter();
+        let replies = answers.map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
+        Ok(Opened { replies, transaction })
     }
 
     /// Claims in a transaction of its own; a new one where two were in each other's way.

@@ -13,8 +13,8 @@ use std::collections::VecDeque;
 use std::future::Future;
 
 use super::super::batch::Ask;
-use super::super::contract::{CallTerms, Claimed, Completed, Recorded, Released, Renewed};
-use super::rows::{Grant, Stored, released, renewed};
+use super::super::contract::{CallTerms, Claimed, Completed, Released, Renewed};
+use super::rows::{Grant, Recorded, Stored, released, renewed};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -157,8 +157,8 @@ impl<'c> Rows<'c> {
     /// Whether there is anything to keep with any key.
     pub(in crate::adapter) fn keeps(&self) -> bool {
         match &self.row_terms {
-            RowTerms::One(terms) => terms.keeps(),
-            RowTerms::Each(call_terms) => call_terms.iter().any(|terms| terms.keeps()),
+            RowTerms::One(terms) => terms.stores_data(),
+            RowTerms::Each(call_terms) => call_terms.iter().any(|terms| terms.stores_data()),
         }
     }
 
@@ -434,7 +434,7 @@ impl Layout<'_> {
         self.of.iter().map(|rows| each(rows, |row| answers.get(row).copied())).collect()
     }
 
-    fn twins_too<T: Grant + Answer + Copy>(
+    fn twins_too<T: Grant + Answer + Clone>(
         &self,
         calls: &[&Call],
         taken: &[Taken<T>],
@@ -449,13 +449,13 @@ fn each<T: Answer>(rows: &Named, answer: impl Fn(usize) -> Option<T>) -> Option<
     rows.iter().map(|(row, _)| answer(*row)).collect::<Option<Vec<T>>>().map(T::wrap)
 }
 
-fn twins_too<'t, T: Grant + Answer + Copy + 't>(
+fn twins_too<'t, T: Grant + Answer + Clone + 't>(
     rows: &Named,
     call: &Call,
     taken: impl Fn(usize) -> Option<&'t Taken<T>>,
 ) -> Option<Answers> {
     let answers = rows.iter().map(|(row, own)| match taken(*row)? {
-        (answer, _) if *own => Some(*answer),
+        (answer, _) if *own => Some(answer.clone()),
         (_, Some(stored)) => T::known(stored, call.terms.token()),
         (_, None) => Some(T::in_flight()),
     });
@@ -475,7 +475,7 @@ mod tests {
     fn call(bytes: usize, keys: usize) -> Call {
         let keys: Vec<_> = (0..keys as u64).map(|id| DedupKey::new("a", &id.to_string())).collect();
         let keys = keys.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
-        let terms = CallTerms::new(Token::random(), Duration::ZERO);
+        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
         let body = vec![0; bytes].into();
         let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
         let terms = terms.with_response(response.into());

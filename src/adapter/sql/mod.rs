@@ -7,6 +7,7 @@ use crate::error::{ConfigError, Error, ErrorKind};
 mod calls;
 mod purge;
 mod rows;
+mod stored;
 
 pub(super) use calls::{
     Answer, Answers, Call, Database, Failed, Kind, RowTerms, Rows, Taken, carry,
@@ -14,7 +15,10 @@ pub(super) use calls::{
 #[cfg(feature = "postgres")]
 pub(super) use calls::{PARTS, Told, one_by_one};
 pub(super) use purge::{Portion, Purging, grace_ms};
-pub(super) use rows::{Grant, KeptRow, Stored, at, completed, completed_before, open_places};
+pub(super) use rows::{
+    Grant, KeptRow, Recorded, Stored, at, completed, completed_before, open_places,
+};
+pub(super) use stored::{StoredByKey, after_claim, attach, duplicates, stored_by_key};
 
 /// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, and none that SQLite keeps for
 /// itself, so that it can be quoted as it is and the names derived from it fit every database.

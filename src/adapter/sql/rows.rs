@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::contract::{
-    CallTerms, Claimed, Completed, Entry, EntryState, Recorded, Released, Renewed, Seen, Token,
+    CallTerms, Claimed, Completed, Entry, EntryState, Released, Renewed, Seen, Token,
 };
 use super::super::stored::{StoredData, StoredResponse};
 use crate::error::Error;
@@ -116,6 +116,24 @@ pub(in crate::adapter) trait Grant {
     fn left_behind(terms: &CallTerms) -> Stored;
 }
 
+/// The reply to a claim under `OnClaim`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::adapter) enum Recorded {
+    First { attempt: u32, takeover: bool },
+    Duplicate(Seen),
+    InFlight,
+}
+
+impl From<Recorded> for Claimed {
+    fn from(recorded: Recorded) -> Self {
+        match recorded {
+            Recorded::First { attempt, takeover } => Self::first(attempt, takeover),
+            Recorded::Duplicate(seen) => Self::Duplicate(seen),
+            Recorded::InFlight => Self::InFlight,
+        }
+    }
+}
+
 /// A row written at this very moment.
 fn written(terms: &CallTerms, completed_at: Option<i64>, lease_until: Option<i64>) -> Stored {
     Stored {
@@ -133,15 +151,19 @@ fn written(terms: &CallTerms, completed_at: Option<i64>, lease_until: Option<i64
 impl Grant for Recorded {
     fn known(stored: &Stored, mine: Token) -> Option<Self> {
         match stored.standing() {
-            Standing::Complete if stored.is_by(mine) => Some(Self::First),
+            Standing::Complete if stored.is_by(mine) => {
+                // A completion that was inserted counts no attempt.
+                let attempt = u32::try_from(stored.attempts).unwrap_or(u32::MAX).max(1);
+                Some(Self::First { attempt, takeover: stored.takeover })
+            }
             Standing::Complete => Some(Self::Duplicate(stored.seen())),
             Standing::Leased => Some(Self::InFlight),
             Standing::Lapsed | Standing::Released | Standing::Expired => None,
         }
     }
 
-    fn granted(_: u32, _: bool) -> Self {
-        Self::First
+    fn granted(attempt: u32, takeover: bool) -> Self {
+        Self::First { attempt, takeover }
     }
 
     fn in_flight() -> Self {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use sqlx::AssertSqlSafe;
 
-use super::super::contract::{CallTerms, Entry, Forgotten, MaintenanceAdapter};
+use super::super::contract::{CallTerms, Entry, Forgotten, MaintenanceAdapter, StoreFuture};
 use super::super::sql::{Portion, Rows};
 use super::change::ROUNDS;
 use super::rows::store_error;
@@ -15,42 +16,48 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 impl MaintenanceAdapter for SqliteAdapter {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let delete = |limit, from| {
             self.inner().in_turn(move |inner, _turn| async move { inner.purge(limit, from).await })
         };
-        self.with_table(|| self.inner().purging.purge(limit, delete)).await
+        Box::pin(async move { self.with_table(|| self.inner().purging.purge(limit, delete)).await })
     }
 
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        self.with_table(|| self.forget_once(key)).await
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        Box::pin(async move { self.with_table(|| self.forget_once(key)).await })
     }
 
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let stored = self.with_table(|| self.inner().read(std::slice::from_ref(key))).await?;
-        Ok(stored.into_iter().flatten().next().and_then(|stored| stored.entry()))
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move {
+            let stored = self.with_table(|| self.inner().read(std::slice::from_ref(key))).await?;
+            Ok(stored.into_iter().flatten().next().and_then(|stored| stored.entry()))
+        })
     }
 
-    async fn count(&self) -> Result<u64, Error> {
-        let keys: i64 = self
-            .with_table(|| async {
+    fn count(&self) -> StoreFuture<'_, u64> {
+        Box::pin(async move {
+            let count = || async {
                 sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.inner().statements.count)))
                     .fetch_one(&self.inner().readers)
                     .await
                     .map_err(|error| store_error("counting keys", error))
-            })
-            .await?;
-        u64::try_from(keys)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
+            };
+            let keys: i64 = self.with_table(count).await?;
+            let corrupt =
+                |error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error);
+            u64::try_from(keys).map_err(corrupt)
+        })
     }
 
     /// A pool of the user's stays open: it is theirs to close.
-    async fn close(&self) {
-        self.inner().closed.store(true, Ordering::Release);
-        if !self.inner().foreign {
-            self.inner().readers.close().await;
-            self.inner().writer.close().await;
-        }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.inner().closed.store(true, Ordering::Release);
+            if !self.inner().foreign {
+                self.inner().readers.close().await;
+                self.inner().writer.close().await;
+            }
+        })
     }
 }
 
@@ -60,7 +67,7 @@ impl SqliteAdapter {
         for _ in 0..ROUNDS {
             let keys = [key.clone()];
             let gone = inner.in_turn(move |inner, turn| async move {
-                let none = CallTerms::new([0; 16].into(), Duration::ZERO);
+                let none = CallTerms::on_claim([0; 16].into(), Duration::ZERO);
                 let (rows, statement) = (Rows::one(&keys, &none), &inner.statements.forget);
                 let gone = inner.writing(turn).returned("forgetting", statement, &rows).await;
                 gone.map_err(|failed| failed.error)
@@ -124,8 +131,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
         let mut adapter = SqliteAdapter::connect(&url).await.unwrap();
-        let day = CallTerms::new(Token::random(), 24 * PURGE_GRACE);
-        adapter.record(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
+        let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
+        adapter.claim(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
         assert_eq!(adapter.purge(10).await.unwrap(), 0);
         set_ahead(&mut adapter, 30 * 86_400);
         for _ in 0..2 {

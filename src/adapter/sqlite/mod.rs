@@ -29,20 +29,20 @@
 //! # let dir = tempfile::tempdir().unwrap();
 //! # let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
 //! use std::time::Duration;
-//! use tower_dedup::adapter::{DedupAdapter, CallTerms, Recorded, SqliteAdapter, Token};
+//! use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, SqliteAdapter, Token};
 //! use tower_dedup::DedupKey;
 //!
 //! let keys = [DedupKey::new("acme", "evt_1").unwrap()];
 //! let month = Duration::from_secs(30 * 86_400);
 //!
 //! let adapter = SqliteAdapter::connect(&url).await?; // "sqlite://dedup.db"
-//! let first = adapter.record(&keys, &CallTerms::new(Token::random(), month)).await?;
-//! assert_eq!(first, [Recorded::First]);
+//! let first = adapter.claim(&keys, &CallTerms::on_claim(Token::random(), month)).await?;
+//! assert_eq!(first, [Claimed::first(1, false)]);
 //!
 //! // After a restart, or from another process:
 //! let adapter = SqliteAdapter::connect(&url).await?;
-//! let second = adapter.record(&keys, &CallTerms::new(Token::random(), month)).await?;
-//! assert!(matches!(second[..], [Recorded::Duplicate(_)]));
+//! let second = adapter.claim(&keys, &CallTerms::on_claim(Token::random(), month)).await?;
+//! assert!(matches!(second[..], [Claimed::Duplicate(_)]));
 //! # Ok::<(), tower_dedup::Error>(())
 //! # }).unwrap();
 //! ```

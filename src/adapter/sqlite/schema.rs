@@ -198,9 +198,12 @@ impl Statements {
             )
             .into(),
             record: format!(
-                "{} token = excluded.token, lease_until = NULL, attempts = 1, takeover = 0, \
-                 first_seen_at = excluded.first_seen_at, completed_at = excluded.completed_at, \
-                 expires_at = excluded.expires_at, {keeps} \
+                "{} token = excluded.token, lease_until = NULL, \
+                 attempts = CASE WHEN t.expires_at <= {NOW} THEN 1 ELSE t.attempts + 1 END, \
+                 takeover = t.expires_at > {NOW} AND t.token IS NOT NULL, \
+                 first_seen_at = CASE WHEN t.expires_at <= {NOW} THEN excluded.first_seen_at \
+                   ELSE t.first_seen_at END, \
+                 completed_at = excluded.completed_at, expires_at = excluded.expires_at, {keeps} \
                  WHERE {free} RETURNING namespace, id, attempts, takeover",
                 insert(&format!("NULL, 1, 0, {NOW}, {NOW}"))
             )

@@ -17,12 +17,14 @@ use sqlx::sqlite::{
 
 use super::super::batch::Batching;
 use super::super::contract::{
-    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded, Released, Renewed,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Permanence, Released, Renewed,
+    StoreFuture,
 };
 use super::super::sql::{
-    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Purging, Stored, at, open_places,
+    Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Purging, Recorded, Stored,
+    StoredByKey, after_claim, at, attach, duplicates, open_places, stored_by_key,
 };
-use super::super::stored::{Fetch, Recall, StoredData};
+use super::super::stored::{Fetch, StoredData};
 use super::change::{Batchers, Look};
 use super::file::Watched;
 use super::rows::{
@@ -489,44 +491,86 @@ impl Inner {
 }
 
 impl DedupAdapter for SqliteAdapter {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
-        self.take(Kind::Record, keys, terms).await
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data()
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.call(Kind::Unrecord, keys, terms).await
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(self.claim_fetching(keys, terms))
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        let kind = match terms.permanence() {
+            Permanence::OnClaim => Kind::Unrecord,
+            Permanence::OnCompletion { .. } => Kind::Release,
+        };
+        Box::pin(self.call(kind, keys, terms))
+    }
+
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        Box::pin(self.call(Kind::Renew, keys, terms))
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(self.call(Kind::Complete, keys, terms))
     }
 }
 
-impl LeaseAdapter for SqliteAdapter {
-    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
-        self.take(Kind::Claim, keys, terms).await
-    }
-
-    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
-        self.call(Kind::Renew, keys, terms).await
-    }
-
-    async fn complete(
+impl SqliteAdapter {
+    async fn claim_fetching(
         &self,
         keys: &[DedupKey],
         terms: &CallTerms,
-    ) -> Result<Vec<Completed>, Error> {
-        self.call(Kind::Complete, keys, terms).await
+    ) -> Result<Vec<Claimed>, Error> {
+        let fetch = terms.fetch();
+        match terms.permanence() {
+            Permanence::OnClaim => {
+                // Before the claim: one that fails afterwards would have to be released.
+                let stored = self.stored(keys.to_vec(), fetch).await?;
+                let recorded = self.take::<Recorded>(Kind::Record, keys, terms).await?;
+                let mut claimed: Vec<Claimed> = recorded.into_iter().map(Into::into).collect();
+                if fetch != Fetch::Nothing {
+                    attach(keys, &mut claimed, &stored);
+                }
+                Ok(claimed)
+            }
+            Permanence::OnCompletion { .. } => {
+                let mut claimed = self.take::<Claimed>(Kind::Claim, keys, terms).await?;
+                if fetch != Fetch::Nothing {
+                    let stored = self.stored(duplicates(keys, &claimed), fetch).await;
+                    let stored = stored.map_err(|error| after_claim(error, &claimed))?;
+                    attach(keys, &mut claimed, &stored);
+                }
+                Ok(claimed)
+            }
+        }
     }
 
-    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.call(Kind::Release, keys, terms).await
-    }
-}
-
-impl Recall for SqliteAdapter {
-    async fn recall(
+    /// What is stored with those of the keys that are complete.
+    pub(super) async fn stored(
         &self,
-        keys: &[DedupKey],
-        wanted: Fetch,
-    ) -> Result<Vec<Option<StoredData>>, Error> {
-        self.with_table(|| self.0.recall(keys, wanted)).await
+        keys: Vec<DedupKey>,
+        fetch: Fetch,
+    ) -> Result<StoredByKey, Error> {
+        let read =
+            async |keys: Vec<DedupKey>| self.with_table(|| self.0.recall(&keys, fetch)).await;
+        stored_by_key(keys, fetch, read).await
     }
 }
 

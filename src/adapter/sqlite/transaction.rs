@@ -19,10 +19,11 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection};
 use tokio::sync::OwnedMutexGuard;
 
-use super::super::contract::{CallTerms, Claimed, Recorded, Token};
-use super::super::sql::{Grant, Rows, at, open_places};
+use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
+use super::super::sql::{Grant, Recorded, Rows, at, attach, duplicates, open_places};
+use super::super::stored::Fetch;
 use super::super::transaction::{
-    OpenTransaction, Opened, TransactionAdapter, back_to_mark, not_ours, set_mark,
+    OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
 };
 use super::change::grant;
 use super::rows::{
@@ -74,11 +75,85 @@ fn hook_of(transaction: &OpenTransaction<Sqlite>) -> Option<Arc<Hook>> {
 impl TransactionAdapter for SqliteAdapter {
     type Database = Sqlite;
 
-    async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Sqlite>, Error> {
-        self.with_table(|| self.open_once(keys, terms)).await
+    fn stores_data(&self) -> bool {
+        true
     }
 
-    async fn give_back(
+    fn open<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Opened<Sqlite>> {
+        Box::pin(self.open_fetching(keys, terms))
+    }
+
+    fn release_in<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Sqlite>,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(self.release_within(transaction, keys, terms))
+    }
+
+    fn savepoint<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Sqlite>,
+        savepoint: u32,
+        replaces: Option<u32>,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(self.set_savepoint(transaction, savepoint, replaces))
+    }
+
+    fn rollback_to<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Sqlite>,
+        savepoint: u32,
+    ) -> StoreFuture<'a, bool> {
+        Box::pin(self.back_to(transaction, savepoint))
+    }
+
+    fn commit<'a>(
+        &'a self,
+        transaction: OpenTransaction<Sqlite>,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(self.complete_and_commit(transaction, keys, terms))
+    }
+
+    fn rollback(&self, transaction: OpenTransaction<Sqlite>) -> StoreFuture<'_, ()> {
+        Box::pin(self.roll_all_back(transaction))
+    }
+
+    fn open_timeout(&self) -> Duration {
+        self.inner().gate_timeout
+    }
+}
+
+impl SqliteAdapter {
+    async fn open_fetching(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Opened<Sqlite>, Error> {
+        let fetch = terms.fetch();
+        // Of several keys, before there is a transaction: to wait for a second connection with a
+        // transaction in hand is how a pool locks up. Of one, there is a transaction or a duplicate.
+        let several = keys.len() > 1;
+        let before = if several { keys.to_vec() } else { Vec::new() };
+        let mut stored = self.stored(before, fetch).await?;
+        let mut opened = self.with_table(|| self.open_once(keys, terms)).await?;
+        if fetch != Fetch::Nothing {
+            if !several {
+                stored = self.stored(duplicates(keys, &opened.replies), fetch).await?;
+            }
+            attach(keys, &mut opened.replies, &stored);
+        }
+        Ok(opened)
+    }
+
+    async fn release_within(
         &self,
         transaction: &mut OpenTransaction<Sqlite>,
         keys: &[DedupKey],
@@ -92,51 +167,52 @@ impl TransactionAdapter for SqliteAdapter {
         Ok(())
     }
 
-    async fn mark(
+    async fn set_savepoint(
         &self,
         transaction: &mut OpenTransaction<Sqlite>,
-        mark: u32,
-        instead_of: Option<u32>,
+        savepoint: u32,
+        replaces: Option<u32>,
     ) -> Result<(), Error> {
         if let Some(hook) = hook_of(transaction) {
             hook.marked.store(true, Ordering::SeqCst);
         }
-        let set = sqlx::raw_sql(set_mark(mark, instead_of)).execute(transaction.connection());
+        let set =
+            sqlx::raw_sql(savepoint_sql(savepoint, replaces)).execute(transaction.connection());
         set.await.map(drop).map_err(|error| {
             let refused = matches!(&error, sqlx::Error::Database(_));
-            let error = store_error("marking what is done", error);
+            let error = store_error("setting a savepoint", error);
             if refused { error.of_the_transaction() } else { error }
         })
     }
 
-    async fn roll_back_to(
+    async fn back_to(
         &self,
         transaction: &mut OpenTransaction<Sqlite>,
-        mark: u32,
+        savepoint: u32,
     ) -> Result<bool, Error> {
-        let back = sqlx::raw_sql(back_to_mark(mark)).execute(transaction.connection());
+        let back = sqlx::raw_sql(rollback_to_sql(savepoint)).execute(transaction.connection());
         match back.await {
             Ok(_) => Ok(true),
             Err(sqlx::Error::Database(_)) => Ok(false),
-            Err(error) => Err(store_error("rolling back to what is done", error)),
+            Err(error) => Err(store_error("rolling back to a savepoint", error)),
         }
     }
 
-    async fn commit(
+    async fn complete_and_commit(
         &self,
         mut transaction: OpenTransaction<Sqlite>,
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<(), Error> {
         const CONTEXT: &str = "committing the handler's transaction";
-        if terms.keeps() {
+        if terms.stores_data() {
             let keep = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.keep)))
                 .bind(rows_json(&Rows::one(keys, terms)))
                 .bind(terms.token().as_bytes().to_vec())
                 .execute(transaction.connection())
                 .await;
             if let Err(error) = keep {
-                let _ = self.rollback(transaction).await;
+                let _ = self.roll_all_back(transaction).await;
                 return Err(store_error(CONTEXT, error));
             }
         }
@@ -164,15 +240,11 @@ impl TransactionAdapter for SqliteAdapter {
         Err(not_ours("committing: nothing was committed"))
     }
 
-    async fn rollback(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
+    async fn roll_all_back(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
         let hook = hook_of(&transaction);
         let marked = hook.as_ref().is_some_and(|hook| hook.marked.load(Ordering::SeqCst));
         let leaked = leaks_a_savepoint(transaction.connection(), marked).await;
         self.end(transaction, leaked).await
-    }
-
-    fn patience(&self) -> Duration {
-        self.inner().gate_timeout
     }
 }
 
@@ -197,7 +269,7 @@ impl SqliteAdapter {
     /// use std::time::Duration;
     /// use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
     /// use tower_dedup::DedupKey;
-    /// use tower_dedup::adapter::{Recorded, SqliteAdapter};
+    /// use tower_dedup::adapter::{Claimed, SqliteAdapter};
     ///
     /// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
     /// let pool = SqlitePool::connect_with(options).await?;
@@ -205,11 +277,11 @@ impl SqliteAdapter {
     /// let (key, month) = (DedupKey::new("orders", "order_17")?, Duration::from_secs(30 * 86_400));
     ///
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Recorded::First);
+    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Claimed::first(1, false));
     /// tx.rollback().await?; // neither the key nor the effect …
     ///
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Recorded::First);
+    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Claimed::first(1, false));
     /// tx.commit().await?; // … or both
     /// # Ok(())
     /// # }
@@ -219,19 +291,20 @@ impl SqliteAdapter {
         connection: &mut SqliteConnection,
         key: &DedupKey,
         ttl: Duration,
-    ) -> Result<Recorded, Error> {
+    ) -> Result<Claimed, Error> {
         let statement = &self.inner().statements.record;
         // Looked for on this very connection: another one would wait for its transaction.
         self.inner().ready_within(connection).await?;
-        let (keys, terms) = ([key.clone()], CallTerms::new(Token::random(), ttl));
-        let answers = match self.take_within(connection, statement, &keys, &terms).await {
-            Err(_) if self.inner().lacks_its_table(connection).await => {
-                self.inner().ready_within(connection).await?;
-                self.take_within(connection, statement, &keys, &terms).await?
-            }
-            answers => answers?,
-        };
-        Ok(answers.into_iter().next().unwrap_or(Recorded::InFlight))
+        let (keys, terms) = ([key.clone()], CallTerms::on_claim(Token::random(), ttl));
+        let answers: Vec<Recorded> =
+            match self.take_within(connection, statement, &keys, &terms).await {
+                Err(_) if self.inner().lacks_its_table(connection).await => {
+                    self.inner().ready_within(connection).await?;
+                    self.take_within(connection, statement, &keys, &terms).await?
+                }
+                answers => answers?,
+            };
+        Ok(answers.into_iter().next().map_or(Claimed::InFlight, Into::into))
     }
 
     async fn open_once(
@@ -264,14 +337,14 @@ impl SqliteAdapter {
                     lent = Some(transaction);
                 }
                 Err(error) => {
-                    let _ = self.rollback(transaction).await;
+                    let _ = self.roll_all_back(transaction).await;
                     return Err(error);
                 }
             }
         }
-        let answers: Vec<Claimed> =
-            answers.into_iter().map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
-        Ok(Opened { answers, transaction: lent })
+        let answers = answers.into_iter();
+        let replies = answers.map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
+        Ok(Opened { replies, transaction: lent })
     }
 
     async fn begin(&self, turn: OwnedMutexGuard<()>) -> Result<OpenTransaction<Sqlite>, Error> {

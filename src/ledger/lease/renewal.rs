@@ -1,11 +1,11 @@
-//! Renews the leases of running handlers, in one task for each runtime.
+//! Renews the leases of running handlers, in one task (the sweeper) for each runtime.
 //!
 //! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
-//! 2. The task is not the handler's: a handler that blocks its thread keeps its lease.
-//! 3. A task renews the leases that were claimed in its own runtime: a runtime that is alive but
-//!    not driven stops no other runtime's renewals.
-//! 4. The task starts with the runtime's first claim, and ends when it wakes to find that nothing
-//!    runs: it holds on to the adapter for up to a third of a lease after the last handler.
+//! 2. The sweeper is not the handler's task, so a handler that blocks its thread keeps its lease.
+//! 3. A sweeper renews the leases that were claimed in its own runtime. A runtime that nobody drives
+//!    stops no other runtime's renewals.
+//! 4. The sweeper starts with the runtime's first claim. It ends when it wakes and nothing runs, so it
+//!    holds the adapter for up to a third of a lease after the last handler.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,25 +17,25 @@ use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::call::store_call;
-use crate::adapter::{CallTerms, LeaseAdapter, Renewed};
+use super::super::call;
+use crate::adapter::{CallTerms, DedupAdapter, Renewed};
 use crate::delivery::Delivery;
 use crate::key::{DedupKey, List};
 use crate::observe;
 
 #[derive(Default)]
 pub(super) struct Renewals {
-    /// Of runtimes that have a lease or a task.
-    states: Mutex<HashMap<runtime::Id, State>>,
+    /// One state for each runtime with a lease or a sweeper.
+    states: Mutex<HashMap<runtime::Id, RuntimeLeases>>,
 }
 
 /// The leases of one runtime.
 #[derive(Default)]
-struct State {
+struct RuntimeLeases {
     running: Slab<Running>,
     sweeping: bool,
     wakes_at: Option<Instant>,
-    /// A lease became due earlier than the task sleeps.
+    /// Wakes the sweeper, because a lease is due earlier than the sweeper wakes.
     earlier: Arc<Notify>,
 }
 
@@ -44,10 +44,10 @@ struct Running {
     due: Instant,
 }
 
-/// Leases to renew, by their places.
+/// Leases to renew, with their places.
 type Due = Vec<(usize, Arc<HeldLease>)>;
 
-/// A lease to keep: of a delivery, and shared with its claim.
+/// The lease of a delivery, shared with its claim.
 pub(super) struct HeldLease {
     keys: List<DedupKey>,
     pub(super) terms: CallTerms,
@@ -71,19 +71,19 @@ impl HeldLease {
         &self.keys
     }
 
-    /// The handler has ended: from here on the lease is still renewed, but losing it is for the
-    /// completion to tell, whose answer crosses with the renewal's.
+    /// Marks the handler as ended. The lease is still renewed, but from now on only the completion
+    /// reports that the lease is lost, because its reply may cross the renewal's.
     pub(super) fn settle(&self) {
         self.settling.store(true, Ordering::Release);
     }
 
-    /// When to renew it, if it counts from `since`.
+    /// Returns when to renew the lease, which counts from `since`.
     fn due(&self, since: Instant) -> Instant {
         since + clamped(self.terms.lease() / 3)
     }
 }
 
-/// Keeps a lease for as long as it lives.
+/// Ends the renewals of a lease when it is dropped.
 pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
     runtime: runtime::Id,
@@ -95,43 +95,42 @@ impl Drop for RenewalGuard {
         let mut states = self.renewals.lock();
         let Some(state) = states.get_mut(&self.runtime) else { return };
         let running = state.running.try_remove(self.place);
-        // Of a runtime that has ended.
+        // The runtime has ended.
         if !state.sweeping && state.running.is_empty() {
             states.remove(&self.runtime);
         }
-        // With the lock given back.
+        // Without the lock, because the drop may run other code.
         drop(states);
         drop(running);
     }
 }
 
 impl Renewals {
-    /// Keeps `lease`, which counts from `since`, until the returned [`RenewalGuard`] is dropped; `None`
+    /// Renews `lease`, which counts from `since`, until the returned guard is dropped. Returns no guard
     /// outside a runtime.
     ///
-    /// If the second value is true, the caller has to yield once before it runs a handler: the
-    /// task that was just woken waits for this very thread, and no other thread takes it over from
-    /// there, should the handler block this one.
-    pub(super) fn keep<A: LeaseAdapter>(
+    /// If the second value is `true`, the caller must yield once before it runs a handler: the sweeper
+    /// was woken on this thread, and no other thread takes it over if the handler blocks this one.
+    pub(super) fn start_renewal(
         self: &Arc<Self>,
-        adapter: &Arc<A>,
+        adapter: &Arc<dyn DedupAdapter>,
         lease: Arc<HeldLease>,
         since: Instant,
     ) -> (Option<RenewalGuard>, bool) {
         let Ok(runtime) = Handle::try_current() else { return (None, false) };
-        let (kept, starts, earlier) = self.add(runtime.id(), lease, since);
+        let (guard, starts, earlier) = self.add(runtime.id(), lease, since);
         if let Some(earlier) = &earlier {
             earlier.notify_one();
         }
         if starts {
-            let sweeping =
-                Sweeping { renewals: Arc::clone(self), runtime: runtime.id(), ended: false };
-            runtime.spawn(sweep(sweeping, Arc::clone(adapter)));
+            let (renewals, adapter) = (Arc::clone(self), Arc::clone(adapter));
+            let sweeper = Sweeper { renewals, adapter, runtime: runtime.id(), ended: false };
+            runtime.spawn(sweeper.run());
         }
-        (Some(kept), starts || earlier.is_some())
+        (Some(guard), starts || earlier.is_some())
     }
 
-    /// Adds a lease. Returns also whether the task has to be started, and what wakes a task that
+    /// Adds a lease. Returns also whether a sweeper must be started, and what wakes a sweeper that
     /// sleeps for too long.
     fn add(
         self: &Arc<Self>,
@@ -149,34 +148,48 @@ impl Renewals {
         (RenewalGuard { renewals: Arc::clone(self), runtime, place }, starts, earlier)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<runtime::Id, State>> {
-        // No holder leaves the state half-changed when it panics.
+    fn lock(&self) -> MutexGuard<'_, HashMap<runtime::Id, RuntimeLeases>> {
+        // No holder panics between two changes that belong together.
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a task does next.
+/// The next step of a sweeper.
 enum Next {
-    /// Renews these, and sleeps until then or until it is woken.
+    /// Renew these leases, then sleep until this time or until woken.
     Renew(Due, Instant, Arc<Notify>),
-    /// Nothing runs: another task starts with the next claim.
+    /// Nothing runs. The next claim starts another sweeper.
     End,
 }
 
-/// The task; a runtime that drops it lets the next claim start another.
-struct Sweeping {
+/// The task. If a runtime drops it, the next claim starts another.
+struct Sweeper {
     renewals: Arc<Renewals>,
+    adapter: Arc<dyn DedupAdapter>,
     runtime: runtime::Id,
     ended: bool,
 }
 
-impl Sweeping {
-    /// Takes what is due.
+impl Sweeper {
+    async fn run(mut self) {
+        while let Next::Renew(due, next, earlier) = self.next() {
+            for (place, lease) in due {
+                let (renewals, adapter) = (Arc::clone(&self.renewals), Arc::clone(&self.adapter));
+                tokio::spawn(renew(renewals, self.runtime, adapter, place, lease));
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = earlier.notified() => {}
+            }
+        }
+    }
+
+    /// Takes the leases that are due.
     fn next(&mut self) -> Next {
         let mut states = self.renewals.lock();
         let running = states.get_mut(&self.runtime).filter(|state| !state.running.is_empty());
         let Some(state) = running else {
-            // Under the lock, so that no claim slips in between the look and the end.
+            // Under the lock, so that no claim comes between the check and the end.
             states.remove(&self.runtime);
             self.ended = true;
             return Next::End;
@@ -195,9 +208,9 @@ impl Sweeping {
     }
 }
 
-impl Drop for Sweeping {
+impl Drop for Sweeper {
     fn drop(&mut self) {
-        // After a proper end, another task may run already.
+        // After a proper end, another sweeper may run already.
         if self.ended {
             return;
         }
@@ -212,42 +225,28 @@ impl Drop for Sweeping {
     }
 }
 
-async fn sweep<A: LeaseAdapter>(mut sweeping: Sweeping, adapter: Arc<A>) {
-    while let Next::Renew(due, next, earlier) = sweeping.next() {
-        for (place, lease) in due {
-            let (renewals, adapter) = (Arc::clone(&sweeping.renewals), Arc::clone(&adapter));
-            tokio::spawn(renew(renewals, sweeping.runtime, adapter, place, lease));
-        }
-        tokio::select! {
-            () = tokio::time::sleep_until(next) => {}
-            () = earlier.notified() => {}
-        }
-    }
-}
-
-async fn renew<A: LeaseAdapter>(
+async fn renew(
     renewals: Arc<Renewals>,
     runtime: runtime::Id,
-    adapter: Arc<A>,
+    adapter: Arc<dyn DedupAdapter>,
     place: usize,
     lease: Arc<HeldLease>,
 ) {
-    let call = Box::pin(async { adapter.renew(lease.keys(), &lease.terms).await });
-    let answer = store_call("renew", lease.store_timeout, lease.keys().len(), call).await;
+    let replies = call::renew(&*adapter, lease.keys(), &lease.terms, lease.store_timeout).await;
     let mut states = renewals.lock();
     let Some(state) = states.get_mut(&runtime) else { return };
-    // A delivery that ended meanwhile has given its lease up itself, and its place may be another's.
+    // The delivery may have ended meanwhile, and its place may be another delivery's.
     let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
     let Some(running) = running else { return };
-    match answer {
-        Ok(answers) if answers.iter().all(|renewed| *renewed == Renewed::Held) => {}
+    match replies {
+        Ok(replies) if replies.iter().all(|renewed| *renewed == Renewed::Held) => {}
         Ok(_) if lease.settling.load(Ordering::Acquire) => {}
-        Ok(answers) => {
-            let is_news = lease.delivery.mark_lease_lost();
-            // Subscribers and recorders are the user's code, which may claim or end a claim.
+        Ok(replies) => {
+            let is_first_report = lease.delivery.mark_lease_lost();
+            // Before the report: a subscriber or recorder is the user's code, and may claim.
             drop(states);
-            if is_news {
-                let lost = lease.keys().iter().zip(&answers);
+            if is_first_report {
+                let lost = lease.keys().iter().zip(&replies);
                 let lost = lost.filter(|(_, renewed)| **renewed == Renewed::Lost);
                 lost.for_each(|(key, _)| observe::lease_lost(key));
             }
@@ -259,7 +258,8 @@ async fn renew<A: LeaseAdapter>(
     }
 }
 
-/// Neither at once nor for ever: an extreme lease ends in a day's sleep at a time.
+/// Returns a delay of at least 1 ms, so that the sweeper never spins, and of at most a day, so that
+/// no extreme lease overflows.
 fn clamped(delay: Duration) -> Duration {
     const DAY: Duration = Duration::from_secs(86_400);
     delay.clamp(Duration::from_millis(1), DAY)
