@@ -97,7 +97,7 @@ pub(crate) async fn fill(pool: &PgPool, rows: u64) {
 
 /// Asserts that the adapter finds the filled rows. Otherwise the bench would measure claims beside rows
 /// that are no keys.
-pub(crate) async fn assert_found<A: LeaseAdapter + Clone>(adapter: &Ours<A>, rows: u64) {
+pub(crate) async fn assert_found<A: DedupAdapter + Clone>(adapter: &Ours<A>, rows: u64) {
     for number in [1, rows / 2, rows] {
         adapter.duplicate(&DedupKey::new(NAMESPACE, &old_id(number)).expect("a key")).await;
     }

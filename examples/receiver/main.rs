@@ -245,7 +245,7 @@ impl Routes {
     /// Returns a router with one route per preset, all over one store.
     fn over<L, H, T>(
         &self,
-        layer: impl Fn(Preset) -> DedupLayer<L>,
+        layer: impl Fn(provider::Preset) -> DedupLayer<L>,
         handler: H,
     ) -> (Router<Effects>, Handles)
     where
