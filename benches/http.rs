@@ -1,17 +1,17 @@
-//! Over HTTP: the lease ledger on Postgres over a handler that looks after itself.
+//! The lease ledger on Postgres, over HTTP, against a handler that deduplicates by hand.
 //!
-//! `cargo bench --bench http`, a minute and a half, or a quarter with `--quick`. Both servers are
-//! processes of their own on loopback, alike but for what makes them do an event once:
+//! `cargo bench --bench http` takes 90 s, or 15 s with `--quick`. Both servers are separate processes
+//! on loopback. They differ only in how they deduplicate:
 //!
 //! 1. Ours is an axum route in the layer, over a [`PostgresAdapter`]: a claim before the handler and
 //!    a completion after it.
-//! 2. The baseline's handler does what textbooks have, `INSERT … ON CONFLICT DO NOTHING`, on a pool
-//!    of ten. That is less: an event whose handler fails is lost.
+//! 2. The baseline's handler runs `INSERT … ON CONFLICT DO NOTHING` on a pool of ten connections. It
+//!    guarantees less: an event whose handler fails is lost.
 //!
-//! This process sends 1 KiB bodies with unique ids over 64 connections, each kept alive, and waits
-//! for every answer. Client, servers and PostgreSQL share the machine's cores.
+//! This process sends 1 KiB bodies with unique ids over 64 keep-alive connections, and waits for
+//! every response. Client, servers and PostgreSQL share the machine's cores.
 //!
-//! Under `cargo test` it is the memory adapter on both sides, over loopback in one process.
+//! Under `cargo test`, both sides are the memory adapter, over loopback in one process.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ use shared::calls::{NAMESPACE, fresh_id};
 use shared::database::{Database, FEW, fill};
 use shared::goals::grouped;
 use shared::one_by_one;
-use shared::ratios::{begin, tell};
+use shared::ratios::{heading, report};
 use shared::rounds::{Caller, Load, in_turn, load, median};
 use shared::run::{Run, runtime};
 
@@ -48,13 +48,13 @@ const CONNECTIONS: usize = 64;
 const TABLE: &str = "CREATE TABLE seen \
     (id text PRIMARY KEY, received_at timestamptz NOT NULL DEFAULT now())";
 const INSERT: &str = "INSERT INTO seen (id) VALUES ($1) ON CONFLICT DO NOTHING";
-/// Says to a process of this bench which server it is.
+/// Names the server that a child process of this bench runs.
 const SERVER: &str = "TOWER_DEDUP_BENCH_SERVER";
 
 fn main() {
     if let Ok(which) = std::env::var(SERVER) {
         let url = std::env::args().nth(1).expect("the URL of a database");
-        return runtime().block_on(be_server(&which, &url));
+        return runtime().block_on(run_server(&which, &url));
     }
     let run = Run::from_args();
     if !run.wants(&[NAME]) {
@@ -66,18 +66,18 @@ fn main() {
         let database = Database::start();
         runtime().block_on(measure(&run, &database))
     };
-    begin(&run, "requests over HTTP, over a handler with INSERT … ON CONFLICT DO NOTHING");
+    heading(&run, "requests over HTTP, over a handler with INSERT … ON CONFLICT DO NOTHING");
     let ratios: Vec<f64> =
-        rounds.iter().map(|[ours, theirs]| ours.per_second / theirs.per_second).collect();
-    let [ours, theirs] =
+        rounds.iter().map(|[ours, baseline]| ours.per_second / baseline.per_second).collect();
+    let [ours, baseline] =
         [0, 1].map(|side| grouped(median(rounds.iter().map(|round| round[side].per_second))));
-    tell(&run, NAME, &ratios, &format!("{ours} over {theirs} a second"));
+    report(&run, NAME, &ratios, &format!("{ours} over {baseline} a second"));
 }
 
 async fn measure(run: &Run, database: &Database) -> Vec<[Load; 2]> {
     let (schema, _) = database.adapter().await;
-    let beside = one_by_one::pool(&schema.url()).await;
-    beside.execute(TABLE).await.expect("a table");
+    let pool = one_by_one::pool(&schema.url()).await;
+    pool.execute(TABLE).await.expect("a table");
     let (layered, textbook) =
         (Server::start("layered", &schema.url()), Server::start("textbook", &schema.url()));
     let fill_seen = format!(
@@ -86,11 +86,11 @@ async fn measure(run: &Run, database: &Database) -> Vec<[Load; 2]> {
     );
     in_turn(run, async |which| {
         if which == 0 {
-            fill(&beside, FEW).await;
+            fill(&pool, FEW).await;
             load(connected(layered.address, CONNECTIONS).await, run.time()).await
         } else {
             for statement in ["TRUNCATE seen", &fill_seen, "VACUUM ANALYZE seen"] {
-                beside.execute(sqlx::AssertSqlSafe(statement)).await.expect("rows");
+                pool.execute(sqlx::AssertSqlSafe(statement)).await.expect("rows");
             }
             load(connected(textbook.address, CONNECTIONS).await, run.time()).await
         }
@@ -111,7 +111,7 @@ async fn test(run: &Run) -> Vec<[Load; 2]> {
 
 // The servers
 
-/// A server in a process of its own, which ends with this value, or with this process.
+/// A server in a child process. It ends when this value is dropped, or when this process ends.
 struct Server {
     process: Child,
     address: SocketAddr,
@@ -127,7 +127,7 @@ impl Server {
         BufReader::new(process.stdout.take().expect("a pipe"))
             .read_line(&mut line)
             .expect("a line");
-        let address = line.trim().parse().expect("the address that the server has");
+        let address = line.trim().parse().expect("the address of the server");
         Self { process, address }
     }
 }
@@ -139,8 +139,8 @@ impl Drop for Server {
     }
 }
 
-async fn be_server(which: &str, url: &str) {
-    // The pipe breaks when the bench ends, however that ends.
+async fn run_server(which: &str, url: &str) {
+    // The pipe closes when the bench ends, even if the bench is killed.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
@@ -148,7 +148,7 @@ async fn be_server(which: &str, url: &str) {
     let app = match which {
         "layered" => layered(PostgresAdapter::connect(url).await.expect("PostgreSQL")),
         "textbook" => textbook(one_by_one::pool(url).await),
-        other => panic!("there is no server `{other}`"),
+        other => panic!("unknown server `{other}`"),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     println!("{}", listener.local_addr().expect("an address"));
@@ -157,10 +157,10 @@ async fn be_server(which: &str, url: &str) {
 
 async fn serve(listener: TcpListener, app: Router) {
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("a connection"));
-    axum::serve(listener, app).await.expect("a server that goes on");
+    axum::serve(listener, app).await.expect("a server that runs");
 }
 
-/// What both handlers do with an event.
+/// The effect of an event, the same in both handlers.
 fn handle(body: &Bytes) -> String {
     body.len().to_string()
 }
@@ -191,7 +191,7 @@ async fn on_event(
 
 // The client
 
-/// A connection that is kept alive.
+/// A keep-alive connection.
 struct Connection(SendRequest<Full<Bytes>>);
 
 async fn connected(address: SocketAddr, count: usize) -> Vec<Connection> {
@@ -212,10 +212,10 @@ impl Caller for Connection {
         let id = HeaderValue::from_str(&fresh_id()).expect("an id");
         let request = Request::post("/hook").header("host", "localhost").header("webhook-id", id);
         let request = request.body(Full::new(Bytes::from_static(&BODY))).expect("a request");
-        let response = self.0.send_request(request).await.expect("an answer");
+        let response = self.0.send_request(request).await.expect("a response");
         assert_eq!(response.status(), StatusCode::OK);
-        let answer = response.into_body().collect().await.expect("a body").to_bytes();
-        // The handler has run: a duplicate's answer is empty.
-        assert_eq!(answer, "1024");
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        // Only the handler sends this body. The body of a duplicate's answer is empty.
+        assert_eq!(body, "1024");
     }
 }

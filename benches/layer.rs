@@ -1,13 +1,13 @@
-//! What the layer costs: an axum route with the layer and the memory adapter, over the same bare
+//! The cost of the layer: an axum route with the layer and the memory adapter, against the same bare
 //! route, in process, with a body of 1 KiB.
 //!
-//! `cargo bench --bench layer`, under a minute. Each call is a new event (the dear case: a
-//! duplicate never reaches the handler), made from inside a spawned task, as a server makes it.
-//! Nothing in it waits, so it gets no task of its own; a delivery that waits pays for one, some
-//! 0.4 µs. The two are measured in turn, in samples of 10,000 calls, so that a machine whose speed
-//! drifts slows both; the figures are medians over the samples.
+//! `cargo bench --bench layer` takes less than a minute. Each call is a new event, the expensive case,
+//! because a duplicate never reaches the handler. The calls run inside a spawned task, as in a server.
+//! No call waits, so none gets a task of its own; a delivery that waits pays about 0.4 µs more. The two
+//! routes are measured in turn, in samples of 10,000 calls, so a change in machine speed affects both.
+//! The figures are medians over the samples.
 //!
-//! Under `cargo test` it makes a hundred calls.
+//! Under `cargo test`, it makes 100 calls.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -25,19 +25,19 @@ use tower_dedup::{DedupLayer, key};
 #[path = "shared/mod.rs"]
 mod shared;
 
-use shared::ratios::{begin, tell};
+use shared::ratios::{heading, report};
 use shared::rounds::median;
 use shared::run::{Length, Run};
 
-/// Bounds the table, so that it is the layer that is measured and not this machine's caches.
+/// The capacity of the adapter. It is small, so that the figure does not measure CPU cache misses.
 const KEYS: usize = 10_000;
 
 fn routes() -> Router {
     Router::new().route("/hook", post(async |body: bytes::Bytes| body.len().to_string()))
 }
 
-/// With its state, as `axum::serve` runs it: without, a router wraps its layers around the handler
-/// anew for every call.
+/// Has its state, as under `axum::serve`. A router without state applies its layers again on every
+/// call.
 fn bare() -> Router {
     routes().with_state(())
 }
@@ -48,7 +48,7 @@ fn layered() -> Router {
     routes().layer(layer).with_state(())
 }
 
-/// The body is shared, as a server's is that came in one buffer: both routes get it for nothing.
+/// A static body, so that neither route pays for it.
 static BODY: [u8; 1_024] = [b'x'; 1_024];
 
 fn request(id: u64) -> Request<Body> {
@@ -58,13 +58,13 @@ fn request(id: u64) -> Request<Body> {
     request
 }
 
-/// The time of `calls` calls, made one after the other inside a spawned task.
+/// Returns the time of `calls` calls, one after another inside a spawned task.
 fn time(runtime: &Runtime, app: &Router, first_id: u64, calls: u64) -> Duration {
     let app = app.clone();
     let run = async move {
         let start = Instant::now();
         for id in first_id..first_id + calls {
-            // Making the request is part of both.
+            // Both routes pay for building the request.
             let response = app.clone().oneshot(request(id)).await.unwrap();
             assert_eq!(response.status(), 200);
             black_box(response);
@@ -75,7 +75,7 @@ fn time(runtime: &Runtime, app: &Router, first_id: u64, calls: u64) -> Duration 
 }
 
 fn main() {
-    // Criterion has options of its own, and says which it does not know.
+    // Criterion parses its own options, and rejects unknown ones.
     let run = Run::from_args_beside_criterion();
     if !run.wants(&["layer_ns"]) {
         return;
@@ -85,8 +85,8 @@ fn main() {
         Length::Quick => (10_000, 20),
         Length::Test => (100, 1),
     };
-    // One worker: on a server that is worth measuring no worker sleeps. With an idle one beside it,
-    // what is measured is the kernel waking it up.
+    // One worker, because the workers of a busy server do not sleep. With a second, idle worker, the
+    // figure would include the kernel's wake-ups.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (bare, layered) = (bare(), layered());
@@ -96,7 +96,7 @@ fn main() {
         next_id - calls
     };
 
-    // Each by itself, with criterion's statistics.
+    // Each route alone, with criterion's statistics.
     let mut criterion = Criterion::default().configure_from_args().sample_size(20);
     let mut group = criterion.benchmark_group("layer_ns");
     for (name, app) in [("bare", &bare), ("layered", &layered)] {
@@ -107,7 +107,7 @@ fn main() {
     group.finish();
     criterion.final_summary();
 
-    // In turn, for the difference.
+    // Both routes in turn, for the difference.
     let mut per_call = |app| {
         let time = time(&runtime, app, ids(calls.into()), calls.into());
         time.as_secs_f64() * 1e9 / f64::from(calls)
@@ -115,6 +115,6 @@ fn main() {
     let both: Vec<[f64; 2]> = (0..samples).map(|_| [per_call(&bare), per_call(&layered)]).collect();
     let added: Vec<f64> = both.iter().map(|[bare, layered]| layered - bare).collect();
     let [bare, layered] = [0, 1].map(|side| median(both.iter().map(|sample| sample[side])));
-    begin(&run, "what the layer adds to a call of an axum route, 1 KiB");
-    tell(&run, "layer_ns", &added, &format!("{layered:.0} ns over {bare:.0} ns"));
+    heading(&run, "what the layer adds to a call of an axum route, 1 KiB");
+    report(&run, "layer_ns", &added, &format!("{layered:.0} ns over {bare:.0} ns"));
 }

@@ -3,7 +3,7 @@
 //!
 //! Under `cargo test` it does nothing: `tests/stores/memory.rs` counts bytes and allocations.
 
-use shared::ratios::{begin, tell};
+use shared::ratios::{heading, report};
 use shared::run::Run;
 
 #[path = "measure/memory.rs"]
@@ -19,10 +19,10 @@ fn main() {
         return;
     }
     let keys = 1_000_000;
-    begin(&run, &format!("{keys} new keys in memory, one thread"));
+    heading(&run, &format!("{keys} new keys in memory, one thread"));
     for (name, value) in memory::measure(keys) {
         if NAMES.contains(&name.as_str()) {
-            tell(&run, &name, &[value], "a key");
+            report(&run, &name, &[value], "a key");
         } else {
             println!("  {name:<28} {value:>10.2}");
         }

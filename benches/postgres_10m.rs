@@ -1,10 +1,10 @@
-//! Postgres beside 10,000,000 live rows: whether claims stay quick when the index is large.
+//! Claims on Postgres beside 10,000,000 live rows: the cost of a large index.
 //!
-//! `cargo bench --bench postgres_10m`, about five minutes, most of them to fill the table, and 4 GB of
-//! disk while it runs; `--quick` leaves it out. Three are measured in turn: ours and one statement a
-//! call on the large table, and ours on one of 10,000 rows.
+//! `cargo bench --bench postgres_10m` takes about five minutes, most of them to fill the table, and
+//! 4 GB of disk while it runs. `--quick` skips it. It measures three sides in turn: the adapter and one
+//! statement per call on the large table, and the adapter on a table of 10,000 rows.
 //!
-//! Under `cargo test` it does nothing: it is made of what `postgres` shows to work.
+//! Under `cargo test` it does nothing, because `postgres` tests all of its parts.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use shared::calls::{Claims, Ours, callers};
 use shared::database::{Database, FEW, assert_found, fill};
 use shared::goals::grouped;
 use shared::one_by_one::{self, OneByOne};
-use shared::ratios::{begin, skipped, tell};
+use shared::ratios::{heading, report, skipped};
 use shared::rounds::{Load, in_turn, load, median};
 use shared::run::{Length, Run, runtime};
 use sqlx::Executor;
@@ -29,10 +29,10 @@ fn main() {
     if run.is_test() || !run.wants(&NAMES) {
         return;
     }
-    begin(&run, "claims of new keys beside 10,000,000 live rows, 64 callers");
+    heading(&run, "claims of new keys beside 10,000,000 live rows, 64 callers");
     if run.length == Length::Quick {
         for name in NAMES {
-            skipped(name, "by --quick: it fills a table for minutes");
+            skipped(name, "by --quick: filling the table takes minutes");
         }
         return;
     }
@@ -47,19 +47,19 @@ fn main() {
         .collect();
     let over_small: Vec<f64> =
         rounds.iter().map(|[large, _, small]| large.per_second / small.per_second).collect();
-    tell(&run, NAMES[0], &over_one_by_one, &format!("{large} over {one_by_one} a second"));
-    tell(&run, NAMES[1], &over_small, &format!("{large} over {small} a second"));
+    report(&run, NAMES[0], &over_one_by_one, &format!("{large} over {one_by_one} a second"));
+    report(&run, NAMES[1], &over_small, &format!("{large} over {small} a second"));
 }
 
 async fn measure(run: &Run, database: &Database) -> Vec<[Load; 3]> {
     let (large_schema, large) = database.adapter().await;
     let (small_schema, small) = database.adapter().await;
     let one_by_one = one_by_one::pool(&large_schema.url()).await;
-    let beside_small = one_by_one::pool(&small_schema.url()).await;
+    let small_pool = one_by_one::pool(&small_schema.url()).await;
 
     let start = Instant::now();
     fill(&one_by_one, ROWS).await;
-    // What the filling has left to be written is not the claims' to wait for.
+    // The claims must not wait for dirty pages of the fill.
     one_by_one.execute("CHECKPOINT").await.expect("a checkpoint");
     let bytes: i64 = sqlx::query_scalar("SELECT pg_total_relation_size('webhook_deliveries')")
         .fetch_one(&one_by_one)
@@ -73,7 +73,7 @@ async fn measure(run: &Run, database: &Database) -> Vec<[Load; 3]> {
         0 => load(callers(CALLERS, Claims(large.clone())), run.time()).await,
         1 => load(callers(CALLERS, Claims(OneByOne(one_by_one.clone()))), run.time()).await,
         _ => {
-            fill(&beside_small, FEW).await;
+            fill(&small_pool, FEW).await;
             load(callers(CALLERS, Claims(small.clone())), run.time()).await
         }
     })

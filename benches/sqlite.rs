@@ -1,10 +1,10 @@
-//! SQLite at `synchronous = FULL`: the adapter over one insert a commit.
+//! The SQLite adapter at `synchronous = FULL`, against one insert per commit.
 //!
-//! `cargo bench --bench sqlite`, a minute, or some seconds with `--quick`. The baseline is a pool of
-//! one connection in WAL mode, which is as fast as it gets: more of them wait for each other with
-//! pauses in between, or fail. Every measurement has a new file, in the target folder.
+//! `cargo bench --bench sqlite` takes a minute, or some seconds with `--quick`. The baseline is a pool of
+//! one connection in WAL mode, the fastest choice: several connections wait for each other with pauses,
+//! or fail. Every measurement has a new file in the target folder.
 //!
-//! Under `cargo test` it does a tiny round of both.
+//! Under `cargo test`, it runs one short round of both.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ mod shared;
 use shared::calls::{Claims, Ours, callers, fresh_key};
 use shared::database::warn_of_memory;
 use shared::goals::grouped;
-use shared::ratios::{begin, tell};
+use shared::ratios::{heading, report};
 use shared::rounds::{Caller, Load, in_turn, load, median};
 use shared::run::{Run, runtime};
 
@@ -42,14 +42,14 @@ fn main() {
     }
     let rounds: Vec<[Load; 2]> = runtime().block_on(in_turn(&run, async |which| {
         let dir = tempfile::tempdir_in(folder).expect("a folder");
-        if which == 0 { ours(&run, &dir).await } else { theirs(&run, &dir).await }
+        if which == 0 { ours(&run, &dir).await } else { baseline(&run, &dir).await }
     }));
-    begin(&run, "claims of new keys on SQLite, over one insert a commit, 64 callers");
+    heading(&run, "claims of new keys on SQLite, over one insert a commit, 64 callers");
     let ratios: Vec<f64> =
-        rounds.iter().map(|[ours, theirs]| ours.per_second / theirs.per_second).collect();
-    let [ours, theirs] =
+        rounds.iter().map(|[ours, baseline]| ours.per_second / baseline.per_second).collect();
+    let [ours, baseline] =
         [0, 1].map(|side| grouped(median(rounds.iter().map(|round| round[side].per_second))));
-    tell(&run, "sqlite_claim_64", &ratios, &format!("{ours} over {theirs} a second"));
+    report(&run, "sqlite_claim_64", &ratios, &format!("{ours} over {baseline} a second"));
 }
 
 async fn ours(run: &Run, dir: &TempDir) -> Load {
@@ -61,15 +61,15 @@ async fn ours(run: &Run, dir: &TempDir) -> Load {
     load
 }
 
-async fn theirs(run: &Run, dir: &TempDir) -> Load {
+async fn baseline(run: &Run, dir: &TempDir) -> Load {
     let options = SqliteConnectOptions::new()
-        .filename(dir.path().join("theirs.db"))
+        .filename(dir.path().join("baseline.db"))
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full);
     let pool = SqlitePoolOptions::new().max_connections(1).test_before_acquire(false);
     let pool = pool.connect_with(options).await.expect("a file");
-    // The adapter's own table.
+    // The table has the adapter's layout.
     SqliteAdapter::new(pool.clone()).migrate().await.expect("a table");
     let load = load(callers(CALLERS, Inserts(pool.clone())), run.time()).await;
     pool.close().await;

@@ -1,14 +1,14 @@
-//! The figures of the last run in one table and one plot.
+//! Writes the figures of the last run into one table and one plot.
 //!
-//! `cargo bench --bench table` prints the table and draws the plot, `ratios.svg` in the target
-//! folder; with `-- --readme` both go into the README and beside this file. So this measures
-//! everything and has the README say so:
+//! `cargo bench --bench table` prints the table, and writes the plot to `ratios.svg` in the target
+//! folder. With `-- --readme`, it writes the table into the README and the plot beside this file. So
+//! this command measures everything and updates the README:
 //!
 //! ```console
 //! $ cargo bench && cargo bench --bench table -- --readme
 //! ```
 //!
-//! Under `cargo test` it asks whether the README has a line for every goal, in the same words.
+//! Under `cargo test`, it checks that the README has a row for every goal, with the same text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ use shared::goals::{GOALS, Goal};
 use shared::ratios;
 use shared::run::Run;
 
-/// What stands between these two lines of the README is written here.
+/// The README's lines before and after the generated section.
 const BEGIN: &str = "<!-- `cargo bench --bench table -- --readme` writes what follows. -->\n";
 const END: &str = "<!-- Up to here. -->\n";
 const PLOT: &str = "benches/ratios.svg";
@@ -40,8 +40,8 @@ fn main() {
     if std::env::args().any(|arg| arg == "--readme") {
         let text = fs::read_to_string(&readme).expect("the README");
         let (before, _, after) = parts(&text);
-        let on = if figures.is_empty() { String::new() } else { machine() };
-        let section = format!("{BEGIN}\n{table}\n{on}{END}");
+        let machine = if figures.is_empty() { String::new() } else { machine() };
+        let section = format!("{BEGIN}\n{table}\n{machine}{END}");
         fs::write(&readme, format!("{before}{section}{after}")).expect("the README");
         let plot = Path::new(env!("CARGO_MANIFEST_DIR")).join(PLOT);
         fs::write(&plot, svg(&figures)).expect("the plot");
@@ -53,9 +53,9 @@ fn main() {
     }
 }
 
-/// The README before the section, in it and after it.
+/// Splits the README into the text before the section, the section, and the text after it.
 fn parts(readme: &str) -> (&str, &str, &str) {
-    let lines = "the README has the two lines between which the table stands";
+    let lines = "the README has the two lines around the table";
     let (before, rest) = readme.split_once(BEGIN).expect(lines);
     let (section, after) = rest.split_once(END).expect(lines);
     (before, section, after)
@@ -64,14 +64,14 @@ fn parts(readme: &str) -> (&str, &str, &str) {
 fn check(readme: &str) {
     let (_, section, _) = parts(readme);
     let lines: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
-    assert_eq!(lines.len(), GOALS.len(), "a line of the README for every goal");
+    assert_eq!(lines.len(), GOALS.len(), "the README has a row for every goal");
     for (goal, line) in GOALS.iter().zip(lines) {
         let expected = format!("| `{}` | {} | {} | ", goal.name, goal.what, goal.goal());
         assert!(line.starts_with(&expected), "`{line}` does not begin as `{expected}`");
     }
-    // The plot is drawn of whatever there is.
+    // The plot of one figure has one bar.
     let drawn = svg(&BTreeMap::from([("layer_ns".to_owned(), 900.0)]));
-    assert_eq!(drawn.matches("<rect ").count(), 2, "a ground and one bar");
+    assert_eq!(drawn.matches("<rect ").count(), 2, "a background and one bar");
     assert_eq!(drawn.matches("not measured").count(), GOALS.len() - 1);
 }
 
@@ -89,7 +89,7 @@ fn table(figures: &BTreeMap<String, f64>) -> String {
     table
 }
 
-/// On what it was measured, as far as this process knows.
+/// Returns a sentence on the machine, as far as this process knows it.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|info| {
@@ -100,22 +100,21 @@ fn machine() -> String {
     format!("Callers, servers and PostgreSQL shared {cores} cores{model} ({system}).\n\n")
 }
 
-// The plot: a bar for each figure, from its goal as far to the right as it goes beyond it, or to the
-// left as it stays behind. The scale doubles from line to line: half as good is as far from a goal as
-// twice as good.
+// The plot has one bar per figure. The bar goes from the goal to the right if the figure is better, and to
+// the left if it is worse. The scale is logarithmic: half as good is as far from the goal as twice as good.
 
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 170.0;
 const RIGHT: f64 = 590.0;
 const TOP: f64 = 48.0;
 const STEP: f64 = 26.0;
-/// Powers of two on both sides of the goal.
+/// The number of powers of two on each side of the goal.
 const RANGE: i32 = 4;
 
 fn x(reached: f64) -> f64 {
     let range = f64::from(RANGE);
-    let place = (reached.log2().clamp(-range, range) + range) / (2.0 * range);
-    LEFT + place * (RIGHT - LEFT)
+    let fraction = (reached.log2().clamp(-range, range) + range) / (2.0 * range);
+    LEFT + fraction * (RIGHT - LEFT)
 }
 
 fn svg(figures: &BTreeMap<String, f64>) -> String {
@@ -160,12 +159,12 @@ fn bar(goal: &Goal, value: Option<f64>, top: f64) -> String {
         LEFT - 8.0,
         goal.name
     );
-    let (bar, said) = match value {
+    let (bar, text) = match value {
         None => (String::new(), "not measured".to_owned()),
         Some(value) => {
             let (goal_at, end) = (x(1.0), x(goal.reached(value)));
             let color = if goal.is_met(value) { "#2a9d5c" } else { "#d1495b" };
-            // One that is met exactly is seen too.
+            // The minimum width shows a goal that is met exactly.
             let (from, width, y) = (end.min(goal_at), (end - goal_at).abs().max(2.0), top - 8.0);
             let bar = format!(
                 "<rect x=\"{from:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"16\" \
@@ -175,5 +174,5 @@ fn bar(goal: &Goal, value: Option<f64>, top: f64) -> String {
         }
     };
     let at = RIGHT + 8.0;
-    format!("{bar}{name}<text x=\"{at}\" y=\"{middle}\">{said}</text>\n")
+    format!("{bar}{name}<text x=\"{at}\" y=\"{middle}\">{text}</text>\n")
 }

@@ -1,4 +1,4 @@
-//! Acknowledge now, work later: verify, deduplicate, write a job down, answer 202.
+//! Acknowledge first, work later: verify, deduplicate, commit a job, respond 202.
 //!
 //! ```text
 //! scripts/postgres                       # in another terminal: prints the URL of a database
@@ -6,21 +6,21 @@
 //! ```
 //!
 //! Many senders wait for a few seconds only, and some never retry. So the handler does no work: it
-//! enqueues a job, in the transaction that also records the event's key. Both commit before the
-//! sender sees its 202, or neither does and the sender comes again; a duplicate enqueues nothing.
+//! enqueues a job in the transaction that claims the event's key. Both commit before the sender sees
+//! its 202, or neither does and the sender retries. A duplicate enqueues nothing.
 //!
-//! A worker in this process runs the job, as soon as it is committed. One that fails is run again
-//! after 2.7 s, 7.4 s, 20 s and so on (e to the power of its attempts); after `--max-attempts` it is
-//! a dead letter, which is logged and stays in the database: `GET /dead-letters`.
+//! A worker in this process runs a job once it is committed. After a failure, it runs the job again
+//! after 2.7 s, 7.4 s, 20 s and so on (eⁿ seconds after attempt n). After `--max-attempts`, the job is
+//! a dead letter: the worker logs it, and it stays in the database (`GET /dead-letters`).
 //!
-//! Deliveries are signed with the secret in `WEBHOOK_SECRET_STANDARD_WEBHOOKS`, or, without one,
-//! with a secret that everybody knows. The program prints a shell function that signs and sends a
-//! delivery. `{"fail": 2}` makes the first two attempts at its job fail, `{"fail": 99}` makes a dead
-//! letter of it. `{"work_ms": 9000}` makes it slow: `kill -9` the program meanwhile and start it
-//! again, and it runs the job again, some ten seconds after the death.
+//! Deliveries are signed with the secret in `WEBHOOK_SECRET_STANDARD_WEBHOOKS`, by default with a
+//! public test secret. The program prints a shell function that signs and sends a delivery.
+//! `{"fail": 2}` makes the first two attempts at its job fail, and `{"fail": 99}` makes the job a dead
+//! letter. `{"work_ms": 9000}` makes the job slow: `kill -9` the program meanwhile and start it again.
+//! It runs the job again, about ten seconds after the kill.
 //!
-//! The queue is [`graphile_worker`](https://docs.rs/graphile_worker): any queue will do that takes
-//! a connection of yours to enqueue on.
+//! The queue is [`graphile_worker`](https://docs.rs/graphile_worker). Any queue works that can enqueue
+//! on your connection.
 
 use std::env::VarError;
 use std::error::Error;
@@ -42,7 +42,7 @@ use graphile_worker::{
 use serde::{Deserialize, Serialize};
 use shared::signature::Scheme;
 use shared::verify::VerifyLayer;
-use shared::{in_one_line, told_to_stop};
+use shared::{in_one_line, stop_signal};
 use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -52,26 +52,27 @@ use tower_dedup::{DedupLayer, DedupTx, Delivery, provider};
 
 mod shared;
 
-/// What the worker needs: one to hear of new jobs, and some for those that run.
+/// The worker's connections: one to listen for new jobs, the others for running jobs.
 const CONNECTIONS: u32 = 5;
 const BODY_LIMIT: usize = 256 * 1024;
-/// What the sender signs with. Not an option: every user of the machine can read those.
+/// The variable with the sender's secret. It is no option, because every user of the machine can read
+/// options.
 const SECRET: &str = "WEBHOOK_SECRET_STANDARD_WEBHOOKS";
-/// For trying things out. Everybody knows it.
-const NO_SECRET: &str = "whsec_YSBzZWNyZXQgZm9yIHRyeWluZyB0aGluZ3Mgb3V0";
-/// How long a shutdown may take in all.
+/// The public test secret.
+const TEST_SECRET: &str = "whsec_YSBzZWNyZXQgZm9yIHRyeWluZyB0aGluZ3Mgb3V0";
+/// The time limit of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(30);
 
-/// Acknowledges webhooks at once, and does their work afterwards.
+/// Acknowledges webhooks at once, and runs their jobs afterwards.
 #[derive(Parser)]
 struct Options {
-    /// Where keys and jobs are kept: `postgres://…`.
+    /// The database for keys and jobs: `postgres://…`.
     #[arg(long)]
     database_url: String,
     /// The address to listen on.
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-    /// How often a job is tried.
+    /// How many attempts a job has.
     #[arg(long, value_name = "N", default_value_t = 5)]
     max_attempts: i16,
     /// The database schema of the job queue.
@@ -93,14 +94,14 @@ async fn main() -> ExitCode {
 
 async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let secret = match std::env::var(SECRET) {
-        Err(VarError::NotPresent) => NO_SECRET.to_owned(),
+        Err(VarError::NotPresent) => TEST_SECRET.to_owned(),
         secret => secret.map_err(|why| format!("{SECRET}: {why}"))?,
     };
     let check = Scheme::StandardWebhooks.check(&secret, None);
     let check = check.map_err(|why| format!("{SECRET}: {why}"))?;
     let verify = VerifyLayer::new(check).body_limit(BODY_LIMIT);
-    // A pool for deliveries, each of which holds a connection while it runs, and one for jobs:
-    // neither waits for the other.
+    // One pool for deliveries, which hold a connection while they run, and one for jobs. Neither waits
+    // for the other.
     let keys = PostgresAdapter::connect(&options.database_url).await?;
     keys.migrate().await?;
     let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
@@ -115,22 +116,22 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         .pg_pool(pool.clone())
         .schema(jobs.schema.clone())
         .concurrency(2)
-        // It is told of new jobs; this is how soon it finds one whose pause is over.
+        // The worker is notified of new jobs. It polls for jobs whose pause is over.
         .poll_interval(Duration::from_millis(500))
-        // Without these, the job of a process that died would wait for ever.
+        // Otherwise the job of a process that died would never run again.
         .heartbeat_interval(Duration::from_secs(2))
         .sweep_interval(Duration::from_secs(2))
         .sweep_threshold(Duration::from_secs(10))
         .recovery_delay(Duration::ZERO)
         .listen_os_shutdown_signals(false)
         .shutdown_signal(stop.clone().cancelled_owned())
-        // A job that runs may end; one that takes longer is cut off, and run again later.
+        // A running job may end within this time. A longer job is cancelled, and runs again later.
         .shutdown_grace_period(Duration::from_secs(20))
         .define_job::<OnEvent>()
         .on(JobPermanentlyFail, |dead| async move {
             tracing::error!(job = dead.job.id(), error = dead.error, "a dead letter");
         })
-        .init() // makes its schema, too
+        .init() // creates its schema
         .await?;
 
     let dedup = DedupLayer::transactional(provider::STANDARD_WEBHOOKS, keys.clone())
@@ -138,12 +139,12 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         .require_verified();
     let handle = dedup.handle();
     let app = Router::new()
-        // What is named first is outermost: nobody uses an id up without a signature.
+        // The first layer of the tuple is outermost: an unsigned request uses up no id.
         .route("/webhooks", post(enqueue).layer((verify, dedup)))
         .route("/dead-letters", get(dead_letters))
         .with_state(jobs);
 
-    let told_to_stop = told_to_stop()?;
+    let stop_signal = stop_signal()?;
     let listener = TcpListener::bind(options.listen)
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", options.listen))?;
@@ -154,13 +155,13 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     greet(address, &secret);
 
     tokio::select! {
-        () = told_to_stop => {}
-        // Nothing is lost, but nothing gets done either: let whoever started us do so again.
+        () = stop_signal => {}
+        // Jobs are safe in the database but do not run: exit, so that the supervisor restarts us.
         ended = &mut worker => return Err(format!("the worker has ended: {ended:?}").into()),
     }
     tracing::info!("stopping");
     stop.cancel();
-    // What is not done yet is in the database. The next process does it.
+    // Unfinished jobs are in the database. The next process runs them.
     let ended = timeout(SHUTDOWN, async {
         let _ = server.await;
         handle.drain().await;
@@ -170,24 +171,27 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         ended
     });
     if !matches!(ended.await, Ok(Ok(Ok(())))) {
-        tracing::warn!(deliveries = handle.running(), "leaving before everything has ended");
+        tracing::warn!(
+            deliveries = handle.running(),
+            "exiting before all deliveries and jobs have ended"
+        );
     }
     tracing::info!("stopped");
     Ok(())
 }
 
-/// What the sender sends.
+/// The body of a delivery.
 #[derive(Debug, Serialize, Deserialize)]
 struct Event {
-    /// How many attempts at its job are to fail.
+    /// How many attempts at the job fail.
     #[serde(default)]
     fail: i16,
-    /// How long its job takes.
+    /// The duration of the job.
     #[serde(default)]
     work_ms: u64,
 }
 
-/// What is to be done about it, as it is kept in the database.
+/// The job of an event, as stored in the database.
 #[derive(Debug, Serialize, Deserialize)]
 struct OnEvent {
     key: String,
@@ -198,15 +202,15 @@ struct OnEvent {
 impl TaskHandler for OnEvent {
     const IDENTIFIER: &'static str = "on_event";
 
-    /// Runs at least once: again after a failure, and after the death of a process. What it does
-    /// in this database belongs in a transaction; what it asks of another service carries
-    /// `idempotency_key`, which is the same each time.
+    /// Runs at least once: again after a failure, and after the death of a process. Write to this
+    /// database in a transaction, and pass `idempotency_key` to other services. It is the same on every
+    /// attempt.
     async fn run(self, context: WorkerContext) -> impl IntoTaskHandlerResult {
         let (key, attempt) = (self.key, *context.job().attempts());
         tokio::time::sleep(Duration::from_millis(self.event.work_ms)).await;
         if attempt <= self.event.fail {
             tracing::warn!(key, attempt, "the job fails");
-            return Err("told to fail");
+            return Err("the event demands a failure");
         }
         tracing::info!(key, attempt, idempotency_key = self.idempotency_key, "the job is done");
         Ok(())
@@ -220,8 +224,8 @@ struct Jobs {
     max_attempts: i16,
 }
 
-/// The handler: writes the job down, in the transaction that records the key. It commits when a 2xx
-/// is on its way, and rolls back otherwise.
+/// The handler: enqueues the job in the transaction that claims the key. The layer commits the
+/// transaction before a 2xx leaves, and rolls it back otherwise.
 async fn enqueue(
     State(jobs): State<Jobs>,
     delivery: Delivery,
@@ -237,8 +241,8 @@ async fn enqueue(
     let idempotency_key = delivery.idempotency_key(OnEvent::IDENTIFIER);
     let job = OnEvent { key: key.clone(), idempotency_key, event };
     let job = serde_json::to_value(job).map_err(|error| failed(&error))?;
-    // The queue knows the job by the event's key, too. Should the key be forgotten and the event
-    // delivered again, the new job takes the place of one that is still waiting.
+    // The job has the event's key in the queue. If the key is forgotten and the event delivered again,
+    // the new job replaces one that still waits.
     let spec = JobSpecBuilder::new().max_attempts(jobs.max_attempts).job_key(key).build();
     add_job(&mut *tx, jobs.schema, OnEvent::IDENTIFIER, job, spec, false)
         .await
@@ -246,7 +250,7 @@ async fn enqueue(
     Ok(StatusCode::ACCEPTED)
 }
 
-/// A job that has failed too often. It is tried again by
+/// A job without attempts left. This runs it again:
 /// `SELECT graphile_worker.reschedule_jobs(ARRAY[id], attempts => 0, run_at => now())`.
 #[derive(Serialize)]
 struct DeadLetter {
@@ -271,10 +275,10 @@ async fn dead_letters(State(jobs): State<Jobs>) -> Result<Json<Vec<DeadLetter>>,
     Ok(Json(rows.into_iter().map(letter).collect()))
 }
 
-/// Says what to try. Nobody may be reading, which is no reason to fail.
+/// Prints what to try. A closed stdout is no error.
 fn greet(address: SocketAddr, secret: &str) {
-    // The shell has the secret already, or it is no secret.
-    let secret = if secret == NO_SECRET { NO_SECRET } else { &format!("${SECRET}") };
+    // Prints the name of the variable, or the public test secret; never a real secret.
+    let secret = if secret == TEST_SECRET { TEST_SECRET } else { &format!("${SECRET}") };
     let _ = writeln!(
         io::stdout(),
         r#"listening on http://{address}

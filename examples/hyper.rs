@@ -4,8 +4,8 @@
 //! cargo run --example hyper
 //! ```
 //!
-//! The request's body is hyper's `Incoming`, the handler's is `Full<Bytes>`: the layer has read it
-//! to its end by then. Keys are kept in memory, so a restart forgets them.
+//! The server's request body is hyper's `Incoming`. The handler's is `Full<Bytes>`, because the layer
+//! has buffered it. The store is in memory, so a restart loses the keys.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -28,7 +28,7 @@ use tower_dedup::{DedupLayer, Delivery, key};
 
 /// Runs for the first delivery of an event only.
 async fn on_event(request: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, Infallible> {
-    // It is there for every request that was deduplicated; a GET is not, for one.
+    // Only deduplicated requests have a `Delivery`. A GET, for example, has none.
     if let Some(delivery) = request.extensions().get::<Delivery>() {
         println!("{:?}, attempt {}", delivery.key(), delivery.attempt());
     }
@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| format!("cannot listen on {address}: {error}"))?;
-    println!("twice: curl -i http://{address} -H 'webhook-id: msg_1' -d '{{\"paid\": 42}}'");
+    println!("run twice: curl -i http://{address} -H 'webhook-id: msg_1' -d '{{\"paid\": 42}}'");
 
     let connections = GracefulShutdown::new();
     let mut stop = pin!(tokio::signal::ctrl_c());
@@ -54,7 +54,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of file descriptors, for one: some will be free in a moment.
+                    // For example out of file descriptors, which is temporary.
                     eprintln!("cannot accept: {error}");
                     sleep(Duration::from_millis(100)).await;
                     continue;
@@ -82,7 +82,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         handle.drain().await;
     });
     if drained.await.is_err() {
-        eprintln!("leaving with {} deliveries running", handle.running());
+        eprintln!("exiting with {} deliveries running", handle.running());
     }
     Ok(())
 }

@@ -1,16 +1,16 @@
-//! Looks into a store of keys: what became of an event, and how to let it run again.
+//! Looks up, forgets, counts and purges keys in a store.
 //!
 //! ```text
 //! cargo run --example inspect -- get standard-webhooks msg_1
 //! cargo run --example inspect -- --store postgres://… forget stripe evt_1
 //! cargo run --example inspect -- --store postgres://… --schema billing --table seen count
-//! cargo run --example inspect -- purge --batch 500
+//! cargo run --example inspect -- purge --keys-per-statement 500
 //! ```
 //!
 //! The namespace of a preset is its name: `standard-webhooks`, `github`, `stripe`, `twilio`.
 //!
-//! The exit code is 1 if there is no such key, if `forget` is refused because the event is running,
-//! and if the store cannot be asked. A table that is not there is made, as the layer would.
+//! The exit code is 1 if the key does not exist, if the event of `forget` is running, or if the store
+//! fails. A missing table is created, as by the layer.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -29,16 +29,16 @@ use tower_dedup::adapter::{
 
 mod shared;
 
-/// Looks into a store of keys.
+/// Looks up, forgets, counts and purges keys in a store.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Where the keys are: `sqlite://FILE` or `postgres://…`.
+    /// The store: `sqlite://FILE` or `postgres://…`.
     #[arg(long, global = true, default_value = "sqlite://dedup.db")]
     store: String,
-    /// The table, if it is not the default one.
+    /// The table, if not the default.
     #[arg(long, global = true, value_parser = Identifier::new)]
     table: Option<Identifier>,
-    /// The table's schema, if it is not the first of the search path; Postgres only.
+    /// The table's schema, if not the first of the search path; Postgres only.
     #[arg(long, global = true, value_parser = Identifier::new)]
     schema: Option<Identifier>,
     #[command(subcommand)]
@@ -47,17 +47,17 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Says what is known of an event.
+    /// Prints the state of an event.
     Get(Event),
-    /// Forgets an event: its next delivery runs. Refused while it is running.
+    /// Forgets an event, so that its next delivery runs. Refused while the event is running.
     Forget(Event),
-    /// Counts the keys, with those that have expired and are not purged yet.
+    /// Counts the keys, including expired keys that are not purged yet.
     Count,
-    /// Deletes the keys that have expired.
+    /// Deletes keys that expired at least an hour ago.
     Purge {
-        /// How many at a time; small batches hold locks shortly.
+        /// How many keys one statement deletes. Fewer keys hold locks for a shorter time.
         #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
-        batch: u32,
+        keys_per_statement: u32,
     },
 }
 
@@ -79,7 +79,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Returns what is stored with a complete key: a claim of it changes nothing, and returns that.
+/// Returns the stored data of a complete key. A claim of a complete key changes nothing.
 async fn stored_data(
     store: &dyn MaintenanceAdapter,
     key: DedupKey,
@@ -89,12 +89,13 @@ async fn stored_data(
     let terms = terms.with_fetch(Fetch::DigestAndResponse);
     match store.claim(&keys, &terms).await?.pop() {
         Some(Claimed::Duplicate(seen)) => Ok(seen.stored),
-        // The key has expired since.
+        // The key has expired in the meantime, and the claim succeeded. A retention of zero makes
+        // the claimed key free at once.
         _ => store.release(&keys, &terms).await.map(|_| None),
     }
 }
 
-/// Answers whether what was asked for was there, or was done.
+/// Returns `false` if the key does not exist or the call was refused.
 async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     let store = connect(&options).await?;
     let (found, text) = match &options.command {
@@ -104,7 +105,7 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
                     EntryState::Complete { .. } => stored_data(&*store, event.key()?).await?,
                     _ => None,
                 };
-                (true, described(event, &entry, &stored.unwrap_or_default()))
+                (true, describe(event, &entry, &stored.unwrap_or_default()))
             }
             None => (false, "there is no such key".to_owned()),
         },
@@ -114,12 +115,12 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
             _ => (false, "there is no such key".to_owned()),
         },
         Command::Count => (true, format!("{} keys", store.count().await?)),
-        Command::Purge { batch } => {
+        Command::Purge { keys_per_statement: limit } => {
             let mut total = 0;
             loop {
-                let purged = store.purge(*batch).await?;
+                let purged = store.purge(*limit).await?;
                 total += purged;
-                if purged < u64::from(*batch) {
+                if purged < u64::from(*limit) {
                     break (true, format!("{total} keys purged"));
                 }
             }
@@ -130,14 +131,14 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     Ok(found)
 }
 
-/// A store for which the default table is good enough is `adapter::connect(url)`, whatever it is.
+/// Opens the store. With the default table, `adapter::connect(url)` is enough for any store.
 async fn connect(options: &Options) -> Result<Arc<dyn MaintenanceAdapter>, Box<dyn Error>> {
     let url = options.store.as_str();
     if url.starts_with("sqlite:") {
         if options.schema.is_some() {
             return Err("--schema is for Postgres".into());
         }
-        // To connect would make the file.
+        // `connect` would create the file.
         let file = url.parse::<SqliteConnectOptions>()?;
         if !file.get_filename().exists() {
             return Err(format!("there is no file {}", file.get_filename().display()).into());
@@ -159,7 +160,7 @@ async fn connect(options: &Options) -> Result<Arc<dyn MaintenanceAdapter>, Box<d
         return Ok(Arc::new(store));
     }
     if url.starts_with("memory:") {
-        return Err("what is in memory is known to its own process only".into());
+        return Err("a memory store exists only in its own process".into());
     }
     Ok(adapter::connect(url).await?)
 }
@@ -170,7 +171,7 @@ impl Event {
     }
 }
 
-fn described(event: &Event, entry: &Entry, kept: &StoredData) -> String {
+fn describe(event: &Event, entry: &Entry, stored: &StoredData) -> String {
     let state = match entry.state {
         EntryState::Complete { completed_at } => format!("complete since {}", utc(completed_at)),
         EntryState::InFlight { lease_until } if lease_until > SystemTime::now() => {
@@ -182,7 +183,7 @@ fn described(event: &Event, entry: &Entry, kept: &StoredData) -> String {
         EntryState::Released => "failed: the next delivery runs it again".to_owned(),
         _ => "unknown".to_owned(),
     };
-    let takeover = if entry.takeover { ", the last one a takeover" } else { "" };
+    let takeover = if entry.takeover { ", the last a takeover" } else { "" };
     let mut lines = vec![
         format!("namespace   {}", event.namespace),
         format!("id          {}", event.id),
@@ -191,12 +192,12 @@ fn described(event: &Event, entry: &Entry, kept: &StoredData) -> String {
         format!("first seen  {}", utc(entry.first_seen_at)),
         format!("expires     {}", utc(entry.expires_at)),
     ];
-    if let Some(digest) = kept.payload_sha256 {
+    if let Some(digest) = stored.payload_sha256 {
         let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         lines.push(format!("payload     sha256 {hex}"));
     }
-    if let Some(response) = &kept.response {
-        // Its content may be personal data.
+    if let Some(response) = &stored.response {
+        // The body may be personal data, so only its size is printed.
         lines.push(format!("response    {}, {} bytes", response.status, response.body.len()));
     }
     lines.join("\n")

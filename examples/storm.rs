@@ -1,4 +1,4 @@
-//! A redelivery storm against a running [receiver](receiver/main.rs), and the count afterwards.
+//! A storm of redeliveries against a running [receiver](receiver/main.rs), with a count of the effects.
 //!
 //! ```text
 //! cargo run --example receiver                      # in another terminal
@@ -9,26 +9,26 @@
 //!     --url http://127.0.0.1:3002/webhooks/standard-webhooks
 //! ```
 //!
-//! It delivers `--keys` events, each of them `--copies` times. The copies of one event leave
-//! together, so they race for its key. Several receivers on one store (`--url` for each) take
-//! turns, as behind a load balancer: the copies of one event race between them. Afterwards the
-//! storm asks the first receiver for the effects and counts:
+//! The storm delivers `--keys` events, each `--copies` times. The copies of one event leave together,
+//! so they race for its key. With several receivers on one store (`--url` for each), requests go to the
+//! receivers in turn, as behind a load balancer. Afterwards the storm reads the effects from the first
+//! receiver and counts:
 //!
-//! - *lost*: events that were acknowledged with a 2xx, and took no effect;
+//! - *lost*: events that were acknowledged with a 2xx and took no effect;
 //! - *doubled*: events that took effect more than once.
 //!
-//! Neither may be, however the copies race: the exit code is 1 otherwise.
+//! If there is any of either, the exit code is 1.
 //!
-//! With `--until-acknowledged` every delivery is repeated until it is acknowledged, as a patient
-//! sender would: stop the receiver and start it again meanwhile. A `kill -9` shows where the
-//! ledgers differ. Under `lease`, what died between its effect and its completion runs again, and
-//! is doubled; under `on-arrival`, what died before its effect is lost; under `transactional`
-//! neither happens.
+//! With `--until-acknowledged`, every delivery is repeated until it is acknowledged, as by a patient
+//! sender: stop the receiver and start it again meanwhile. A `kill -9` shows how the ledgers differ.
+//! Under `lease`, an event whose receiver died between effect and completion runs again, and is
+//! doubled. Under `on-arrival`, an event whose receiver died before the effect is lost. Under
+//! `transactional`, neither happens.
 //!
-//! Nothing is signed: the receiver must have no secret of the sender in question.
+//! The storm signs nothing, so the receiver must have no secret for that sender.
 //!
-//! Ids are new in every run, and travel in the headers of Standard Webhooks and GitHub and in the
-//! body, where Stripe has them.
+//! Ids are new in every run. Each request carries its id in the headers of Standard Webhooks and
+//! GitHub, and in the body, where Stripe has it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -43,38 +43,38 @@ use backon::{ExponentialBuilder, Retryable};
 use clap::Parser;
 use futures_util::{StreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
-use reqwest::{Client, StatusCode, Url};
+use reqwest::{Client, Url};
 use serde::Deserialize;
 use tabled::builder::Builder;
 use tabled::settings::object::Columns;
 use tabled::settings::{Alignment, Style};
 
-/// When a sender gives an answer up; many do so sooner.
+/// The time limit of a request; many senders have a shorter one.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How many lost or doubled ids are named.
-const NAMED: usize = 5;
+/// How many lost or doubled ids the storm prints.
+const MAX_PRINTED: usize = 5;
 
-/// Delivers events many times over and counts what took effect.
+/// Delivers events many times and counts their effects.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Where to deliver to. Several URLs take turns; the effects are asked for at `/effects` of
-    /// the first one's host.
+    /// The URL to deliver to. Several URLs are used in turn. The effects are read from `/effects` on
+    /// the host of the first one.
     #[arg(
         long = "url",
         value_name = "URL",
         default_value = "http://127.0.0.1:3000/webhooks/standard-webhooks"
     )]
     urls: Vec<Url>,
-    /// How many events.
+    /// The number of events.
     #[arg(long, default_value_t = 1_000)]
     keys: usize,
-    /// How often each is delivered.
+    /// How often each event is delivered.
     #[arg(long, default_value_t = 32)]
     copies: usize,
-    /// How many deliveries are under way at once.
+    /// How many deliveries run at once.
     #[arg(long, default_value_t = 64, value_parser = at_least_one)]
     concurrency: usize,
-    /// Repeat every delivery until it is answered with a 2xx.
+    /// Repeats every delivery until its response is a 2xx.
     #[arg(long)]
     until_acknowledged: bool,
 }
@@ -99,14 +99,14 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Answers whether nothing was lost and nothing was doubled.
+/// Returns `true` if no event was lost or doubled.
 async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     let storm = Storm::new(options)?;
-    storm.effects().await?; // Is there a receiver at all?
+    storm.effects().await?; // fails if no receiver runs
 
     let Options { keys, copies, concurrency, .. } = storm.options;
     let started = Instant::now();
-    // All of it in this one task: at most `concurrency` deliveries exist at a time.
+    // One task polls all deliveries; at most `concurrency` exist at a time.
     stream::iter((0..keys).flat_map(|key| iter::repeat_n(key, copies)))
         .map(|key| storm.deliver(key))
         .buffer_unordered(concurrency)
@@ -118,7 +118,7 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     let verdict = storm.verdict(&storm.effects().await?);
     writeln!(io::stdout(), "{}", storm.table(&verdict, took))?;
     for (what, keys) in [("lost", &verdict.lost), ("doubled", &verdict.doubled)] {
-        for key in keys.iter().take(NAMED) {
+        for key in keys.iter().take(MAX_PRINTED) {
             writeln!(io::stdout(), "{what}: {}", storm.id(*key))?;
         }
     }
@@ -129,15 +129,15 @@ struct Storm {
     options: Options,
     client: Client,
     effects: Url,
-    /// How many requests were sent: whose turn it is.
-    turn: Cell<usize>,
-    /// What the ids of this run start with.
+    /// The number of requests so far, which selects the next URL.
+    sent: Cell<usize>,
+    /// The prefix of all ids of this run.
     prefix: String,
     tally: RefCell<Tally>,
     bar: ProgressBar,
 }
 
-/// What was answered so far, for every request.
+/// Counts of the responses so far.
 #[derive(Default)]
 struct Tally {
     sent: u64,
@@ -146,13 +146,13 @@ struct Tally {
     in_flight: u64,
     failed: BTreeMap<String, u64>,
     latencies: Latencies,
-    /// By key: was any copy of it answered with a 2xx?
+    /// By key: `true` if any copy got a 2xx.
     acknowledged: Vec<bool>,
 }
 
 struct NotAcknowledged;
 
-/// As the receiver says it.
+/// An effect, as the receiver lists it.
 #[derive(Deserialize)]
 struct Effect {
     id: String,
@@ -179,32 +179,31 @@ impl Storm {
             "{bar:40} {pos}/{len} {per_sec} {elapsed} {msg}",
         )?);
         let prefix = format!("storm_{:016x}_", rand::random::<u64>());
-        let (tally, turn) = (RefCell::new(tally), Cell::new(0));
-        Ok(Self { options, client, effects, turn, prefix, tally, bar })
+        let (tally, sent) = (RefCell::new(tally), Cell::new(0));
+        Ok(Self { options, client, effects, sent, prefix, tally, bar })
     }
 
-    /// Whose turn it is.
+    /// Returns the URL of the next request.
     fn url(&self) -> Url {
-        let turn = self.turn.get();
-        self.turn.set(turn.wrapping_add(1));
-        self.options.urls[turn % self.options.urls.len()].clone()
+        let sent = self.sent.get();
+        self.sent.set(sent.wrapping_add(1));
+        self.options.urls[sent % self.options.urls.len()].clone()
     }
 
     fn id(&self, key: usize) -> String {
         format!("{}{key}", self.prefix)
     }
 
-    /// One delivery, with its repetitions if they are asked for.
+    /// Delivers once, or until acknowledged.
     async fn deliver(&self, key: usize) {
         let request = || self.request(key);
-        let acknowledged =
-            request.retry(soon_again()).when(|_| self.options.until_acknowledged).await;
+        let acknowledged = request.retry(backoff()).when(|_| self.options.until_acknowledged).await;
         if acknowledged.is_ok() {
             self.tally.borrow_mut().acknowledged[key] = true;
         }
     }
 
-    /// One request.
+    /// Sends one request and counts its response.
     async fn request(&self, key: usize) -> Result<(), NotAcknowledged> {
         let id = self.id(key);
         let request = self
@@ -215,8 +214,8 @@ impl Storm {
             .header("content-type", "application/json")
             .body(format!(r#"{{"id": "{id}", "type": "storm"}}"#));
         let started = Instant::now();
-        // The body too, which is empty, so that the connection can be used again.
-        let answer = match request.send().await {
+        // Reads the empty body too, so that the connection can be reused.
+        let response = match request.send().await {
             Ok(response) => {
                 let result = response.headers().get("x-dedup-result");
                 let result = result.and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -229,7 +228,7 @@ impl Storm {
 
         let mut tally = self.tally.borrow_mut();
         tally.sent += 1;
-        let failure = match answer {
+        let failure = match response {
             Ok((status, result)) => {
                 tally.latencies.add(took);
                 match (status.is_success(), result.as_deref()) {
@@ -249,7 +248,7 @@ impl Storm {
                     (false, None) => status.as_u16().to_string(),
                 }
             }
-            Err(error) if error.is_timeout() => "no answer in time".to_owned(),
+            Err(error) if error.is_timeout() => "timeout".to_owned(),
             Err(error) if error.is_connect() => "no connection".to_owned(),
             Err(_) => "connection broken".to_owned(),
         };
@@ -258,22 +257,26 @@ impl Storm {
         Err(NotAcknowledged)
     }
 
-    /// What took effect, in this run and in those before it.
+    /// Returns the effects of this run and of earlier runs.
     async fn effects(&self) -> Result<Vec<Effect>, Box<dyn Error>> {
-        let ask = || async {
+        let read = || async {
             let response = self.client.get(self.effects.clone()).send().await?;
             response.error_for_status()?.json().await
         };
-        let effects = ask
-            .retry(soon_again())
+        let effects = read
+            .retry(backoff())
             .when(|error: &reqwest::Error| {
-                let passes = error.is_connect() || error.status().is_some_and(is_passing);
-                self.options.until_acknowledged && passes
+                let is_transient = error.is_connect()
+                    || error.status().is_some_and(|status| status.is_server_error());
+                self.options.until_acknowledged && is_transient
             })
             .await;
         effects.map_err(|error| {
-            let why =
-                if error.is_connect() { "nobody answers there".into() } else { error.to_string() };
+            let why = if error.is_connect() {
+                "no receiver listens there".into()
+            } else {
+                error.to_string()
+            };
             format!(
                 "cannot read {}: {why} (`cargo run --example receiver` starts a receiver)",
                 self.effects
@@ -329,8 +332,8 @@ impl Storm {
     }
 }
 
-/// Soon, then less soon, and without an end.
-fn soon_again() -> ExponentialBuilder {
+/// Returns pauses from 50 ms to 1 s, without an end.
+fn backoff() -> ExponentialBuilder {
     ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(50))
         .with_max_delay(Duration::from_secs(1))
@@ -338,13 +341,8 @@ fn soon_again() -> ExponentialBuilder {
         .without_max_times()
 }
 
-/// Whether a status may be another one in a moment.
-fn is_passing(status: StatusCode) -> bool {
-    status.is_server_error()
-}
-
-/// How long answers took, to 2 %: counts by microseconds, of which the upper seven bits are kept,
-/// so that any number of answers takes little memory.
+/// A histogram of latencies with an error of at most 2 %. It rounds microseconds to their upper seven
+/// bits, so that its size does not depend on the number of responses.
 #[derive(Default)]
 struct Latencies(BTreeMap<u64, u64>);
 

@@ -1,11 +1,11 @@
 #![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// The guide leads to what features bring: those links are checked where all of them are on.
+// The guide links to items behind features, so rustdoc checks its links with all stores only.
 #![cfg_attr(
     not(all(feature = "postgres", feature = "sqlite")),
     allow(rustdoc::broken_intra_doc_links)
 )]
-// Here and not for all targets: tests and examples may.
+// Not in `[lints]` of Cargo.toml, because tests and examples may unwrap.
 #![warn(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod adapter;
@@ -17,7 +17,7 @@ mod error;
 #[cfg(feature = "axum")]
 mod extract;
 pub mod guide {
-    //! The guide, page by page. The [crate page](crate) comes first.
+    //! The pages of the guide. Read the [crate page](crate) first.
 
     #[doc = include_str!("docs/keys.md")]
     pub mod keys {}

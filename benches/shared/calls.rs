@@ -1,4 +1,4 @@
-//! What callers ask of a store, ours or the baseline.
+//! The calls that are measured, on an adapter or on a baseline.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,11 +17,11 @@ pub(crate) fn terms(token: Token) -> CallTerms {
     CallTerms::on_completion(token, RETENTION, LEASE)
 }
 
-/// An id that was not used before, of 28 bytes in no order, as senders make them.
+/// Returns a new id of 28 bytes. Ids come in no order, like those of senders.
 pub(crate) fn fresh_id() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    // An odd factor maps no two numbers to one.
+    // Multiplication by an odd number modulo 2⁶⁴ has no collisions.
     format!("evt_{:024x}", u128::from(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)) << 32)
 }
 
@@ -29,17 +29,17 @@ pub(crate) fn fresh_key() -> DedupKey {
     DedupKey::new(NAMESPACE, &fresh_id()).expect("a key")
 }
 
-/// A store that is measured. Each call panics unless it does what it is measured for.
+/// A store that is measured. Each method panics if the reply is not the expected one.
 pub(crate) trait Store: Clone + Send + Sync + 'static {
-    /// Of a new key.
+    /// Claims a new key.
     fn claim(&self, key: &DedupKey, token: Token) -> impl Future<Output = ()> + Send;
-    /// Of a key that the token has claimed.
+    /// Completes a key that the token has claimed.
     fn complete(&self, key: &DedupKey, token: Token) -> impl Future<Output = ()> + Send;
-    /// A delivery of a key that is complete.
+    /// Claims a key that is complete.
     fn duplicate(&self, key: &DedupKey) -> impl Future<Output = ()> + Send;
 }
 
-/// An adapter, asked as the layer asks it.
+/// An adapter, called as the layer calls it.
 #[derive(Clone)]
 pub(crate) struct Ours<A>(pub(crate) A);
 
@@ -72,7 +72,7 @@ impl<S: Store> Caller for Claims<S> {
     }
 }
 
-/// A caller that claims new keys and completes each.
+/// A caller that claims a new key and completes it.
 #[derive(Clone)]
 pub(crate) struct Events<S>(pub(crate) S);
 
@@ -84,11 +84,11 @@ impl<S: Store> Caller for Events<S> {
     }
 }
 
-/// A caller that delivers complete keys again.
+/// A caller that claims complete keys.
 #[derive(Clone)]
 pub(crate) struct Duplicates<S> {
     pub(crate) store: S,
-    /// The keys are the complete ones of [`old_id`].
+    /// The number of complete keys, from [`old_id`].
     pub(crate) keys: u64,
 }
 
@@ -100,12 +100,12 @@ impl<S: Store> Caller for Duplicates<S> {
     }
 }
 
-/// The id of a row that was there before.
+/// Returns the id of a row that [`fill`](super::database::fill) inserts.
 pub(crate) fn old_id(number: u64) -> String {
     format!("old_{number:024}")
 }
 
-/// As many callers as these.
+/// Returns `count` callers.
 pub(crate) fn callers<C: Caller + Clone>(count: usize, caller: C) -> impl Iterator<Item = C> {
     std::iter::repeat_n(caller, count)
 }

@@ -1,8 +1,8 @@
-//! PostgreSQL for benches: a server of their own, thrown away when they end.
+//! PostgreSQL for benches: each bench starts its own server and removes it at the end.
 //!
-//! It has the settings that it comes with: commits wait for the disk. The tests' server does not
-//! sync, for they cut no power; here that is what is measured. With `TEST_POSTGRES_URL` set, the
-//! benches use that server instead, in schemas that come and go.
+//! The server has default settings, so commits wait for the disk. The tests' server does not sync,
+//! because no test cuts the power; here, the sync is part of the figure. With `TEST_POSTGRES_URL` set,
+//! the benches use that server instead, in temporary schemas.
 
 use std::fs::File;
 use std::io::Write;
@@ -21,19 +21,19 @@ mod support;
 pub(crate) use support::Schema;
 use support::{Server, URL};
 
-/// How many rows a small table has: enough for the server to know that it is worth an index. A new
-/// table is that large within seconds, and a minute later the server has looked at it.
+/// The number of rows in a small table: enough for the planner to use the index. A service reaches
+/// that size within seconds, and the server analyses the table within a minute.
 pub(crate) const FEW: u64 = 10_000;
 
 /// A server with durable commits.
 pub(crate) struct Database {
     url: String,
-    /// It goes with this.
+    /// Stops when this value is dropped.
     _server: Option<Server>,
 }
 
 impl Database {
-    /// Blocks: to be called outside a runtime. Says on what it measures.
+    /// Starts the server and prints its settings. Blocks, so call it outside a runtime.
     pub(crate) fn start() -> Self {
         let (url, server) = match std::env::var(URL) {
             Ok(url) if !url.is_empty() => (url, None),
@@ -50,7 +50,7 @@ impl Database {
             if server.is_some() {
                 connection.execute("ALTER SYSTEM SET fsync = on").await.expect("a setting");
                 connection.execute("SELECT pg_reload_conf()").await.expect("a reload");
-                // The server's parts are told one after the other.
+                // The server's processes reload one after another.
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
             let mut settings = Vec::new();
@@ -59,7 +59,7 @@ impl Database {
                 let value = sqlx::query_scalar(query).fetch_one(&mut connection).await;
                 let value: String = value.expect("a setting");
                 let durable = !matches!(name, "fsync" | "synchronous_commit") || value == "on";
-                assert!(durable, "`{name}` is `{value}`: nothing would wait for the disk");
+                assert!(durable, "`{name}` is `{value}`: commits do not wait for the disk");
                 settings.push(format!("{name} {value}"));
             }
             println!("\nPostgreSQL: {}", settings.join(", "));
@@ -67,7 +67,7 @@ impl Database {
         Self { url, _server: server }
     }
 
-    /// A schema of its own, with an adapter in it that has made its table.
+    /// Returns a new schema, and an adapter that has created its table there.
     pub(crate) async fn adapter(&self) -> (Schema, PostgresAdapter) {
         let schema = Schema::fresh_in(&self.url);
         let adapter = PostgresAdapter::connect(&schema.url()).await.expect("PostgreSQL");
@@ -76,10 +76,9 @@ impl Database {
     }
 }
 
-/// A table with this many live rows and nothing else, of which the server knows.
+/// Replaces the table's content with this many complete rows, then runs VACUUM and ANALYZE.
 ///
-/// The keys are those that the adapter computes, as the guide has it. They are complete; one came
-/// every fifth of a second.
+/// The keys are hashed as in the adapter (guide, operations). The rows are 0.2 s apart.
 pub(crate) async fn fill(pool: &PgPool, rows: u64) {
     let fill = format!(
         "INSERT INTO webhook_deliveries (key, namespace, id, token, attempts, takeover, \
@@ -96,7 +95,7 @@ pub(crate) async fn fill(pool: &PgPool, rows: u64) {
     }
 }
 
-/// That the adapter finds the rows that were filled in: else claims would be measured beside rows
+/// Asserts that the adapter finds the filled rows. Otherwise the bench would measure claims beside rows
 /// that are no keys.
 pub(crate) async fn assert_found<A: DedupAdapter + Clone>(adapter: &Ours<A>, rows: u64) {
     for number in [1, rows / 2, rows] {
@@ -104,7 +103,7 @@ pub(crate) async fn assert_found<A: DedupAdapter + Clone>(adapter: &Ours<A>, row
     }
 }
 
-/// A folder that is kept in memory syncs for nothing, and the baseline's commits with it.
+/// Warns if the folder is in memory, because a sync and the baseline's commits would be free there.
 pub(crate) fn warn_of_memory(folder: &Path) {
     let Ok(mut file) = tempfile::tempfile_in(folder) else { return };
     let mut sync = || {
@@ -117,7 +116,7 @@ pub(crate) fn warn_of_memory(folder: &Path) {
     let median = times[times.len() / 2];
     println!("\na sync of {} takes {} µs", folder.display(), median.as_micros());
     if median < Duration::from_micros(10) {
-        println!("WARNING: is that a disk? Set TMPDIR to a folder that is on one.");
+        println!("WARNING: this folder may be in memory. Set TMPDIR to a folder on a disk.");
     }
 }
 

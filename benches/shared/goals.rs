@@ -1,6 +1,6 @@
-//! Every figure: what it is, and what it should be.
+//! Every figure: its name, its description and its goal.
 
-/// What a figure should be.
+/// The goal of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bound {
     AtLeast(f64),
@@ -13,7 +13,7 @@ pub(crate) struct Goal {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) bound: Bound,
-    /// Of a cost; a ratio has none.
+    /// The unit of a cost. A ratio has none.
     pub(crate) unit: &'static str,
 }
 
@@ -25,7 +25,7 @@ impl Goal {
         }
     }
 
-    /// How far beyond the goal a value is: 1 meets it, 2 is twice as good.
+    /// Returns the value as a multiple of the goal: 1 meets it, 2 is twice as good.
     pub(crate) fn reached(&self, value: f64) -> f64 {
         match self.bound {
             Bound::AtLeast(bound) => value / bound,
@@ -41,7 +41,7 @@ impl Goal {
         }
     }
 
-    /// A value as it is printed: two digits behind the point for ratios, none for costs.
+    /// Returns the value as printed: two decimals for a ratio, none for a cost.
     pub(crate) fn value(&self, value: f64) -> String {
         if self.unit.is_empty() { format!("{value:.2}") } else { self.shown(value.round()) }
     }
@@ -58,8 +58,8 @@ impl Goal {
 pub(crate) fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut shown = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place) % 3 == 0 {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
             shown.push(',');
         }
         shown.push(digit);
@@ -67,10 +67,10 @@ pub(crate) fn grouped(value: f64) -> String {
     shown
 }
 
-/// The figure of this name, which there has to be.
+/// Returns the goal of this name, and panics if there is none.
 pub(crate) fn goal(name: &str) -> &'static Goal {
     let found = GOALS.iter().find(|goal| goal.name == name);
-    found.unwrap_or_else(|| panic!("`{name}` is in no line of the table of goals"))
+    found.unwrap_or_else(|| panic!("there is no goal `{name}`"))
 }
 
 macro_rules! goals {
@@ -116,7 +116,7 @@ goals! {
         "requests a second over HTTP, lease ledger on Postgres, 64 connections, over a handler with `INSERT … ON CONFLICT DO NOTHING`";
 }
 
-/// What every bench under `cargo test` asks.
+/// The tests of this module, which `postgres` runs under `cargo test`.
 pub(crate) fn check() {
     assert_eq!(goal("layer_ns").goal(), "≤ 1,500 ns");
     assert_eq!(goal("layer_ns").value(1_234_567.8), "1,234,568 ns");

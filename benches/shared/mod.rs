@@ -1,14 +1,12 @@
-//! What several benches need: how they are run, rounds in turn, baselines, and where figures go.
+//! Parts that several benches share: options, rounds, baselines, goals and output.
 //!
-//! 1. A figure is a ratio against a baseline, or a cost, and has a name and a goal in [`goals`].
-//! 2. Ours and the baseline are measured in turn, in rounds of one run, and the round's two are
-//!    divided by each other: a machine whose speed drifts slows both. The figure is the median over
-//!    the rounds.
-//! 3. A baseline is what a careful engineer would write: prepared statements, a pool that is warm
-//!    and does not ping, one statement where one is enough.
-//! 4. A goal that is missed is said to be, beside the figure. No bench fails for it: a machine that
-//!    does something else meanwhile is no defect.
-#![allow(dead_code, reason = "every bench takes a part of it")]
+//! 1. A figure is a ratio to a baseline, or a cost. It has a name and a goal in [`goals`].
+//! 2. The adapter and the baseline are measured in turn, in rounds of one run. Each round gives one
+//!    ratio, so a change in machine speed affects both sides. The figure is the median of the rounds.
+//! 3. A baseline is what a careful engineer would write: prepared statements, a warm pool without
+//!    pings, and one statement where one is enough.
+//! 4. A missed goal is printed as missed. It fails no bench, because a busy machine is no defect.
+#![allow(dead_code, reason = "each bench uses only some of these items")]
 
 pub(crate) mod calls;
 pub(crate) mod database;

@@ -1,8 +1,8 @@
-//! The baseline on Postgres: one statement a call.
+//! The baseline on Postgres: one statement per call.
 //!
-//! On a pool of ten connections that does not ping what it hands out, with prepared statements. The
-//! table is the adapter's own, since a lease needs these columns, and purging the index: what is
-//! compared is how it is spoken to. The statements do the least that a lease can do with.
+//! It uses prepared statements on a pool of ten connections without pings. The table has the adapter's
+//! layout, because leases and purging need these columns and indexes. The statements do the minimum
+//! that a lease needs. So the figures compare only how the database is called.
 
 use sha2::{Digest, Sha256};
 use sqlx::PgPool;
@@ -29,7 +29,7 @@ const INSERT: &str = "INSERT INTO webhook_deliveries \
     VALUES ($1::uuid, $2, $3, $4::uuid, 1, false, now(), now(), now() + interval '30 days') \
     ON CONFLICT DO NOTHING";
 
-/// A pool, as a careful engineer sets it up.
+/// Returns a warm pool of ten connections without pings.
 pub(crate) async fn pool(url: &str) -> PgPool {
     let options = PgPoolOptions::new()
         .min_connections(CONNECTIONS)
@@ -62,7 +62,7 @@ impl Store for OneByOne {
     }
 }
 
-/// The primary key, as the guide computes it.
+/// Returns the primary key, computed as in the guide.
 fn row_key(key: &DedupKey) -> String {
     let hash = Sha256::digest(format!("{}\n{}", key.namespace(), key.id()));
     hex(*hash.first_chunk().expect("32 bytes"))

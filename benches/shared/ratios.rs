@@ -1,7 +1,7 @@
-//! Where figures go: beside their goal on the screen, and into `ratios.json` in the target folder.
+//! Output of the figures: beside their goals on the screen, and in `ratios.json` in the target folder.
 //!
-//! The file holds `{"name": value}`, of all benches together. A bench puts its own figures in and
-//! leaves the others: one that was not measured again is the one of the run before.
+//! The file is one JSON object of names and values. A bench replaces its own figures and leaves the
+//! others, so a figure that was not measured again is that of an earlier run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,13 +11,13 @@ use super::goals::goal;
 use super::rounds::median;
 use super::run::Run;
 
-/// The target folder, wherever Cargo was told to have it.
+/// Returns Cargo's target folder.
 pub(crate) fn target() -> PathBuf {
     let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    tmp.parent().expect("Cargo's folder for files of benches is in the target folder").to_owned()
+    tmp.parent().expect("the folder for temporary files is in the target folder").to_owned()
 }
 
-/// All figures.
+/// Returns the path of the file with all figures.
 pub(crate) fn file() -> PathBuf {
     target().join("ratios.json")
 }
@@ -31,27 +31,27 @@ pub(crate) fn read(file: &Path) -> BTreeMap<String, f64> {
     }
 }
 
-/// Puts one figure in, in one step: a bench that is cut off leaves the file whole.
+/// Writes one figure. The rename is atomic, so a killed bench leaves a valid file.
 pub(crate) fn write(file: &Path, name: &str, value: f64) {
     let mut figures = read(file);
-    // What is behind the third digit is noise.
+    // Digits after the third decimal are noise.
     figures.insert(name.to_owned(), (value * 1e3).round() / 1e3);
     let next = file.with_extension("json.next");
     let json = serde_json::to_vec_pretty(&figures).expect("names and numbers");
     fs::write(&next, json).and_then(|()| fs::rename(&next, file)).expect("the target folder");
 }
 
-/// The head of a bench's figures.
-pub(crate) fn begin(run: &Run, what: &str) {
+/// Prints a heading, except under `cargo test`.
+pub(crate) fn heading(run: &Run, text: &str) {
     if !run.is_test() {
-        println!("\n{what}");
+        println!("\n{text}");
     }
 }
 
-/// A figure from the values of its rounds: printed beside its goal, and kept.
+/// Computes a figure as the median of its rounds, prints it beside its goal, and writes it to the file.
 ///
-/// `note` says what it is made of.
-pub(crate) fn tell(run: &Run, name: &str, values: &[f64], note: &str) {
+/// `note` is printed after the verdict.
+pub(crate) fn report(run: &Run, name: &str, values: &[f64], note: &str) {
     let goal = goal(name);
     let value = median(values.iter().copied());
     assert!(value.is_finite(), "`{name}` is {value}");
@@ -74,12 +74,12 @@ pub(crate) fn tell(run: &Run, name: &str, values: &[f64], note: &str) {
     write(&file(), name, value);
 }
 
-/// A figure that this run leaves out.
+/// Prints that this run skips a figure.
 pub(crate) fn skipped(name: &str, why: &str) {
     println!("{name:<18} {:>9}  {:<11} skipped {why}", "", goal(name).goal());
 }
 
-/// What every bench under `cargo test` asks.
+/// The tests of this module, which `postgres` runs under `cargo test`.
 pub(crate) fn check() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("ratios.json");

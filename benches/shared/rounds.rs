@@ -1,4 +1,4 @@
-//! Rounds in turn, and what many callers get through in one.
+//! Rounds in turn, and the load of many callers.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -7,21 +7,21 @@ use tokio::task::JoinSet;
 
 use super::run::Run;
 
-/// Makes one call after another, each when the one before is answered.
+/// Makes one call after another, and waits for each.
 pub(crate) trait Caller: Send + 'static {
-    /// Panics if the answer is not the one that is measured.
+    /// Makes one call. Panics if the result is not the expected one.
     fn call(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// What callers got through.
+/// The result of one measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) per_second: f64,
     pub(crate) p50: Duration,
 }
 
-/// Every caller in a task of its own, for this long, and once at least. A call that is under way at
-/// the end counts, and so does the time that it takes.
+/// Runs every caller in its own task for this time, and for at least one call. The result includes calls
+/// that run at the end of the time, with their time.
 pub(crate) async fn load<C: Caller>(callers: impl IntoIterator<Item = C>, time: Duration) -> Load {
     let start = Instant::now();
     let until = start + time;
@@ -32,9 +32,9 @@ pub(crate) async fn load<C: Caller>(callers: impl IntoIterator<Item = C>, time: 
             let mut now = Instant::now();
             loop {
                 caller.call().await;
-                let answered = Instant::now();
-                latencies.push(answered - now);
-                now = answered;
+                let ended = Instant::now();
+                latencies.push(ended - now);
+                now = ended;
                 if now >= until {
                     return latencies;
                 }
@@ -50,13 +50,13 @@ pub(crate) async fn load<C: Caller>(callers: impl IntoIterator<Item = C>, time: 
     assert!(!latencies.is_empty(), "there are callers");
     let middle = latencies.len() / 2;
     let p50 = *latencies.select_nth_unstable(middle).1;
-    // Far below 2⁵².
-    #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
+    #[expect(clippy::cast_precision_loss, reason = "far fewer than 2⁵² calls")]
     let calls = latencies.len() as f64;
     Load { per_second: calls / elapsed.as_secs_f64(), p50 }
 }
 
-/// `N` things in turn: each once to warm up, then in rounds, whose order turns round every time.
+/// Measures `N` sides in turn: each once as a warm-up, then in rounds. Every second round has the
+/// reverse order.
 pub(crate) async fn in_turn<T, const N: usize>(
     run: &Run,
     mut measure: impl AsyncFnMut(usize) -> T,
@@ -73,7 +73,7 @@ pub(crate) async fn in_turn<T, const N: usize>(
             let which = if round % 2 == 0 { step } else { N - 1 - step };
             of_round[which] = Some(measure(which).await);
         }
-        rounds.push(of_round.map(|measured| measured.expect("each once a round")));
+        rounds.push(of_round.map(|measured| measured.expect("each side once per round")));
     }
     rounds
 }
@@ -89,7 +89,7 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// What every bench under `cargo test` asks.
+/// The tests of this module, which `postgres` runs under `cargo test`.
 pub(crate) async fn check(run: &Run) {
     struct Sleeper;
     impl Caller for Sleeper {

@@ -1,15 +1,15 @@
-//! How a bench is run.
+//! The options of a bench.
 //!
-//! 1. `cargo bench` says so with `--bench`. `cargo test --all-targets` runs a bench without: then it
-//!    does one tiny round, with no server and no figures, to show that it still works.
-//! 2. `--quick` makes fewer and shorter rounds, and leaves the 10,000,000 rows out.
-//! 3. Other words choose figures by a part of their name: `cargo bench --bench postgres -- event`.
+//! 1. `cargo bench` passes `--bench`. `cargo test --all-targets` runs a bench without it: the bench then
+//!    does one short round without a server, and writes no figures.
+//! 2. `--quick` makes fewer and shorter rounds, and skips the 10,000,000 rows.
+//! 3. Other words select figures by a part of their name: `cargo bench --bench postgres -- event`.
 
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
-/// How long to measure.
+/// The length of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Length {
     Full,
@@ -17,7 +17,7 @@ pub(crate) enum Length {
     Test,
 }
 
-/// What the command line asks for.
+/// The parsed command line.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) length: Length,
@@ -25,21 +25,20 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Ends the process on an option that there is none of: one that is misspelt must not be
-    /// measured for half an hour.
+    /// Parses the arguments. Ends the process on an unknown option, before a long run starts.
     pub(crate) fn from_args() -> Self {
         let run = Self::parse(std::env::args().skip(1), &[]);
         run.unwrap_or_else(|unknown| leave(&unknown))
     }
 
-    /// The same, where there are these options too.
+    /// Parses the arguments, and accepts these options too.
     pub(crate) fn from_args_with(known: &[&str]) -> Self {
         let run = Self::parse(std::env::args().skip(1), known);
         run.unwrap_or_else(|unknown| leave(&unknown))
     }
 
-    /// Beside criterion, which has options of its own and says which it does not know. With one of
-    /// them, the other words may be its values, and choose nothing.
+    /// Parses the arguments beside criterion, which rejects unknown options itself. With an option of
+    /// criterion's, other words may be its values, so they select nothing.
     pub(crate) fn from_args_beside_criterion() -> Self {
         let args = || std::env::args().skip(1);
         let ours = args().filter(|arg| arg == "--bench" || arg == "--quick");
@@ -56,7 +55,7 @@ impl Run {
             match arg.as_str() {
                 "--bench" => bench = true,
                 "--quick" => quick = true,
-                // What test runners say to whatever they run.
+                // Options of test runners.
                 "--test" | "--nocapture" | "--no-capture" => {}
                 word if !word.starts_with('-') => words.push(arg),
                 option if known.contains(&option) => {}
@@ -75,7 +74,7 @@ impl Run {
         self.length == Length::Test
     }
 
-    /// Whether any of these figures is asked for.
+    /// Returns `true` if any of these figures is selected.
     pub(crate) fn wants(&self, names: &[&str]) -> bool {
         self.words.is_empty()
             || self.words.iter().any(|word| names.iter().any(|name| name.contains(word.as_str())))
@@ -89,7 +88,7 @@ impl Run {
         }
     }
 
-    /// How long one of a round's measurements takes.
+    /// The duration of one measurement.
     pub(crate) fn time(&self) -> Duration {
         match self.length {
             Length::Full => Duration::from_secs(3),
@@ -100,16 +99,18 @@ impl Run {
 }
 
 fn leave(unknown: &str) -> ! {
-    eprintln!("`{unknown}` is no option of this bench: there are `--quick` and names of figures");
+    eprintln!(
+        "`{unknown}` is no option of this bench. It takes `--quick` and parts of the names of figures"
+    );
     std::process::exit(2)
 }
 
-/// As a server has one: a worker for each core.
+/// Returns a runtime with one worker per core, like that of a server.
 pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime")
 }
 
-/// What it has to be that no bench may get wrong unseen. Every bench under `cargo test` asks.
+/// The tests of this module, which `postgres` runs under `cargo test`.
 pub(crate) fn check() {
     let parse = |line: &str| Run::parse(line.split_whitespace().map(str::to_owned), &["--readme"]);
     assert_eq!(parse("").unwrap().length, Length::Test);

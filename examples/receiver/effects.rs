@@ -1,4 +1,4 @@
-//! What the handlers did: one row for every time that one ran, in the store that keeps the keys.
+//! The effects of the handlers: one row per run, in the store that holds the keys.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower_dedup::DedupKey;
 
-// Both databases understand all of this.
+// Valid on both databases.
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS effects (\
      namespace TEXT NOT NULL, id TEXT NOT NULL, attempt BIGINT NOT NULL, \
      at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP)";
@@ -32,7 +32,7 @@ pub(crate) enum Effects {
     Postgres(PgPool),
 }
 
-/// How long a statement of a handler may take: a connection that has fallen silent never replies.
+/// The time limit of a handler's statement, because a silent connection never replies.
 const BOUND: Duration = Duration::from_secs(5);
 
 /// Runs statements of a handler within [`BOUND`].
@@ -41,8 +41,8 @@ pub(crate) async fn bounded<T>(statements: impl Future<Output = Result<T>>) -> R
     timeout(BOUND, statements).await.unwrap_or_else(late)
 }
 
-/// A connection of the pool, which tests an idle one without a bound. A test that is dropped closes
-/// its connection.
+/// Acquires a connection within a bound. The pool tests an idle connection without a bound; dropping
+/// the test closes that connection.
 async fn acquire(pool: &PgPool) -> Result<PoolConnection<Postgres>> {
     const TEST: Duration = Duration::from_millis(500);
     for _ in 0..pool.num_idle() {
@@ -53,7 +53,7 @@ async fn acquire(pool: &PgPool) -> Result<PoolConnection<Postgres>> {
     pool.acquire().await
 }
 
-/// How often the handler ran for one key; 1, if all is well.
+/// How often the handler ran successfully for one key. The expected count is 1.
 #[derive(Debug, Serialize)]
 pub(crate) struct Effect {
     namespace: String,
@@ -61,7 +61,7 @@ pub(crate) struct Effect {
     count: i64,
 }
 
-/// A database that effects can be written to, by whoever has a connection to it.
+/// A database in which a connection can write effects.
 pub(crate) trait Table: Database {
     fn add(
         connection: &mut Self::Connection,
@@ -85,20 +85,20 @@ impl Table for Postgres {
 }
 
 impl Effects {
-    /// In the store at this URL, to which an adapter is connected already.
+    /// Opens the table in the store at this URL. An adapter has connected to the store before.
     pub(crate) async fn connect(url: &str) -> Result<Self> {
         if url.starts_with("memory:") {
             return Ok(Self::Memory(Arc::default()));
         }
         if url.starts_with("sqlite:") {
-            // The adapter has made the file, in WAL mode.
+            // The adapter has created the file in WAL mode.
             let options = url.parse::<SqliteConnectOptions>()?.synchronous(SqliteSynchronous::Full);
             let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
             sqlx::query(CREATE).execute(&pool).await?;
             return Ok(Self::Sqlite(pool));
         }
         let pool = PgPoolOptions::new().max_connections(10).connect(url).await?;
-        // Receivers that start together take turns: IF NOT EXISTS is no protection from a race.
+        // `IF NOT EXISTS` can fail when receivers start together, so they take a lock.
         let mut tx = pool.begin().await?;
         sqlx::query("SELECT pg_advisory_xact_lock(3000)").execute(&mut *tx).await?;
         sqlx::query(CREATE).execute(&mut *tx).await?;
@@ -106,7 +106,7 @@ impl Effects {
         Ok(Self::Postgres(pool))
     }
 
-    /// Adds one on a connection of its own.
+    /// Adds an effect on a connection of the pool.
     pub(crate) async fn add(&self, key: &DedupKey, attempt: u32) -> Result<()> {
         match self {
             Self::Memory(counts) => {
@@ -119,7 +119,7 @@ impl Effects {
                 let mut connection = acquire(pool).await?;
                 let added = bounded(Postgres::add(&mut connection, key, attempt)).await;
                 if added.is_err() {
-                    // It may have fallen silent. Dropped, it would return to the pool.
+                    // The connection may be silent. Dropping it would return it to the pool.
                     drop(connection.detach());
                 }
                 added

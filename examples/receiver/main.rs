@@ -1,4 +1,4 @@
-//! A receiver of webhooks: a route for every preset, one store, and a ledger of what took effect.
+//! A webhook receiver: a route for every preset, one store, and a table of effects.
 //!
 //! ```text
 //! cargo run --example receiver
@@ -6,17 +6,17 @@
 //! cargo run --example receiver -- --store postgres://… --ledger transactional
 //! ```
 //!
-//! `scripts/postgres` starts a server to try the last one with, and prints its URL.
+//! `scripts/postgres` starts a server for the last one, and prints its URL.
 //!
-//! Every preset of [`provider::ALL`] has a route: `/webhooks/standard-webhooks`,
-//! `/webhooks/github` and so on, by its name and methods. The effect of an event is one row in the
-//! table `effects` of the same store, written each time that the handler runs; `GET /effects`
-//! counts them for every key. The same delivery twice is two answers of 200 and one effect.
+//! Every preset of [`provider::ALL`] has a route with its name and methods: `/webhooks/github`,
+//! `/webhooks/standard-webhooks` and so on. The effect of an event is one row in the table `effects` of
+//! the same store. The handler writes one row per run, and `GET /effects` counts the rows of every key.
+//! The same delivery twice gets 200 twice, and has one effect.
 //!
 //! # Signatures
 //!
-//! A sender whose secret is in the environment is verified, and answered 401 if that fails. The
-//! others are taken at their word.
+//! If the environment has a secret for a sender, the receiver verifies that sender's requests, and
+//! answers 401 to invalid ones. It trusts the other senders.
 //!
 //! ```text
 //! WEBHOOK_SECRET_GITHUB=mysecret cargo run --example receiver
@@ -27,36 +27,35 @@
 //!   -d '{"foo":"bar"}'
 //! ```
 //!
-//! Once more it is a duplicate; with another body it is a 401, and its id is not used up; with
-//! another id it *runs*, since GitHub does not sign the id: see
+//! A second delivery is a duplicate. With another body, the answer is 401, and the id is not used up.
+//! With another id, the handler *runs*, because GitHub does not sign the id: see
 //! [`guide::verification`](tower_dedup::guide::verification).
 //!
-//! - The variable is `WEBHOOK_SECRET_` and the preset's name in capitals, with `_` for `-`. Its
-//!   value is what the sender shows: `whsec_…` and all. A secret that the receiver has no use for
-//!   ends it at once, with a list of those it has: nobody should believe a route to be verified
-//!   that is not.
-//! - To change a secret, put the old one into the same variable with `_PREVIOUS` at the end until
-//!   the sender has changed too.
-//! - Secrets are no options: every user of the machine can read the command line of a process.
-//! - Twilio signs the URL that it was told, which a server behind a proxy does not see:
-//!   `--public-url https://hooks.example.com` says what comes before the path.
+//! - The variable is `WEBHOOK_SECRET_` and the preset's name in capitals, with `_` for `-`. Its value is
+//!   the secret as the sender shows it, including `whsec_`. The receiver exits on a secret that it cannot
+//!   use, and lists the variables that it knows. So no route is unverified by mistake.
+//! - To change a secret, put the old one into the same variable with `_PREVIOUS` at the end, until the
+//!   sender uses the new one.
+//! - Secrets are no options, because every user of the machine can read the command line of a process.
+//! - Twilio signs the public URL, which a server behind a proxy does not see.
+//!   `--public-url https://hooks.example.com` sets the part before the path.
 //!
 //! # Misbehaviour
 //!
-//! Two query parameters make the handler misbehave, so that the rest can be watched by hand:
+//! Two query parameters make the handler misbehave:
 //!
-//! - `delay_ms=5000` makes it slow. Deliver the event again meanwhile: the second delivery waits
-//!   for two seconds and is then answered 503, `x-dedup-result: in-flight`. Or hang up: the
-//!   handler finishes without you. Or `kill -9` the receiver, start it again and deliver again:
-//!   under `lease`, in flight until the lease has lapsed (`--lease-seconds 5`), then a takeover;
-//!   under `transactional`, it runs at once, as if nothing had been.
-//! - `fail=500` answers that status and leaves no effect. The retry runs at once.
+//! - `delay_ms=5000` makes it slow. Deliver the event again meanwhile: the second delivery waits for two
+//!   seconds and gets 503, `x-dedup-result: in-flight`. Or hang up: the handler runs to its end. Or
+//!   `kill -9` the receiver, start it again, and deliver again. Under `lease`, the event is in flight
+//!   until the lease lapses (`--lease-seconds 5`), then a takeover runs. Under `transactional`, the
+//!   handler runs at once, as if for the first time.
+//! - `fail=500` responds with that status, and has no effect. The retry runs at once.
 //!
-//! Under `transactional`, a delivery that runs holds its transaction. On Postgres that is one of
-//! ten connections; on SQLite it is the file, so handlers run one after the other.
+//! Under `transactional`, a running delivery holds its transaction. On Postgres, it holds one of ten
+//! connections. On SQLite, it holds the file's write lock, so handlers run one after another.
 //!
-//! SIGTERM and Ctrl-C end it in order: no new connections, then every running handler to its end,
-//! then the store.
+//! SIGTERM and Ctrl-C stop the receiver in order: it refuses new connections, runs every handler to its
+//! end, and closes the store.
 
 mod effects;
 mod handshake;
@@ -85,7 +84,7 @@ use effects::{Effect, Effects, Table, bounded};
 use serde::Deserialize;
 use shared::signature::Check;
 use shared::verify::VerifyLayer;
-use shared::{in_one_line, told_to_stop};
+use shared::{in_one_line, stop_signal};
 use sqlx::{Postgres, Sqlite};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -94,31 +93,31 @@ use tower_dedup::adapter::{self, MaintenanceAdapter, PostgresAdapter, SqliteAdap
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, Purger, provider};
 
-/// How long a shutdown may take in all.
+/// The time limit of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(30);
-/// How long a shutdown waits for a client that neither sends the rest of its request nor goes.
+/// How long a shutdown waits for a client that does not finish its request.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
-/// How long the last answers may take to leave.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// How long a shutdown waits for the last responses to leave.
+const LAST_RESPONSES: Duration = Duration::from_secs(1);
 
-/// Receives webhooks and lets each take effect once.
+/// Receives webhooks and makes each event take effect once.
 ///
-/// A sender whose secret is in the environment is verified: `WEBHOOK_SECRET_GITHUB`, for one.
+/// Verifies every sender with a secret in the environment, for example `WEBHOOK_SECRET_GITHUB`.
 #[derive(Debug, Parser)]
 struct Options {
     /// The address to listen on.
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-    /// Where keys and effects are kept: `memory:`, `sqlite://FILE` or `postgres://…`.
+    /// The store for keys and effects: `memory:`, `sqlite://FILE` or `postgres://…`.
     #[arg(long, default_value = "sqlite://dedup.db")]
     store: String,
     /// When a key becomes permanent.
     #[arg(long, value_enum, default_value = "lease")]
     ledger: LedgerKind,
-    /// How long the event of a receiver that died waits for its retry to run, under `lease`.
-    #[arg(long, value_name = "N", default_value_t = 60)]
+    /// The lease: how long an event of a dead receiver stays in flight, under `lease`.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     lease_seconds: u64,
-    /// Where senders find this receiver, without the path: for those that sign the URL.
+    /// The public URL of this receiver, without the path, for senders that sign the URL.
     #[arg(long, value_name = "URL", value_parser = public_url)]
     public_url: Option<String>,
 }
@@ -127,17 +126,17 @@ fn public_url(text: &str) -> Result<String, String> {
     let after_scheme = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     match after_scheme {
         Some(rest) if !rest.is_empty() && !rest.contains(['?', '#']) => Ok(text.to_owned()),
-        _ => Err("it looks like this: https://hooks.example.com".to_owned()),
+        _ => Err("a public URL looks like https://hooks.example.com".to_owned()),
     }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LedgerKind {
-    /// After the handler has succeeded: no event is lost.
+    /// After the handler has succeeded: loses no event.
     Lease,
-    /// Before the handler runs: no event runs twice.
+    /// Before the handler runs: runs no event twice.
     OnArrival,
-    /// In one transaction with what the handler writes: neither.
+    /// In one transaction with the handler's writes: does neither.
     Transactional,
 }
 
@@ -169,7 +168,7 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
                 routes.over(|preset| DedupLayer::on_arrival(preset, store.clone()), receive),
             )
         }
-        // A transaction is of one kind of database, and so is the handler that takes it.
+        // The type of the transaction depends on the database, and so does the handler.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
             let store = SqliteAdapter::connect(url).await?;
             let layer = |preset| DedupLayer::transactional(preset, store.clone());
@@ -186,12 +185,12 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
                 .into());
         }
     };
-    // The first call makes the table: a store that cannot be used is found out now.
+    // The first call creates the table, and fails if the store does not work.
     store.count().await?;
     let effects = Effects::connect(url).await?;
     let app = webhooks.route("/effects", get(list_effects)).with_state(effects.clone());
 
-    let told_to_stop = told_to_stop()?;
+    let stop_signal = stop_signal()?;
     let listener = TcpListener::bind(options.listen)
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", options.listen))?;
@@ -204,25 +203,26 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let mut server = tokio::spawn(server.into_future());
     greet(address, &routes);
 
-    told_to_stop.await;
+    stop_signal.await;
     tracing::info!("stopping");
     let deadline = Instant::now() + SHUTDOWN;
     drop(stop);
-    // Idle connections are closed at once; one that is in the middle of a request is waited for.
+    // The server closes idle connections at once, and waits for those with a request.
     let mut served = timeout(LAST_REQUESTS, &mut server).await.is_ok();
-    // Handlers run to their end, those included whose client has hung up; then what the store has
-    // not taken yet is tried again.
+    // `drain` waits for every handler, including those whose client has hung up, and for pending writes.
     for (route, handle) in &handles {
         if timeout_at(deadline, handle.drain()).await.is_err() {
             match (handle.running(), handle.waiting()) {
-                (0, 0) => tracing::warn!(route, "left with the store still to be told"),
-                (running, waiting) => tracing::warn!(route, running, waiting, "left with handlers"),
+                (0, 0) => tracing::warn!(route, "exiting with writes pending"),
+                (running, waiting) => {
+                    tracing::warn!(route, running, waiting, "exiting with deliveries running")
+                }
             }
         }
     }
-    served = served || timeout(LAST_ANSWERS, &mut server).await.is_ok();
+    served = served || timeout(LAST_RESPONSES, &mut server).await.is_ok();
     if !served {
-        tracing::warn!("leaving with connections open");
+        tracing::warn!("exiting with connections open");
     }
     purger.stop().await;
     store.close().await;
@@ -231,18 +231,18 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What the routes are made of.
+/// The settings of the routes.
 struct Routes {
     lease: Duration,
-    /// By the names of the senders that are verified.
+    /// The checks of the verified senders, by name.
     checks: BTreeMap<&'static str, Check>,
 }
 
-/// What waits for the deliveries of each route.
+/// The handles that drain the routes, by name.
 type Handles = Vec<(&'static str, DedupHandle)>;
 
 impl Routes {
-    /// One route for every sender, each with the sender's own key, all over one store.
+    /// Returns a router with one route per preset, all over one store.
     fn over<L, H, T>(
         &self,
         layer: impl Fn(provider::Preset) -> DedupLayer<L>,
@@ -268,7 +268,7 @@ impl Routes {
             }
             route = route.layer(dedup);
             if let Some(check) = check {
-                // Added last, it is outermost: nobody uses an id up without a signature.
+                // The layer added last is outermost: an unsigned request uses up no id.
                 route = route.layer(VerifyLayer::new(Arc::clone(check)));
             }
             router = router.route(&format!("/webhooks/{}", preset.name()), route);
@@ -277,16 +277,16 @@ impl Routes {
     }
 }
 
-/// How the handler is asked to misbehave.
+/// The query parameters that make the handler misbehave.
 #[derive(Debug, Deserialize)]
-struct ByHand {
+struct Misbehaviour {
     #[serde(default)]
     delay_ms: u64,
     fail: Option<u16>,
 }
 
-impl ByHand {
-    async fn misbehave(&self) -> Result<(), StatusCode> {
+impl Misbehaviour {
+    async fn act(&self) -> Result<(), StatusCode> {
         tokio::time::sleep(Duration::from_millis(self.delay_ms)).await;
         match self.fail.map(StatusCode::from_u16) {
             None => Ok(()),
@@ -295,29 +295,29 @@ impl ByHand {
     }
 }
 
-/// The handler: runs for the first delivery of an event only, and again until it succeeds. A
-/// handshake is no event and comes without a delivery; a batch is several.
+/// The handler: runs for the first delivery of an event, and for each retry until it succeeds. A
+/// handshake has no `Delivery`. A multi-event delivery has several keys.
 async fn receive(
     State(effects): State<Effects>,
-    Query(by_hand): Query<ByHand>,
+    Query(misbehaviour): Query<Misbehaviour>,
     headers: HeaderMap,
     delivery: Option<Delivery>,
     body: Bytes,
 ) -> Result<Response, StatusCode> {
-    by_hand.misbehave().await?;
+    misbehaviour.act().await?;
     if let Some(delivery) = delivery {
         for key in delivery.keys() {
             effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
             delivery.mark_done(key);
         }
     }
-    Ok(answer(&headers, &body))
+    Ok(respond(&headers, &body))
 }
 
-/// The handler under the transactional ledger: what it writes and the keys commit together, when
-/// it has succeeded. It writes first, so that `fail` and `kill -9` have something to undo.
+/// The handler under the transactional ledger: its writes commit together with the keys. It writes
+/// first, so that `fail` and `kill -9` cause a rollback.
 async fn receive_in<DB: Table>(
-    Query(by_hand): Query<ByHand>,
+    Query(misbehaviour): Query<Misbehaviour>,
     headers: HeaderMap,
     delivery: Option<Delivery>,
     tx: Option<DedupTx<DB>>,
@@ -329,25 +329,25 @@ async fn receive_in<DB: Table>(
             added.map_err(|error| failed(&error))?;
         }
     }
-    by_hand.misbehave().await?;
-    Ok(answer(&headers, &body))
+    misbehaviour.act().await?;
+    Ok(respond(&headers, &body))
 }
 
-fn answer(headers: &HeaderMap, body: &[u8]) -> Response {
-    handshake::answer(headers, body).unwrap_or_else(|| StatusCode::OK.into_response())
+fn respond(headers: &HeaderMap, body: &[u8]) -> Response {
+    handshake::response(headers, body).unwrap_or_else(|| StatusCode::OK.into_response())
 }
 
 async fn list_effects(State(effects): State<Effects>) -> Result<Json<Vec<Effect>>, StatusCode> {
     effects.list().await.map(Json).map_err(|error| failed(&error))
 }
 
-/// What is not a 2xx makes the sender deliver again.
+/// Logs the error. The 500 makes the sender retry.
 fn failed(error: &sqlx::Error) -> StatusCode {
     tracing::error!(error = in_one_line(error), "the effects could not be written or read");
     StatusCode::INTERNAL_SERVER_ERROR
 }
 
-/// Says what to try. Nobody may be reading, which is no reason to fail.
+/// Prints what to try. A closed stdout is no error.
 fn greet(address: SocketAddr, routes: &Routes) {
     let verified: Vec<_> = routes.checks.keys().copied().collect();
     let _ = writeln!(

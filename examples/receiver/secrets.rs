@@ -1,4 +1,4 @@
-//! The secrets of the senders, from the environment.
+//! Reads the senders' secrets from the environment.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,13 +8,13 @@ use tower_dedup::provider;
 use super::shared::signature::{Check, Scheme, any_of};
 
 const PREFIX: &str = "WEBHOOK_SECRET_";
-/// While a secret is changed, the one before it.
+/// The suffix for the previous secret, while a secret changes.
 const PREVIOUS: &str = "_PREVIOUS";
 
-/// The check for each sender that these variables hold a secret for, by its preset's name.
+/// Returns the checks of all senders with a secret in these variables, by the preset's name.
 ///
-/// A variable that is for no sender is an error, and so is a sender that nobody here can verify: a
-/// route that was meant to be verified and is not would let everything pass.
+/// A variable for an unknown sender is an error, and so is one for a sender without a scheme. Otherwise
+/// a route that was meant to be verified would pass every request.
 pub(crate) fn checks(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
     public_url: Option<&str>,
@@ -32,7 +32,7 @@ pub(crate) fn checks(
                 known.join(", ")
             ));
         };
-        // The secret itself is never said, whatever is wrong with it.
+        // No error message contains the secret.
         let secret = secret.to_str().ok_or_else(|| format!("{variable} is not UTF-8"))?;
         let check = scheme.check(secret, public_url);
         checks.entry(name).or_default().push(check.map_err(|why| format!("{variable}: {why}"))?);
@@ -40,12 +40,12 @@ pub(crate) fn checks(
     Ok(checks.into_iter().map(|(name, checks)| (name, any_of(checks))).collect())
 }
 
-/// The senders that have a preset, and a scheme that there is a function for.
+/// Returns the senders with a preset and a scheme.
 fn senders() -> impl Iterator<Item = (&'static str, Scheme)> {
     provider::ALL.iter().filter_map(|preset| Some((preset.name(), Scheme::of(preset.name())?)))
 }
 
-/// `WEBHOOK_SECRET_STANDARD_WEBHOOKS` for `standard-webhooks`.
+/// Returns `WEBHOOK_SECRET_STANDARD_WEBHOOKS` for `standard-webhooks`.
 fn variable_of(sender: &str) -> String {
     [PREFIX, &sender.to_ascii_uppercase().replace('-', "_")].concat()
 }

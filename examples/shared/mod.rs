@@ -1,5 +1,5 @@
-//! What more than one example needs, and none is about.
-#![allow(dead_code, reason = "every example takes a part of it")]
+//! Code that several examples share: logging, shutdown, signatures.
+#![allow(dead_code, reason = "each example uses only some of these items")]
 
 pub(crate) mod signature;
 pub(crate) mod verify;
@@ -10,7 +10,7 @@ use std::io::{self, IsTerminal};
 
 use tracing_subscriber::EnvFilter;
 
-/// Logs to stderr what `RUST_LOG` asks for, or else this.
+/// Logs to stderr, filtered by `RUST_LOG` or by this default.
 pub(crate) fn log(default: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt()
@@ -20,8 +20,8 @@ pub(crate) fn log(default: &str) {
         .init();
 }
 
-/// Ends with SIGTERM or Ctrl-C, which are listened for from the call on.
-pub(crate) fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
+/// Returns a future that ends on SIGTERM or Ctrl-C. The call itself installs the signal handlers.
+pub(crate) fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
@@ -42,7 +42,7 @@ pub(crate) fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// The error and its causes, without those that only repeat what has been said.
+/// Returns the error and its causes in one line, without causes that the line already contains.
 pub(crate) fn in_one_line(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut next = error.source();

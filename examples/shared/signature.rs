@@ -1,17 +1,15 @@
-//! Whether a request comes from whom it says: one function for each scheme of signing.
+//! Verifies signatures: one function for each scheme.
 //!
-//! 1. What is signed is the body as it arrived. One that was parsed and written anew is another.
-//! 2. A signature is compared whole and in constant time: a prefix is soon guessed, and so is what
-//!    a clock gives away byte by byte.
-//! 3. What is missing, repeated or unreadable proves nothing, and is refused.
-//! 4. Where the time is signed, it is within five minutes of ours, before or after: whoever has
-//!    overheard a delivery cannot send it for ever. The time is an argument, so that tests can set
-//!    it.
-//! 5. A secret can be changed while deliveries arrive: several signatures in one request (the
-//!    sender signs with the old and the new one) and several secrets ([`any_of`]) are both fine.
+//! 1. A signature covers the body as it arrived. A body that was parsed and serialised again differs.
+//! 2. A signature is compared as a whole and in constant time. A comparison that stops early would let
+//!    an attacker guess the signature byte by byte.
+//! 3. A missing, repeated or unreadable header is refused.
+//! 4. A signed time must be within five minutes of the server's time, before or after. So an attacker
+//!    cannot resend a captured delivery for ever. The time is an argument, so that tests can set it.
+//! 5. A secret can change while deliveries arrive. One request may carry several signatures, by the old
+//!    and the new secret, and the receiver may accept several secrets ([`any_of`]).
 //!
-//! None of this recognises a retry: its signature is new where the time is signed, and its id is
-//! the old one.
+//! None of this recognises a retry: its id is the same, but a signature over the time is new.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -29,38 +27,38 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use standardwebhooks::Webhook;
 
-/// How far the time of a signature may be from ours, in seconds.
+/// The largest difference between a signed time and the server's time, in seconds.
 const TOLERANCE: u64 = 300;
 
 /// A request to be verified.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Received<'a> {
     pub(crate) head: &'a Parts,
-    /// All of it, untouched.
+    /// The whole body as it arrived.
     pub(crate) body: &'a [u8],
     /// Seconds since 1970.
     pub(crate) now: i64,
 }
 
-/// Why a request is not verified. For the log: the client hears nothing of it.
+/// Why a request is not verified. It is logged, and not sent to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The header is not there.
+    /// The header is missing.
     Missing(&'static str),
-    /// The header is repeated, or cannot be read.
+    /// The header is repeated or unreadable.
     Malformed(&'static str),
-    /// Two headers that should say the same do not.
+    /// Two headers that must be equal differ.
     Ambiguous(&'static str),
-    /// It was signed too long ago, or will be.
+    /// The signed time is too old, or too far in the future.
     OutOfTime,
-    /// Nobody with the secret has signed this.
+    /// No signature matches the secret.
     Forged,
 }
 
 /// Verifies the requests of one sender.
 pub(crate) type Check = Arc<dyn Fn(&Received<'_>) -> Result<(), Refusal> + Send + Sync>;
 
-/// The ways of signing that there is a function for.
+/// The signature schemes in this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scheme {
     StandardWebhooks,
@@ -73,19 +71,19 @@ pub(crate) enum Scheme {
     Twilio,
 }
 
-/// Why there can be no check.
+/// Why a check cannot be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetupError {
-    /// Everybody knows the empty secret.
+    /// The secret is empty.
     EmptySecret,
-    /// The scheme's secrets are in base64.
+    /// The scheme needs a secret in base64.
     NotBase64,
-    /// The scheme signs the URL, which only the sender knows.
+    /// The scheme signs the public URL, and none is configured.
     NoPublicUrl,
 }
 
 impl Scheme {
-    /// That of the sender with a preset of this name.
+    /// Returns the scheme of the preset with this name.
     pub(crate) fn of(sender: &str) -> Option<Self> {
         Some(match sender {
             "standard-webhooks" => Self::StandardWebhooks,
@@ -100,9 +98,10 @@ impl Scheme {
         })
     }
 
-    /// The check with this secret, which is as the sender shows it.
+    /// Returns the check with this secret, in the sender's own notation.
     ///
-    /// `public_url` is where the sender finds this server, without the path: [`twilio`] needs it.
+    /// `public_url` is the URL of this server as the sender knows it, without the path. Only [`twilio`]
+    /// needs it.
     pub(crate) fn check(self, secret: &str, public_url: Option<&str>) -> Result<Check, SetupError> {
         let key = secret.as_bytes().to_vec();
         if secret.strip_prefix("whsec_").unwrap_or(secret).is_empty() {
@@ -132,7 +131,7 @@ impl Scheme {
     }
 }
 
-/// One check of several: the secret is being changed, and the sender may use either.
+/// Returns a check that accepts what any of these checks accepts, for a change of secrets.
 pub(crate) fn any_of(checks: Vec<Check>) -> Check {
     Arc::new(move |request| {
         let mut last = Err(Refusal::Forged);
@@ -160,10 +159,10 @@ pub(crate) fn standard_webhooks(webhook: &Webhook, request: &Received<'_>) -> Re
     )
 }
 
-/// Svix: Standard Webhooks in headers of its own, or in the standard ones, or in both.
+/// Svix: Standard Webhooks in its own headers, in the standard headers, or in both.
 pub(crate) fn svix(webhook: &Webhook, request: &Received<'_>) -> Result<(), Refusal> {
     let either = |own, standard| match (request.optional(own)?, request.optional(standard)?) {
-        // One may be what is signed, and the other what somebody downstream believes.
+        // The signature covers one of them, and a service downstream may read the other.
         (Some(one), Some(other)) if one != other => Err(Refusal::Ambiguous(own)),
         (Some(value), _) | (None, Some(value)) => Ok(value),
         (None, None) => Err(Refusal::Missing(own)),
@@ -179,36 +178,36 @@ pub(crate) fn svix(webhook: &Webhook, request: &Received<'_>) -> Result<(), Refu
     )
 }
 
-/// `Webhook::verify` does the same, by the clock of the machine.
+/// Like `Webhook::verify`, with the time as an argument.
 fn webhook_signed(
     webhook: &Webhook,
     request: &Received<'_>,
     [id, time, signatures]: [&str; 3],
 ) -> Result<(), Refusal> {
     let time = request.in_time("webhook-timestamp", time)?;
-    // The crate signs text only, as all of these senders send it.
+    // The crate signs text only. All of these senders send text.
     let expected = webhook.sign(id, time, request.body).map_err(|_| Refusal::Forged)?;
-    let is_it = |signature: &str| signature.as_bytes().ct_eq(expected.as_bytes()).to_bool();
-    signatures.split(' ').any(is_it).then_some(()).ok_or(Refusal::Forged)
+    let matches = |signature: &str| signature.as_bytes().ct_eq(expected.as_bytes()).to_bool();
+    signatures.split(' ').any(matches).then_some(()).ok_or(Refusal::Forged)
 }
 
 /// [GitHub](https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries) and
-/// Meta: HMAC-SHA256 over the body. No id, no time: a delivery that was overheard can be sent
-/// again, under any id, for as long as the secret lives.
+/// Meta: HMAC-SHA256 over the body, without an id or a time. An attacker can resend a captured delivery
+/// under any id until the secret changes.
 pub(crate) fn github(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     let signature = request.header("x-hub-signature-256")?.strip_prefix("sha256=").and_then(hex);
     signed::<Hmac<Sha256>>(secret, &[request.body], signature)
 }
 
-/// Gitea and Forgejo: as GitHub, without the prefix.
+/// Gitea and Forgejo: like GitHub, without the prefix `sha256=`.
 pub(crate) fn gitea(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     let signature = hex(request.header("x-gitea-signature")?);
     signed::<Hmac<Sha256>>(secret, &[request.body], signature)
 }
 
 /// [Stripe](https://docs.stripe.com/webhooks): HMAC-SHA256 over time and body,
-/// `t=TIME,v1=SIGNATURE`, with a `v1` for each secret while it changes. The secret is the whole
-/// text, `whsec_` included.
+/// `t=TIME,v1=SIGNATURE`, with one `v1` for each valid secret. The key is the whole secret, including
+/// `whsec_`.
 pub(crate) fn stripe(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     const HEADER: &str = "stripe-signature";
     let (mut times, mut signatures) = (Vec::new(), Vec::new());
@@ -216,7 +215,7 @@ pub(crate) fn stripe(secret: &[u8], request: &Received<'_>) -> Result<(), Refusa
         match item.split_once('=') {
             Some(("t", time)) => times.push(time),
             Some(("v1", signature)) => signatures.extend(hex(signature)),
-            // Schemes of other versions.
+            // Signatures of other schemes.
             _ => {}
         }
     }
@@ -225,8 +224,8 @@ pub(crate) fn stripe(secret: &[u8], request: &Received<'_>) -> Result<(), Refusa
     signed::<Hmac<Sha256>>(secret, &[time.as_bytes(), b".", request.body], signatures)
 }
 
-/// [Shopify](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. The id, the
-/// topic and the shop are headers, and are not signed.
+/// [Shopify](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. The headers with
+/// id, topic and shop are not signed.
 pub(crate) fn shopify(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     let signature = base64(request.header("x-shopify-hmac-sha256")?);
     signed::<Hmac<Sha256>>(secret, &[request.body], signature)
@@ -241,20 +240,20 @@ pub(crate) fn slack(secret: &[u8], request: &Received<'_>) -> Result<(), Refusal
     signed::<Hmac<Sha256>>(secret, &[b"v0:", time.as_bytes(), b":", request.body], signature)
 }
 
-/// [Twilio](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the
-/// whole URL and the form's fields in order; over the URL alone where there is no form. A body that
-/// is no form has its digest in the URL.
+/// [Twilio](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the whole URL
+/// and the sorted form fields, or over the URL alone without a form. If the body is no form, the URL
+/// contains its digest.
 ///
-/// The URL is the one that Twilio was given. Behind a proxy a server sees another scheme, host or
-/// port, and headers such as `X-Forwarded-Host` are what the client likes: so the public URL is
-/// configured, and comes before the path and query that arrive here. If the proxy takes a prefix
-/// off the path, or axum's `nest` does, it is part of the public URL. There are two of them, with the
-/// port and without: Twilio signs now the one and now the other, and its libraries try both.
+/// The URL is the one in Twilio's configuration. Behind a proxy, a server sees another scheme, host or
+/// port, and a client can forge headers such as `X-Forwarded-Host`. So the public URL is configured, and
+/// prefixes the path and query of the request. If the proxy or axum's `nest` removes a prefix of the
+/// path, the public URL includes it. Twilio signs the URL sometimes with the port and sometimes without
+/// it. So there are two public URLs, and both are tried, as in Twilio's libraries.
 ///
-/// Nothing separates what is signed: `a=bc` and `ab=c` are the same to Twilio, and so are the end
-/// of the query and the beginning of the form. No time is signed either. Whoever has overheard a
-/// delivery can send it again with its fields cut anew, which is another key: an endpoint of
-/// Twilio's is worth TLS all the way, and a handler that refuses what is no SID and no status.
+/// The signed text has no separators: `a=bc` and `ab=c` have the same signature, and so do the end of
+/// the query and the beginning of the form. No time is signed either. So an attacker can resend a
+/// captured delivery with other fields, which gives another key. Use TLS on the whole way, and let the
+/// handler refuse an invalid SID or status.
 pub(crate) fn twilio(
     auth_token: &[u8],
     public_urls: &[String],
@@ -266,17 +265,17 @@ pub(crate) fn twilio(
     let mut text = path_and_query.to_owned();
     let mut query = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
     if let Some((_, digest)) = query.find(|(name, _)| name == "bodySHA256") {
-        // The digest is no secret, and is signed with the URL.
+        // The signature covers the digest. The digest is public, so a plain comparison is enough.
         if hex(&digest).is_none_or(|digest| digest[..] != Sha256::digest(request.body)[..]) {
             return Err(Refusal::Forged);
         }
     } else if request.head.method == Method::GET || request.head.method == Method::HEAD {
-        // Or the end of the query could be sent as a form.
+        // Otherwise an attacker could move the end of the query into a form.
         if !request.body.is_empty() {
             return Err(Refusal::Forged);
         }
     } else {
-        // Sorted, and each pair once.
+        // Twilio sorts the fields and signs equal pairs once.
         for (name, value) in form_urlencoded::parse(request.body).collect::<BTreeSet<_>>() {
             text.push_str(&name);
             text.push_str(&value);
@@ -293,14 +292,14 @@ fn with_and_without_port(url: &str) -> [String; 2] {
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let standard = if scheme == "http" { "80" } else { "443" };
     let (host, port) = match authority.rsplit_once(':') {
-        // Or it is the middle of an IPv6 address.
+        // In `[::1]`, the text after the last colon is no number.
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => (host, port),
         _ => (authority, standard),
     };
     [format!("{scheme}://{host}{path}"), format!("{scheme}://{host}:{port}{path}")]
 }
 
-/// Whether any of the signatures is that of the parts.
+/// Succeeds if any of the signatures matches the parts.
 fn signed<M: Mac + KeyInit + Clone>(
     secret: &[u8],
     parts: &[&[u8]],
@@ -310,8 +309,8 @@ fn signed<M: Mac + KeyInit + Clone>(
     for part in parts {
         mac.update(part);
     }
-    let is_it = |signature: Vec<u8>| mac.clone().verify_slice(&signature).is_ok();
-    signatures.into_iter().any(is_it).then_some(()).ok_or(Refusal::Forged)
+    let matches = |signature: Vec<u8>| mac.clone().verify_slice(&signature).is_ok();
+    signatures.into_iter().any(matches).then_some(()).ok_or(Refusal::Forged)
 }
 
 fn hex(text: &str) -> Option<Vec<u8>> {
@@ -332,7 +331,7 @@ impl<'a> Received<'a> {
         match (values.next(), values.next()) {
             (None, _) => Ok(None),
             (Some(value), None) => value.to_str().map(Some).map_err(|_| Refusal::Malformed(name)),
-            // Others may read the other one.
+            // A service downstream may read the other value.
             (Some(_), Some(_)) => Err(Refusal::Malformed(name)),
         }
     }
@@ -349,11 +348,11 @@ impl<'a> Received<'a> {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing(header) => write!(f, "there is no {header}"),
-            Self::Malformed(header) => write!(f, "{header} is repeated or cannot be read"),
-            Self::Ambiguous(header) => write!(f, "{header} and its standard twin differ"),
-            Self::OutOfTime => f.write_str("the signature is too old, or from the future"),
-            Self::Forged => f.write_str("the signature is not that of this request"),
+            Self::Missing(header) => write!(f, "{header} is missing"),
+            Self::Malformed(header) => write!(f, "{header} is repeated or unreadable"),
+            Self::Ambiguous(header) => write!(f, "{header} and its standard header differ"),
+            Self::OutOfTime => f.write_str("the signed time is too old or in the future"),
+            Self::Forged => f.write_str("the signature does not match the request"),
         }
     }
 }
@@ -365,7 +364,7 @@ impl fmt::Display for SetupError {
         f.write_str(match self {
             Self::EmptySecret => "the secret is empty",
             Self::NotBase64 => "the secret is not `whsec_` and base64",
-            Self::NoPublicUrl => "the sender signs the URL: say which by --public-url",
+            Self::NoPublicUrl => "the sender signs the URL: set --public-url",
         })
     }
 }

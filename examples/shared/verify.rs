@@ -1,20 +1,19 @@
-//! A layer that lets nothing pass but what its sender has signed.
+//! A layer that passes only requests with a valid signature.
 //!
-//! 1. It reads the body once, up to a limit in bytes and time, has the signature checked over those
-//!    bytes, and hands the same buffer on. Nothing is copied if the body was one buffer.
-//! 2. What is verified carries [`Verified`], which
-//!    [`require_verified`](tower_dedup::DedupLayer::require_verified) asks for.
-//! 3. What is not is answered 401 and goes no further. 401 says that the credentials are wrong,
-//!    and whoever retries such an answer is a sender whose secret or clock is wrong *here*: its
-//!    events wait until that is put right. Some senders give an event up on a 401 (Event Grid), as
-//!    is right for a forgery: try a secret out before events depend on it. It is not 403, which
-//!    tells some (Postmark) to stop; not 2xx, which loses a genuine event; and not 5xx, since
-//!    nothing is wrong with the server.
-//! 4. It belongs *outside* the layer that deduplicates: added after it to an axum route, before it
-//!    to a `ServiceBuilder`. Then what is not verified uses no id up.
+//! 1. It buffers the body once, up to a limit in bytes and time, and verifies the signature over these
+//!    bytes. It passes the same buffer on, without a copy if the body was one buffer.
+//! 2. A verified request carries [`Verified`], which
+//!    [`require_verified`](tower_dedup::DedupLayer::require_verified) demands.
+//! 3. Every other request is answered 401. If a genuine sender gets a 401, the secret or the clock is
+//!    wrong *here*. A sender that retries then delivers again once that is fixed. Some senders give up on a
+//!    401 (Event Grid), so test a secret before events depend on it. The status is not 403, which stops
+//!    some senders (Postmark). It is not 2xx, which loses a genuine event, and not 5xx, because the
+//!    server works.
+//! 4. It belongs *outside* the dedup layer: added after it to an axum route, or before it to a
+//!    `ServiceBuilder`. Then an unverified request uses up no id.
 //!
-//! It takes any request body whose data is [`Bytes`], and wraps any service that takes
-//! [`Full<Bytes>`]: a route of axum's, a [`Dedup`](tower_dedup::Dedup), a hyper server's service.
+//! It takes any request body whose data is [`Bytes`]. It wraps any service that takes [`Full<Bytes>`]:
+//! an axum route, a [`Dedup`](tower_dedup::Dedup), a hyper service.
 
 use std::error::Error;
 use std::future::Future;
@@ -33,7 +32,7 @@ use tower_dedup::Verified;
 
 use super::signature::{Check, Received};
 
-/// Verifies requests. A clone is another handle to the same check.
+/// Verifies requests. A clone shares the check.
 #[derive(Clone)]
 pub(crate) struct VerifyLayer {
     check: Check,
@@ -43,25 +42,25 @@ pub(crate) struct VerifyLayer {
 }
 
 impl VerifyLayer {
-    /// With the limits of [`DedupLayer`](tower_dedup::DedupLayer): 2 MiB, 10 s.
+    /// Creates the layer with the limits of [`DedupLayer`](tower_dedup::DedupLayer): 2 MiB, 10 s.
     pub(crate) fn new(check: Check) -> Self {
         let body_timeout = Duration::from_secs(10);
         Self { check, body_limit: 2 * 1024 * 1024, body_timeout, clock: unix_time }
     }
 
-    /// The largest body, in bytes; a larger one is answered 413.
+    /// Sets the largest body, in bytes. A larger body is answered 413.
     pub(crate) fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
         self
     }
 
-    /// How long a body may take to arrive; a slower one is answered 408.
+    /// Sets the time in which a body must arrive. A slower body is answered 408.
     pub(crate) fn body_timeout(mut self, time: Duration) -> Self {
         self.body_timeout = time;
         self
     }
 
-    /// What tells the time, in seconds since 1970.
+    /// Sets the clock, which returns seconds since 1970.
     pub(crate) fn clock(mut self, clock: fn() -> i64) -> Self {
         self.clock = clock;
         self
@@ -80,7 +79,7 @@ impl<S> Layer<S> for VerifyLayer {
     }
 }
 
-/// The service that [`VerifyLayer`] makes of an inner one.
+/// The service of [`VerifyLayer`].
 #[derive(Clone)]
 pub(crate) struct Verify<S> {
     inner: S,
@@ -104,7 +103,7 @@ where
     }
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
-        // The clone is not ready: it stays here, to be asked, and the ready one goes.
+        // Takes the ready service, and leaves the clone, which is not ready yet.
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
         let layer = self.layer.clone();
@@ -128,7 +127,7 @@ impl VerifyLayer {
         R::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let (mut head, body) = request.into_parts();
-        // What the client announces is refused before it is read.
+        // Refuses a body of an announced length before it is read.
         if body.size_hint().lower() > u64::try_from(self.body_limit).unwrap_or(u64::MAX) {
             return Err(StatusCode::PAYLOAD_TOO_LARGE);
         }

@@ -229,7 +229,8 @@ async fn nested_transactional_layers_on_one_pool_are_503() {
     let adapter = PostgresAdapter::new(pool);
     adapter.migrate().await.unwrap();
     let app = |store_timeout| -> Router {
-        let layer = |key| DedupLayer::transactional(key, adapter.clone());
+        // More than the default, which leaves connections for the inner layer.
+        let layer = |key| DedupLayer::transactional(key, adapter.clone()).max_running(8);
         Router::new()
             .route("/", post(async |_: DedupTx<Postgres>| {}))
             .layer(layer(by_header()).store_timeout(store_timeout))

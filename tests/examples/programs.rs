@@ -392,7 +392,10 @@ async fn inspect_looks_up_forgets_counts_and_purges() {
     let expired = "UPDATE webhook_deliveries SET expires_at = now() - interval '1 hour' \
         WHERE completed_at IS NOT NULL";
     sqlx::query(expired).execute(&mut connection).await.unwrap();
-    assert_eq!(inspect(&["purge", "--batch", "1"]).await, (true, "1 keys purged\n".to_owned()));
+    assert_eq!(
+        inspect(&["purge", "--keys-per-statement", "1"]).await,
+        (true, "1 keys purged\n".to_owned())
+    );
     assert_eq!(inspect(&["count"]).await, (true, "1 keys\n".to_owned()));
 
     let other = ["count", "--schema", schema.name(), "--table", "other"];

@@ -720,7 +720,7 @@ fn types_are_as_shareable_as_promised() {
 
 #[test]
 fn debug_output_of_public_types_names_them() {
-    is_debug::<DedupLayer<Lease>>();
+    is_debug::<DedupLayer>();
     is_debug::<WithInnerBody<Lease, Unsync>>();
     is_debug::<Dedup<SyncInner, Erased>>();
     is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();

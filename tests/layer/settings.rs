@@ -6,21 +6,18 @@ use std::time::Duration;
 use http::{Method, StatusCode};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::ledger::Lease;
 use tower_dedup::{ConfigError, DedupLayer, OnInFlight};
 
 use crate::support::{Handler, by_header, request, result, send, until};
 
-type Memory = DedupLayer<Lease>;
-
-fn layer() -> Memory {
+fn layer() -> DedupLayer {
     DedupLayer::new(by_header(), MemoryAdapter::new())
 }
 
 /// What a refused setter says, by panic and by error.
 fn refused(
-    panics: impl FnOnce(Memory) -> Memory,
-    returns: impl FnOnce(Memory) -> Result<Memory, ConfigError>,
+    panics: impl FnOnce(DedupLayer) -> DedupLayer,
+    returns: impl FnOnce(DedupLayer) -> Result<DedupLayer, ConfigError>,
 ) -> String {
     let error = returns(layer()).unwrap_err().to_string();
     let panic = catch_unwind(AssertUnwindSafe(|| drop(panics(layer())))).unwrap_err();

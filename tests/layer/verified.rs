@@ -864,7 +864,7 @@ async fn shake(headers: &[(&'static str, &'static str)], body: &str) -> Option<(
     let headers = headers
         .iter()
         .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
-    let response = handshake::answer(&headers.collect(), body.as_bytes())?;
+    let response = handshake::response(&headers.collect(), body.as_bytes())?;
     assert_eq!(response.status(), 200);
     let kind = response.headers()[header::CONTENT_TYPE].to_str().unwrap().to_owned();
     let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();

@@ -274,7 +274,7 @@ impl<DB: Database> DedupTx<DB> {
     ///
     /// Before you mark an event, roll back the writes of events that failed. For that, run each event
     /// under a savepoint of [`begin`](sqlx::Connection::begin), as
-    /// [the guide](crate::guide::transactions#batches) shows.
+    /// [the guide](crate::guide::transactions#multi-event-deliveries) shows.
     ///
     /// # Errors
     ///
