@@ -718,6 +718,7 @@ fn types_are_as_shareable_as_promised() {
 #[test]
 fn types_show_themselves() {
     is_debug::<DedupLayer>();
+    is_debug::<WithInnerBody<Lease, Unsync>>();
     is_debug::<Dedup<SyncInner, Erased>>();
     is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
     is_debug::<DedupHandle>();

@@ -6,12 +6,11 @@ use std::time::Duration;
 use http::{Method, StatusCode};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::ledger::Lease;
 use tower_dedup::{ConfigError, DedupLayer, OnInFlight};
 
 use crate::support::{Handler, by_header, request, result, send, until};
 
-type Memory = DedupLayer<Lease<MemoryAdapter>>;
+type Memory = DedupLayer;
 
 fn layer() -> Memory {
     DedupLayer::new(by_header(), MemoryAdapter::new())
