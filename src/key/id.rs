@@ -238,6 +238,18 @@ impl Keys {
 }
 
 /// The keys of a delivery that carries this one event.
+impl From<DedupKey> for Event {
+    fn from(key: DedupKey) -> Self {
+        Self::new(key)
+    }
+}
+
+impl From<&DedupKey> for Event {
+    fn from(key: &DedupKey) -> Self {
+        Self::new(key.clone())
+    }
+}
+
 impl From<Event> for Keys {
     fn from(event: Event) -> Self {
         Self { events: List::one(event), batch: false }
