@@ -1,4 +1,4 @@
-//! [`Deduplicator`]: the ledgers, for code that no HTTP request calls: queue consumers, schedulers.
+//! [`Deduplicator`]: the ledgers without HTTP, for queue consumers and schedulers.
 
 use std::fmt;
 use std::future::Future;
@@ -6,38 +6,62 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Extensions;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::adapter::{DedupAdapter, Seen};
+use crate::adapter::{DedupAdapter, Fetch, Payloads, Seen};
 use crate::delivery::Delivery;
-use crate::error::{ConfigError, Error};
-use crate::key::{DedupKey, Keys};
+use crate::error::{ConfigError, Error, ErrorKind, NOT_ZERO, check, valid};
+use crate::key::{Event, Keys};
+use crate::layer::OnUnavailable;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
-use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Lease, Ledger, OnArrival};
+use crate::ledger::{
+    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, MIN_LEASE, OnArrival,
+    poll_delays,
+};
 
-/// Runs the work of each key until it has succeeded once, under a [ledger](crate::ledger).
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Runs the handler of each event until it has succeeded once, under a [ledger](crate::ledger).
 ///
-/// How often the work of one key runs, and succeeds, is the ledger's promise: under a lease at least
-/// once, and once while no process and no store dies; on arrival at most once; in a transaction,
-/// what it writes there exactly once.
+/// The ledger decides how often the handler of one event succeeds: under a lease at least once, and
+/// once while no process and no store dies; on arrival at most once; in a transaction, its writes
+/// there take effect exactly once.
 ///
-/// It shares its store, and so its keys, with every layer and worker that uses the same one. Unlike
-/// a layer it starts no task: the work runs in the caller's.
+/// | setting | default |
+/// |---|---|
+/// | [`retention`](Self::retention) | 30 days |
+/// | [`lease`](Self::lease) | 60 s, renewed at 20 s |
+/// | [`store_timeout`](Self::store_timeout) | 2 s |
+/// | [`handler_timeout`](Self::handler_timeout) | off |
+/// | [`wait`](Self::wait) | zero: an event that runs elsewhere is reported at once |
+/// | [`on_unavailable`](Self::on_unavailable) | closed: an error, and the handler does not run |
+///
+/// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer, it
+/// starts no task for the handler: the handler runs in the caller's task, so the caller bounds how
+/// many run at once. A setter panics on a value without meaning; its `try_` twin returns a
+/// [`ConfigError`] instead.
+///
+/// # Clone
+///
+/// A clone shares the ledger with its original, and has its own settings.
 ///
 /// # Cancel safety
 ///
-/// If the future is dropped, so is the work, wherever it is. What is left to do then goes on in the
-/// runtime's background; [`drain`](Self::drain) waits for it:
+/// Dropping the future of [`run`](Self::run) drops the handler at its `.await`. The rest continues in
+/// the background; [`drain`](Self::drain) waits for it:
 ///
-/// - dropped while the key is claimed, or while the work runs: the key is free again, as after a
-///   failure. On arrival, work that has begun is lost. What the work has marked as done stays done.
-/// - dropped while a success is completed: the key is complete. In a transaction, the COMMIT
-///   decides, and the next call finds out.
-/// - dropped while a failure is released: the key is free.
+/// - dropped while the keys are claimed, or while the handler runs: the keys are released, as after a
+///   failure. On arrival, an event whose handler has started is lost. An event that the handler has
+///   [marked](Delivery::mark_done) stays complete.
+/// - dropped while a success is completed: the keys become complete. In a transaction, the COMMIT
+///   decides; the next `run` finds out.
+/// - dropped while a failure is released: the keys are released.
 ///
 /// # Example
 ///
@@ -47,36 +71,44 @@ use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Lease, Ledger, O
 /// use tower_dedup::adapter::MemoryAdapter;
 /// use tower_dedup::{DedupKey, Deduplicator, RunOutcome};
 ///
-/// let worker = Deduplicator::new(MemoryAdapter::new());
+/// let dedup = Deduplicator::new(MemoryAdapter::new());
 /// let key = DedupKey::new("invoices", "invoice_17")?;
 ///
-/// let failed = worker.run(&key, async |_| Err::<(), _>("no paper")).await;
-/// assert!(failed.is_err()); // the key is free: the queue delivers again …
-/// let first = worker.run(&key, async |work| Ok::<_, &str>(work.delivery().attempt())).await;
+/// let failed = dedup.run(&key, async |_| Err::<(), _>("no paper")).await;
+/// assert!(failed.is_err()); // the key is released: the queue delivers again
+/// let first = dedup.run(&key, async |run| Ok::<_, &str>(run.delivery().attempt())).await;
 /// assert_eq!(first.unwrap(), RunOutcome::First(2));
-/// let again = worker.run(&key, async |_| Ok::<_, &str>(0)).await;
-/// assert!(matches!(again.unwrap(), RunOutcome::Duplicate(_))); // … to be acknowledged
+/// let again = dedup.run(&key, async |_| Ok::<_, &str>(0)).await;
+/// assert!(matches!(again.unwrap(), RunOutcome::Duplicate(_))); // acknowledge the message
 /// # Ok::<(), tower_dedup::KeyError>(())
 /// # }).unwrap();
 /// ```
-#[must_use = "a worker does nothing until it is given work"]
+#[must_use = "a deduplicator does nothing until `run` is called"]
 pub struct Deduplicator<L = Lease> {
     ledger: Arc<L>,
+    settings: Settings,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Settings {
     retention: Duration,
     lease: Duration,
     store_timeout: Duration,
+    handler_timeout: Option<Duration>,
+    wait: Duration,
+    fail_open: bool,
 }
 
 impl Deduplicator {
-    /// A worker under a lease. It remembers keys for 30 days, with leases of 60 s and 2 s for each
-    /// call to the store.
+    /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
     ///
     /// # Panics
     ///
-    /// Panics if the adapter has no [`leases`](crate::adapter::Abilities::leases).
+    /// If the adapter has no [`leases`](crate::adapter::Abilities::leases);
+    /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(adapter: impl DedupAdapter) -> Self {
-        Self::try_new(adapter).unwrap_or_else(|error| panic!("{error}"))
+        valid(Self::try_new(adapter))
     }
 
     /// Does the same as [`new`](Self::new), for an adapter that is chosen at run time.
@@ -89,12 +121,14 @@ impl Deduplicator {
         Ok(Self::with_ledger(Lease::new(Arc::new(adapter))?))
     }
 
-    /// A worker whose keys are permanent before their work runs.
+    /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event whose
+    /// handler fails is lost.
     pub fn on_arrival(adapter: impl DedupAdapter) -> Deduplicator<OnArrival> {
         Deduplicator::with_ledger(OnArrival::new(Arc::new(adapter)))
     }
 
-    /// A worker whose keys commit together with what their work writes.
+    /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
+    /// together, or not at all. The handler takes the transaction from [`RunContext::transaction`].
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn transactional<A: TransactionAdapter>(
         adapter: A,
@@ -105,31 +139,110 @@ impl Deduplicator {
 
 impl<L: Ledger> Deduplicator<L> {
     fn with_ledger(ledger: L) -> Self {
-        const DAY: Duration = Duration::from_secs(86_400);
-        Self {
-            ledger: Arc::new(ledger),
+        let settings = Settings {
             retention: 30 * DAY,
             lease: Duration::from_secs(60),
             store_timeout: Duration::from_secs(2),
-        }
+            handler_timeout: None,
+            wait: Duration::ZERO,
+            fail_open: false,
+        };
+        Self { ledger: Arc::new(ledger), settings }
     }
 
-    /// How long a key is remembered, from its first claim on.
-    pub fn retention(mut self, retention: Duration) -> Self {
-        self.retention = retention;
-        self
+    /// Sets how long a key is remembered, from its first claim on.
+    ///
+    /// # Panics
+    ///
+    /// If `retention` is zero; [`try_retention`](Self::try_retention) returns an error instead.
+    #[track_caller]
+    pub fn retention(self, retention: Duration) -> Self {
+        valid(self.try_retention(retention))
     }
 
-    /// How long a claim holds without being renewed, at least 100 ms: how long the work of a
-    /// process that died waits for its retry.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease.max(Duration::from_millis(100));
-        self
+    /// Does the same as [`retention`](Self::retention), for a value from outside.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] if `retention` is zero.
+    pub fn try_retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
+        check(!retention.is_zero(), "retention", NOT_ZERO)?;
+        self.settings.retention = retention;
+        Ok(self)
     }
 
-    /// The bound on every call to the store, waiting for a connection included.
-    pub fn store_timeout(mut self, bound: Duration) -> Self {
-        self.store_timeout = bound;
+    /// Sets how long a claim holds without a renewal: how long an event waits for its retry after
+    /// its process died. The claim is renewed at a third of that.
+    ///
+    /// # Panics
+    ///
+    /// If `lease` is below 100 ms, because a busy process may renew later than that;
+    /// [`try_lease`](Self::try_lease) returns an error instead.
+    #[track_caller]
+    pub fn lease(self, lease: Duration) -> Self {
+        valid(self.try_lease(lease))
+    }
+
+    /// Does the same as [`lease`](Self::lease), for a value from outside.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] if `lease` is below 100 ms.
+    pub fn try_lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
+        check(lease >= MIN_LEASE, "lease", "at least 100 ms")?;
+        self.settings.lease = lease;
+        Ok(self)
+    }
+
+    /// Sets the bound on every call to the store, waiting for a connection included.
+    ///
+    /// # Panics
+    ///
+    /// If `bound` is zero; [`try_store_timeout`](Self::try_store_timeout) returns an error instead.
+    #[track_caller]
+    pub fn store_timeout(self, bound: Duration) -> Self {
+        valid(self.try_store_timeout(bound))
+    }
+
+    /// Does the same as [`store_timeout`](Self::store_timeout), for a value from outside.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] if `bound` is zero.
+    pub fn try_store_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
+        check(!bound.is_zero(), "store_timeout", NOT_ZERO)?;
+        self.settings.store_timeout = bound;
+        Ok(self)
+    }
+
+    /// Sets how long a handler may run. Past that the handler is dropped at an `.await`, its key is
+    /// released, and [`run`](Self::run) returns [`RunError::TimedOut`]. On arrival the key stays
+    /// complete, and the event is lost.
+    ///
+    /// # Panics
+    ///
+    /// If `bound` is zero; [`try_handler_timeout`](Self::try_handler_timeout) returns an error
+    /// instead.
+    #[track_caller]
+    pub fn handler_timeout(self, bound: Duration) -> Self {
+        valid(self.try_handler_timeout(bound))
+    }
+
+    /// Does the same as [`handler_timeout`](Self::handler_timeout), for a value from outside.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] if `bound` is zero.
+    pub fn try_handler_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
+        check(!bound.is_zero(), "handler_timeout", NOT_ZERO)?;
+        self.settings.handler_timeout = Some(bound);
+        Ok(self)
+    }
+
+    /// Sets how long [`run`](Self::run) waits for an event that runs elsewhere, a day at most. It
+    /// asks the store every 20 ms at first, and every 250 ms later.
+    pub fn wait(mut self, bound: Duration) -> Self {
+        self.settings.wait = bound;
         self
     }
 
@@ -138,65 +251,122 @@ impl<L: Ledger> Deduplicator<L> {
         self.ledger.pending_writes()
     }
 
-    /// Waits until no completion and no release continues in the background, at shutdown.
+    /// Waits until no completion and no release continues in the background. Call it at shutdown.
     pub async fn drain(&self) {
         self.ledger.drain().await;
     }
 
-    /// Runs `work` if the key is new, and makes the key permanent if it succeeds.
+    /// Runs `handler` if the event is new, and makes its keys permanent if `handler` succeeds.
+    ///
+    /// A [`DedupKey`](crate::DedupKey) or a reference to one is an event; [`Event`] adds a second
+    /// identity. If the event [has a payload](Event::with_payload), its SHA-256 is stored with the
+    /// key and compared with that of the event that was handled: see [`RunOutcome::Mismatch`].
     ///
     /// # Errors
     ///
-    /// [`RunError::Handler`] if the work failed: its key is free for the next attempt.
-    /// [`RunError::Store`] if the store did not answer, or if a transaction could not be
-    /// committed: the message is not to be acknowledged.
+    /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long: the
+    ///   key is released for the next attempt.
+    /// - [`RunError::Store`] if the store did not reply, if the transaction could not be committed, or
+    ///   (with [`ErrorKind::Unsupported`]) if the event has a payload and the adapter has no
+    ///   [`stored_data`](crate::adapter::Abilities::stored_data).
+    ///
+    /// After any of them, do not acknowledge the message.
     pub async fn run<T, E, F>(
         &self,
-        key: &DedupKey,
-        work: impl FnOnce(RunContext) -> F,
+        event: impl Into<Event>,
+        handler: impl FnOnce(RunContext) -> F,
     ) -> Result<RunOutcome<T>, RunError<E>>
     where
         F: Future<Output = Result<T, E>>,
     {
-        let context = BeginContext::new(self.retention, self.lease, self.store_timeout);
-        let begun = self.ledger.begin(&Keys::one(key.clone()), &context).await;
-        let claim = match begun.map_err(RunError::Store)? {
+        let claim = match self.begin(event.into()).await.map_err(RunError::Store)? {
             Begin::First { claim, .. } => claim,
-            Begin::Duplicate(known) | Begin::Mismatch(known) => {
-                return Ok(RunOutcome::Duplicate(Seen::new(known.age)));
-            }
+            Begin::Duplicate(info) => return Ok(RunOutcome::Duplicate(Seen::new(info.age))),
+            Begin::Mismatch(info) => return Ok(RunOutcome::Mismatch(Seen::new(info.age))),
             Begin::InFlight => return Ok(RunOutcome::InFlight),
         };
         let mut extensions = Extensions::new();
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
-        match work(RunContext { delivery, extensions }).await {
+        let handled = handler(RunContext { delivery, extensions });
+        let handled = match self.settings.handler_timeout {
+            None => handled.await.map_err(RunError::Handler),
+            Some(bound) => match tokio::time::timeout(bound, handled).await {
+                Ok(handled) => handled.map_err(RunError::Handler),
+                Err(_elapsed) => Err(RunError::TimedOut),
+            },
+        };
+        match handled {
             Ok(value) => {
                 claim.commit(&HandlerSuccess::default()).await.map_err(RunError::Store)?;
                 Ok(RunOutcome::First(value))
             }
             Err(error) => {
-                // Whether the rollback came through is for the ledger's log.
+                // The ledger logs a release that failed.
                 let _ = claim.rollback().await;
-                Err(RunError::Handler(error))
+                Err(error)
             }
         }
+    }
+
+    /// Claims the event. While the event runs elsewhere, claims it again until the wait is over.
+    async fn begin(&self, event: Event) -> Result<Begin<L::Claim>, Error> {
+        let payloads: Option<Payloads> = event
+            .payload()
+            .map(|bytes| [(event.key().clone(), Sha256::digest(bytes).into())].into());
+        if payloads.is_some() && !self.ledger.stores_data() {
+            return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
+        }
+        let keys = Keys::from(event).without_payloads();
+        let Settings { retention, lease, store_timeout, wait, fail_open, .. } = self.settings;
+        // A new token for every claim: an earlier one may still be released in the background.
+        let context = |fail_open| {
+            let fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
+            BeginContext::new(retention, lease, store_timeout)
+                .with_payloads(payloads.clone())
+                .with_fetch(fetch)
+                .fail_open(fail_open)
+        };
+        let deadline = Instant::now() + wait.min(DAY);
+        let mut begun = self.ledger.begin(&keys, &context(fail_open)).await?;
+        let mut delays = poll_delays();
+        while matches!(begun, Begin::InFlight) && Instant::now() < deadline {
+            let delay = delays.next().unwrap_or_default();
+            tokio::time::sleep_until(deadline.min(Instant::now() + delay)).await;
+            // Closed, whatever the policy: this event is known to be in flight, and only an event of
+            // which nothing is known may run unprotected.
+            match self.ledger.begin(&keys, &context(false)).await {
+                Ok(again) => begun = again,
+                Err(error) if Instant::now() >= deadline && !fail_open => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(begun)
+    }
+}
+
+impl<L: FailOpen> Deduplicator<L> {
+    /// Sets what to do with an event while the store does not reply. See
+    /// [`DedupLayer::on_unavailable`](crate::DedupLayer::on_unavailable).
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
+        self.settings.fail_open = policy == OnUnavailable::Open;
+        self
     }
 }
 
 impl<L> Clone for Deduplicator<L> {
     fn clone(&self) -> Self {
-        Self { ledger: Arc::clone(&self.ledger), ..*self }
+        Self { ledger: Arc::clone(&self.ledger), settings: self.settings }
     }
 }
 
-impl<L: fmt::Debug> fmt::Debug for Deduplicator<L> {
+impl<L> fmt::Debug for Deduplicator<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deduplicator").field("ledger", &self.ledger).finish_non_exhaustive()
+        f.debug_struct("Deduplicator").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
-/// What work can know and use: the counterpart of a request's extensions.
+/// What a handler knows and uses: the counterpart of a request's extensions.
 #[derive(Debug)]
 pub struct RunContext {
     delivery: Delivery,
@@ -208,13 +378,13 @@ pub struct RunContext {
 }
 
 impl RunContext {
-    /// The delivery: its attempt, its lease, its derived idempotency keys.
+    /// Returns the delivery: its attempt, its lease, its derived idempotency keys.
     #[must_use]
     pub fn delivery(&self) -> &Delivery {
         &self.delivery
     }
 
-    /// The transaction that commits with the key.
+    /// Lends the transaction that commits with the key.
     ///
     /// # Errors
     ///
@@ -226,42 +396,48 @@ impl RunContext {
     }
 }
 
-/// What became of a key's work.
+/// What [`Deduplicator::run`] did with an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunOutcome<T> {
-    /// It ran, and succeeded.
+    /// The handler ran and succeeded.
     First(T),
-    /// It was done before: acknowledge the message.
+    /// The event was handled before: acknowledge the message.
     Duplicate(Seen),
-    /// It is being done elsewhere, and may fail there: have the message delivered again later.
+    /// The event was handled before, with another payload. The handler did not run.
+    Mismatch(Seen),
+    /// The event runs elsewhere and may fail there: let the queue deliver the message again later.
     InFlight,
 }
 
-/// Why a key's work is not done.
+/// Why an event was not handled.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RunError<E> {
-    /// The store did not answer, or refused.
+    /// The store did not reply, or refused.
     Store(Error),
-    /// The work itself failed.
+    /// The handler failed.
     Handler(E),
+    /// The handler ran longer than [`Deduplicator::handler_timeout`].
+    TimedOut,
 }
 
 impl<E> fmt::Display for RunError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Store(_) => "the ledger failed",
-            Self::Handler(_) => "the work failed",
+            Self::Handler(_) => "the handler failed",
+            Self::TimedOut => "the handler timed out",
         })
     }
 }
 
 impl<E: std::error::Error + 'static> std::error::Error for RunError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(match self {
-            Self::Store(error) => error,
-            Self::Handler(error) => error,
-        })
+        match self {
+            Self::Store(error) => Some(error),
+            Self::Handler(error) => Some(error),
+            Self::TimedOut => None,
+        }
     }
 }

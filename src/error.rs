@@ -322,6 +322,32 @@ pub enum ConfigError {
     },
 }
 
+/// The rule of a setting that must be longer than zero.
+pub(crate) const NOT_ZERO: &str = "longer than zero";
+
+/// Refuses a setting without meaning.
+pub(crate) fn check(
+    is_valid: bool,
+    setting: &'static str,
+    rule: &'static str,
+) -> Result<(), ConfigError> {
+    if is_valid { Ok(()) } else { Err(ConfigError::InvalidSetting { setting, rule }) }
+}
+
+/// Returns what a `try_` setter returned, for the setter that panics.
+///
+/// # Panics
+///
+/// Panics for a setting without meaning, and names the caller of the setter.
+#[track_caller]
+pub(crate) fn valid<T>(set: Result<T, ConfigError>) -> T {
+    // No closure: its place would be reported instead of the caller's.
+    match set {
+        Ok(set) => set,
+        Err(error) => panic!("{error}"),
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -239,6 +239,18 @@ impl Keys {
     }
 }
 
+impl From<DedupKey> for Event {
+    fn from(key: DedupKey) -> Self {
+        Self::new(key)
+    }
+}
+
+impl From<&DedupKey> for Event {
+    fn from(key: &DedupKey) -> Self {
+        Self::new(key.clone())
+    }
+}
+
 /// Makes the keys of a delivery that carries this one event.
 impl From<Event> for Keys {
     fn from(event: Event) -> Self {

@@ -11,14 +11,12 @@ use tower_layer::Layer;
 use super::config::Config;
 use super::gate::Gate;
 use super::handle::DedupHandle;
-use super::policy::{
-    LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success, valid,
-};
+use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use super::service::Dedup;
 use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, valid};
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;

@@ -10,7 +10,6 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Method, Request, Response, request};
@@ -29,13 +28,8 @@ use super::report::ReportFields;
 use crate::adapter::{Payloads, StoredResponse};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
-use crate::ledger::{Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, Remainder};
+use crate::ledger::{Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, Remainder, poll_delays};
 use crate::observe::{self, Outcome};
-
-/// A waiting delivery asks the store at growing intervals, for an event that runs in another
-/// process. Within this process it is woken.
-const FIRST_POLL: Duration = Duration::from_millis(20);
-const SLOWEST_POLL: Duration = Duration::from_millis(250);
 
 /// A delivery that runs.
 pub(super) struct Run<S, L, B> {
@@ -183,14 +177,9 @@ where
         let mut woken = pin!(notify.notified());
         woken.as_mut().enable();
         let deadline = deadline_in(bound);
-        let mut polls = ExponentialBuilder::new()
-            .with_min_delay(FIRST_POLL)
-            .with_max_delay(SLOWEST_POLL)
-            .with_jitter()
-            .without_max_times()
-            .build();
+        let mut delays = poll_delays();
         loop {
-            let poll = Instant::now() + polls.next().unwrap_or(SLOWEST_POLL);
+            let poll = Instant::now() + delays.next().unwrap_or_default();
             tokio::select! {
                 () = woken.as_mut() => {}
                 () = sleep_until(poll.min(deadline)) => {}

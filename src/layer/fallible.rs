@@ -8,13 +8,12 @@ use http::{Method, StatusCode};
 use super::builder::DedupLayer;
 use super::config::ComparedPart;
 use super::policy::{OnMismatch, Replay};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, NOT_ZERO, check};
 use crate::key::KeyPart;
-use crate::ledger::{CanReplay, Ledger};
+use crate::ledger::{CanReplay, Ledger, MIN_LEASE};
 use crate::observe;
 
 /// Below this, a lease may lapse between two renewals on a busy machine.
-const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 
 /// Settings from a file.
 impl<L> DedupLayer<L> {
@@ -49,7 +48,7 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] for zero.
     pub fn try_body_timeout(mut self, time: Duration) -> Result<Self, ConfigError> {
-        check(!time.is_zero(), "body_timeout", LONGER)?;
+        check(!time.is_zero(), "body_timeout", NOT_ZERO)?;
         self.config.body_timeout = time;
         Ok(self)
     }
@@ -60,7 +59,7 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] for zero.
     pub fn try_retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
-        check(!retention.is_zero(), "retention", LONGER)?;
+        check(!retention.is_zero(), "retention", NOT_ZERO)?;
         if let Some(floor) = self.config.key.floor()
             && retention < floor
         {
@@ -76,7 +75,7 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] below 100 ms.
     pub fn try_lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
-        check(lease >= SHORTEST_LEASE, "lease", "at least 100 ms")?;
+        check(lease >= MIN_LEASE, "lease", "at least 100 ms")?;
         self.config.lease = lease;
         Ok(self)
     }
@@ -87,7 +86,7 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] for zero.
     pub fn try_store_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        check(!bound.is_zero(), "store_timeout", LONGER)?;
+        check(!bound.is_zero(), "store_timeout", NOT_ZERO)?;
         self.config.store_timeout = bound;
         Ok(self)
     }
@@ -98,7 +97,7 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] for zero.
     pub fn try_handler_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        check(!bound.is_zero(), "handler_timeout", LONGER)?;
+        check(!bound.is_zero(), "handler_timeout", NOT_ZERO)?;
         self.config.handler_timeout = Some(bound);
         Ok(self)
     }
@@ -181,10 +180,4 @@ impl<L: CanReplay> DedupLayer<L> {
         self.config.replay = Some(replay);
         Ok(self)
     }
-}
-
-const LONGER: &str = "longer than zero";
-
-fn check(is_valid: bool, setting: &'static str, rule: &'static str) -> Result<(), ConfigError> {
-    if is_valid { Ok(()) } else { Err(ConfigError::InvalidSetting { setting, rule }) }
 }

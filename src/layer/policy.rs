@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, header, response};
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, valid};
 
 /// What to do with a delivery that carries no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -228,20 +228,6 @@ pub enum LogIds {
 /// [`DedupLayer::require_verified`](crate::DedupLayer::require_verified) refuses requests without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Verified;
-
-/// Returns what was set.
-///
-/// # Panics
-///
-/// For a setting without meaning, naming the caller of its setter.
-#[track_caller]
-pub(super) fn valid<T>(set: Result<T, ConfigError>) -> T {
-    // No closure: a closure would be the place of the panic.
-    match set {
-        Ok(set) => set,
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// Decides whether a response means that the event was handled.
 #[derive(Clone)]

@@ -35,6 +35,7 @@ pub(crate) use contract::{
     Begin, BeginContext, CanReplay, Claim, DuplicateInfo, FailOpen, HandlerSuccess, Remainder,
 };
 pub use lease::Lease;
+pub(crate) use retry::poll_delays;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::Transactional;
 
@@ -65,3 +66,6 @@ pub mod internals {
         Arc::new(super::Transactional::new(Arc::new(adapter)))
     }
 }
+
+/// The shortest lease. A shorter one would lapse between two renewals of a busy process.
+pub(crate) const MIN_LEASE: std::time::Duration = std::time::Duration::from_millis(100);
