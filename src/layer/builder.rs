@@ -416,12 +416,16 @@ impl<L> DedupLayer<L> {
     }
 }
 
-impl<L: FailOpen> DedupLayer<L> {
+impl<L: Ledger> DedupLayer<L> {
     /// Sets what to do with a delivery when the store is unavailable.
     ///
     /// Not for [`transactional`](Self::transactional) layers: without the database there is no
     /// transaction to lend, so this does not compile.
-    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
+    // The bound is the method's, so that the compiler shows the message of `FailOpen`.
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self
+    where
+        L: FailOpen,
+    {
         self.config.on_unavailable = policy;
         self
     }
@@ -460,7 +464,7 @@ impl<L: Ledger> DedupLayer<L> {
     }
 }
 
-impl<L: CanReplay> DedupLayer<L> {
+impl<L: Ledger> DedupLayer<L> {
     /// Stores the response to the first delivery of an event that succeeds, and answers its
     /// duplicates with it. Some senders use the response: a Telegram bot's method call, the
     /// instructions of a Twilio webhook.
@@ -487,7 +491,10 @@ impl<L: CanReplay> DedupLayer<L> {
     /// If the adapter has no [`stored_data`](crate::adapter::Abilities::stored_data);
     /// [`try_replay`](Self::try_replay) returns an error instead.
     #[track_caller]
-    pub fn replay(self, replay: Replay) -> Self {
+    pub fn replay(self, replay: Replay) -> Self
+    where
+        L: CanReplay,
+    {
         valid(self.try_replay(replay))
     }
 }
