@@ -4,6 +4,7 @@ mod postgres_failover;
 mod postgres_interruption;
 mod postgres_processes;
 mod postgres_silence;
+mod postgres_stalls;
 mod sigkill;
 #[path = "../support/mod.rs"]
 mod support;

@@ -14,34 +14,31 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter, Released,
-    Token,
+    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
 };
-use tower_dedup::{DedupHandle, DedupLayer, ErrorKind, OnInFlight};
+use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
 
-use crate::support::effects::{
-    Boxed, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged, write,
-};
+use crate::support::effects::{Boxed, Database, MINUTE, answer, apart, until_acknowledged, write};
 use crate::support::proxy::{Cut, Proxy};
-use crate::support::{Body, FIRST, Handler, by_header, dedup_key, on_claim, request, send};
+use crate::support::{Body, Handler, by_header, dedup_key, request, send};
 
-const STORE_TIMEOUT: Duration = Duration::from_millis(400);
-const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
+pub(super) const STORE_TIMEOUT: Duration = Duration::from_millis(400);
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
 /// The sum of several bounds, on a busy machine.
-const IN_TIME: Duration = Duration::from_secs(10);
+pub(super) const IN_TIME: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 2;
 
-fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
+pub(super) fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
     let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
     adapter.statement_timeout(STATEMENT_TIMEOUT)
 }
 
 /// What is tested: a layer over this adapter, around a handler, which may be the given one.
-type Build = fn(PostgresAdapter, Boxed) -> (DedupHandle, Boxed);
+pub(super) type Build = fn(PostgresAdapter, Boxed) -> (DedupHandle, Boxed);
 
 /// A handler that writes its effect over connections that work. They belong to the runtime of the
 /// test, because the runtime of a delivery ends before the test does.
-fn sound(database: &Database) -> Boxed {
+pub(super) fn sound(database: &Database) -> Boxed {
     let (runtime, handler) = (tokio::runtime::Handle::current(), apart(database));
     Boxed::new(tower::service_fn(move |request| {
         let run = runtime.spawn(handler.clone().oneshot(request));
@@ -61,7 +58,7 @@ where
     }))
 }
 
-fn lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
+pub(super) fn lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     (layer.handle(), boxed(layer.layer(handler)))
 }
@@ -88,7 +85,7 @@ fn on_arrival(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) 
 }
 
 /// The handler bounds the time that it waits for its statement.
-fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
+pub(super) fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     let handler = tower::service_fn(async |request: Request<Body>| {
         match tokio::time::timeout(STORE_TIMEOUT, write(request)).await {
@@ -118,7 +115,7 @@ fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-const WARM: &str = "warm";
+pub(super) const WARM: &str = "warm";
 
 /// Runs one delivery of which one message falls silent, in a runtime of its own whose tasks are
 /// counted. Returns the number of messages.
@@ -179,7 +176,7 @@ async fn silenced(
 }
 
 /// Waits for half a minute at most.
-async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
+pub(super) async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
     let met = async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -445,241 +442,4 @@ async fn lanes_follow_the_connect_options_of_the_pool() {
     for role in ["old", "new"] {
         database.run(format!("DROP OWNED BY {name}_{role} CASCADE; DROP ROLE {name}_{role}")).await;
     }
-}
-
-/// A handler that is dropped at its timeout leaves a statement that waits for a row lock. Two such
-/// handlers do not use up a pool of two connections.
-#[tokio::test]
-async fn a_statement_that_outlives_its_handler_is_ended() {
-    let database = Database::fresh().await;
-    let pool = database.pool(2);
-    let adapter = adapter(&pool, Batching::new());
-    adapter.migrate().await.unwrap();
-    database.run("CREATE TABLE stock (item int PRIMARY KEY); INSERT INTO stock VALUES (1)").await;
-    let handler = tower::service_fn(async |request: Request<Body>| {
-        let stuck = request.headers()["webhook-id"].to_str().unwrap().starts_with("stuck");
-        let run = async {
-            let mut tx = lend(&request);
-            if stuck {
-                let lock = sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE");
-                lock.execute(&mut *tx).await.unwrap();
-            }
-            effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
-        };
-        Ok::<_, Infallible>(answer(tokio::time::timeout(STORE_TIMEOUT, run).await.is_ok()))
-    });
-    let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    let service = layer.layer(handler);
-    let mut locked = database.effects.pool().begin().await.unwrap();
-    sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE").execute(&mut *locked).await.unwrap();
-    let stuck = ["stuck-1", "stuck-2"].map(|id| send(&service, request(id)));
-    for answered in join_all(stuck).await {
-        assert_eq!(answered.status(), 500);
-    }
-    // The row is still locked: connections are available, and no session waits on the server.
-    until_acknowledged(&service, "sound").await;
-    database.until_sessions("wait_event_type = 'Lock'", 0).await;
-    locked.rollback().await.unwrap();
-    for id in ["stuck-1", "stuck-2"] {
-        until_acknowledged(&service, id).await;
-    }
-    let ids = ["sound", "stuck-1", "stuck-2"].map(str::to_owned);
-    database.effects.assert_once(ids).await;
-    database.until_nothing_is_open().await;
-}
-
-/// A session locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` or `ALTER TABLE` does.
-/// Calls fail in time, sessions do not pile up on the server, and the next calls succeed.
-async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
-    for mode in ["SHARE", "ACCESS EXCLUSIVE"] {
-        let database = Database::fresh().await;
-        let pool = database.pool(4);
-        let adapter = adapter(&pool, batching);
-        adapter.migrate().await.unwrap();
-        let (_, service) = build(adapter, sound(&database));
-        until_acknowledged(&service, WARM).await;
-        let mut locked = database.effects.pool().begin().await.unwrap();
-        let lock = format!("LOCK TABLE webhook_deliveries IN {mode} MODE");
-        sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut *locked).await.unwrap();
-        let (start, mut most) = (Instant::now(), 0);
-        while start.elapsed() < 8 * STATEMENT_TIMEOUT {
-            let crowd = (0..4).map(|number| {
-                let (service, id) = (service.clone(), format!("{number}-{:?}", start.elapsed()));
-                async move {
-                    let sent = Instant::now();
-                    assert_eq!(send(&service, request(&id)).await.status(), 503);
-                    assert!(sent.elapsed() < IN_TIME, "answered after {:?}", sent.elapsed());
-                }
-            });
-            join_all(crowd).await;
-            most = most.max(database.sessions("true").await);
-        }
-        // The sessions of the pool, of the lanes, and of the statements that terminate others.
-        assert!(most <= 16, "{most} sessions under {mode}");
-        locked.rollback().await.unwrap();
-        until_acknowledged(&service, "after").await;
-        assert_eq!(database.effects.of("after").await, 1);
-        database.until_nothing_is_open().await;
-    }
-}
-
-#[tokio::test]
-async fn lease_on_a_locked_table_piles_up_no_sessions() {
-    locked_table_piles_up_no_sessions(Batching::new(), lease).await;
-}
-
-#[tokio::test]
-async fn unbatched_lease_on_a_locked_table_piles_up_no_sessions() {
-    locked_table_piles_up_no_sessions(Batching::off(), lease).await;
-}
-
-#[tokio::test]
-async fn transactions_on_a_locked_table_pile_up_no_sessions() {
-    locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
-}
-
-/// COMMIT stalls, as for a standby that is away or a disk that hangs. The sessions that wait in
-/// COMMIT are not terminated, and the adapter opens no further sessions beside them.
-#[tokio::test]
-async fn stalled_commits_pile_up_no_sessions() {
-    let database = Database::fresh().await;
-    let pool = database.pool(3);
-    let (_, service) = in_a_transaction(adapter(&pool, Batching::new()), sound(&database));
-    until_acknowledged(&service, WARM).await;
-    let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
-    let (start, mut most, mut sent) = (Instant::now(), 0, 0);
-    while start.elapsed() < 8 * STATEMENT_TIMEOUT {
-        assert_eq!(send(&service, request(&format!("event-{sent}"))).await.status(), 503);
-        sent += 1;
-        most = most.max(database.sessions("true").await);
-    }
-    assert!(most <= 3 + 2 + 3, "{most} sessions");
-    drop(gate);
-    for number in 0..sent {
-        until_acknowledged(&service, &format!("event-{number}")).await;
-    }
-    let ids = (0..sent).map(|number| format!("event-{number}"));
-    database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
-    database.until_nothing_is_open().await;
-}
-
-/// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the
-/// row, but its absence proves nothing: if the adapter took it for absent, the event would be lost
-/// when the row appears.
-#[tokio::test]
-async fn record_that_waits_in_its_commit_is_not_reported_absent() {
-    let database = Database::fresh().await;
-    for batching in [Batching::new(), Batching::off()] {
-        let adapter = adapter(&database.pool(3), batching);
-        adapter.migrate().await.unwrap();
-        let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
-        let (keys, mine) =
-            ([dedup_key(&format!("{batching:?}"))], CallTerms::on_claim(rand_token(), MINUTE));
-        let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
-        assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
-        let start = Instant::now();
-        while start.elapsed() < 3 * STATEMENT_TIMEOUT {
-            let undone = adapter.release(&keys, &mine);
-            let undone = tokio::time::timeout(STATEMENT_TIMEOUT, undone).await;
-            assert!(!matches!(undone, Ok(Ok(_))), "{undone:?} after {:?}", start.elapsed());
-        }
-        drop(gate);
-        let undone = async || {
-            let undone = adapter.release(&keys, &mine).await;
-            undone.is_ok_and(|undone| undone == [Released::Released])
-        };
-        // The row appears when the COMMIT of the claim ends.
-        until(undone).await;
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
-    }
-}
-
-fn rand_token() -> Token {
-    rand::random::<[u8; 16]>().into()
-}
-
-/// A COMMIT that the server refuses has ended the transaction, so the connection stays in the pool.
-#[tokio::test]
-async fn refused_commit_keeps_its_connection() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let (_, service) = in_a_transaction(adapter(&pool, Batching::new()), sound(&database));
-    until_acknowledged(&service, WARM).await;
-    database
-        .run(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-             RAISE serialization_failure; END $$; \
-             CREATE CONSTRAINT TRIGGER refused AFTER INSERT ON effects INITIALLY DEFERRED \
-             FOR EACH ROW WHEN (NEW.id = 'refused') EXECUTE FUNCTION refuse()",
-        )
-        .await;
-    let session = async || -> i32 {
-        let pid = sqlx::query_scalar("SELECT pg_backend_pid()");
-        pid.fetch_one(&pool).await.unwrap()
-    };
-    let before = session().await;
-    assert!(send(&service, request("refused")).await.status().is_server_error());
-    assert_eq!(session().await, before);
-    until_acknowledged(&service, "after").await;
-    assert_eq!(database.effects.of("refused").await, 0);
-    database.until_nothing_is_open().await;
-}
-
-/// A pool that shares the permits of a smaller parent has no more lanes than it has connections.
-#[tokio::test]
-async fn a_pool_with_a_parent_has_lanes() {
-    let database = Database::fresh().await;
-    let parent = database.pool(2);
-    let pool = PgPoolOptions::new().max_connections(1).parent(parent);
-    let pool = pool.connect_lazy_with(database.options());
-    let (_, service) = lease(adapter(&pool, Batching::new()), sound(&database));
-    until_acknowledged(&service, "a").await;
-}
-
-/// The adapter is closed before or after a lane was opened. Later calls fail and open no
-/// connection.
-#[tokio::test]
-async fn a_closed_adapter_opens_no_connection() {
-    let database = Database::fresh().await;
-    for batching in [Batching::new(), Batching::off()] {
-        for opened in [false, true] {
-            let pool = database.pool(2);
-            let adapter = adapter(&pool, batching);
-            let terms = CallTerms::on_claim([1; 16].into(), MINUTE);
-            let record = async |id: &str| adapter.claim(&[dedup_key(id)], &on_claim(&terms)).await;
-            if opened {
-                let id = format!("{batching:?}");
-                assert_eq!(record(&id).await.unwrap(), [FIRST]);
-            }
-            adapter.close().await;
-            let error = record("after").await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unavailable);
-            assert!(!pool.is_closed(), "the user's pool stays open");
-            pool.close().await;
-            database.until_sessions("true", 0).await;
-        }
-    }
-}
-
-/// Deliveries that were given up leave the pool's line of waiters.
-#[tokio::test]
-async fn deliveries_that_were_given_up_leave_the_line_of_waiters_of_the_pool() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let layer = transactional(&pool).store_timeout(STORE_TIMEOUT / 4);
-    let service = layer.layer(tower::service_fn(write));
-    until_acknowledged(&service, WARM).await;
-    let taken = pool.acquire().await.unwrap();
-    let crowd = (0..50).map(|number| {
-        let service = service.clone();
-        async move { send(&service, request(&number.to_string())).await.status() }
-    });
-    for answered in join_all(crowd).await {
-        assert_eq!(answered, 503);
-    }
-    drop(taken);
-    // No transaction was begun on behalf of the deliveries that were given up.
-    until_acknowledged(&service, "after").await;
-    assert_eq!(database.effects.runs().await, 2);
-    database.until_nothing_is_open().await;
 }

@@ -11,16 +11,12 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tower::Layer;
-use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::adapter::MaintenanceAdapter;
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, LogIds, OnMissingKey, Verified, key, provider,
 };
 
-use crate::support::{Handler, by_header, dedup_key, request, result, send};
-
-fn memory() -> Arc<MemoryAdapter> {
-    Arc::new(MemoryAdapter::new())
-}
+use crate::support::{Handler, by_header, dedup_key, memory, request, result, send};
 
 type Chunks = Vec<Result<Frame<Bytes>, std::io::Error>>;
 

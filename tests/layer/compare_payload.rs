@@ -76,7 +76,7 @@ async fn other_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 1);
 }
 
-/// In a batch each event is compared by its own bytes, wherever it is batched.
+/// In a multi-event delivery each event is compared by its own bytes, whatever delivery carries it.
 async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     let handler = Handler::default();
     let service = setup
@@ -89,7 +89,7 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     assert_eq!(answer!(&service, words("b=1")), duplicate());
     assert_eq!(answer!(&service, words("a=2 b=1")), refused());
     assert_eq!(handler.runs(), 1);
-    // What is new runs before the rest is refused, and is complete then.
+    // The new event runs before the rest is refused, and is complete afterwards.
     assert_eq!(answer!(&service, words("d=1 a=2")), refused());
     assert_eq!(handler.runs(), 2);
     let new: Vec<String> = handler.last().keys().map(|key| key.id().to_owned()).collect();
@@ -99,8 +99,8 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 2);
 }
 
-/// What comes under a known key with somebody else's second identity uses that identity not up: its
-/// own event still runs.
+/// A delivery carries a known key with the second identity of another event. It does not use up
+/// that identity: the other event still runs.
 async fn second_identity_without_a_completion_stays_free<S: Setup>(setup: S) {
     let handler = Handler::default();
     let keys = by_header().second_identity("body", key::body_digest());
@@ -108,7 +108,7 @@ async fn second_identity_without_a_completion_stays_free<S: Setup>(setup: S) {
     assert_eq!(answer!(&service, event("k1", "one")), ran());
     assert_eq!(answer!(&service, event("k1", "two")), duplicate());
     assert_eq!(answer!(&service, event("k2", "two")), ran());
-    // The other way round it was handled, under another key.
+    // In the other order, the identity was handled under another key.
     assert_eq!(answer!(&service, event("k3", "one")), duplicate());
     assert_eq!(answer!(&service, event("k3", "three")), duplicate());
     assert_eq!(handler.runs(), 2);
@@ -161,7 +161,7 @@ async fn payload_of_a_failed_handler_is_not_compared() {
     assert_eq!(answer!(&service, event("a", "one")), refused());
 }
 
-/// Chosen values instead of the whole body, for senders that count their attempts in it.
+/// Chosen values instead of the whole body, for senders that count their attempts in the body.
 #[tokio::test]
 async fn only_the_named_parts_are_compared() {
     let handler = Handler::default();
@@ -172,7 +172,7 @@ async fn only_the_named_parts_are_compared() {
     assert_eq!(answer!(&service, event("a", r#"{"amount":5,"attempt":1}"#)), ran());
     assert_eq!(answer!(&service, event("a", r#"{"attempt":2,"amount":5}"#)), duplicate());
     assert_eq!(answer!(&service, event("a", r#"{"amount":6,"attempt":3}"#)), refused());
-    // Without the value there is nothing to compare; with a broken one, nothing to trust.
+    // A missing value cannot be compared, and a malformed value cannot be trusted.
     assert_eq!(answer!(&service, event("a", r#"{"attempt":4}"#)), duplicate());
     assert_eq!(answer!(&service, event("b", r#"{"amount":{}}"#)).0, 400);
     assert_eq!(answer!(&service, event("b", r#"{"other":1}"#)), ran());
@@ -180,7 +180,7 @@ async fn only_the_named_parts_are_compared() {
     assert_eq!(handler.runs(), 2);
 }
 
-/// Keys from before the option was switched on carry no fingerprint.
+/// Keys that were stored before the option was switched on have no digest.
 #[tokio::test]
 async fn key_without_a_stored_digest_is_not_compared() {
     let (adapter, handler) = (Arc::new(MemoryAdapter::new()), Handler::default());
@@ -192,7 +192,7 @@ async fn key_without_a_stored_digest_is_not_compared() {
     assert_eq!(answer!(&compared, event("a", "two")), duplicate());
 }
 
-/// Two events of one change differ in their bodies, of course.
+/// Two events of one change have different bodies.
 #[tokio::test]
 async fn second_identity_is_not_compared() {
     let handler = Handler::default();
@@ -203,7 +203,7 @@ async fn second_identity_is_not_compared() {
         .layer(handler.service());
     assert_eq!(answer!(&service, event("evt_1", r#"{"object":"in_1","n":1}"#)), ran());
     assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)), duplicate());
-    // The twin is known now under its own id, with its own payload.
+    // The second event is complete under its own id from now on, with its own payload.
     assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":2}"#)), duplicate());
     assert_eq!(answer!(&service, event("evt_2", r#"{"object":"in_1","n":3}"#)), refused());
     assert_eq!(handler.runs(), 1);
@@ -247,7 +247,7 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
     }
 }
 
-/// Responses are large, and a request may carry thousands of keys: they are asked for only where one
+/// Responses are large, and a request may carry thousands of keys: a claim reads them only if one
 /// of them is the answer.
 #[tokio::test]
 async fn responses_are_read_only_for_replay() {
@@ -270,7 +270,7 @@ async fn responses_are_read_only_for_replay() {
     assert_eq!(answer!(&arrival, words("a=1 c=1")), ran());
     assert_eq!(store.fetched(), [Fetch::Digest; 2]);
 
-    // A response that is replayed is that to one event: a batch has none.
+    // Only the response to a single event is replayed; a multi-event delivery has none.
     let replaying = DedupLayer::new(by_word(), Arc::clone(&store))
         .replay(Replay::new())
         .layer(handler.service());
@@ -280,7 +280,7 @@ async fn responses_are_read_only_for_replay() {
     assert_eq!(store.fetched(), [Fetch::Digest]);
 }
 
-/// The caller of a worker may go away between the claim and what follows.
+/// The caller of a `Deduplicator` may drop the future between the claim and the comparison.
 #[tokio::test]
 async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     use tower_dedup::ledger::Ledger;
@@ -311,8 +311,8 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 
-/// Who waits for a second connection with a transaction in hand may wait for another that does the
-/// same: what is kept is asked for before.
+/// A delivery that waits for a second connection, while it holds a transaction, may wait for
+/// another one that does the same. So stored data is read first.
 #[tokio::test]
 async fn comparison_in_a_transaction_needs_no_second_connection() {
     let schema = Schema::fresh();
@@ -327,7 +327,7 @@ async fn comparison_in_a_transaction_needs_no_second_connection() {
     assert_eq!(answer!(&service, words("c=1")), duplicate());
     assert_eq!(handler.runs(), 3);
 
-    // One event of two identities, of which one is complete.
+    // One event with two identities, of which one is complete.
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let keys = by_header().second_identity("change", key::json("/object"));
     let service = DedupLayer::transactional(keys, PostgresAdapter::new(pool))
@@ -339,8 +339,8 @@ async fn comparison_in_a_transaction_needs_no_second_connection() {
     assert_eq!(handler.runs(), 4);
 }
 
-/// A sender that counts its attempts in each event: its preset says that they are not compared,
-/// in a batch of one as in any other.
+/// A sender counts its attempts in each event: its preset says that payloads are not compared, in
+/// an array of one item as well.
 #[tokio::test]
 async fn events_without_a_payload_of_their_own_are_not_compared() {
     let handler = Handler::default();
@@ -358,7 +358,7 @@ async fn events_without_a_payload_of_their_own_are_not_compared() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A mismatch that is only reported is answered as any duplicate: with the response that was kept.
+/// A mismatch that is only reported is answered like any duplicate, with the stored response.
 #[tokio::test]
 async fn reported_mismatch_replays_the_response() {
     use http_body_util::BodyExt;
@@ -373,7 +373,7 @@ async fn reported_mismatch_replays_the_response() {
     assert_eq!(result(&answer), Some("duplicate"));
     let body: Bytes = answer.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "handled");
-    // What is stored is the digest that anybody can compute.
+    // The stored digest is the one that any tool computes.
     let stored = stored_data(&*adapter, &dedup_key("a")).await.unwrap();
     let hex: String =
         stored.payload_sha256.unwrap().iter().map(|byte| format!("{byte:02x}")).collect();

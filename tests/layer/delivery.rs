@@ -5,14 +5,12 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::adapter::{EntryState, MaintenanceAdapter, SqliteAdapter};
 use tower_dedup::{DedupLayer, DedupResult, OnInFlight};
 
-use crate::support::{Handler, by_header, dedup_key, request, result, send, sqlite_url, until};
-
-fn memory() -> Arc<MemoryAdapter> {
-    Arc::new(MemoryAdapter::new())
-}
+use crate::support::{
+    Handler, by_header, dedup_key, memory, request, result, send, sqlite_url, until,
+};
 
 #[tokio::test]
 async fn duplicate_is_answered_without_the_handler() {

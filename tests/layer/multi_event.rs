@@ -11,11 +11,11 @@ use tower_dedup::adapter::{DedupAdapter, MaintenanceAdapter, PostgresAdapter};
 use tower_dedup::{DedupKey, DedupLayer};
 
 use crate::support::multi_event::{
-    Kind, LATE, Rig, Runs, apart, by_word, cases, ids, is_done, layers, own, pg, send_to, service,
-    terms, within,
+    Fixture, Kind, LATE, Runs, apart, by_word, cases, ids, is_done, layers, own, pg, send_to,
+    service, within,
 };
 use crate::support::proxy::{Cut, Proxy};
-use crate::support::{Faulty, Op, dedup_key};
+use crate::support::{Faulty, Op, dedup_key, terms};
 
 macro_rules! under_every_ledger {
     ($($case:ident),+ $(,)?) => {
@@ -43,44 +43,47 @@ under_every_ledger!(
     maximum_of_events_runs_and_one_more_is_400,
 );
 
-async fn new_events_run_and_no_others(rig: Rig) {
-    assert_eq!(rig.send("a b c").await, own(200));
-    assert_eq!(rig.news(), ["a", "b", "c"]);
-    assert_eq!(rig.send("c d b d e").await, own(200));
-    assert_eq!(rig.news(), ["d", "e"]);
-    let delivery = rig.last();
+async fn new_events_run_and_no_others(fixture: Fixture) {
+    assert_eq!(fixture.send("a b c").await, own(200));
+    assert_eq!(fixture.news(), ["a", "b", "c"]);
+    assert_eq!(fixture.send("c d b d e").await, own(200));
+    assert_eq!(fixture.news(), ["d", "e"]);
+    let delivery = fixture.last();
     assert!(is_done(&delivery, &dedup_key("d")) && !delivery.needs_run(&dedup_key("c")));
     assert_eq!(delivery.key(), &dedup_key("d"));
-    assert_eq!(rig.send("e a").await, layers(200, "duplicate"));
-    assert_eq!(rig.send("  ").await, layers(400, "invalid-key"));
-    assert_eq!((rig.effects.all().await, rig.runs()), (ids("a b c d e"), 2));
+    assert_eq!(fixture.send("e a").await, layers(200, "duplicate"));
+    assert_eq!(fixture.send("  ").await, layers(400, "invalid-key"));
+    assert_eq!((fixture.effects.all().await, fixture.runs()), (ids("a b c d e"), 2));
     // Many events, which the adapter looks up in another way.
     let many: Vec<String> = (0..40).map(|n| format!("n{n:02}")).collect();
-    assert_eq!(rig.send(&format!("e {}", many.join(" "))).await, own(200));
-    assert_eq!(rig.news(), many);
-    assert!(!rig.last().mark_done(&dedup_key("e")));
+    assert_eq!(fixture.send(&format!("e {}", many.join(" "))).await, own(200));
+    assert_eq!(fixture.news(), many);
+    assert!(!fixture.last().mark_done(&dedup_key("e")));
 }
 
 /// The handler goes on after the poison event, and fails at its end.
-async fn poison_event_does_not_repeat_the_others(rig: Rig) {
+async fn poison_event_does_not_repeat_the_others(fixture: Fixture) {
     for (way, poison) in [("fail", "p"), ("sql", "q")] {
         let (before, after) = (format!("a{poison}"), format!("z{poison}"));
         let batch = |way: &str| format!("{before} {poison}:{way} {after}");
-        assert_eq!(rig.send(&batch(way)).await, own(500));
-        assert!(rig.is_complete(&before).await && rig.is_complete(&after).await);
-        if rig.kind == Kind::Arrival {
-            assert_eq!(rig.send(&batch("")).await, layers(200, "duplicate"));
-            assert!(!rig.effects.all().await.contains(&poison.to_owned()), "lost, as documented");
+        assert_eq!(fixture.send(&batch(way)).await, own(500));
+        assert!(fixture.is_complete(&before).await && fixture.is_complete(&after).await);
+        if fixture.kind == Kind::Arrival {
+            assert_eq!(fixture.send(&batch("")).await, layers(200, "duplicate"));
+            assert!(
+                !fixture.effects.all().await.contains(&poison.to_owned()),
+                "lost, as documented"
+            );
             continue;
         }
         for _ in 0..2 {
-            assert_eq!(rig.send(&batch(way)).await, own(500));
-            assert_eq!(rig.news(), [poison]);
+            assert_eq!(fixture.send(&batch(way)).await, own(500));
+            assert_eq!(fixture.news(), [poison]);
         }
-        assert_eq!(rig.send(&batch("")).await, own(200));
-        assert_eq!((rig.news(), rig.last().is_takeover()), (ids(poison), false));
-        assert_eq!(rig.send(&batch("")).await, layers(200, "duplicate"));
-        let all = rig.effects.all().await;
+        assert_eq!(fixture.send(&batch("")).await, own(200));
+        assert_eq!((fixture.news(), fixture.last().is_takeover()), (ids(poison), false));
+        assert_eq!(fixture.send(&batch("")).await, layers(200, "duplicate"));
+        let all = fixture.effects.all().await;
         for once in [&before, poison, &after] {
             assert_eq!(all.iter().filter(|id| *id == once).count(), 1, "{once}");
         }
@@ -89,80 +92,87 @@ async fn poison_event_does_not_repeat_the_others(rig: Rig) {
 
 /// The handler ends at the poison event: by its status, its error, its panic, a drop, or an aborted
 /// transaction.
-async fn handler_that_fails_half_way_does_not_repeat_done_events(rig: Rig) {
+async fn handler_that_fails_half_way_does_not_repeat_done_events(fixture: Fixture) {
     let ways = [("500", 500), ("error", 1), ("panic", 0), ("hang", 504), ("abort", 500)];
     for (n, (way, status)) in ways.into_iter().enumerate() {
         let batch = |way: &str| {
             format!("a{n} b{n} p{n}:{way} c{n} {}", if way == "hang" { "impatient!" } else { "" })
         };
-        assert_eq!(rig.send(&batch(way)).await, own(status), "{way}");
-        assert!(rig.is_complete(&format!("a{n}")).await && rig.is_complete(&format!("b{n}")).await);
-        let retried = rig.send(&batch("")).await;
-        if rig.kind == Kind::Arrival {
+        assert_eq!(fixture.send(&batch(way)).await, own(status), "{way}");
+        assert!(
+            fixture.is_complete(&format!("a{n}")).await
+                && fixture.is_complete(&format!("b{n}")).await
+        );
+        let retried = fixture.send(&batch("")).await;
+        if fixture.kind == Kind::Arrival {
             assert_eq!(retried, layers(200, "duplicate"));
-            assert_eq!(rig.effects.all().await.len(), 2 * (n + 1));
+            assert_eq!(fixture.effects.all().await.len(), 2 * (n + 1));
             continue;
         }
         assert_eq!(retried, own(200), "{way}");
-        assert_eq!(rig.news(), [format!("p{n}"), format!("c{n}")]);
+        assert_eq!(fixture.news(), [format!("p{n}"), format!("c{n}")]);
         // A lease counts the attempt; a transaction leaves nothing behind.
-        let attempt = if rig.kind == Kind::Lease { 2 } else { 1 };
-        assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (attempt, false));
-        assert_eq!(rig.send(&batch("")).await, layers(200, "duplicate"));
-        assert_eq!(rig.effects.all().await.len(), 4 * (n + 1), "{way}");
+        let attempt = if fixture.kind == Kind::Lease { 2 } else { 1 };
+        assert_eq!((fixture.last().attempt(), fixture.last().is_takeover()), (attempt, false));
+        assert_eq!(fixture.send(&batch("")).await, layers(200, "duplicate"));
+        assert_eq!(fixture.effects.all().await.len(), 4 * (n + 1), "{way}");
     }
-    let all = rig.effects.all().await;
+    let all = fixture.effects.all().await;
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "{all:?}");
 }
 
-async fn event_in_flight_elsewhere_is_503_after_the_new_ones(rig: Rig) {
+async fn event_in_flight_elsewhere_is_503_after_the_new_ones(fixture: Fixture) {
     let (one, two) = (terms(), terms());
-    rig.store.claim(&[dedup_key("b")], &one).await.unwrap();
-    rig.store.claim(&[dedup_key("d")], &two).await.unwrap();
-    assert_eq!(rig.send("a b c").await, layers(503, "in-flight"));
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("a c"), ids("a c")));
-    assert!(rig.is_complete("a").await && rig.is_complete("c").await);
+    fixture.store.claim(&[dedup_key("b")], &one).await.unwrap();
+    fixture.store.claim(&[dedup_key("d")], &two).await.unwrap();
+    assert_eq!(fixture.send("a b c").await, layers(503, "in-flight"));
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a c"), ids("a c")));
+    assert!(fixture.is_complete("a").await && fixture.is_complete("c").await);
     // No event is new, so the handler does not run.
-    assert_eq!(rig.send("a b c d").await, layers(503, "in-flight"));
-    assert_eq!(rig.runs(), 1);
+    assert_eq!(fixture.send("a b c d").await, layers(503, "in-flight"));
+    assert_eq!(fixture.runs(), 1);
     // One event succeeds in the other process, the other one fails there.
-    rig.store.complete(&[dedup_key("b")], &one).await.unwrap();
-    rig.store.release(&[dedup_key("d")], &two).await.unwrap();
-    assert_eq!(rig.send("a b c").await, layers(200, "duplicate"));
-    assert_eq!(rig.send("a b c d").await, own(200));
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("d"), ids("a c d")));
+    fixture.store.complete(&[dedup_key("b")], &one).await.unwrap();
+    fixture.store.release(&[dedup_key("d")], &two).await.unwrap();
+    assert_eq!(fixture.send("a b c").await, layers(200, "duplicate"));
+    assert_eq!(fixture.send("a b c d").await, own(200));
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("d"), ids("a c d")));
 }
 
 /// A retry in other groups runs only new events: random groups, many times.
-async fn retries_in_other_groups_process_only_new_events(rig: Rig) {
+async fn retries_in_other_groups_process_only_new_events(fixture: Fixture) {
     const EVENTS: usize = 30;
     for _ in 0..40 {
         let mut batch: Vec<usize> =
             (0..rand::random_range(1..8)).map(|_| rand::random_range(0..EVENTS)).collect();
         batch.dedup();
-        let done: HashSet<String> = rig.effects.all().await.into_iter().collect();
-        let runs = rig.runs();
+        let done: HashSet<String> = fixture.effects.all().await.into_iter().collect();
+        let runs = fixture.runs();
         let words: Vec<String> = batch
             .iter()
             .map(|event| {
-                let fails = rig.kind != Kind::Arrival && rand::random_ratio(1, 4);
+                let fails = fixture.kind != Kind::Arrival && rand::random_ratio(1, 4);
                 format!("e{event:02}{}", if fails { ":fail" } else { "" })
             })
             .collect();
-        let (status, _) = rig.send(&words.join(" ")).await;
+        let (status, _) = fixture.send(&words.join(" ")).await;
         assert!(status == 200 || status == 500, "{status}");
-        if rig.runs() > runs {
-            assert!(rig.news().iter().all(|id| !done.contains(id)), "{:?} {done:?}", rig.news());
+        if fixture.runs() > runs {
+            assert!(
+                fixture.news().iter().all(|id| !done.contains(id)),
+                "{:?} {done:?}",
+                fixture.news()
+            );
         }
     }
     let all: Vec<String> = (0..EVENTS).map(|event| format!("e{event:02}")).collect();
-    assert_eq!(rig.send(&all.join(" ")).await.0, 200);
-    assert_eq!(rig.effects.all().await, all);
+    assert_eq!(fixture.send(&all.join(" ")).await.0, 200);
+    assert_eq!(fixture.effects.all().await, all);
 }
 
 /// Tasks on both processes send overlapping deliveries in every order; some handlers fail at an
 /// event.
-async fn overlapping_deliveries_race_and_every_event_takes_effect_once(rig: Rig) {
+async fn overlapping_deliveries_race_and_every_event_takes_effect_once(fixture: Fixture) {
     const EVENTS: usize = 24;
     for round in 0..4 {
         let deliver = |task: usize| {
@@ -171,8 +181,8 @@ async fn overlapping_deliveries_race_and_every_event_takes_effect_once(rig: Rig)
                 .map(|_| left.swap_remove(rand::random_range(0..left.len())))
                 .map(|event| format!("r{round}e{event}"))
                 .collect();
-            let fails = rig.kind != Kind::Arrival;
-            let service = rig.services[task % 2].clone();
+            let fails = fixture.kind != Kind::Arrival;
+            let service = fixture.services[task % 2].clone();
             tokio::spawn(async move {
                 for attempt in 0.. {
                     let poison = rand::random_range(0..batch.len());
@@ -203,30 +213,30 @@ async fn overlapping_deliveries_race_and_every_event_takes_effect_once(rig: Rig)
             .collect();
         sent.sort_unstable();
         let prefix = format!("r{round}e");
-        let mut all = rig.effects.all().await;
+        let mut all = fixture.effects.all().await;
         all.retain(|id| id.starts_with(&prefix));
         assert_eq!(all, sent);
     }
 }
 
-async fn second_identity_of_any_event_makes_it_a_duplicate(rig: Rig) {
+async fn second_identity_of_any_event_makes_it_a_duplicate(fixture: Fixture) {
     // The second of two events has the same second identity as the first one.
-    assert_eq!(rig.send("a=x b=x c=y").await, own(200));
-    assert_eq!(rig.news(), ["a", "c"]);
-    assert_eq!(rig.send("d=x e=y").await, layers(200, "duplicate"));
-    assert_eq!(rig.send("d e f=z").await, own(200));
-    assert_eq!(rig.news(), ["f"]);
+    assert_eq!(fixture.send("a=x b=x c=y").await, own(200));
+    assert_eq!(fixture.news(), ["a", "c"]);
+    assert_eq!(fixture.send("d=x e=y").await, layers(200, "duplicate"));
+    assert_eq!(fixture.send("d e f=z").await, own(200));
+    assert_eq!(fixture.news(), ["f"]);
     // One event is in flight elsewhere, under its second identity: the others run, and that event
     // runs afterwards.
     let (second, elsewhere) = ([DedupKey::new("test.second", "w").unwrap()], terms());
-    rig.store.claim(&second, &elsewhere).await.unwrap();
-    assert_eq!(rig.send("g=w h=v").await, layers(503, "in-flight"));
-    assert_eq!(rig.news(), ["h"]);
-    rig.store.release(&second, &elsewhere).await.unwrap();
+    fixture.store.claim(&second, &elsewhere).await.unwrap();
+    assert_eq!(fixture.send("g=w h=v").await, layers(503, "in-flight"));
+    assert_eq!(fixture.news(), ["h"]);
+    fixture.store.release(&second, &elsewhere).await.unwrap();
     // Its claim may be released in the background, and is in flight until then.
     let handled = async {
         loop {
-            let answer = rig.send("g=w h=v").await;
+            let answer = fixture.send("g=w h=v").await;
             if answer != layers(503, "in-flight") {
                 return answer;
             }
@@ -236,35 +246,38 @@ async fn second_identity_of_any_event_makes_it_a_duplicate(rig: Rig) {
     let answer = tokio::time::timeout(LATE, handled).await.expect("the claim is released");
     // On arrival, the first answer may have been 503 although the event ran: the layer looked at
     // the other identity while it was being released.
-    let ran_before = rig.kind == Kind::Arrival && answer == layers(200, "duplicate");
+    let ran_before = fixture.kind == Kind::Arrival && answer == layers(200, "duplicate");
     assert!(ran_before || answer == own(200), "{answer:?}");
-    assert_eq!(rig.news(), ["g"]);
-    assert_eq!(rig.effects.all().await, ids("a c f g h"));
-    if rig.kind == Kind::Arrival {
+    assert_eq!(fixture.news(), ["g"]);
+    assert_eq!(fixture.effects.all().await, ids("a c f g h"));
+    if fixture.kind == Kind::Arrival {
         return;
     }
     // A poison event is free under both identities, and a done event is complete under both.
-    assert_eq!(rig.send("i=s p=t:fail").await, own(500));
-    assert_eq!(rig.send("j=s").await, layers(200, "duplicate"));
-    assert_eq!(rig.send("q=t").await, own(200));
-    assert_eq!(rig.send("p=t").await, layers(200, "duplicate"));
-    assert_eq!(rig.effects.all().await, ids("a c f g h i q"));
+    assert_eq!(fixture.send("i=s p=t:fail").await, own(500));
+    assert_eq!(fixture.send("j=s").await, layers(200, "duplicate"));
+    assert_eq!(fixture.send("q=t").await, own(200));
+    assert_eq!(fixture.send("p=t").await, layers(200, "duplicate"));
+    assert_eq!(fixture.effects.all().await, ids("a c f g h i q"));
 }
 
-async fn maximum_of_events_runs_and_one_more_is_400(rig: Rig) {
+async fn maximum_of_events_runs_and_one_more_is_400(fixture: Fixture) {
     let batch = |count: usize| {
         let words: Vec<String> = (0..count).map(|n| format!("k{n}")).collect();
         format!("bulk! {}", words.join(" "))
     };
-    assert_eq!(rig.send(&batch(4_097)).await, layers(400, "invalid-key"));
-    assert_eq!((rig.store.count().await.unwrap(), rig.runs()), (0, 0));
+    assert_eq!(fixture.send(&batch(4_097)).await, layers(400, "invalid-key"));
+    assert_eq!((fixture.store.count().await.unwrap(), fixture.runs()), (0, 0));
     // Second identities count as keys as well.
-    assert_eq!(rig.send(&format!("{} one=two", batch(4_095))).await, layers(400, "invalid-key"));
-    assert_eq!(rig.store.count().await.unwrap(), 0);
-    assert_eq!(rig.send(&batch(4_096)).await, own(200));
-    assert_eq!(rig.store.count().await.unwrap(), 4_096);
-    assert_eq!(rig.effects.all().await.len(), 4_096);
-    assert_eq!(rig.send(&batch(4_096)).await, layers(200, "duplicate"));
+    assert_eq!(
+        fixture.send(&format!("{} one=two", batch(4_095))).await,
+        layers(400, "invalid-key")
+    );
+    assert_eq!(fixture.store.count().await.unwrap(), 0);
+    assert_eq!(fixture.send(&batch(4_096)).await, own(200));
+    assert_eq!(fixture.store.count().await.unwrap(), 4_096);
+    assert_eq!(fixture.effects.all().await.len(), 4_096);
+    assert_eq!(fixture.send(&batch(4_096)).await, layers(200, "duplicate"));
 }
 
 cases! {
@@ -280,17 +293,18 @@ fn hundred(name: &str) -> String {
     (0..100).map(|n| format!("{name}{n} ")).collect()
 }
 
-async fn multi_event_delivery_is_one_call(rig: Rig) {
-    let (store, runs, log) = (Faulty::new(Arc::clone(&rig.store)), Runs::default(), Arc::default());
+async fn multi_event_delivery_is_one_call(fixture: Fixture) {
+    let (store, runs, log) =
+        (Faulty::new(Arc::clone(&fixture.store)), Runs::default(), Arc::default());
     let handler = move |request| apart(request, Arc::clone(&runs), Arc::clone(&log));
-    let service = match rig.kind {
+    let service = match fixture.kind {
         Kind::Lease => service(DedupLayer::new(by_word(), Arc::clone(&store)), handler),
         _ => service(DedupLayer::on_arrival(by_word(), Arc::clone(&store)), handler),
     };
     assert_eq!(send_to(&service, &hundred("k")).await, own(200));
     let calls = [Op::Claim, Op::Complete, Op::Release].map(|op| store.calls(op));
-    assert_eq!(calls, if rig.kind == Kind::Lease { [1, 1, 0] } else { [1, 0, 0] });
-    assert_eq!(rig.store.count().await.unwrap(), 100);
+    assert_eq!(calls, if fixture.kind == Kind::Lease { [1, 1, 0] } else { [1, 0, 0] });
+    assert_eq!(fixture.store.count().await.unwrap(), 100);
 }
 
 /// A hundred new events take as many messages to the server as one event does.

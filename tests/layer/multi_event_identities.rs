@@ -15,11 +15,7 @@ use tower_dedup::ledger::Ledger;
 use tower_dedup::ledger::internals::{self, Begin, BeginContext};
 use tower_dedup::{DedupLayer, Delivery, OnInFlight};
 
-use crate::support::{Body, Handler, dedup_key, result, send};
-
-fn memory() -> Arc<MemoryAdapter> {
-    Arc::new(MemoryAdapter::new())
-}
+use crate::support::{Body, Handler, dedup_key, memory, result, send};
 
 /// One event for every word of the body; `id=second` gives the event a second identity.
 fn by_word() -> KeyExtractor {

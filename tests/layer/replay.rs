@@ -1,4 +1,4 @@
-//! Responses that are kept and replayed, on every ledger that can and every store.
+//! Responses that are stored and replayed, on every ledger that can replay and every store.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -31,7 +31,7 @@ async fn layer<S: Setup<Layer: Replaying>>(setup: &S) -> S::Layer {
     setup.layer(by_header()).await.replay(Replay::new())
 }
 
-/// Answers with a status, some headers and a body that count its runs.
+/// Answers with a status, some headers and a body that contain the number of its run.
 #[derive(Clone, Default)]
 struct Counted(Arc<AtomicUsize>);
 
@@ -147,7 +147,7 @@ async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Layer: Replayi
     }
 }
 
-/// A key that starts anew has lost what was kept with it, whoever completes it this time.
+/// A key that starts again has lost its stored response, whoever completes the key this time.
 async fn response_stored_before_the_key_expired_is_gone<S: Setup<Layer: Replaying>>(setup: S) {
     let handler = Counted::default();
     let run = handler.clone();
@@ -178,7 +178,7 @@ crate::on_ledgers!(
     response_stored_before_the_key_expired_is_gone,
 );
 
-/// A service that answers with this body.
+/// Returns a service that answers with this body.
 fn with_body(
     body: impl Fn() -> Boxed + Clone + Send + 'static,
 ) -> impl tower::Service<
@@ -195,7 +195,7 @@ fn with_body(
     })
 }
 
-/// A body of these frames, of a length that it does not tell.
+/// Returns a body of these frames, without a size hint.
 fn frames(frames: Vec<Result<Frame<Bytes>, BoxError>>) -> Boxed {
     BodyExt::boxed_unsync(StreamBody::new(futures_util::stream::iter(frames)))
 }
@@ -223,7 +223,7 @@ async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
     let answer = seen(service.clone().oneshot(request("b")).await.unwrap()).await;
     assert_eq!(&answer.3[..], b"abcdefghijk");
     assert_eq!(seen(service.oneshot(request("b")).await.unwrap()).await, empty());
-    // One that tells its length is not read at all.
+    // A body that announces its length is not read at all.
     let told = || BodyExt::boxed_unsync(Full::from("abcdefg").map_err(|never| match never {}));
     let service = layer.layer(with_body(told));
     let answer = seen(service.clone().oneshot(request("c")).await.unwrap()).await;
@@ -240,7 +240,7 @@ async fn trailers_reach_the_first_delivery_and_are_not_stored() {
         frames(vec![data("abc"), Ok(Frame::trailers(trailers))])
     }));
     let answer = service.clone().oneshot(request("a")).await.unwrap();
-    // Or a server would announce a length, and send no trailers.
+    // Otherwise a server would announce a length, and send no trailers.
     assert_eq!(http_body::Body::size_hint(answer.body()).exact(), None);
     let collected = answer.into_body().collect().await.unwrap();
     assert_eq!(collected.trailers().unwrap()["x-checksum"], "1");
@@ -251,7 +251,7 @@ async fn trailers_reach_the_first_delivery_and_are_not_stored() {
     assert_eq!(collected.to_bytes(), "abc");
 }
 
-/// A body that ends in an error or a panic is a handler that failed: the retry runs.
+/// A body that ends in an error or a panic counts as a failed handler: the retry runs.
 #[tokio::test]
 async fn response_body_that_breaks_is_a_failure() {
     struct Panics;
@@ -287,7 +287,7 @@ async fn response_body_that_breaks_is_a_failure() {
     assert_eq!(&seen(whole.oneshot(request("a")).await.unwrap()).await.3[..], b"abc");
 }
 
-/// A body without an end holds neither the event nor the answer back.
+/// A body without an end delays neither the completion nor the answer.
 #[tokio::test(start_paused = true)]
 async fn response_that_takes_too_long_is_completed_without_it() {
     let adapter = Arc::new(MemoryAdapter::new());
@@ -306,7 +306,7 @@ async fn response_that_takes_too_long_is_completed_without_it() {
     assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
 }
 
-/// An empty 200 in the place of the response would be a wrong answer.
+/// An empty 200 in place of the response would be a wrong answer.
 #[tokio::test]
 async fn store_that_does_not_return_stored_data_is_503() {
     let store = Faulty::new(MemoryAdapter::new());
@@ -329,7 +329,7 @@ async fn store_that_does_not_return_stored_data_is_503() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// While a completion is still on its way to the store, this process answers from memory.
+/// While a completion is on its way to the store, this process answers from memory.
 #[tokio::test]
 async fn response_is_replayed_while_its_completion_is_pending() {
     let store = Faulty::new(MemoryAdapter::new());
@@ -353,7 +353,7 @@ async fn response_is_replayed_while_its_completion_is_pending() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// What another ledger or an earlier release has completed has no response.
+/// A key that another ledger or an earlier release has completed has no response.
 #[tokio::test]
 async fn event_without_a_stored_response_is_a_plain_duplicate() {
     let adapter = Arc::new(MemoryAdapter::new());
@@ -367,7 +367,8 @@ async fn event_without_a_stored_response_is_a_plain_duplicate() {
     assert_eq!(handler.runs(), 0);
 }
 
-/// A batch's response answers for other events too; that of an event of two identities does not.
+/// The response to a multi-event delivery answers for other events too; the response to one event
+/// with two identities does not.
 #[tokio::test]
 async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_replays() {
     let by_query = KeyExtractor::from_fn("test", |request| {
@@ -397,7 +398,7 @@ async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_re
     assert_eq!(deliver("evt_1=paid").await, first("<Response>2</Response>"));
     assert_eq!(deliver("evt_2=paid").await, again("<Response>2</Response>"));
     assert_eq!(deliver("evt_1").await, again("<Response>2</Response>"));
-    // A kept response answers for its own event, not for a batch that carries it.
+    // A stored response answers for its own event, not for a delivery with other events.
     assert_eq!(deliver("evt_1&a").await, empty());
 }
 
@@ -423,13 +424,13 @@ async fn chosen_headers_are_stored_with_all_their_values_if_they_are_text() {
     assert_eq!(links, ["<a>", "<b>"]);
     assert_eq!(answer.headers()["x-odd"].as_bytes(), "\u{e9}".as_bytes());
     assert!(!answer.headers().contains_key(CONTENT_TYPE));
-    // What no store can hold as text is not kept in part.
+    // A header that is no text is not stored in part.
     let service = layer.layer(respond(b"\xff"));
     service.clone().oneshot(request("b")).await.unwrap();
     assert_eq!(seen(service.oneshot(request("b")).await.unwrap()).await, empty());
 }
 
-/// Its bytes say nothing without the header, which is not kept unless it is named.
+/// An encoded body means nothing without its header, which is stored only if it is named.
 #[tokio::test]
 async fn encoded_response_is_stored_with_its_encoding_or_not_at_all() {
     let adapter = Arc::new(MemoryAdapter::new());
@@ -448,7 +449,7 @@ async fn encoded_response_is_stored_with_its_encoding_or_not_at_all() {
     assert_eq!(&seen(answer).await.3[..], "\u{1f}\u{8b}".as_bytes());
 }
 
-/// A HEAD's response has no body, and the event's has one.
+/// A response to HEAD has no body, but the response to the event has one.
 #[tokio::test]
 async fn response_to_a_head_request_is_not_stored() {
     let adapter = Arc::new(MemoryAdapter::new());
@@ -462,8 +463,8 @@ async fn response_to_a_head_request_is_not_stored() {
     assert_eq!(stored, Some(StoredData::default()));
 }
 
-/// A store in which a key is forgotten as soon as its response is asked for: the claim that finds the
-/// key complete replies that it is in flight.
+/// A store that forgets a key as soon as a claim asks for its response: that claim replies that the
+/// key is in flight.
 struct Forgetful(MemoryAdapter);
 
 impl DedupAdapter for Forgetful {
@@ -513,7 +514,7 @@ impl DedupAdapter for Forgetful {
     }
 }
 
-/// A key that is gone when its response is asked for is no duplicate: the delivery begins again.
+/// A key that is gone when its response is read is no duplicate: the delivery claims again.
 #[tokio::test]
 async fn key_gone_before_its_response_is_read_runs_again() {
     let handler = Counted::default();

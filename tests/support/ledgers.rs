@@ -118,7 +118,7 @@ pub(crate) trait Setup: Sized {
     type Layer: AnyLayer;
 
     fn create() -> impl Future<Output = Self>;
-    /// A layer over the same store, as another process has it.
+    /// Returns a layer over the same store, as another process has.
     fn layer(&self, key: KeyExtractor) -> impl Future<Output = Self::Layer>;
 }
 

@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten,
-    MaintenanceAdapter, Released, Renewed, StoreFuture, StoredData, Token,
+    MaintenanceAdapter, MemoryAdapter, Released, Renewed, StoreFuture, StoredData, Token,
 };
 use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
 
@@ -41,24 +41,30 @@ pub(crate) fn dedup_key(id: &str) -> DedupKey {
     DedupKey::new("test", id).unwrap()
 }
 
-/// Claims with a fresh token, for an hour, under a lease of a minute.
+/// Returns the terms of a claim under a lease of a minute, with a fresh token and a retention of an
+/// hour.
 pub(crate) fn terms() -> CallTerms {
     CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
 }
 
-/// The same token and retention, for a claim that is complete at once.
+/// Returns terms with the same token and retention, for a claim that is complete at once.
 pub(crate) fn on_claim(terms: &CallTerms) -> CallTerms {
     CallTerms::on_claim(terms.token(), terms.retention())
 }
 
-/// This many keys with ids of this prefix, in the order that the contract demands.
+/// Returns this many keys with ids of this prefix, in the order that the contract demands.
 pub(crate) fn sorted_keys(prefix: &str, count: usize) -> Vec<DedupKey> {
     let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{prefix}-{id}"))).collect();
     keys.sort();
     keys
 }
 
-/// The URL of the file `dedup.db` in this folder.
+/// Returns a store in memory.
+pub(crate) fn memory() -> Arc<MemoryAdapter> {
+    Arc::new(MemoryAdapter::new())
+}
+
+/// Returns the URL of the file `dedup.db` in this folder.
 pub(crate) fn sqlite_url(dir: &Path) -> String {
     format!("sqlite://{}", dir.join("dedup.db").display())
 }
@@ -265,7 +271,7 @@ pub(crate) enum Fault {
     LoseReply,
     /// Executes the call half a second later, and never replies.
     DoLate,
-    /// Does it, and fails: what it would answer cannot be read.
+    /// Executes the call, and fails, as if the reply could not be read.
     DoAndFail,
     /// Panics.
     Panic,
@@ -275,7 +281,7 @@ pub(crate) enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Claim,
-    /// A claim that fetches stored data, beside `Claim`.
+    /// A claim that fetches stored data. Its fault comes before that of `Claim`.
     Fetch,
     Renew,
     Complete,
@@ -318,7 +324,7 @@ impl<A> Faulty<A> {
         self.calls[op as usize].load(Ordering::SeqCst)
     }
 
-    /// What each claim has fetched since this was asked last.
+    /// Returns what each claim has fetched since the last call.
     pub(crate) fn fetched(&self) -> Vec<Fetch> {
         std::mem::take(&mut self.fetched.lock().unwrap())
     }

@@ -28,14 +28,14 @@ use crate::support::{Body, dedup_key, result};
 /// Expands each case on each receiver.
 #[allow(unused_macros, reason = "every test takes a part of it")]
 macro_rules! cases {
-    ($($place:ident: $rig:ident($kind:ident) = $cases:tt;)+) => {
-        $(mod $place { $crate::support::multi_event::cases!(@ $rig $kind $cases); })+
+    ($($place:ident: $fixture:ident($kind:ident) = $cases:tt;)+) => {
+        $(mod $place { $crate::support::multi_event::cases!(@ $fixture $kind $cases); })+
     };
-    (@ $rig:ident $kind:ident [$($case:ident),+ $(,)?]) => {
+    (@ $fixture:ident $kind:ident [$($case:ident),+ $(,)?]) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $case() {
-            use $crate::support::multi_event::{$rig, Kind};
-            super::$case($rig(Kind::$kind).await).await;
+            use $crate::support::multi_event::{$fixture, Kind};
+            super::$case($fixture(Kind::$kind).await).await;
         })+
     };
 }
@@ -259,7 +259,7 @@ pub(crate) enum Kind {
 }
 
 /// A receiver with two services, which stand for two processes.
-pub(crate) struct Rig {
+pub(crate) struct Fixture {
     pub(crate) kind: Kind,
     pub(crate) store: Arc<dyn MaintenanceAdapter>,
     pub(crate) services: [Service; 2],
@@ -291,7 +291,7 @@ pub(crate) fn with_effects_apart(
     kind: Kind,
     stores: [Arc<dyn MaintenanceAdapter>; 2],
     place: impl std::any::Any,
-) -> Rig {
+) -> Fixture {
     let (runs, log) = (Runs::default(), Arc::<Mutex<Vec<String>>>::default());
     let services = stores.clone().map(|store| {
         let (runs, log) = (Arc::clone(&runs), Arc::clone(&log));
@@ -302,7 +302,7 @@ pub(crate) fn with_effects_apart(
         }
     });
     let [store, _] = stores;
-    Rig {
+    Fixture {
         kind,
         store,
         services,
@@ -341,12 +341,12 @@ pub(crate) fn lite_adapter(pool: SqlitePool) -> SqliteAdapter {
     SqliteAdapter::new(pool).gate_timeout(LATE)
 }
 
-pub(crate) async fn memory_under(kind: Kind) -> Rig {
+pub(crate) async fn memory_under(kind: Kind) -> Fixture {
     let store: Arc<dyn MaintenanceAdapter> = Arc::new(MemoryAdapter::new());
     with_effects_apart(kind, [Arc::clone(&store), store], ())
 }
 
-pub(crate) async fn sqlite_under(kind: Kind) -> Rig {
+pub(crate) async fn sqlite_under(kind: Kind) -> Fixture {
     let (dir, pools) = lite().await;
     if kind != Kind::Transactional {
         let stores = pools.map(|pool| Arc::new(lite_adapter(pool)) as Arc<dyn MaintenanceAdapter>);
@@ -360,10 +360,10 @@ pub(crate) async fn sqlite_under(kind: Kind) -> Rig {
         service(layer, move |request| within::<Sqlite>(request, Arc::clone(&runs)))
     });
     let place = dir.path().to_str().unwrap().to_owned();
-    Rig { kind, store, services, effects, runs, place, _place: Box::new(dir) }
+    Fixture { kind, store, services, effects, runs, place, _place: Box::new(dir) }
 }
 
-pub(crate) async fn postgres_under(kind: Kind) -> Rig {
+pub(crate) async fn postgres_under(kind: Kind) -> Fixture {
     let (schema, pools) = pg().await;
     if kind != Kind::Transactional {
         let stores =
@@ -377,7 +377,7 @@ pub(crate) async fn postgres_under(kind: Kind) -> Rig {
         let layer = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool));
         service(layer, move |request| within::<Postgres>(request, Arc::clone(&runs)))
     });
-    Rig { kind, store, services, effects, runs, place: schema.url(), _place: Box::new(schema) }
+    Fixture { kind, store, services, effects, runs, place: schema.url(), _place: Box::new(schema) }
 }
 
 pub(crate) fn request(words: &str) -> Request<Body> {
@@ -412,7 +412,7 @@ pub(crate) fn layers(status: u16, result: &str) -> (u16, String) {
     (status, result.to_owned())
 }
 
-impl Rig {
+impl Fixture {
     pub(crate) async fn send(&self, words: &str) -> (u16, String) {
         send_to(&self.services[0], words).await
     }

@@ -18,10 +18,9 @@ use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupTx, Deduplicator, ErrorKind, RunContext, RunError, RunOutcome, TxHandle};
 
 use crate::support::multi_event::{
-    Effects, LATE, Rig, Sql, cases, ids, insert, is_done, layers, lite_adapter, lite_pool, own,
-    terms,
+    Effects, Fixture, LATE, Sql, cases, ids, insert, is_done, layers, lite_adapter, lite_pool, own,
 };
-use crate::support::{dedup_key, polled};
+use crate::support::{dedup_key, polled, terms};
 
 macro_rules! in_a_transaction {
     ($($case:ident),+ $(,)?) => {
@@ -49,18 +48,18 @@ in_a_transaction!(
 );
 
 /// The keys are free at once, no attempt is counted, and a takeover is still reported.
-async fn key_of_an_event_that_is_not_done_is_left_as_by_a_rollback(rig: Rig) {
+async fn key_of_an_event_that_is_not_done_is_left_as_by_a_rollback(fixture: Fixture) {
     let mine = terms();
     let dead = CallTerms::on_completion(Token::random(), mine.retention(), Duration::ZERO);
     for _ in 0..2 {
-        rig.store.claim(&[dedup_key("released")], &mine).await.unwrap();
-        rig.store.release(&[dedup_key("released")], &mine).await.unwrap();
+        fixture.store.claim(&[dedup_key("released")], &mine).await.unwrap();
+        fixture.store.release(&[dedup_key("released")], &mine).await.unwrap();
     }
-    rig.store.claim(&[dedup_key("lapsed")], &dead).await.unwrap();
-    let entry = async |id| rig.store.get(&dedup_key(id)).await.unwrap();
+    fixture.store.claim(&[dedup_key("lapsed")], &dead).await.unwrap();
+    let entry = async |id| fixture.store.get(&dedup_key(id)).await.unwrap();
     for _ in 0..2 {
-        assert_eq!(rig.send("done0 fresh:fail released:fail lapsed:fail").await, own(500));
-        assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (3, true));
+        assert_eq!(fixture.send("done0 fresh:fail released:fail lapsed:fail").await, own(500));
+        assert_eq!((fixture.last().attempt(), fixture.last().is_takeover()), (3, true));
         assert_eq!(entry("fresh").await, None);
         let released = entry("released").await.unwrap();
         assert_eq!((released.state, released.attempts), (EntryState::Released, 2));
@@ -68,73 +67,75 @@ async fn key_of_an_event_that_is_not_done_is_left_as_by_a_rollback(rig: Rig) {
         assert!(matches!(lapsed.state, EntryState::InFlight { .. }), "{lapsed:?}");
         assert_eq!(lapsed.attempts, 1);
     }
-    assert_eq!(rig.send("lapsed fresh").await, own(200));
-    assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (2, true));
-    assert_eq!(rig.send("released done0").await, own(200));
-    assert_eq!((rig.last().attempt(), rig.last().is_takeover()), (3, false));
-    assert_eq!(rig.effects.all().await, ids("done0 fresh lapsed released"));
+    assert_eq!(fixture.send("lapsed fresh").await, own(200));
+    assert_eq!((fixture.last().attempt(), fixture.last().is_takeover()), (2, true));
+    assert_eq!(fixture.send("released done0").await, own(200));
+    assert_eq!((fixture.last().attempt(), fixture.last().is_takeover()), (3, false));
+    assert_eq!(fixture.effects.all().await, ids("done0 fresh lapsed released"));
 }
 
 /// A write after the last savepoint is rolled back, whoever wrote it. A write before it is kept.
-async fn write_after_the_last_mark_is_rolled_back(rig: Rig) {
-    assert_eq!(rig.send("a:undone b:undone c:500").await, own(500));
-    assert!(rig.effects.all().await.is_empty());
-    assert_eq!(rig.send("a b c:undone d:500").await, own(500));
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("a b c d"), ids("a b")));
-    assert!(!is_done(&rig.last(), &dedup_key("c")) && is_done(&rig.last(), &dedup_key("b")));
-    assert_eq!(rig.send("a b c:undone d").await, own(200));
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("c d"), ids("a b c d")));
-    assert_eq!(rig.send("c").await, layers(200, "duplicate"));
+async fn write_after_the_last_mark_is_rolled_back(fixture: Fixture) {
+    assert_eq!(fixture.send("a:undone b:undone c:500").await, own(500));
+    assert!(fixture.effects.all().await.is_empty());
+    assert_eq!(fixture.send("a b c:undone d:500").await, own(500));
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b c d"), ids("a b")));
+    assert!(
+        !is_done(&fixture.last(), &dedup_key("c")) && is_done(&fixture.last(), &dedup_key("b"))
+    );
+    assert_eq!(fixture.send("a b c:undone d").await, own(200));
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("c d"), ids("a b c d")));
+    assert_eq!(fixture.send("c").await, layers(200, "duplicate"));
 }
 
 /// An error that the handler ignores aborts a transaction of Postgres, and the handler does not
 /// know. On SQLite the error undoes its own statement only.
-async fn transaction_broken_by_its_handler_keeps_the_done_events(rig: Rig) {
-    let aborts = matches!(rig.effects, Effects::Pg(_));
-    let answered = rig.send("a b c:swallow").await;
+async fn transaction_broken_by_its_handler_keeps_the_done_events(fixture: Fixture) {
+    let aborts = matches!(fixture.effects, Effects::Pg(_));
+    let answered = fixture.send("a b c:swallow").await;
     if !aborts {
-        assert_eq!((answered, rig.effects.all().await), (own(200), ids("a b c")));
+        assert_eq!((answered, fixture.effects.all().await), (own(200), ids("a b c")));
         return;
     }
-    assert_eq!((answered, rig.effects.all().await), (layers(500, "uncommitted"), ids("a b")));
-    assert_eq!(rig.send("a b c").await, own(200));
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("c"), ids("a b c")));
+    assert_eq!((answered, fixture.effects.all().await), (layers(500, "uncommitted"), ids("a b")));
+    assert_eq!(fixture.send("a b c").await, own(200));
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("c"), ids("a b c")));
 }
 
 /// The layer cannot undo a raw COMMIT on Postgres, but the keys are not complete.
-async fn transaction_ended_by_its_handler_keeps_nothing(rig: Rig) {
+async fn transaction_ended_by_its_handler_keeps_nothing(fixture: Fixture) {
     for words in ["a x:rollback y:begin z:500", "a x:rollback", "a x:rollback y:500"] {
-        let status = rig.send(words).await.0;
+        let status = fixture.send(words).await.0;
         assert!(status == 500 || status == 0, "{words}: {status}");
-        assert!(rig.effects.all().await.is_empty(), "{words}");
-        assert_eq!(rig.state("a").await, None, "{words}");
+        assert!(fixture.effects.all().await.is_empty(), "{words}");
+        assert_eq!(fixture.state("a").await, None, "{words}");
     }
     for words in ["a x:commit", "b w:commit y:500"] {
-        let status = rig.send(words).await.0;
+        let status = fixture.send(words).await.0;
         assert!(status == 500 || status == 0, "{words}: {status}");
-        assert!(!rig.is_complete("a").await && !rig.is_complete("b").await);
+        assert!(!fixture.is_complete("a").await && !fixture.is_complete("b").await);
     }
 }
 
-async fn savepoint_that_is_leaked_is_found_whatever_is_done(rig: Rig) {
+async fn savepoint_that_is_leaked_is_found_whatever_is_done(fixture: Fixture) {
     for words in ["x:leak a", "a x:leak", "a x:leak b", "x:leak a b", "a b x:leak c d"] {
         for _ in 0..4 {
-            assert_eq!(rig.send(words).await, layers(500, "uncommitted"), "{words}");
-            assert!(rig.effects.all().await.is_empty(), "{words}");
+            assert_eq!(fixture.send(words).await, layers(500, "uncommitted"), "{words}");
+            assert!(fixture.effects.all().await.is_empty(), "{words}");
         }
-        assert_eq!(rig.send(&format!("{words} z:500")).await, own(500));
-        assert!(rig.effects.all().await.is_empty(), "{words}");
-        assert_eq!(rig.store.count().await.unwrap(), 0, "{words}");
+        assert_eq!(fixture.send(&format!("{words} z:500")).await, own(500));
+        assert!(fixture.effects.all().await.is_empty(), "{words}");
+        assert_eq!(fixture.store.count().await.unwrap(), 0, "{words}");
     }
     // Events that are rolled back or released are not done.
-    assert_eq!(rig.send("a f:fail b g:sql h:sql c").await, own(500));
-    assert_eq!(rig.send("d f:undone e").await, own(200));
-    assert_eq!(rig.effects.all().await, ids("a b c d e f"));
+    assert_eq!(fixture.send("a f:fail b g:sql h:sql c").await, own(500));
+    assert_eq!(fixture.send("d f:undone e").await, own(200));
+    assert_eq!(fixture.effects.all().await, ids("a b c d e f"));
 }
 
 /// The answer is the handler's failure anyway.
-async fn commit_that_fails_keeps_nothing_and_the_retry_runs(rig: Rig) {
-    let (bad, good) = match rig.effects {
+async fn commit_that_fails_keeps_nothing_and_the_retry_runs(fixture: Fixture) {
+    let (bad, good) = match fixture.effects {
         Effects::Pg(_) => (
             "ALTER TABLE effects ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED",
             "ALTER TABLE effects DROP CONSTRAINT effects_id_key",
@@ -146,30 +147,30 @@ async fn commit_that_fails_keeps_nothing_and_the_retry_runs(rig: Rig) {
             "DROP TRIGGER refuses",
         ),
     };
-    rig.store.count().await.unwrap();
-    rig.effects.run("INSERT INTO effects VALUES ('a')").await;
-    rig.effects.run(bad).await;
-    assert_eq!(rig.send("a b p:fail").await, own(500));
-    assert_eq!(rig.effects.all().await, ids("a"));
-    assert_eq!(rig.store.count().await.unwrap(), 0);
-    rig.effects.run(good).await;
+    fixture.store.count().await.unwrap();
+    fixture.effects.run("INSERT INTO effects VALUES ('a')").await;
+    fixture.effects.run(bad).await;
+    assert_eq!(fixture.send("a b p:fail").await, own(500));
+    assert_eq!(fixture.effects.all().await, ids("a"));
+    assert_eq!(fixture.store.count().await.unwrap(), 0);
+    fixture.effects.run(good).await;
     // Postgres reports the error before it releases the locks.
-    rig.send_until_done("a b p").await;
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("a b p"), ids("a a b p")));
+    fixture.send_until_done("a b p").await;
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b p"), ids("a a b p")));
 }
 
-async fn misuse_of_the_transaction_costs_no_connection(rig: Rig) {
+async fn misuse_of_the_transaction_costs_no_connection(fixture: Fixture) {
     for round in 0..6 {
         for (n, ways) in
             ["leak", "rollback", "hang", "abort", "panic", "swallow"].iter().enumerate()
         {
             let impatient = if *ways == "hang" { "impatient!" } else { "" };
-            rig.send(&format!("{round}a{n} {round}b{n}:{ways} {impatient}")).await;
+            fixture.send(&format!("{round}a{n} {round}b{n}:{ways} {impatient}")).await;
         }
-        assert_eq!(rig.send(&format!("{round}")).await, own(200), "after {round} rounds");
+        assert_eq!(fixture.send(&format!("{round}")).await, own(200), "after {round} rounds");
     }
     // All connections of the pool work, and none is inside a transaction.
-    for answer in join_all(["x", "y", "z"].map(|id| rig.send(id))).await {
+    for answer in join_all(["x", "y", "z"].map(|id| fixture.send(id))).await {
         assert_eq!(answer, own(200));
     }
 }
@@ -203,15 +204,15 @@ impl<DB: Sql> Held<DB> {
 
 /// Expands for the ledger of either database.
 macro_rules! with_ledger {
-    ($rig:ident, $case:ident $(, $more:expr)*) => {
-        match &$rig.effects {
+    ($fixture:ident, $case:ident $(, $more:expr)*) => {
+        match &$fixture.effects {
             Effects::Pg(pool) => {
                 let adapter = PostgresAdapter::new(pool.clone());
-                $case(&$rig, &internals::transactional(adapter) $(, $more)*).await
+                $case(&$fixture, &internals::transactional(adapter) $(, $more)*).await
             }
             Effects::Lite(pool) => {
                 let adapter = lite_adapter(pool.clone());
-                $case(&$rig, &internals::transactional(adapter) $(, $more)*).await
+                $case(&$fixture, &internals::transactional(adapter) $(, $more)*).await
             }
             Effects::Log(_) => unreachable!("no database"),
         }
@@ -220,12 +221,12 @@ macro_rules! with_ledger {
 
 /// `mark_done` is dropped at each of its awaits, and the handler fails at once, goes on, or
 /// succeeds.
-async fn mark_done_dropped_at_any_await_keeps_both_or_neither(rig: Rig) {
+async fn mark_done_dropped_at_any_await_keeps_both_or_neither(fixture: Fixture) {
     let mut cut = 0;
     for polls in 1..6 {
         for again in [false, true] {
             for end in ["fails", "goes on", "succeeds"] {
-                cut += usize::from(with_ledger!(rig, cut_off, polls, again, end));
+                cut += usize::from(with_ledger!(fixture, cut_off, polls, again, end));
             }
         }
     }
@@ -233,7 +234,7 @@ async fn mark_done_dropped_at_any_await_keeps_both_or_neither(rig: Rig) {
 }
 
 async fn cut_off<DB: Sql>(
-    rig: &Rig,
+    fixture: &Fixture,
     ledger: &Arc<Transactional<DB>>,
     polls: usize,
     again: bool,
@@ -261,10 +262,10 @@ async fn cut_off<DB: Sql>(
     } else {
         held.claim.rollback().await.unwrap();
     }
-    let effects = rig.effects.all().await;
+    let effects = fixture.effects.all().await;
     for id in [a, b, c] {
         let times = effects.iter().filter(|effect| *effect == id).count();
-        assert_eq!(times, usize::from(rig.is_complete(id).await), "{id}");
+        assert_eq!(times, usize::from(fixture.is_complete(id).await), "{id}");
     }
     let must = match end {
         "succeeds" => vec![a, b, c],
@@ -276,9 +277,9 @@ async fn cut_off<DB: Sql>(
     assert!(must.iter().all(|id| effects.iter().any(|effect| effect == id)), "{case}");
     // On Postgres each savepoint is set in one step.
     let kept = effects.iter().filter(|effect| effect.ends_with(&case)).count();
-    assert!(kept >= 1 || matches!(rig.effects, Effects::Lite(_)), "{case}");
-    assert_eq!(rig.send(&names.join(" ")).await.0, 200, "{case}");
-    let mut effects = rig.effects.all().await;
+    assert!(kept >= 1 || matches!(fixture.effects, Effects::Lite(_)), "{case}");
+    assert_eq!(fixture.send(&names.join(" ")).await.0, 200, "{case}");
+    let mut effects = fixture.effects.all().await;
     effects.retain(|effect| effect.ends_with(&case) || effect == "nobody");
     assert_eq!(effects, names, "{case}");
     cut
@@ -286,18 +287,18 @@ async fn cut_off<DB: Sql>(
 
 /// A handler is dropped in the middle of a statement that then fails. sqlx returns that statement's
 /// error to the next one.
-async fn statement_dropped_half_way_does_not_undo_done_events(rig: Rig) {
+async fn statement_dropped_half_way_does_not_undo_done_events(fixture: Fixture) {
     for statements in 0..3 {
-        with_ledger!(rig, hasty, statements);
+        with_ledger!(fixture, hasty, statements);
         let (done, other) = (format!("a{statements}"), format!("b{statements}"));
-        assert!(rig.is_complete(&done).await, "{statements}");
-        assert_eq!(rig.send(&format!("{done} {other}")).await, own(200));
-        assert_eq!(rig.news(), [other]);
+        assert!(fixture.is_complete(&done).await, "{statements}");
+        assert_eq!(fixture.send(&format!("{done} {other}")).await, own(200));
+        assert_eq!(fixture.news(), [other]);
     }
-    assert_eq!(rig.effects.all().await, ids("a0 a1 a2 b0 b1 b2"));
+    assert_eq!(fixture.effects.all().await, ids("a0 a1 a2 b0 b1 b2"));
 }
 
-async fn hasty<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>, statements: usize) {
+async fn hasty<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>, statements: usize) {
     let (done, other) = (format!("a{statements}"), format!("b{statements}"));
     let mut held = Held::of(ledger, &[&done, &other]).await;
     held.effect(&done).await;
@@ -311,14 +312,14 @@ async fn hasty<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>, statements: us
     held.claim.rollback().await.unwrap();
 }
 
-async fn claim_that_is_dropped_keeps_the_done_events(rig: Rig) {
-    with_ledger!(rig, dropped);
+async fn claim_that_is_dropped_keeps_the_done_events(fixture: Fixture) {
+    with_ledger!(fixture, dropped);
     // The delivery's end runs in a task of its own.
-    rig.send_until_done("a b").await;
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("b"), ids("a b")));
+    fixture.send_until_done("a b").await;
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("b"), ids("a b")));
 }
 
-async fn dropped<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>) {
+async fn dropped<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
     let mut held = Held::of(ledger, &["a", "b"]).await;
     held.effect("a").await;
     assert!(held.mark_done("a").await && !held.mark_done("not of this delivery").await);
@@ -328,8 +329,8 @@ async fn dropped<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>) {
 }
 
 /// The one key of a `Deduplicator` run is like an event of a multi-event delivery.
-async fn deduplicator_work_that_fails_after_mark_done_is_complete(rig: Rig) {
-    match &rig.effects {
+async fn deduplicator_work_that_fails_after_mark_done_is_complete(fixture: Fixture) {
+    match &fixture.effects {
         Effects::Pg(pool) => {
             let adapter = PostgresAdapter::new(pool.clone());
             works(Deduplicator::transactional(adapter)).await;
@@ -339,7 +340,7 @@ async fn deduplicator_work_that_fails_after_mark_done_is_complete(rig: Rig) {
         }
         Effects::Log(_) => unreachable!("no database"),
     }
-    assert_eq!(rig.effects.all().await, ids("a"));
+    assert_eq!(fixture.effects.all().await, ids("a"));
 }
 
 async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
@@ -357,13 +358,13 @@ async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
 }
 
-async fn transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events(rig: Rig) {
-    with_ledger!(rig, kept);
-    rig.send_until_done("a b").await;
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("a b"), ids("a b")));
+async fn transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events(fixture: Fixture) {
+    with_ledger!(fixture, kept);
+    fixture.send_until_done("a b").await;
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b"), ids("a b")));
 }
 
-async fn kept<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>) {
+async fn kept<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
     let Held { claim, tx } = {
         let mut held = Held::of(ledger, &["a", "b"]).await;
         held.effect("a").await;
@@ -409,11 +410,11 @@ async fn stop_half_way<DB: Sql>(ledger: Arc<Transactional<DB>>) {
 }
 
 /// `kill -9`: done events are durable when the delivery has ended, and not before.
-async fn process_that_is_killed_leaves_nothing_of_its_done_events(rig: Rig) {
-    rig.store.count().await.unwrap();
+async fn process_that_is_killed_leaves_nothing_of_its_done_events(fixture: Fixture) {
+    fixture.store.count().await.unwrap();
     let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
         .args(["multi_event::half_way", "--exact", "--nocapture"])
-        .env(PLACE, &rig.place)
+        .env(PLACE, &fixture.place)
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
@@ -421,11 +422,11 @@ async fn process_that_is_killed_leaves_nothing_of_its_done_events(rig: Rig) {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     while lines.next_line().await.unwrap().expect("the process reaches the middle") != HALF {}
     child.kill().await.unwrap();
-    assert!(rig.effects.all().await.is_empty());
+    assert!(fixture.effects.all().await.is_empty());
     for id in ["a", "b", "c"] {
-        assert_eq!(rig.state(id).await, None, "{id}");
+        assert_eq!(fixture.state(id).await, None, "{id}");
     }
     // The server has to notice that the client is gone.
-    rig.send_until_done("a b c").await;
-    assert_eq!((rig.news(), rig.effects.all().await), (ids("a b c"), ids("a b c")));
+    fixture.send_until_done("a b c").await;
+    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b c"), ids("a b c")));
 }
