@@ -2,7 +2,6 @@
 
 use hashbrown::HashTable;
 use slab::Slab;
-use smallvec::SmallVec;
 
 use super::clock::END;
 use super::expiry::{ExpiryOrder, Slot};
@@ -85,6 +84,11 @@ impl Shard {
         }
     }
 
+    /// Removes some expired rows before `missing` keys are added. Returns how many.
+    pub(super) fn purge_for(&mut self, missing: usize, now: u64) -> usize {
+        self.purge(missing.saturating_mul(PURGED_PER_INSERT), now)
+    }
+
     /// Removes up to `limit` rows that are due by `until`, and returns how many.
     pub(super) fn purge(&mut self, limit: usize, until: u64) -> usize {
         let mut purged = 0;
@@ -97,34 +101,23 @@ impl Shard {
         purged
     }
 
-    /// Removes some expired rows, then returns what it takes to add those of these keys that are
-    /// missing; `None` if they have no room.
+    /// Returns what it takes to add `missing` keys; `None` if the keys have no room.
     ///
-    /// A live lease is not evicted, nor is one of these keys.
+    /// A live lease is not evicted, nor are the `spared` rows, which are sorted.
     pub(super) fn room_for(
         &mut self,
-        keys: &[(usize, Fingerprint)],
+        missing: usize,
+        spared: &[Slot],
         may_evict: bool,
         now: u64,
     ) -> Option<Room> {
-        let present = |shard: &Self| -> SmallVec<[Slot; 4]> {
-            keys.iter().filter_map(|(_, fingerprint)| shard.find(*fingerprint)).collect()
-        };
-        let mut spared = present(self);
-        let missing = keys.len() - spared.len();
-        if missing > 0 && self.purge(missing.saturating_mul(PURGED_PER_INSERT), now) > 0 {
-            // The purge may have removed some of these keys.
-            spared = present(self);
-        }
-        let added = keys.len() - spared.len();
-        let excess = (self.len() + added).saturating_sub(self.capacity);
-        if added == 0 || excess == 0 {
-            return Some(Room { added, evicted: Vec::new() });
+        let excess = (self.len() + missing).saturating_sub(self.capacity);
+        if excess == 0 {
+            return Some(Room { added: missing, evicted: Vec::new() });
         }
         if !may_evict {
             return None;
         }
-        spared.sort_unstable();
         let rows = &self.rows;
         let is_evictable = |slot: &Slot| {
             let is_leased = rows[usize::from(*slot)].state(now) == RowState::Leased;
@@ -141,6 +134,6 @@ impl Shard {
         for slot in oldest {
             self.expiry.push(rows, slot);
         }
-        (evicted.len() == excess).then_some(Room { added, evicted })
+        (evicted.len() == excess).then_some(Room { added: missing, evicted })
     }
 }

@@ -3,13 +3,11 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use smallvec::SmallVec;
-
 use super::clock::{Clock, ms};
 use super::expiry::Slot;
 use super::pressure::{Gauge, Pressure};
 use super::row::{Fingerprint, KeyHasher, Row, RowState};
-use super::shard::{MAX_SHARD_KEYS, Shard};
+use super::shard::{MAX_SHARD_KEYS, Room, Shard};
 use super::sync::{Mutex, MutexGuard};
 use crate::adapter::contract::{
     CallTerms, Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Permanence, Released,
@@ -285,21 +283,36 @@ impl Table {
             let fingerprint = self.hasher.fingerprint(key);
             (fingerprint.shard(self.shards.len()), fingerprint)
         };
-        let places: SmallVec<[(usize, Fingerprint); 1]> = keys.iter().map(place).collect();
+        let mut pressure = Pressure::default();
+        // Almost every call has one key.
+        if let [key] = keys {
+            let (number, fingerprint) = place(key);
+            let mut shard = self.lock(number);
+            let now = self.clock.now();
+            let slot = shard.find(fingerprint);
+            if slot.is_none() && missing == Missing::Insert {
+                shard.purge_for(1, now);
+                let room = shard.room_for(1, &[], self.may_evict(), now).ok_or_else(full)?;
+                pressure.make_room(&mut shard, &room, self.shard_capacity, now);
+            }
+            let cursor = RowCursor { shard: &mut shard, slot, fingerprint, key, terms, now };
+            let reply = step(&mut { cursor });
+            drop(shard);
+            self.gauge.report(&pressure, now);
+            return Ok(vec![reply]);
+        }
+        let places: Vec<(usize, Fingerprint)> = keys.iter().map(place).collect();
         let mut by_shard = places.clone();
         by_shard.sort_unstable_by_key(|(number, _)| *number);
         let groups = || by_shard.chunk_by(|(one, _), (other, _)| one == other);
         // In ascending order, so that two calls never wait for each other.
-        let mut shards: SmallVec<[(usize, MutexGuard<'_, Shard>); 1]> =
+        let mut shards: Vec<(usize, MutexGuard<'_, Shard>)> =
             groups().map(|group| (group[0].0, self.lock(group[0].0))).collect();
         let now = self.clock.now();
-        let mut pressure = Pressure::default();
         if missing == Missing::Insert {
-            let may_evict = self.at_capacity == AtCapacity::EvictOldest;
-            let mut rooms = SmallVec::<[_; 1]>::new();
+            let mut rooms = Vec::with_capacity(shards.len());
             for ((_, shard), group) in shards.iter_mut().zip(groups()) {
-                let room = shard.room_for(group, may_evict, now);
-                rooms.push(room.ok_or_else(|| Error::new(ErrorKind::Full, "claiming keys"))?);
+                rooms.push(self.room_for(shard, group, now)?);
             }
             for ((_, shard), room) in shards.iter_mut().zip(&rooms) {
                 pressure.make_room(shard, room, self.shard_capacity, now);
@@ -317,6 +330,29 @@ impl Table {
         Ok(replies)
     }
 
+    fn room_for(
+        &self,
+        shard: &mut Shard,
+        keys: &[(usize, Fingerprint)],
+        now: u64,
+    ) -> Result<Room, Error> {
+        let present = |shard: &Shard| -> Vec<Slot> {
+            keys.iter().filter_map(|(_, fingerprint)| shard.find(*fingerprint)).collect()
+        };
+        let mut spared = present(shard);
+        // The purge may remove some of these keys.
+        if shard.purge_for(keys.len() - spared.len(), now) > 0 {
+            spared = present(shard);
+        }
+        spared.sort_unstable();
+        let missing = keys.len() - spared.len();
+        shard.room_for(missing, &spared, self.may_evict(), now).ok_or_else(full)
+    }
+
+    fn may_evict(&self) -> bool {
+        self.at_capacity == AtCapacity::EvictOldest
+    }
+
     fn look<T>(&self, key: &DedupKey, read: impl FnOnce(&Row, u64) -> Option<T>) -> Option<T> {
         let fingerprint = self.hasher.fingerprint(key);
         let shard = self.lock(fingerprint.shard(self.shards.len()));
@@ -327,4 +363,8 @@ impl Table {
         // No step leaves a shard half-changed when it panics.
         self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn full() -> Error {
+    Error::new(ErrorKind::Full, "claiming keys")
 }
