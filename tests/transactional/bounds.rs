@@ -9,7 +9,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, ServiceBuilder};
-use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter};
+use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupLayer, OnInFlight};
 
@@ -19,7 +19,10 @@ use crate::support::{Handler, by_header, polled, request, result, send, until};
 async fn over_a_pool_of(connections: u32, schema: &Schema) -> DedupLayer<Transactional<Postgres>> {
     let pool = PgPoolOptions::new().max_connections(connections);
     let pool = pool.connect(&schema.url()).await.unwrap();
-    let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool));
+    let adapter = PostgresAdapter::new(pool);
+    // Makes the table, which may take longer than a test's `store_timeout`.
+    adapter.count().await.unwrap();
+    let layer = DedupLayer::transactional(by_header(), adapter);
     layer.store_timeout(Duration::from_secs(20))
 }
 
@@ -51,7 +54,7 @@ async fn delivery_without_a_permit_within_store_timeout_is_503_and_claims_nothin
     let schema = Schema::fresh();
     let handler = Handler::default();
     handler.hold();
-    let layer = over_a_pool_of(3, &schema).await.store_timeout(Duration::from_millis(300));
+    let layer = over_a_pool_of(3, &schema).await.store_timeout(Duration::from_secs(1));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let first = tokio::spawn({
         let service = service.clone();
