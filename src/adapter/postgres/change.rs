@@ -169,8 +169,9 @@ impl Through<'_> {
                 Told::Completed(completion(&row, terms)?)
             } else {
                 fresh += 1;
-                let left = Claimed::left_behind(terms);
-                Told::Claimed((Claimed::granted(1, false), Some(left)))
+                let granted = Claimed::granted(1, false);
+                let left = granted.left_behind(terms);
+                Told::Claimed((granted, Some(left)))
             });
         }
         self.inner.plans.wrote(fresh);
@@ -384,8 +385,9 @@ impl Through<'_> {
                         self.fetch(&take.seize, &rows.at(&free), take.insert.keeps).await?;
                     for (at, row) in seized {
                         *granted = true;
-                        let left = T::left_behind(rows.terms(free[at]));
-                        answers[free[at]] = Some((grant(&row)?, Some(left)));
+                        let granted: T = grant(&row)?;
+                        let left = granted.left_behind(rows.terms(free[at]));
+                        answers[free[at]] = Some((granted, Some(left)));
                     }
                 }
                 absent = gone;
@@ -396,8 +398,9 @@ impl Through<'_> {
                 self.inner.plans.wrote(inserted.len());
                 for (at, _) in inserted {
                     *granted = true;
-                    let left = T::left_behind(rows.terms(absent[at]));
-                    answers[absent[at]] = Some((T::granted(1, false), Some(left)));
+                    let granted = T::granted(1, false);
+                    let left = granted.left_behind(rows.terms(absent[at]));
+                    answers[absent[at]] = Some((granted, Some(left)));
                 }
             }
             open = open_places(answers);

@@ -113,7 +113,7 @@ pub(in crate::adapter) trait Grant {
     fn granted(attempt: u32, takeover: bool) -> Self;
     fn in_flight() -> Self;
     /// What stands in the row of a key that was just granted.
-    fn left_behind(terms: &CallTerms) -> Stored;
+    fn left_behind(&self, terms: &CallTerms) -> Stored;
 }
 
 /// The reply to a claim under `OnClaim`.
@@ -170,8 +170,15 @@ impl Grant for Recorded {
         Self::InFlight
     }
 
-    fn left_behind(terms: &CallTerms) -> Stored {
-        written(terms, Some(0), None)
+    fn left_behind(&self, terms: &CallTerms) -> Stored {
+        let stored = written(terms, Some(0), None);
+        match *self {
+            // Another call with the same token is told the same.
+            Self::First { attempt, takeover } => {
+                Stored { attempts: attempt.into(), takeover, ..stored }
+            }
+            _ => stored,
+        }
     }
 }
 
@@ -192,7 +199,7 @@ impl Grant for Claimed {
         Self::InFlight
     }
 
-    fn left_behind(terms: &CallTerms) -> Stored {
+    fn left_behind(&self, terms: &CallTerms) -> Stored {
         written(terms, None, Some(terms.lease_ms()))
     }
 }

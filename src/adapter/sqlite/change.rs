@@ -176,8 +176,12 @@ impl Database for Writing<'_> {
         if !keeps && !self.inner.some_are_there() {
             let inserted = self.changed(new, rows).await.map_err(fault(false))?;
             if inserted == rows.len() {
-                let all = (0..rows.len()).map(|place| T::left_behind(rows.terms(place)));
-                return Ok(all.map(|left| (T::granted(1, false), Some(left))).collect());
+                let all = (0..rows.len()).map(|place| {
+                    let granted = T::granted(1, false);
+                    let left = granted.left_behind(rows.terms(place));
+                    (granted, Some(left))
+                });
+                return Ok(all.collect());
             }
             written = inserted > 0;
         }
@@ -187,8 +191,9 @@ impl Database for Writing<'_> {
             let granted = self.write(sql, &asked).await.map_err(fault(written))?;
             written |= !granted.is_empty();
             for (at, row) in matched(&asked.keys, &granted).map_err(fault(written))? {
-                let left = T::left_behind(rows.terms(free[at]));
-                answers[free[at]] = Some((grant(row).map_err(fault(written))?, Some(left)));
+                let granted: T = grant(row).map_err(fault(written))?;
+                let left = granted.left_behind(rows.terms(free[at]));
+                answers[free[at]] = Some((granted, Some(left)));
             }
             let open = open_places(&answers);
             if open.is_empty() {
