@@ -16,7 +16,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    CallTerms, EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter, Token,
+    EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter,
 };
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
@@ -451,8 +451,4 @@ impl Fixture {
 
 pub(crate) fn ids(words: &str) -> Vec<String> {
     words.split_whitespace().map(str::to_owned).collect()
-}
-
-pub(crate) fn terms() -> CallTerms {
-    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
 }
