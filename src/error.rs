@@ -277,6 +277,8 @@ pub enum ConfigError {
     InvalidDuplicateStatus,
     /// A header that belongs to one client, one connection or one moment is not replayed.
     InvalidReplayHeader,
+    /// A timeout must be at least 1 ms.
+    InvalidTimeout,
     /// The store URL cannot be read. (The URL is not repeated here: it may hold a password.)
     InvalidUrl,
     /// The Postgres URL names several hosts, or `PGHOST` does. `sqlx` connects to one host only:
@@ -309,6 +311,7 @@ impl fmt::Display for ConfigError {
             }
             Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
             Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
+            Self::InvalidTimeout => f.write_str("a timeout is at least 1 ms"),
             Self::InvalidUrl => f.write_str("the store URL cannot be read"),
             Self::SeveralHosts => f.write_str(
                 "the store URL names several hosts: give one address that leads to the primary",

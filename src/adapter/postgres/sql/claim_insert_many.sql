@@ -1,7 +1,7 @@
 -- Claims keys that have no row. Returns those. A key that has a row is neither locked nor written.
 -- Several keys. Rows are inserted in the order of `key`, so that two batches never deadlock.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {claim_durable} AS durability
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,

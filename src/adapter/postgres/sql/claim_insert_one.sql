@@ -12,7 +12,7 @@ FROM (
     $5::int8 * interval '1 millisecond' AS retention,
     $6::int8 * interval '1 millisecond' AS lease
   WHERE set_config('lock_timeout', $7::text, true) IS NOT NULL
-    AND ({durable}) IS DISTINCT FROM ''
+    AND ({claim_durable}) IS DISTINCT FROM ''
 ) AS a
 ON CONFLICT (key) DO NOTHING
 RETURNING t.key

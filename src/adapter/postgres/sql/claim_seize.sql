@@ -1,6 +1,6 @@
 -- Claims rows that nobody holds, and those that the caller's own token holds.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {claim_durable} AS durability
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
   SELECT t.key, a.token, a.retention, a.lease
