@@ -1,7 +1,7 @@
 //! The memory adapter at a million keys, beside `moka`: `cargo bench --bench memory`, under a
 //! minute. What is measured, and how, is said in `measure/memory.rs`.
 //!
-//! Under `cargo test` it does nothing: `tests/memory.rs` counts bytes and allocations.
+//! Under `cargo test` it does nothing: `tests/stores/memory.rs` counts bytes and allocations.
 
 use shared::ratios::{begin, tell};
 use shared::run::Run;

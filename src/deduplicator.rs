@@ -2,19 +2,24 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Extensions, StatusCode};
+use http::Extensions;
 
-use crate::adapter::Seen;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::TransactionAdapter;
+use crate::adapter::{DedupAdapter, Seen};
 use crate::delivery::Delivery;
-use crate::error::Error;
+use crate::error::{ConfigError, Error};
 use crate::key::{DedupKey, Keys};
+use crate::ledger::{
+    Begin, BeginContext, Claim, HandlerSuccess, Lease, Ledger, OnArrival,
+};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::transaction::DedupTx;
-use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger};
+use crate::ledger::Transactional;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::{TxHandle, TxUnavailable};
+use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 
 /// Runs the work of each key until it has succeeded once, under a [ledger](crate::ledger).
 ///
@@ -28,7 +33,7 @@ use crate::ledger::{TxHandle, TxUnavailable};
 /// # Cancel safety
 ///
 /// If the future is dropped, so is the work, wherever it is. What is left to do then goes on in the
-/// runtime's background; [`Ledger::drain`] waits for it:
+/// runtime's background; [`drain`](Self::drain) waits for it:
 ///
 /// - dropped while the key is claimed, or while the work runs: the key is free again, as after a
 ///   failure. On arrival, work that has begun is lost. What the work has marked as done stays done.
@@ -42,10 +47,9 @@ use crate::ledger::{TxHandle, TxUnavailable};
 /// # #[cfg(feature = "memory")]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use tower_dedup::adapter::MemoryAdapter;
-/// use tower_dedup::ledger::Lease;
 /// use tower_dedup::{DedupKey, Deduplicator, RunOutcome};
 ///
-/// let worker = Deduplicator::new(Lease::new(MemoryAdapter::new()));
+/// let worker = Deduplicator::new(MemoryAdapter::new());
 /// let key = DedupKey::new("invoices", "invoice_17")?;
 ///
 /// let failed = worker.run(&key, async |_| Err::<(), _>("no paper")).await;
@@ -57,22 +61,55 @@ use crate::ledger::{TxHandle, TxUnavailable};
 /// # Ok::<(), tower_dedup::KeyError>(())
 /// # }).unwrap();
 /// ```
-#[derive(Debug, Clone)]
 #[must_use = "a worker does nothing until it is given work"]
-pub struct Deduplicator<L> {
-    ledger: L,
+pub struct Deduplicator<L = Lease> {
+    ledger: Arc<L>,
     retention: Duration,
     lease: Duration,
     store_timeout: Duration,
 }
 
+impl Deduplicator {
+    /// A worker under a lease. It remembers keys for 30 days, with leases of 60 s and 2 s for each
+    /// call to the store.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the adapter has no [`leases`](crate::adapter::Abilities::leases).
+    #[track_caller]
+    pub fn new(adapter: impl DedupAdapter) -> Self {
+        Self::try_new(adapter).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Does the same as [`new`](Self::new), for an adapter that is chosen at run time.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
+    /// [`leases`](crate::adapter::Abilities::leases).
+    pub fn try_new(adapter: impl DedupAdapter) -> Result<Self, ConfigError> {
+        Ok(Self::with_ledger(Lease::new(Arc::new(adapter))?))
+    }
+
+    /// A worker whose keys are permanent before their work runs.
+    pub fn on_arrival(adapter: impl DedupAdapter) -> Deduplicator<OnArrival> {
+        Deduplicator::with_ledger(OnArrival::new(Arc::new(adapter)))
+    }
+
+    /// A worker whose keys commit together with what their work writes.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub fn transactional<A: TransactionAdapter>(
+        adapter: A,
+    ) -> Deduplicator<Transactional<A::Database>> {
+        Deduplicator::with_ledger(Transactional::new(Arc::new(adapter)))
+    }
+}
+
 impl<L: Ledger> Deduplicator<L> {
-    /// A worker that remembers keys for 30 days, with leases of 60 s and 2 s for each call to the
-    /// store.
-    pub fn new(ledger: L) -> Self {
+    fn with_ledger(ledger: L) -> Self {
         const DAY: Duration = Duration::from_secs(86_400);
         Self {
-            ledger,
+            ledger: Arc::new(ledger),
             retention: 30 * DAY,
             lease: Duration::from_secs(60),
             store_timeout: Duration::from_secs(2),
@@ -98,9 +135,14 @@ impl<L: Ledger> Deduplicator<L> {
         self
     }
 
-    /// The ledger: to wait for what it does [in the background](Ledger::drain), at shutdown.
-    pub fn ledger(&self) -> &L {
-        &self.ledger
+    /// Returns the number of completions and releases that continue in the background.
+    pub fn pending_writes(&self) -> usize {
+        self.ledger.pending_writes()
+    }
+
+    /// Waits until no completion and no release continues in the background, at shutdown.
+    pub async fn drain(&self) {
+        self.ledger.drain().await;
     }
 
     /// Runs `work` if the key is new, and makes the key permanent if it succeeds.
@@ -123,7 +165,7 @@ impl<L: Ledger> Deduplicator<L> {
         let claim = match begun.map_err(RunError::Store)? {
             Begin::First { claim, .. } => claim,
             Begin::Duplicate(known) | Begin::Mismatch(known) => {
-                return Ok(RunOutcome::Duplicate(known.seen));
+                return Ok(RunOutcome::Duplicate(Seen::new(known.age)));
             }
             Begin::InFlight => return Ok(RunOutcome::InFlight),
         };
@@ -132,8 +174,7 @@ impl<L: Ledger> Deduplicator<L> {
         let delivery = claim.delivery().clone();
         match work(RunContext { delivery, extensions }).await {
             Ok(value) => {
-                let done = HandlerSuccess::new(StatusCode::OK);
-                claim.commit(&done).await.map_err(RunError::Store)?;
+                claim.commit(&HandlerSuccess::default()).await.map_err(RunError::Store)?;
                 Ok(RunOutcome::First(value))
             }
             Err(error) => {
@@ -142,6 +183,18 @@ impl<L: Ledger> Deduplicator<L> {
                 Err(RunError::Handler(error))
             }
         }
+    }
+}
+
+impl<L> Clone for Deduplicator<L> {
+    fn clone(&self) -> Self {
+        Self { ledger: Arc::clone(&self.ledger), ..*self }
+    }
+}
+
+impl<L: fmt::Debug> fmt::Debug for Deduplicator<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deduplicator").field("ledger", &self.ledger).finish_non_exhaustive()
     }
 }
 
@@ -176,7 +229,7 @@ impl RunContext {
 }
 
 /// What became of a key's work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunOutcome<T> {
     /// It ran, and succeeded.

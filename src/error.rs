@@ -53,6 +53,8 @@ pub enum ErrorKind {
     /// The handler has ended, broken or kept the transaction that it was lent. Nothing was
     /// committed, but for what it may have marked as done before.
     Transaction,
+    /// The adapter does not support the call. Nothing was recorded.
+    Unsupported,
     /// The adapter was configured with something that cannot work.
     Config,
 }
@@ -69,6 +71,7 @@ impl ErrorKind {
             Self::Overloaded => "overloaded",
             Self::Corrupt => "corrupt",
             Self::Transaction => "transaction",
+            Self::Unsupported => "unsupported",
             Self::Config => "config",
         }
     }
@@ -91,7 +94,11 @@ impl Error {
     pub(crate) fn is_unknown(&self) -> bool {
         !matches!(
             self.kind,
-            ErrorKind::Refused | ErrorKind::Full | ErrorKind::Overloaded | ErrorKind::Config
+            ErrorKind::Refused
+                | ErrorKind::Full
+                | ErrorKind::Overloaded
+                | ErrorKind::Unsupported
+                | ErrorKind::Config
         )
     }
 
@@ -136,7 +143,10 @@ impl Error {
             | ErrorKind::Refused
             | ErrorKind::Full
             | ErrorKind::Overloaded => true,
-            ErrorKind::Corrupt | ErrorKind::Transaction | ErrorKind::Config => false,
+            ErrorKind::Corrupt
+            | ErrorKind::Transaction
+            | ErrorKind::Unsupported
+            | ErrorKind::Config => false,
         }
     }
 }
@@ -161,6 +171,7 @@ impl fmt::Display for Error {
             ErrorKind::Overloaded => "too much waits for the store",
             ErrorKind::Corrupt => "the store holds something unreadable",
             ErrorKind::Transaction => "the transaction is not what it was",
+            ErrorKind::Unsupported => "the adapter does not support this",
             ErrorKind::Config => return f.write_str(&self.context),
         };
         write!(f, "{}: {what}", self.context)
@@ -279,6 +290,8 @@ pub enum ConfigError {
     InvalidReplayHeader,
     /// A timeout must be at least 1 ms.
     InvalidTimeout,
+    /// The adapter has no leases, or stores no data, as this layer needs it.
+    UnsupportedByAdapter(&'static str),
     /// The store URL cannot be read. (The URL is not repeated here: it may hold a password.)
     InvalidUrl,
     /// The Postgres URL names several hosts, or `PGHOST` does. `sqlx` connects to one host only:
@@ -312,6 +325,7 @@ impl fmt::Display for ConfigError {
             Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
             Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
             Self::InvalidTimeout => f.write_str("a timeout is at least 1 ms"),
+            Self::UnsupportedByAdapter(what) => write!(f, "the adapter does not support {what}"),
             Self::InvalidUrl => f.write_str("the store URL cannot be read"),
             Self::SeveralHosts => f.write_str(
                 "the store URL names several hosts: give one address that leads to the primary",

@@ -10,9 +10,7 @@ use http::request::Parts;
 
 use crate::delivery::Delivery;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::transaction::DedupTx;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::{TxHandle, TxUnavailable};
+use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 use crate::observe;
 
 /// The delivery that the handler is running.

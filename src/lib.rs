@@ -9,14 +9,13 @@
 #![warn(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod adapter;
-mod body;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod deduplicator;
 mod delivery;
 mod error;
 #[cfg(feature = "axum")]
 mod extract;
-mod future;
 pub mod guide {
     //! The guide, page by page. The [crate page](crate) comes first.
 
@@ -54,17 +53,12 @@ pub mod key;
 mod layer;
 pub mod ledger;
 pub mod observe;
-pub mod policy;
 pub mod provider;
+mod purger;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
-mod deduplicator;
-mod purger;
-mod response;
-mod service;
 
-pub use body::ResponseBody;
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::Delivery;
 pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind};
@@ -72,12 +66,11 @@ pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind}
 pub use extract::MissingDelivery;
 #[cfg(all(feature = "axum", any(feature = "postgres", feature = "sqlite")))]
 pub use extract::TxRejection;
-pub use future::ResponseFuture;
 pub use key::{DedupKey, KeyExtractor};
-pub use layer::{DedupHandle, DedupLayer};
+pub use layer::{
+    Dedup, DedupHandle, DedupLayer, DedupResult, InnerBody, LogIds, OnInFlight, OnMismatch, OnMissingKey,
+    OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified,
+};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use ledger::transaction::DedupTx;
-pub use policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Verified};
+pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 pub use purger::{Purger, PurgerHandle};
-pub use response::DedupResult;
-pub use service::Dedup;

@@ -1,189 +1,361 @@
-//! The traits that a store implements, and the values they exchange.
+//! The traits that a store implements, and the values that a call carries.
 
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::stored::{StoredData, StoredResponse};
-use crate::error::Error;
+use super::stored::{Fetch, StoredData, StoredResponse};
+use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// The record contract: remember a key for a time, tell the first from a duplicate.
+/// The boxed future of a call to a store. `Box::pin(async move { … })` makes one.
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+
+/// The contract of a store: claim a key, then complete or release it.
 ///
-/// All that the `on_arrival` ledger needs. The keys of a call are distinct and sorted; answers are
-/// one per key, in the order of the keys; each key is on its own, so a store without multi-key
-/// operations may go through them one by one, in the order given.
+/// The keys of a call are sorted and distinct. A call returns one reply per key, in the order of the
+/// keys. Each key stands alone, so a store without multi-key operations may go through the keys one by
+/// one, in the order given.
+///
+/// [`claim`](Self::claim) and [`release`](Self::release) under [`Permanence::OnClaim`] are all that
+/// the `on_arrival` ledger needs. A store that also implements [`renew`](Self::renew) and
+/// [`complete`](Self::complete) announces [`leases`](Abilities::leases).
 ///
 /// # Cancel safety
 ///
-/// The layer drops a call that outlives its `store_timeout`; its outcome is then unknown, and is
-/// undone by token in the background.
+/// The layer drops a call that outlives its `store_timeout`. The outcome of that call is unknown, and
+/// the layer releases its token in the background.
 ///
 /// # Example
 ///
-/// A whole adapter, if a small one:
+/// A complete adapter for the `on_arrival` ledger:
 ///
 /// ```
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
 /// use std::time::Duration;
-/// use tower_dedup::adapter::{DedupAdapter, CallTerms, Recorded, Released, Seen, Token};
+/// use tower_dedup::adapter::{
+///     CallTerms, Claimed, DedupAdapter, Released, Seen, StoreFuture, Token,
+/// };
 /// use tower_dedup::{DedupKey, Error};
 ///
-/// /// Remembers everything, for ever.
+/// /// Remembers every key for as long as the process runs.
 /// #[derive(Default)]
 /// struct Forever(Mutex<HashMap<DedupKey, Token>>);
 ///
 /// impl DedupAdapter for Forever {
-///     async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
-///         let mut seen = self.0.lock().unwrap();
-///         Ok(keys
-///             .iter()
-///             .map(|key| match *seen.entry(key.clone()).or_insert(terms.token()) {
-///                 token if token == terms.token() => Recorded::First,
-///                 _ => Recorded::Duplicate(Seen::new(Duration::ZERO)),
-///             })
-///             .collect())
+///     fn claim<'a>(
+///         &'a self,
+///         keys: &'a [DedupKey],
+///         terms: &'a CallTerms,
+///     ) -> StoreFuture<'a, Vec<Claimed>> {
+///         Box::pin(async move {
+///             // Refuses leases and stored data, before anything is written.
+///             self.abilities().check(terms)?;
+///             let mut seen = self.0.lock().unwrap();
+///             let claimed = keys.iter().map(|key| {
+///                 match *seen.entry(key.clone()).or_insert(terms.token()) {
+///                     token if token == terms.token() => Claimed::first(1, false),
+///                     _ => Claimed::Duplicate(Seen::new(Duration::ZERO)),
+///                 }
+///             });
+///             Ok(claimed.collect())
+///         })
 ///     }
 ///
-///     async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-///         let mut seen = self.0.lock().unwrap();
-///         Ok(keys
-///             .iter()
-///             .map(|key| match seen.get(key) {
-///                 Some(token) if *token == terms.token() => {
+///     fn release<'a>(
+///         &'a self,
+///         keys: &'a [DedupKey],
+///         terms: &'a CallTerms,
+///     ) -> StoreFuture<'a, Vec<Released>> {
+///         Box::pin(async move {
+///             let mut seen = self.0.lock().unwrap();
+///             let released = keys.iter().map(|key| {
+///                 let is_held = seen.get(key) == Some(&terms.token());
+///                 if is_held {
 ///                     seen.remove(key);
-///                     Released::Released
+///                     return Released::Released;
 ///                 }
-///                 _ => Released::NotHeld,
-///             })
-///             .collect())
+///                 Released::NotHeld
+///             });
+///             Ok(released.collect())
+///         })
 ///     }
 /// }
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let adapter = Forever::default();
 /// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
-/// let terms = CallTerms::new(Token::random(), Duration::from_secs(60));
-/// assert_eq!(adapter.record(&keys, &terms).await.unwrap(), [Recorded::First]);
-/// // The same token again: the answer was lost, and is given again.
-/// assert_eq!(adapter.record(&keys, &terms).await.unwrap(), [Recorded::First]);
-/// let other = CallTerms::new(Token::random(), Duration::from_secs(60));
-/// assert!(matches!(adapter.record(&keys, &other).await.unwrap()[..], [Recorded::Duplicate(_)]));
+/// let day = Duration::from_secs(86_400);
+/// let mine = CallTerms::on_claim(Token::random(), day);
+/// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+/// // The same token again: the reply was lost, so the store repeats it.
+/// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+/// let other = CallTerms::on_claim(Token::random(), day);
+/// assert!(matches!(adapter.claim(&keys, &other).await.unwrap()[..], [Claimed::Duplicate(_)]));
+/// let leased = CallTerms::on_completion(Token::random(), day, Duration::from_secs(60));
+/// assert!(adapter.claim(&keys, &leased).await.is_err());
 /// # });
 /// ```
 pub trait DedupAdapter: Send + Sync + 'static {
-    /// Records each key as complete for the terms's retention, unless it is complete already or
-    /// in flight.
-    fn record(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<Vec<Recorded>, Error>> + Send;
+    /// Returns what the store can do. By default: neither leases nor stored data.
+    ///
+    /// A layer that needs more is refused when it is built.
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
 
-    /// Undoes a `record` of this token. A key that another token recorded is left alone.
-    fn unrecord(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send;
-}
-
-/// The lease contract: claim a key, renew the claim while the handler runs, then complete or
-/// release it.
-///
-/// The keys of a claim are distinct and sorted, those of other calls distinct. Answers are one per
-/// key, in the order of the keys.
-pub trait LeaseAdapter: DedupAdapter {
     /// Claims each key that is neither complete nor under a live lease of another token.
     ///
-    /// A claim sets `lease_until` and, except when it is repeated with its token, counts an
-    /// attempt. A key whose retention has ended is as new.
-    fn claim(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<Vec<Claimed>, Error>> + Send;
-
-    /// Moves `lease_until` of every key that this token holds; a lapsed or missing one is revived
-    /// if nobody took it.
-    fn renew(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<Vec<Renewed>, Error>> + Send;
-
-    /// Marks each key complete, whoever holds its lease by now; a missing one is inserted.
+    /// - [`Permanence::OnCompletion`]: the key is in flight until its lease lapses. A complete key is
+    ///   always a [`Duplicate`](Claimed::Duplicate). A claim that is repeated with the token of the
+    ///   incomplete row returns the same reply, and sets the lease anew.
+    /// - [`Permanence::OnClaim`]: the key is complete at once, and keeps what the terms carry for it. A
+    ///   claim that is repeated with the token of the complete row returns the same reply.
     ///
-    /// The retention counts from the claim. Only where it has ended by now does it count anew: a
-    /// completion is never expired at birth.
-    fn complete(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<Vec<Completed>, Error>> + Send;
+    /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
+    /// duplicate carries the stored data that [`CallTerms::fetch`] asks for, read in the same atomic
+    /// step in which the row was found complete.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] for terms that [`abilities`](Self::abilities) does not cover, before
+    /// anything is written: see [`Abilities::check`]. Otherwise the store's own errors.
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>>;
 
-    /// Gives up the lease of every key that this token holds and has not completed. The key's
-    /// attempts are kept.
-    fn release(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send;
+    /// Gives up each key that this token claimed.
+    ///
+    /// - [`Permanence::OnCompletion`]: only an incomplete row of this token, because a late release
+    ///   must never undo a completion. The row stays, without token and with its attempts.
+    /// - [`Permanence::OnClaim`]: only a complete row of this token. The row is deleted.
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>>;
+
+    /// Moves the end of the lease of every key that this token holds. A lapsed or missing row is
+    /// revived if no other token took the key.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        let _ = (keys, terms);
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "renewing leases")) })
+    }
+
+    /// Marks each key complete, whoever holds its lease; a missing row is inserted. The key keeps what
+    /// the terms carry for it. A key that is complete already does not change.
+    ///
+    /// The retention counts from the claim. Where that retention has ended, it counts from now on,
+    /// because a completion must not expire at birth.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        let _ = (keys, terms);
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "completing keys")) })
+    }
+}
+
+/// What a store can do beyond claims that are complete at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Abilities {
+    /// The store implements [`Permanence::OnCompletion`], [`renew`](DedupAdapter::renew) and
+    /// [`complete`](DedupAdapter::complete).
+    pub leases: bool,
+    /// The store keeps payload digests and responses with complete keys, and returns them with
+    /// duplicates: see [`Fetch`].
+    pub stored_data: bool,
+}
+
+impl Abilities {
+    /// Neither leases nor stored data.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { leases: false, stored_data: false }
+    }
+
+    /// Adds [`leases`](Self::leases).
+    #[must_use]
+    pub const fn with_leases(mut self) -> Self {
+        self.leases = true;
+        self
+    }
+
+    /// Adds [`stored_data`](Self::stored_data).
+    #[must_use]
+    pub const fn with_stored_data(mut self) -> Self {
+        self.stored_data = true;
+        self
+    }
+
+    /// Checks that these abilities cover the terms of a claim. [`claim`](DedupAdapter::claim) calls it
+    /// before it writes anything.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] for a lease without [`leases`](Self::leases), and for data to store
+    /// or to fetch without [`stored_data`](Self::stored_data).
+    pub fn check(self, terms: &CallTerms) -> Result<(), Error> {
+        let wants_lease = matches!(terms.permanence, Permanence::OnCompletion { .. });
+        let wants_data = terms.stores_data() || terms.fetch != Fetch::Nothing;
+        if (wants_lease && !self.leases) || (wants_data && !self.stored_data) {
+            return Err(Error::new(ErrorKind::Unsupported, "claiming keys"));
+        }
+        Ok(())
+    }
 }
 
 /// How long an expired key stays in the store before [`MaintenanceAdapter::purge`] deletes it: one hour.
 ///
-/// The store's clock says whether a key has expired, and may be wrong for a while. Once it is right
-/// again, so is its judgement of every row that is still there. A clock that is ahead by less than an
-/// hour makes no purge delete a key before its retention has ended.
+/// The store's clock may be wrong for a while. Once the clock is right again, so is its judgement of
+/// every row that is still there. A clock that is ahead by less than an hour makes no purge delete a
+/// key before its retention has ended.
 pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
 
 /// What an operator and the purger do with a store.
-pub trait MaintenanceAdapter: Send + Sync + 'static {
-    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier, and returns how many
-    /// it deleted. Fewer than `limit` means that there are no more. A live lease is never among them,
-    /// nor is one that lapsed less than `PURGE_GRACE` ago.
+///
+/// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
+/// [`connect`](super::connect) returns an adapter for layers and for maintenance.
+pub trait MaintenanceAdapter: DedupAdapter {
+    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier. Returns how many keys
+    /// were deleted; fewer than `limit` means that there are no more. A live lease is never deleted,
+    /// nor is a lease that lapsed less than `PURGE_GRACE` ago.
     ///
     /// # Errors
     ///
-    /// Whatever the store answers; nothing is lost, and the next call goes on. The SQL adapters
-    /// refuse ([`ErrorKind::Refused`](crate::ErrorKind::Refused)) while the store's clock is ahead by
-    /// more than `PURGE_GRACE` of where it was at the last purge in this process plus the time that
-    /// has passed since. They accept a clock that has stayed there for `PURGE_GRACE`.
-    fn purge(&self, limit: u32) -> impl Future<Output = Result<u64, Error>> + Send;
+    /// The store's own errors; the next call continues. The SQL adapters return
+    /// [`ErrorKind::Refused`] while the store's clock is ahead: by more than `PURGE_GRACE` of the
+    /// clock at the last purge of this process plus the time since. A clock that stays ahead for
+    /// `PURGE_GRACE` is accepted.
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64>;
 
-    /// Deletes one key, so that its event can be delivered again; refused under a live lease.
-    fn forget(&self, key: &DedupKey) -> impl Future<Output = Result<Forgotten, Error>> + Send;
-
-    /// What the store knows of one key; `None` if it knows nothing, or only what has expired.
-    fn get(&self, key: &DedupKey) -> impl Future<Output = Result<Option<Entry>, Error>> + Send;
-
-    /// How many keys are stored, expired ones that are not purged yet included.
-    fn count(&self) -> impl Future<Output = Result<u64, Error>> + Send;
-
-    /// Closes connections, after everything that is under way.
+    /// Deletes one key, so that its event can be delivered again. A live lease is kept.
     ///
-    /// Every later call fails with [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and
-    /// opens no connection. That holds for this handle and its clones, also where the connections
-    /// are those of a pool of yours, which stays open.
-    fn close(&self) -> impl Future<Output = ()> + Send;
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten>;
+
+    /// Returns what the store knows of one key; `None` for an unknown or expired key.
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>>;
+
+    /// Returns the number of stored keys, with expired keys that are not purged yet.
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn count(&self) -> StoreFuture<'_, u64>;
+
+    /// Closes the adapter's connections, after all calls that are under way.
+    ///
+    /// Every later call on this handle and its clones fails with
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and opens no connection. A pool that
+    /// you gave to the adapter stays open.
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
-/// Names one claim or record: 128 random bits that the caller makes *before* the call, so that a
-/// call whose answer was lost can be repeated or undone.
+/// Forwards every method.
+impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
+    fn abilities(&self) -> Abilities {
+        (**self).abilities()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        (**self).claim(keys, terms)
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        (**self).release(keys, terms)
+    }
+
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        (**self).renew(keys, terms)
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        (**self).complete(keys, terms)
+    }
+}
+
+/// Forwards every method.
+impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        (**self).purge(limit)
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        (**self).forget(key)
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        (**self).get(key)
+    }
+
+    fn count(&self) -> StoreFuture<'_, u64> {
+        (**self).count()
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        (**self).close()
+    }
+}
+
+/// The name of one claim: 128 random bits that the caller makes *before* the call, so that a call
+/// whose reply was lost can be repeated or released.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
 impl Token {
-    /// A token that nobody else has.
+    /// Returns a new random token.
     #[must_use]
     pub fn random() -> Self {
         Self(rand::random())
     }
 
-    /// The token's bytes, for a store.
+    /// Returns the token's bytes, for a store.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
@@ -202,37 +374,61 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The terms of a call to a store: who asks, for how long, and what is to be kept with the keys.
+/// The terms of a call to a store.
 ///
 /// Cloning is cheap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallTerms {
     token: Token,
     retention: Duration,
-    lease: Duration,
+    permanence: Permanence,
+    fetch: Fetch,
     payloads: Option<Payloads>,
     response: Option<Arc<StoredResponse>>,
+}
+
+/// When a claimed key becomes permanent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Permanence {
+    /// At once: the claim is complete.
+    OnClaim,
+    /// When it is completed. Until then a lease holds the key.
+    OnCompletion {
+        /// How long the claim holds without a renewal.
+        lease: Duration,
+    },
 }
 
 /// The SHA-256 of each key's payload, sorted by key.
 pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
 
 impl CallTerms {
-    /// The terms of a `record`: no lease.
+    /// Terms under [`Permanence::OnClaim`].
     #[must_use]
-    pub const fn new(token: Token, retention: Duration) -> Self {
-        Self { token, retention, lease: Duration::ZERO, payloads: None, response: None }
+    pub const fn on_claim(token: Token, retention: Duration) -> Self {
+        Self::new(token, retention, Permanence::OnClaim)
     }
 
-    /// Adds the lease that a claim or a renewal asks for.
+    /// Terms under [`Permanence::OnCompletion`] with this lease.
     #[must_use]
-    pub const fn with_lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
+    pub const fn on_completion(token: Token, retention: Duration, lease: Duration) -> Self {
+        Self::new(token, retention, Permanence::OnCompletion { lease })
+    }
+
+    const fn new(token: Token, retention: Duration, permanence: Permanence) -> Self {
+        let (payloads, response) = (None, None);
+        Self { token, retention, permanence, fetch: Fetch::Nothing, payloads, response }
+    }
+
+    /// Sets what stored data a duplicate carries.
+    #[must_use]
+    pub const fn with_fetch(mut self, fetch: Fetch) -> Self {
+        self.fetch = fetch;
         self
     }
 
-    /// Adds the SHA-256 of each key's payload, to be kept with it by a store that can
-    /// [`Recall`](super::Recall).
+    /// Adds the SHA-256 of each key's payload, which the store keeps with the key once it is complete.
     #[must_use]
     pub fn with_payloads(self, payloads: impl IntoIterator<Item = (DedupKey, [u8; 32])>) -> Self {
         let mut payloads: Vec<_> = payloads.into_iter().collect();
@@ -245,61 +441,74 @@ impl CallTerms {
         self
     }
 
-    /// Adds the handler's response, to be kept with every key of a completion by a store that can
-    /// [`Recall`](super::Recall).
+    /// Adds the handler's response, which the store keeps with every key of a completion.
     #[must_use]
     pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
         self.response = Some(response);
         self
     }
 
-    /// What a store that can [`Recall`](super::Recall) keeps with this key once it is complete;
-    /// `None` if there is nothing to keep.
+    /// Returns what the store keeps with this key once it is complete; `None` for nothing.
     #[must_use]
     pub fn stored_data_for(&self, key: &DedupKey) -> Option<StoredData> {
         let payload = self.payloads.as_deref().and_then(|payloads| {
             let place = payloads.binary_search_by(|(of, _)| of.cmp(key)).ok()?;
             Some(payloads[place].1)
         });
-        let keeps = payload.is_some() || self.response.is_some();
-        keeps.then(|| StoredData::new(payload, self.response.clone()))
+        let is_some = payload.is_some() || self.response.is_some();
+        is_some.then(|| StoredData::new(payload, self.response.clone()))
     }
 
-    /// Whether there is anything to keep with any key.
+    /// Returns `true` if there is data to store with any key.
     #[must_use]
-    pub const fn keeps(&self) -> bool {
+    pub const fn stores_data(&self) -> bool {
         self.payloads.is_some() || self.response.is_some()
     }
 
-    /// The caller's token.
+    /// Returns the caller's token.
     #[must_use]
     pub const fn token(&self) -> Token {
         self.token
     }
 
-    /// How long the key is remembered, from its first claim on.
+    /// Returns how long the key is remembered, from its claim on.
     #[must_use]
     pub const fn retention(&self) -> Duration {
         self.retention
     }
 
-    /// How long a claim holds without being renewed.
+    /// Returns when the key becomes permanent.
     #[must_use]
-    pub const fn lease(&self) -> Duration {
-        self.lease
+    pub const fn permanence(&self) -> Permanence {
+        self.permanence
     }
 
-    /// [`retention`](Self::retention) in whole milliseconds, at most 2⁶¹: added to a Unix time it
-    /// does not overflow an `i64`.
+    /// Returns what stored data a duplicate carries.
+    #[must_use]
+    pub const fn fetch(&self) -> Fetch {
+        self.fetch
+    }
+
+    /// Returns how long a claim holds without a renewal; zero under [`Permanence::OnClaim`].
+    #[must_use]
+    pub const fn lease(&self) -> Duration {
+        match self.permanence {
+            Permanence::OnClaim => Duration::ZERO,
+            Permanence::OnCompletion { lease } => lease,
+        }
+    }
+
+    /// Returns [`retention`](Self::retention) in whole milliseconds, at most 2⁶¹: added to a Unix
+    /// time it does not overflow an `i64`.
     #[must_use]
     pub fn retention_ms(&self) -> i64 {
         saturating_ms(self.retention)
     }
 
-    /// [`lease`](Self::lease) in whole milliseconds, at most 2⁶¹.
+    /// Returns [`lease`](Self::lease) in whole milliseconds, at most 2⁶¹.
     #[must_use]
     pub fn lease_ms(&self) -> i64 {
-        saturating_ms(self.lease)
+        saturating_ms(self.lease())
     }
 }
 
@@ -308,44 +517,42 @@ fn saturating_ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))
 }
 
-/// What is known of an event that was seen before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the store knows of an event that was seen before.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Seen {
-    /// How long ago the event was first seen, by the store's clock.
+    /// The time since the event was first seen, by the store's clock.
     pub age: Duration,
+    /// The data that is stored with the key. `None` under [`Fetch::Nothing`]. Otherwise `Some`, with
+    /// an empty [`StoredData`] where nothing was stored.
+    pub stored: Option<Arc<StoredData>>,
 }
 
 impl Seen {
-    /// An event first seen this long ago.
+    /// An event that was first seen this long ago, without stored data.
     #[must_use]
     pub const fn new(age: Duration) -> Self {
-        Self { age }
+        Self { age, stored: None }
+    }
+
+    /// Adds the stored data.
+    #[must_use]
+    pub fn with_stored(mut self, stored: Arc<StoredData>) -> Self {
+        self.stored = Some(stored);
+        self
     }
 }
 
-/// The answer to a `record`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Recorded {
-    /// The key was new; it is complete from now on.
-    First,
-    /// The key was complete.
-    Duplicate(Seen),
-    /// The key is under a live lease: another ledger on the same store is running it.
-    InFlight,
-}
-
-/// The answer to a `claim`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The reply to a claim of one key.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Claimed {
-    /// The caller holds the key now.
+    /// The caller holds the key. Under [`Permanence::OnClaim`] the key is complete.
     #[non_exhaustive]
     First {
-        /// How often the key has been claimed, this time included.
+        /// How often the key was claimed, this time included.
         attempt: u32,
-        /// An earlier claim lapsed without a word: its handler may have half-run.
+        /// An earlier lease lapsed: its handler may have half-run.
         takeover: bool,
     },
     /// The key is complete.
@@ -355,81 +562,81 @@ pub enum Claimed {
 }
 
 impl Claimed {
-    /// A claim that was granted; `attempt` counts from 1.
+    /// A claim that was granted. `attempt` counts from 1.
     #[must_use]
     pub const fn first(attempt: u32, takeover: bool) -> Self {
         Self::First { attempt, takeover }
     }
 }
 
-/// The answer to a `renew`.
+/// The reply to a renewal of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewed {
     /// The caller holds the key for another lease.
     Held,
-    /// Another token has it, or it is complete or released. Nothing was changed.
+    /// Another token holds the key, or the key is complete or released. Nothing changed.
     Lost,
 }
 
-/// The answer to a `complete`.
+/// The reply to a completion of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Completed {
-    /// The caller held the key; it is complete now.
+    /// The caller held the key. The key is complete now.
     Held,
-    /// The key is complete, and the caller no longer held it: another handler may have run.
+    /// The key is complete, and the caller did not hold it: another handler may have run.
     LeaseLost,
-    /// The store knew nothing of the key; it is complete now.
+    /// The store did not know the key. The key is complete now.
     Inserted,
 }
 
-/// The answer to a `release` or an `unrecord`.
+/// The reply to a release of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Released {
-    /// The caller held the key and holds it no longer.
+    /// The caller held the key, and holds it no longer.
     Released,
-    /// The caller did not hold the key. Nothing was changed.
+    /// The caller did not hold the key. Nothing changed.
     NotHeld,
 }
 
-/// The answer to a `forget`.
+/// The reply to [`MaintenanceAdapter::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Forgotten {
-    /// The key is gone.
+    /// The key was deleted.
     Removed,
     /// There was no such key.
     Missing,
-    /// The key is under a live lease and was kept: forgetting it would let two handlers run.
+    /// The key is under a live lease and stays: otherwise two handlers could run.
     InFlight,
 }
 
-/// What a store knows of one key.
+/// What a store knows of one key: the reply to [`MaintenanceAdapter::get`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Where it stands.
+    /// The state of the key.
     pub state: EntryState,
-    /// How often it was claimed since it was first seen.
+    /// How often the key was claimed since it was first seen.
     pub attempts: u32,
-    /// Whether its last claim was a takeover.
+    /// Whether the last claim was a takeover.
     pub takeover: bool,
-    /// When it was first seen.
+    /// When the key was first seen.
     pub first_seen_at: SystemTime,
-    /// When it stops being remembered.
+    /// When the retention of the key ends.
     pub expires_at: SystemTime,
 }
 
 impl Entry {
-    /// An entry that was claimed once and is no takeover.
+    /// An entry with one attempt, which was no takeover.
     #[must_use]
     pub const fn new(state: EntryState, first_seen_at: SystemTime, expires_at: SystemTime) -> Self {
         Self { state, attempts: 1, takeover: false, first_seen_at, expires_at }
     }
 
-    /// With this many attempts, the last of them a takeover or not.
+    /// Sets the number of attempts, and whether the last one was a takeover.
     #[must_use]
     pub const fn with_attempts(mut self, attempts: u32, takeover: bool) -> Self {
         self.attempts = attempts;
@@ -438,107 +645,20 @@ impl Entry {
     }
 }
 
-/// Where a key stands.
+/// The state of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EntryState {
-    /// Claimed until this time, and not complete. If the time has passed, the lease has lapsed.
+    /// Claimed and not complete.
     InFlight {
-        /// When the lease lapses, or lapsed.
+        /// When the lease lapses. A time in the past means that the lease has lapsed.
         lease_until: SystemTime,
     },
-    /// Claimed once, and given up by a handler that failed.
+    /// Claimed before, and released because the handler failed.
     Released,
     /// Complete: every further delivery is a duplicate.
     Complete {
-        /// When it became complete.
+        /// When the key became complete.
         completed_at: SystemTime,
     },
 }
-
-/// Both kinds of shared handle forward every method.
-macro_rules! forward {
-    ($($handle:ident),+) => {$(
-        impl<A: DedupAdapter + ?Sized> DedupAdapter for $handle<A> {
-            fn record(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<Vec<Recorded>, Error>> + Send {
-                (**self).record(keys, terms)
-            }
-
-            fn unrecord(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send {
-                (**self).unrecord(keys, terms)
-            }
-        }
-
-        impl<A: LeaseAdapter + ?Sized> LeaseAdapter for $handle<A> {
-            fn claim(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<Vec<Claimed>, Error>> + Send {
-                (**self).claim(keys, terms)
-            }
-
-            fn renew(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<Vec<Renewed>, Error>> + Send {
-                (**self).renew(keys, terms)
-            }
-
-            fn complete(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<Vec<Completed>, Error>> + Send {
-                (**self).complete(keys, terms)
-            }
-
-            fn release(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<Vec<Released>, Error>> + Send {
-                (**self).release(keys, terms)
-            }
-        }
-
-        impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for $handle<A> {
-            fn purge(&self, limit: u32) -> impl Future<Output = Result<u64, Error>> + Send {
-                (**self).purge(limit)
-            }
-
-            fn forget(
-                &self,
-                key: &DedupKey,
-            ) -> impl Future<Output = Result<Forgotten, Error>> + Send {
-                (**self).forget(key)
-            }
-
-            fn get(
-                &self,
-                key: &DedupKey,
-            ) -> impl Future<Output = Result<Option<Entry>, Error>> + Send {
-                (**self).get(key)
-            }
-
-            fn count(&self) -> impl Future<Output = Result<u64, Error>> + Send {
-                (**self).count()
-            }
-
-            fn close(&self) -> impl Future<Output = ()> + Send {
-                (**self).close()
-            }
-        }
-    )+};
-}
-
-forward!(Arc, Box);

@@ -1,65 +1,35 @@
-//! What a store keeps with a key beside its name, and [`Recall`], which asks for it again.
+//! The data that a store keeps with a complete key: a payload digest, a response.
+//!
+//! 1. A key that becomes complete keeps what [`CallTerms::stored_data_for`](super::CallTerms::stored_data_for)
+//!    returns for it, from the same atomic step on: by a claim under `OnClaim`, by `complete`, by the
+//!    commit of a transaction.
+//! 2. A completion of a complete key does not change the stored data.
+//! 3. A key that starts anew after its retention has lost the stored data of its former life.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::error::{Error, ErrorKind};
-use crate::key::DedupKey;
 
-/// A store that keeps what a [`CallTerms`](super::CallTerms) carries, and answers it again.
+/// What stored data a duplicate carries.
 ///
-/// 1. A key that becomes complete keeps what [`CallTerms::stored_data_for`](super::CallTerms::stored_data_for) says of
-///    it, from the same atomic step on: by `record`, by `complete`, by the commit of a transaction.
-/// 2. A completion of a key that is complete already changes nothing of it.
-/// 3. A key that starts anew after its retention has lost what was kept in its former life.
-///
-/// Layers that compare payloads or replay responses need it; others never call it.
-pub trait Recall: Send + Sync + 'static {
-    /// What is kept with each key, in the order of the keys; `None` where the key is not complete,
-    /// or no longer remembered.
-    ///
-    /// Of what is not [`Fetch`], nothing is answered, and nothing should be read.
-    fn recall(
-        &self,
-        keys: &[DedupKey],
-        wanted: Fetch,
-    ) -> impl Future<Output = Result<Vec<Option<StoredData>>, Error>> + Send;
-}
-
-/// Both kinds of shared handle forward every method.
-macro_rules! forward {
-    ($($handle:ident),+) => {$(
-        impl<A: Recall + ?Sized> Recall for $handle<A> {
-            fn recall(
-                &self,
-                keys: &[DedupKey],
-                wanted: Fetch,
-            ) -> impl Future<Output = Result<Vec<Option<StoredData>>, Error>> + Send {
-                (**self).recall(keys, wanted)
-            }
-        }
-    )+};
-}
-
-forward!(Arc, Box);
-
-/// How much is wanted of what is kept.
-///
-/// Responses are large: those of all the keys that one request may carry are hundreds of megabytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Responses are large: those of all keys of one request may be hundreds of megabytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Fetch {
-    /// The payload's SHA-256, and no response.
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// The payload's SHA-256, without the response.
     Digest,
-    /// All of it.
+    /// The payload's SHA-256 and the response.
     DigestAndResponse,
 }
 
-/// What is kept with a complete key.
+/// The data that is stored with a complete key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredData {
@@ -70,7 +40,7 @@ pub struct StoredData {
 }
 
 impl StoredData {
-    /// What is kept of a payload and a response.
+    /// The stored data of this payload and this response.
     #[must_use]
     pub const fn new(
         payload_sha256: Option<[u8; 32]>,
@@ -78,15 +48,28 @@ impl StoredData {
     ) -> Self {
         Self { payload_sha256, response }
     }
+
+    /// Returns what a duplicate carries of the data that its row holds, if it holds any.
+    #[cfg(feature = "memory")]
+    pub(super) fn fetched(stored: Option<&Arc<Self>>, fetch: Fetch) -> Option<Arc<Self>> {
+        match (fetch, stored) {
+            (Fetch::Nothing, _) => None,
+            (_, None) => Some(Arc::default()),
+            (Fetch::Digest, Some(stored)) if stored.response.is_some() => {
+                Some(Arc::new(Self::new(stored.payload_sha256, None)))
+            }
+            (_, Some(stored)) => Some(Arc::clone(stored)),
+        }
+    }
 }
 
-/// A handler's response, as it is kept to be answered again.
+/// A handler's response, as it is stored and replayed.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredResponse {
     /// The status.
     pub status: StatusCode,
-    /// Those of its headers that were to be kept.
+    /// The headers that are stored.
     pub headers: HeaderMap,
     /// The whole body.
     pub body: Bytes,
@@ -99,9 +82,9 @@ impl StoredResponse {
         Self { status, headers, body }
     }
 
-    /// The headers as text, for a store: a JSON array of pairs of strings.
+    /// Returns the headers as text, for a store: a JSON array of pairs of strings.
     ///
-    /// A value that is not UTF-8 has no such form; the layer keeps no response that has one.
+    /// A value that is not UTF-8 is left out; the layer stores no response with such a value.
     #[must_use]
     pub fn headers_json(&self) -> String {
         let pairs: Vec<(&str, &str)> = self
@@ -115,11 +98,11 @@ impl StoredResponse {
         serde_json::to_string(&pairs).unwrap_or_default()
     }
 
-    /// A response from what a store has kept of it.
+    /// Makes a response of the parts that a store holds.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] if the status or the headers are none.
+    /// [`ErrorKind::Corrupt`] if the status or the headers are unreadable.
     pub fn from_stored(status: i64, headers_json: &str, body: Vec<u8>) -> Result<Self, Error> {
         const CONTEXT: &str = "reading a stored response";
         let corrupt = || Error::new(ErrorKind::Corrupt, CONTEXT);
@@ -153,14 +136,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_response_comes_back_as_it_was_kept() {
+    fn response_comes_back_as_it_was_stored() {
         let mut headers = HeaderMap::new();
         headers.append("content-type", HeaderValue::from_static("text/xml"));
         headers.append("link", HeaderValue::from_static("<a>"));
         headers.append("link", HeaderValue::from_bytes("<\u{e9}>\t\"b\"".as_bytes()).unwrap());
-        let kept = StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0\xff"));
-        let again = StoredResponse::from_stored(201, &kept.headers_json(), b"\0\xff".to_vec());
-        assert_eq!(again.unwrap(), kept);
+        let stored = StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0\xff"));
+        let again = StoredResponse::from_stored(201, &stored.headers_json(), b"\0\xff".to_vec());
+        assert_eq!(again.unwrap(), stored);
         for (status, headers) in [(20, "[]"), (200, "{}"), (200, r#"[["a b","c"]]"#)] {
             let corrupt = StoredResponse::from_stored(status, headers, Vec::new()).unwrap_err();
             assert_eq!(corrupt.kind(), ErrorKind::Corrupt, "{status} {headers}");
@@ -168,11 +151,11 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_shows_no_content() {
+    fn debug_output_of_a_response_shows_no_content() {
         let mut headers = HeaderMap::new();
         headers.append("x-token", HeaderValue::from_static("secret"));
-        let kept = StoredResponse::new(StatusCode::OK, headers, Bytes::from_static(b"private"));
-        let shown = format!("{kept:?}");
+        let stored = StoredResponse::new(StatusCode::OK, headers, Bytes::from_static(b"private"));
+        let shown = format!("{stored:?}");
         assert!(!shown.contains("secret") && !shown.contains("private"), "{shown}");
     }
 }

@@ -1,8 +1,7 @@
-//! [`TransactionAdapter`]: keys that are recorded in the handler's own transaction.
+//! [`TransactionAdapter`]: keys that are claimed in the handler's own transaction.
 
 use std::any::Any;
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,196 +11,229 @@ use sqlx::{AssertSqlSafe, Database, Pool};
 // `sqlx` names the type of a database's transaction manager, but not the trait.
 use sqlx_core::transaction::TransactionManager;
 
-use super::contract::{CallTerms, Claimed, MaintenanceAdapter};
+use super::contract::{CallTerms, Claimed, StoreFuture};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// The transaction contract: claim keys in a new transaction, lend it to the handler, and complete
-/// the keys in it before it commits.
+/// The transaction contract: claim keys in a new transaction, lend the transaction to the handler,
+/// and complete the keys in it before it commits.
 ///
-/// 1. What [`open`](Self::open) grants is claimed *in* the transaction, and not complete: should a
-///    handler commit it by itself, the keys stay open until their lease lapses.
+/// 1. [`open`](Self::open) claims keys *in* the transaction, and does not complete them. If a handler
+///    commits the transaction by itself, the keys stay open until their lease lapses.
 /// 2. A key that another open transaction has claimed is in flight, at once or after a short wait:
-///    `open` never waits for a handler to end. A key that may be free is not in flight: where it
-///    cannot be told which of several keys is held, `open` fails.
-/// 3. [`commit`](Self::commit) completes the keys as the last statement of the very transaction
-///    that claimed them, then commits. Is it not that transaction any more, because the handler
-///    has ended or broken it, it fails with [`ErrorKind::Transaction`], and nothing is committed.
+///    `open` never waits for a handler to end. A key that may be free is not in flight: where the
+///    store cannot tell which of several keys is held, `open` fails.
+/// 3. [`commit`](Self::commit) completes the keys as the last statement of the transaction that
+///    claimed them, then commits. If the handler has ended or broken that transaction, `commit` fails
+///    with [`ErrorKind::Transaction`], and nothing is committed.
 /// 4. A transaction that is dropped is rolled back.
-/// 5. A mark is a savepoint of ours: what was written before it can be kept when the rest is rolled
-///    back. One whose call was dropped, or timed out, may be there or not.
-pub trait TransactionAdapter: MaintenanceAdapter {
+/// 5. A [`savepoint`](Self::savepoint) of ours separates what can be kept from what is rolled back. If
+///    the call was dropped or timed out, the savepoint may exist or not.
+/// 6. A duplicate carries the stored data that the terms ask for, as
+///    [`DedupAdapter::claim`](super::DedupAdapter::claim) does. No call asks for a second connection
+///    while it holds a transaction, because a pool of waiting transactions would lock up.
+pub trait TransactionAdapter: Send + Sync + 'static {
     /// The database.
     type Database: Database;
 
-    /// Claims what can be claimed in a new transaction. The keys are distinct and sorted; there
-    /// is one answer per key, and no transaction if none was granted.
-    fn open(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<Opened<Self::Database>, Error>> + Send;
+    /// Returns `true` if the store keeps payload digests and responses with complete keys. By
+    /// default: `false`.
+    fn stores_data(&self) -> bool {
+        false
+    }
 
-    /// Gives up what [`open`](Self::open) has granted, while the transaction goes on: once it
-    /// commits, each of these keys is as free as if it had been rolled back, with no attempt more.
-    fn give_back(
-        &self,
-        transaction: &mut OpenTransaction<Self::Database>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<(), Error>> + Send;
-
-    /// Sets this mark; in place of that other one, which is the last, if it is given.
+    /// Claims keys in a new transaction. The keys are sorted and distinct, and the terms have a lease.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Transaction`] where the database refuses, since the handler has ended or broken
-    /// the transaction: then this mark is not there. All others leave that unknown.
-    fn mark(
-        &self,
-        transaction: &mut OpenTransaction<Self::Database>,
-        mark: u32,
-        instead_of: Option<u32>,
-    ) -> impl Future<Output = Result<(), Error>> + Send;
+    /// The store's own errors; the transaction is rolled back.
+    fn open<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Opened<Self::Database>>;
 
-    /// Rolls back what was written after this mark, also where an error has aborted the
-    /// transaction. Answers whether the mark is there; if not, nothing is rolled back, but the
-    /// transaction may be aborted.
-    fn roll_back_to(
-        &self,
-        transaction: &mut OpenTransaction<Self::Database>,
-        mark: u32,
-    ) -> impl Future<Output = Result<bool, Error>> + Send;
+    /// Releases keys that [`open`](Self::open) has claimed, while the transaction goes on. Once the
+    /// transaction commits, each of these keys is as free as after a rollback, with no further attempt.
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn release_in<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Self::Database>,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, ()>;
 
-    /// Completes the keys in the transaction and commits it.
-    fn commit(
-        &self,
+    /// Sets the savepoint with this number. It replaces the savepoint `replaces`, which is the last
+    /// one, if that is given.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Transaction`] where the database refuses, because the handler has ended or broken
+    /// the transaction: the savepoint is not there. After every other error, that is unknown.
+    fn savepoint<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Self::Database>,
+        savepoint: u32,
+        replaces: Option<u32>,
+    ) -> StoreFuture<'a, ()>;
+
+    /// Rolls back what was written after this savepoint, also where an error has aborted the
+    /// transaction. Returns `true` if the savepoint is there. If it is not, nothing is rolled back, but
+    /// the transaction may be aborted.
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn rollback_to<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Self::Database>,
+        savepoint: u32,
+    ) -> StoreFuture<'a, bool>;
+
+    /// Completes the keys in the transaction, and commits it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Transaction`] if the handler has ended or broken the transaction. Otherwise the
+    /// store's own errors.
+    fn commit<'a>(
+        &'a self,
         transaction: OpenTransaction<Self::Database>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> impl Future<Output = Result<(), Error>> + Send;
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, ()>;
 
     /// Rolls the transaction back.
-    fn rollback(
-        &self,
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn rollback(&self, transaction: OpenTransaction<Self::Database>) -> StoreFuture<'_, ()>;
+
+    /// Returns how much longer than any other call [`open`](Self::open) may take, for a store that
+    /// runs one transaction at a time. By default: no longer.
+    fn open_timeout(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Returns how many deliveries may run at once by default. `None` leaves the layer's default.
+    fn default_max_running(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// Forwards every method.
+impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
+    type Database = A::Database;
+
+    fn stores_data(&self) -> bool {
+        (**self).stores_data()
+    }
+
+    fn open<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Opened<Self::Database>> {
+        (**self).open(keys, terms)
+    }
+
+    fn release_in<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Self::Database>,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, ()> {
+        (**self).release_in(transaction, keys, terms)
+    }
+
+    fn savepoint<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Self::Database>,
+        savepoint: u32,
+        replaces: Option<u32>,
+    ) -> StoreFuture<'a, ()> {
+        (**self).savepoint(transaction, savepoint, replaces)
+    }
+
+    fn rollback_to<'a>(
+        &'a self,
+        transaction: &'a mut OpenTransaction<Self::Database>,
+        savepoint: u32,
+    ) -> StoreFuture<'a, bool> {
+        (**self).rollback_to(transaction, savepoint)
+    }
+
+    fn commit<'a>(
+        &'a self,
         transaction: OpenTransaction<Self::Database>,
-    ) -> impl Future<Output = Result<(), Error>> + Send;
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, ()> {
+        (**self).commit(transaction, keys, terms)
+    }
 
-    /// How much longer than any other call [`open`](Self::open) may take, for a store that runs
-    /// one transaction at a time.
-    fn patience(&self) -> Duration;
+    fn rollback(&self, transaction: OpenTransaction<Self::Database>) -> StoreFuture<'_, ()> {
+        (**self).rollback(transaction)
+    }
+
+    fn open_timeout(&self) -> Duration {
+        (**self).open_timeout()
+    }
+
+    fn default_max_running(&self) -> Option<usize> {
+        (**self).default_max_running()
+    }
 }
 
-/// Both kinds of shared handle forward every method.
-macro_rules! forward {
-    ($($handle:ident),+) => {$(
-        impl<A: TransactionAdapter> TransactionAdapter for $handle<A> {
-            type Database = A::Database;
-
-            fn open(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<Opened<Self::Database>, Error>> + Send {
-                (**self).open(keys, terms)
-            }
-
-            fn give_back(
-                &self,
-                transaction: &mut OpenTransaction<Self::Database>,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<(), Error>> + Send {
-                (**self).give_back(transaction, keys, terms)
-            }
-
-            fn mark(
-                &self,
-                transaction: &mut OpenTransaction<Self::Database>,
-                mark: u32,
-                instead_of: Option<u32>,
-            ) -> impl Future<Output = Result<(), Error>> + Send {
-                (**self).mark(transaction, mark, instead_of)
-            }
-
-            fn roll_back_to(
-                &self,
-                transaction: &mut OpenTransaction<Self::Database>,
-                mark: u32,
-            ) -> impl Future<Output = Result<bool, Error>> + Send {
-                (**self).roll_back_to(transaction, mark)
-            }
-
-            fn commit(
-                &self,
-                transaction: OpenTransaction<Self::Database>,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> impl Future<Output = Result<(), Error>> + Send {
-                (**self).commit(transaction, keys, terms)
-            }
-
-            fn rollback(
-                &self,
-                transaction: OpenTransaction<Self::Database>,
-            ) -> impl Future<Output = Result<(), Error>> + Send {
-                (**self).rollback(transaction)
-            }
-
-            fn patience(&self) -> Duration {
-                (**self).patience()
-            }
-        }
-    )+};
-}
-
-forward!(Arc, Box);
-
-/// What [`TransactionAdapter::open`] answers.
+/// The reply to [`TransactionAdapter::open`].
 #[derive(Debug)]
 pub struct Opened<DB: Database> {
-    /// One for each key.
-    pub answers: Vec<Claimed>,
-    /// Holds what was granted.
+    /// One reply for each key.
+    pub replies: Vec<Claimed>,
+    /// The transaction, if any key was granted.
     pub transaction: Option<OpenTransaction<DB>>,
 }
 
-/// A transaction that holds claims, and the connection that it is on.
+/// A transaction that holds claims, with its connection.
 ///
 /// # Why not sqlx's `Transaction`?
 ///
-/// Every way to end one gives the connection back to its pool by a ping that has no bound. On a
-/// connection that has fallen silent the ping never returns, and the pool has one connection less
-/// until the process ends. So this type owns the connection. A transaction that has ended gives the
-/// connection back within 5 s, or closes it. One that is dropped before its end closes it too if it
-/// was begun by [`begin_on`](Self::begin_on). `BEGIN`, `COMMIT` and savepoints are sqlx's own, so that
-/// the handler's `begin` works as it always does.
+/// sqlx returns the connection of an ended transaction to its pool by a ping without a bound. On a
+/// silent connection the ping never returns, and the pool has one connection less until the process
+/// ends. So this type owns the connection. A transaction that has ended returns its connection to the
+/// pool within 5 s, or closes it. A transaction from [`begin_on`](Self::begin_on) that is dropped
+/// before its end closes the connection too. `BEGIN`, `COMMIT` and savepoints are sqlx's own, so that
+/// the handler's `begin` works as usual.
 pub struct OpenTransaction<DB: Database> {
     /// `None` once the transaction has ended.
     connection: Option<PoolConnection<DB>>,
-    /// What becomes of the connection if the transaction is dropped before its end; `None` if it is
-    /// rolled back and returns to its pool.
-    lost: Option<Box<Lost<DB>>>,
-    /// Dropped after the connection was given back or closed.
+    /// Takes the connection of a transaction that is dropped before its end. `None` rolls back and
+    /// returns the connection to its pool.
+    on_drop: Option<Box<OnDrop<DB>>>,
+    /// Dropped after the connection was returned or closed.
     attachment: Option<Box<dyn Any + Send + Sync>>,
 }
 
-type Lost<DB> = dyn FnOnce(PoolConnection<DB>) + Send + Sync;
+type OnDrop<DB> = dyn FnOnce(PoolConnection<DB>) + Send + Sync;
 
-/// For how long a connection may take to return to its pool; past it, the connection is closed.
-const RETURN_BOUND: Duration = Duration::from_secs(5);
+/// Past this time, a connection that has not returned to its pool is closed.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl<DB: Database> OpenTransaction<DB> {
-    /// A transaction of this pool, begun in a task of its own: the caller may be dropped, but a
-    /// dropped `BEGIN` would leave its connection in a transaction up to sqlx 0.9.0
+    /// Begins a transaction on a connection of this pool, in a task of its own. In sqlx up to 0.9.0 a
+    /// dropped `BEGIN` leaves its connection in a transaction
     /// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)).
     ///
-    /// Dropped before its end, it is rolled back, and the connection returns to the pool: for a
-    /// database that is a file.
+    /// For a database that is a file: a transaction that is dropped before its end is rolled back, and
+    /// its connection returns to the pool.
     ///
     /// # Errors
     ///
-    /// What sqlx returns.
+    /// The errors of sqlx.
     pub async fn begin(
         pool: &Pool<DB>,
         statement: Option<&'static str>,
@@ -210,29 +242,29 @@ impl<DB: Database> OpenTransaction<DB> {
         let begun = tokio::spawn(async move {
             let connection = pool.acquire().await?;
             let mut transaction =
-                Self { connection: Some(connection), lost: None, attachment: None };
+                Self { connection: Some(connection), on_drop: None, attachment: None };
             transaction.start(statement).await?;
             Ok(transaction)
         });
         begun.await.map_err(|_| sqlx::Error::WorkerCrashed)?
     }
 
-    /// A transaction on this connection, for a database that is reached over a network.
+    /// Begins a transaction on this connection, for a database that is reached over a network.
     ///
-    /// Dropped before its end, or while a statement is under way, it gives its connection to `lost`,
-    /// which must not give it back to the pool: what the server does with the transaction is not
-    /// known.
+    /// A transaction that is dropped before its end, or while a statement is under way, hands its
+    /// connection to `on_drop`. `on_drop` must not return the connection to the pool, because the
+    /// state of the transaction on the server is unknown.
     ///
     /// # Errors
     ///
-    /// What sqlx returns.
+    /// The errors of sqlx.
     pub async fn begin_on(
         connection: PoolConnection<DB>,
         statement: Option<&'static str>,
-        lost: impl FnOnce(PoolConnection<DB>) + Send + Sync + 'static,
+        on_drop: impl FnOnce(PoolConnection<DB>) + Send + Sync + 'static,
     ) -> Result<Self, sqlx::Error> {
-        let lost: Option<Box<Lost<DB>>> = Some(Box::new(lost));
-        let mut transaction = Self { connection: Some(connection), lost, attachment: None };
+        let on_drop: Option<Box<OnDrop<DB>>> = Some(Box::new(on_drop));
+        let mut transaction = Self { connection: Some(connection), on_drop, attachment: None };
         transaction.start(statement).await?;
         Ok(transaction)
     }
@@ -242,48 +274,49 @@ impl<DB: Database> OpenTransaction<DB> {
             .await
     }
 
-    /// Attaches something of the adapter's, which is kept until the transaction has ended.
+    /// Attaches a value of the adapter's, which lives until the transaction has ended.
     #[must_use]
     pub fn with(mut self, attachment: impl Any + Send + Sync) -> Self {
         self.attachment = Some(Box::new(attachment));
         self
     }
 
-    /// What was attached, if it is of this type.
+    /// Returns the attached value, if it is of this type.
     #[must_use]
     pub fn attachment<T: Any>(&self) -> Option<&T> {
         self.attachment.as_deref().and_then(|attachment| (attachment as &dyn Any).downcast_ref())
     }
 
-    /// The connection, to look at.
+    /// Returns the connection, for reading its state.
     #[expect(
         clippy::expect_used,
         clippy::missing_panics_doc,
-        reason = "only what consumes the transaction takes its connection"
+        reason = "only methods that consume the transaction take its connection"
     )]
     pub fn get(&self) -> &DB::Connection {
         self.connection.as_ref().expect(HELD)
     }
 
-    /// The connection, inside the transaction.
+    /// Returns the connection, inside the transaction.
     #[expect(
         clippy::expect_used,
         clippy::missing_panics_doc,
-        reason = "only what consumes the transaction takes its connection"
+        reason = "only methods that consume the transaction take its connection"
     )]
     pub fn connection(&mut self) -> &mut DB::Connection {
         self.connection.as_mut().expect(HELD)
     }
 
-    /// Commits, as far as sqlx can tell: read the rules above.
+    /// Commits, as far as sqlx can tell. sqlx returns `Ok` for the COMMIT of an aborted Postgres
+    /// transaction, so an adapter completes its keys first: see [`TransactionAdapter`].
     ///
     /// # Errors
     ///
-    /// What sqlx returns.
+    /// The errors of sqlx.
     pub async fn commit(mut self) -> Result<(), sqlx::Error> {
         let committed = DB::TransactionManager::commit(self.connection()).await;
-        // A COMMIT that the database refuses has ended the transaction, or leaves it to be rolled
-        // back; either way the connection is sound.
+        // A COMMIT that the database refuses has ended the transaction, or leaves it open. In both
+        // cases the connection is usable.
         let ended = match &committed {
             Ok(()) => true,
             Err(sqlx::Error::Database(_)) => {
@@ -301,38 +334,38 @@ impl<DB: Database> OpenTransaction<DB> {
     ///
     /// # Errors
     ///
-    /// What sqlx returns.
+    /// The errors of sqlx.
     pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
         DB::TransactionManager::rollback(self.connection()).await?;
         self.end();
         Ok(())
     }
 
-    /// Closes the connection: the server rolls back.
+    /// Closes the connection. The server rolls back.
     pub fn close(mut self) {
         drop(self.connection.take().map(PoolConnection::detach));
     }
 
     fn end(&mut self) {
         if let Some(connection) = self.connection.take() {
-            give_back(connection);
+            return_to_pool(connection);
         }
     }
 }
 
-const HELD: &str = "a transaction holds its connection to its end";
+const HELD: &str = "an open transaction holds its connection";
 
-/// Gives a connection back to its pool, or closes it if it does not answer.
-pub(super) fn give_back<DB: Database>(mut connection: PoolConnection<DB>) {
-    // sqlx does the same without a bound when a connection is dropped.
-    tokio::spawn(tokio::time::timeout(RETURN_BOUND, connection.return_to_pool()));
+/// Returns a connection to its pool, or closes it if it does not answer.
+pub(super) fn return_to_pool<DB: Database>(mut connection: PoolConnection<DB>) {
+    // A dropped connection returns too, but without a bound.
+    tokio::spawn(tokio::time::timeout(RETURN_TIMEOUT, connection.return_to_pool()));
 }
 
 impl<DB: Database> Drop for OpenTransaction<DB> {
     fn drop(&mut self) {
         let Some(mut connection) = self.connection.take() else { return };
-        match self.lost.take() {
-            Some(lost) => lost(connection),
+        match self.on_drop.take() {
+            Some(on_drop) => on_drop(connection),
             None => DB::TransactionManager::start_rollback(&mut connection),
         }
     }
@@ -344,20 +377,20 @@ impl<DB: Database> fmt::Debug for OpenTransaction<DB> {
     }
 }
 
-/// The statements that set a mark, as one message.
-pub(super) fn set_mark(mark: u32, instead_of: Option<u32>) -> AssertSqlSafe<String> {
-    let set = format!("SAVEPOINT tower_dedup_{mark}");
-    AssertSqlSafe(match instead_of {
+/// Returns the statements that set a savepoint, as one message.
+pub(super) fn savepoint_sql(savepoint: u32, replaces: Option<u32>) -> AssertSqlSafe<String> {
+    let set = format!("SAVEPOINT tower_dedup_{savepoint}");
+    AssertSqlSafe(match replaces {
         Some(last) => format!("RELEASE SAVEPOINT tower_dedup_{last}; {set}"),
         None => set,
     })
 }
 
-pub(super) fn back_to_mark(mark: u32) -> AssertSqlSafe<String> {
-    AssertSqlSafe(format!("ROLLBACK TO SAVEPOINT tower_dedup_{mark}"))
+pub(super) fn rollback_to_sql(savepoint: u32) -> AssertSqlSafe<String> {
+    AssertSqlSafe(format!("ROLLBACK TO SAVEPOINT tower_dedup_{savepoint}"))
 }
 
-/// The handler's transaction is not what it was.
+/// Returns the error of a transaction that the handler has ended, broken or kept.
 pub(super) fn not_ours(what: &'static str) -> Error {
     Error::new(ErrorKind::Transaction, what)
 }

@@ -39,7 +39,7 @@
 //! mod memory {
 //!     tower_dedup::conformance_suite!(super::Memory);
 //!     // For a store that keeps payloads and responses too:
-//!     tower_dedup::recall_conformance_suite!(super::Memory);
+//!     tower_dedup::stored_data_conformance_suite!(super::Memory);
 //! }
 //! ```
 
@@ -54,7 +54,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::adapter::{LeaseAdapter, MaintenanceAdapter};
+use crate::adapter::MaintenanceAdapter;
 
 pub mod cases;
 mod processes;
@@ -64,7 +64,7 @@ pub use processes::processes_race_for_keys;
 /// A store under test.
 pub trait Store: Sized + Send + Sync + 'static {
     /// The adapter under test.
-    type Adapter: LeaseAdapter + MaintenanceAdapter;
+    type Adapter: MaintenanceAdapter + ?Sized;
 
     /// How many processes race for one store, where it has an [`address`](Self::address).
     const PROCESSES: usize = 2;
@@ -108,21 +108,21 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap_or_else(|error| panic!("no runtime: {error}"))
 }
 
-/// Expands to one `#[test]` for every case of the [conformance suite](crate::conformance) that is for
-/// stores which [`Recall`](crate::adapter::Recall). In a module of its own, or beside
-/// [`conformance_suite!`](crate::conformance_suite).
+/// Expands to one `#[test]` for every case of the [conformance suite](crate::conformance) for stores
+/// with [stored data](crate::adapter::Abilities::stored_data).
 #[macro_export]
-macro_rules! recall_conformance_suite {
+macro_rules! stored_data_conformance_suite {
     ($store:ty) => {
         $crate::conformance_suite! { @cases $store:
-            a_completion_keeps_what_it_carries,
-            a_record_keeps_what_it_carries,
-            each_key_keeps_its_own,
-            a_late_completion_keeps_what_it_carries,
-            responses_are_recalled_only_if_wanted,
-            what_is_kept_ends_with_its_retention,
-            recall_beside_completions_is_whole,
-            hostile_responses_come_back_as_they_were,
+            completion_stores_what_it_carries,
+            claim_that_is_complete_at_once_stores_payloads,
+            each_key_has_its_own_stored_data,
+            late_completion_stores_what_it_carries,
+            duplicate_carries_what_the_call_fetches,
+            stored_data_ends_with_the_retention,
+            duplicate_beside_completions_carries_whole_stored_data,
+            losers_of_a_race_get_the_stored_data_of_the_winner,
+            hostile_responses_come_back_unchanged,
         }
     };
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::cases::{LEASE, key, terms};
+use super::cases::{FIRST, complete_at_once, key, leased};
 use super::{Store, runtime};
-use crate::adapter::{Claimed, Completed, DedupAdapter, LeaseAdapter, Recorded};
+use crate::adapter::{Claimed, Completed, DedupAdapter};
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";
 const TASKS: usize = 4;
@@ -106,7 +106,7 @@ async fn work<S: Store>(address: &str) {
         tokio::spawn(async move {
             let (mut claims, mut records) = (vec![0_u32; KEYS], vec![0_u32; KEYS]);
             for round in 0..KEYS {
-                let (claimed, mine) = ([key(&format!("claim-{round}"))], terms(LEASE));
+                let (claimed, mine) = ([key(&format!("claim-{round}"))], leased());
                 let claim = adapter.claim(&claimed, &mine).await.expect("a claim");
                 if let [Claimed::First { .. }] = claim[..] {
                     claims[round] += 1;
@@ -114,8 +114,8 @@ async fn work<S: Store>(address: &str) {
                     assert_eq!(done, [Completed::Held]);
                 }
                 let recorded = [key(&format!("record-{round}"))];
-                let record = adapter.record(&recorded, &terms(LEASE)).await.expect("a record");
-                if record == [Recorded::First] {
+                let record = adapter.claim(&recorded, &complete_at_once()).await.expect("a record");
+                if record == [FIRST] {
                     records[round] += 1;
                 }
             }

@@ -1,282 +1,253 @@
 //! [`OnArrival`]: the key becomes permanent before the handler runs.
 //!
-//! 1. At most once: a handler that fails, panics, or dies with its process is not run again. That
-//!    is right for effects that are worse twice than never, and wrong for everything else.
-//! 2. A record whose answer was lost is undone by its token: the sender was told 503, and its retry
-//!    must find the key free, or the event is lost without having run. The record may still be on
-//!    its way to the store, so a store that knows nothing of it is asked again for twenty seconds;
-//!    one that does not answer, for ten minutes. Meanwhile this process takes the key for in
-//!    flight where the store says complete. Another process that asks in that time is told that it
-//!    is complete: where that window matters, use the lease ledger.
+//! 1. At most once: a handler that fails, panics, or dies with its process is not run again. Choose
+//!    this only for effects that are worse twice than never.
+//! 2. A claim whose reply was lost is released by its token. The sender got 503, and its retry must
+//!    find the key free; otherwise the event is lost without having run.
+//! 3. The claim may still be on its way to the store. So a store that does not hold it is asked again
+//!    for 20 s, and a store that does not reply for 10 min. Meanwhile, this process treats the key as
+//!    in flight where the store says complete. Another process gets "complete" in that time; where
+//!    that matters, use the lease ledger.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Extensions;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::call::{store_call, undone};
-use super::fold::{Answer, fold, plan};
+use super::call::{claim, release};
+use super::contract::{
+    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder,
+};
 use super::pending::Pending;
-use super::recall::{Recaller, Recalls, doubt, look_ahead, recall};
+use super::resolve::{KeyState, flatten, resolve, states};
 use super::retry::{Background, RetryJob, RetryResult};
-use super::{Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder};
-use crate::adapter::{CallTerms, DedupAdapter, Recall, Recorded};
+use crate::adapter::{CallTerms, DedupAdapter, Permanence};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::observe;
-use crate::policy::OnUnavailable;
 
-/// For how long a record of unknown outcome is undone.
-const UNDO_BOUND: Duration = Duration::from_secs(600);
+/// After this time, a claim of unknown outcome is released no more.
+const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
-/// How many records may be made, or undone in the background, at once.
-const MOST_UNDOINGS: usize = 16_384;
+/// How many claims may be under way, or released in the background, at once.
+const MOST_RELEASES: usize = 16_384;
 
-/// For how long a store that answers is asked for a record that it knows nothing of, at least.
-const UNDO_PATIENCE: Duration = Duration::from_secs(20);
+/// For at least this time, a store that does not hold a claim is asked again.
+const NOT_HELD_GRACE: Duration = Duration::from_secs(20);
 
-/// Records on arrival: no event runs twice, and one whose handler fails is lost.
+/// Claims keys that are complete at once: no event runs twice, and an event whose handler fails is
+/// lost.
 ///
-/// Cloning makes another handle to the same ledger.
-pub struct OnArrival<A>(Arc<Inner<A>>);
-
-struct Inner<A> {
-    adapter: Arc<A>,
-    /// Recorded perhaps, by deliveries that were told 503.
-    undoing: Arc<Pending>,
-    /// Being recorded, of events with two identities: what is granted of one is given back if the
-    /// other runs elsewhere.
-    recording: Arc<Pending>,
+/// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival) selects it.
+pub struct OnArrival {
+    adapter: Arc<dyn DedupAdapter>,
+    /// Keys that deliveries with a 503 may have claimed.
+    releasing: Arc<Pending>,
+    /// Keys of events with two identities, while they are claimed: a granted identity is released if
+    /// the other one runs elsewhere.
+    claiming: Arc<Pending>,
     background: Background,
 }
 
-impl<A> OnArrival<A> {
-    /// A ledger over this store.
-    #[must_use]
-    pub fn new(adapter: A) -> Self {
-        Self(Arc::new(Inner {
-            adapter: Arc::new(adapter),
-            undoing: Arc::default(),
-            recording: Arc::default(),
-            background: Background::new(MOST_UNDOINGS),
-        }))
+impl OnArrival {
+    pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
+        let (releasing, claiming) = (Arc::default(), Arc::default());
+        Self { adapter, releasing, claiming, background: Background::new(MOST_RELEASES) }
     }
 
-    /// The store.
-    #[must_use]
-    pub fn adapter(&self) -> &A {
-        &self.0.adapter
-    }
-}
-
-impl<A> Clone for OnArrival<A> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<A: fmt::Debug> fmt::Debug for OnArrival<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnArrival").field("adapter", &self.0.adapter).finish_non_exhaustive()
-    }
-}
-
-impl<A: DedupAdapter> Ledger for OnArrival<A> {
-    type Claim = ArrivalClaim;
-
-    async fn begin(
+    /// Claims the keys of an unprotected delivery as soon as the store replies.
+    fn spawn_claim(
         &self,
-        keys: &Keys,
-        context: &BeginContext,
-    ) -> Result<Begin<Self::Claim>, Error> {
-        let inner = &self.0;
-        let terms = context.terms();
-        let (events, flat) = plan(keys);
-        let before = look_ahead(context, &events, &flat).await?;
-        // Room to undo it, before there is anything to undo: an undoing that is refused is an
-        // event lost.
-        let Some(room) = inner.background.reserve() else {
-            return Err(Error::new(ErrorKind::Unavailable, "reserving room to undo a record"));
-        };
-        let undone = inner.undoing.removals();
-        let twofold = flat.len() > events.len();
-        // To the end, where what is to be undone is pending in its turn.
-        let _recording = twofold.then(|| inner.recording.add((*flat).into()));
-        let unrun = Unrun { inner, keys: &flat, room: Some(room), context };
-        let call = Box::pin(async { inner.adapter.record(&flat, &terms).await });
-        let recorded = match store_call("record", context.store_timeout, flat.len(), call).await {
-            Ok(recorded) => recorded,
-            Err(error) if context.on_unavailable == OnUnavailable::Open => {
-                observe::unprotected(keys.first(), &error);
-                if let Some(room) = unrun.disarm() {
-                    inner.record_behind(room, &flat, terms, context.store_timeout);
-                }
-                let delivery = Delivery::unprotected(events.into());
-                return Ok(Begin::first(ArrivalClaim { delivery }, Remainder::default()));
-            }
-            Err(error) => {
-                if !error.is_unknown() {
-                    unrun.disarm();
-                }
-                return Err(error);
-            }
-        };
-        // Nothing waits from here on: what there is to recall was looked up before.
-        let room = unrun.disarm();
-        let mut answers: Vec<Answer> = flat
-            .iter()
-            .zip(recorded)
-            .map(|(key, answer)| match answer {
-                // Perhaps by a record that is being undone, or was when the store answered, which
-                // nobody ran.
-                Recorded::Duplicate(_) if inner.may_be_undone(key, undone) => Answer::InFlight,
-                answer => answer.into(),
-            })
-            .collect();
-        if twofold {
-            inner.doubt_halves(&events, &flat, &mut answers);
-        }
-        if context.recaller.is_some() {
-            doubt(&flat, &mut answers, &before);
-        }
-        let here = |key: &DedupKey| before.get(key).cloned();
-        let response = recall(context, &events, &flat, &mut answers, here).await?;
-        let mut folded = fold(events, &flat, &answers);
-        let give_back = std::mem::take(&mut folded.give_back);
-        if let (Some(room), false) = (room, give_back.is_empty()) {
-            inner.undo_behind(room, &give_back, terms, context.store_timeout);
-        }
-        if folded.new.is_empty() {
-            return Ok(folded.without_any_new(response));
-        }
-        let others = folded.others();
-        let delivery = Delivery::of(folded.new, folded.attempt, folded.takeover);
-        Ok(Begin::first(ArrivalClaim { delivery }, others))
-    }
-
-    fn background(&self) -> usize {
-        self.0.background.count()
-    }
-
-    async fn drain(&self) {
-        self.0.background.drain().await;
-    }
-}
-
-impl<A: DedupAdapter> FailOpen for OnArrival<A> {}
-
-impl<A: DedupAdapter + Recall> Recalls for OnArrival<A> {
-    fn recaller(&self) -> Recaller {
-        Recaller::new(Arc::clone(&self.0.adapter))
-    }
-}
-
-impl<A: DedupAdapter> Inner<A> {
-    /// Records what runs unprotected, as soon as the store answers.
-    fn record_behind(
-        self: &Arc<Self>,
-        room: OwnedSemaphorePermit,
+        slot: OwnedSemaphorePermit,
         keys: &[DedupKey],
         terms: CallTerms,
-        bound: Duration,
+        store_timeout: Duration,
     ) {
-        let (inner, first) = (Arc::clone(self), keys.first().cloned());
-        let keys: Arc<[DedupKey]> = keys.into();
+        let job = RetryJob {
+            operation: "claim",
+            key: keys.first().cloned(),
+            bound: RELEASE_BOUND,
+            not_held_grace: RELEASE_BOUND,
+        };
+        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
         let attempt = move || {
-            let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            let terms = terms.clone();
+            let (adapter, keys, terms) = (Arc::clone(&adapter), Arc::clone(&keys), terms.clone());
             async move {
-                let call = Box::pin(async { inner.adapter.record(&keys, &terms).await });
-                match store_call("record", bound, keys.len(), call).await {
+                match claim(&*adapter, &keys, &terms, store_timeout).await {
                     Ok(_) => RetryResult::Done,
                     Err(_) => RetryResult::Again,
                 }
             }
         };
-        let work =
-            RetryJob { operation: "record", key: first, bound: UNDO_BOUND, patience: UNDO_BOUND };
-        self.background.repeat_with(room, work, attempt, ());
+        self.background.repeat_in(slot, job, attempt, ());
     }
 
-    /// Whether a record of this key is being undone, or something was since `undone` was read.
-    fn may_be_undone(&self, key: &DedupKey, undone: usize) -> bool {
-        self.undoing.contains(key) || self.undoing.removals() != undone
+    /// Releases claims in the background. Until then, this process treats the keys as in flight.
+    fn spawn_release(
+        &self,
+        slot: OwnedSemaphorePermit,
+        keys: &[DedupKey],
+        terms: CallTerms,
+        store_timeout: Duration,
+    ) {
+        let job = RetryJob {
+            operation: "release",
+            key: keys.first().cloned(),
+            bound: RELEASE_BOUND,
+            not_held_grace: NOT_HELD_GRACE.max(store_timeout.saturating_mul(10)),
+        };
+        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
+        let guard = self.releasing.add(Arc::clone(&keys));
+        let attempt = move || {
+            let (adapter, keys, terms) = (Arc::clone(&adapter), Arc::clone(&keys), terms.clone());
+            async move { release(&*adapter, &keys, &terms, store_timeout).await.into() }
+        };
+        self.background.repeat_in(slot, job, attempt, guard);
     }
 
-    /// Of an event that is a duplicate under one identity only: another delivery that is being
-    /// recorded may have been granted that one, and give it back. It is in flight.
-    fn doubt_halves(&self, events: &[Event], flat: &[DedupKey], answers: &mut [Answer]) {
+    /// Returns `true` if a claim of this key is being released, or any claim was since `removals` was
+    /// read.
+    fn may_be_released(&self, key: &DedupKey, removals: usize) -> bool {
+        self.releasing.contains(key) || self.releasing.removals() != removals
+    }
+
+    /// Treats a complete identity of an event as in flight if the event's other identity is not
+    /// complete, and another delivery claims the complete one right now: that delivery may release it.
+    fn treat_shared_as_in_flight(
+        &self,
+        events: &[Event],
+        flat: &[DedupKey],
+        states: &mut [KeyState],
+    ) {
         for event in events.iter().filter(|event| event.second_identity().is_some()) {
             let places: Vec<usize> =
                 event.identities().filter_map(|key| flat.binary_search(key).ok()).collect();
-            let is_duplicate = |place: &usize| matches!(answers[*place], Answer::Duplicate(_));
+            let is_duplicate = |place: &usize| matches!(states[*place], KeyState::Duplicate(_));
             if places.iter().all(is_duplicate) {
                 continue;
             }
-            let doubtful: Vec<usize> = places.into_iter().filter(is_duplicate).collect();
-            for place in doubtful {
-                if self.recording.is_shared(&flat[place]) {
-                    answers[place] = Answer::InFlight;
+            let complete: Vec<usize> = places.into_iter().filter(is_duplicate).collect();
+            for place in complete {
+                if self.claiming.is_shared(&flat[place]) {
+                    states[place] = KeyState::InFlight;
                 }
             }
         }
     }
+}
 
-    /// Undoes a record; until it has, this process takes the keys for in flight.
-    fn undo_behind(
+impl fmt::Debug for OnArrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnArrival").finish_non_exhaustive()
+    }
+}
+
+impl Ledger for OnArrival {
+    type Claim = ArrivalClaim;
+
+    async fn begin(
         self: &Arc<Self>,
-        room: OwnedSemaphorePermit,
-        keys: &[DedupKey],
-        terms: CallTerms,
-        bound: Duration,
-    ) {
-        let (inner, first) = (Arc::clone(self), keys.first().cloned());
-        let keys: Arc<[DedupKey]> = keys.into();
-        let until_then = self.undoing.add(Arc::clone(&keys));
-        let attempt = move || {
-            let (inner, keys) = (Arc::clone(&inner), Arc::clone(&keys));
-            let terms = terms.clone();
-            async move {
-                let call = Box::pin(async { inner.adapter.unrecord(&keys, &terms).await });
-                undone(store_call("unrecord", bound, keys.len(), call).await)
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> Result<Begin<Self::Claim>, Error> {
+        let (events, flat) = flatten(keys);
+        let (terms, store_timeout) =
+            (context.terms(Permanence::OnClaim, events.len()), context.store_timeout);
+        // Before the claim, because a release that is refused loses an event.
+        let Some(slot) = self.background.reserve() else {
+            let context = "reserving a slot for a release";
+            return Err(Error::new(ErrorKind::Unavailable, context));
+        };
+        let removals = self.releasing.removals();
+        let has_second_identities = flat.len() > events.len();
+        // Until the end, when keys to release are pending themselves.
+        let _claiming = has_second_identities.then(|| self.claiming.add((*flat).into()));
+        let mut guard = ReleaseGuard {
+            ledger: self,
+            keys: &flat,
+            slot: Some(slot),
+            terms: &terms,
+            store_timeout,
+        };
+        let replies = match claim(&*self.adapter, &flat, &terms, store_timeout).await {
+            Ok(replies) => replies,
+            Err(error) if context.fail_open => {
+                observe::unprotected(keys.first(), &error);
+                if let Some(slot) = guard.slot.take() {
+                    self.spawn_claim(slot, &flat, terms.clone(), store_timeout);
+                }
+                let delivery = Delivery::unprotected(events.into());
+                let (claim, others) = (ArrivalClaim { delivery }, Remainder::default());
+                return Ok(Begin::First { claim, others });
+            }
+            Err(error) => {
+                if !error.is_unknown() {
+                    guard.slot = None;
+                }
+                return Err(error);
             }
         };
-        let patience = UNDO_PATIENCE.max(bound.saturating_mul(10));
-        let work = RetryJob { operation: "unrecord", key: first, bound: UNDO_BOUND, patience };
-        self.background.repeat_with(room, work, attempt, until_then);
+        // There is no wait from here on.
+        let slot = guard.slot.take();
+        let mut states = states(&flat, replies, Vec::new(), |_| KeyState::InFlight);
+        for (key, state) in flat.iter().zip(states.iter_mut()) {
+            // By a claim that is being released, or was when the store replied, and never ran.
+            if matches!(state, KeyState::Duplicate(_)) && self.may_be_released(key, removals) {
+                *state = KeyState::InFlight;
+            }
+        }
+        if has_second_identities {
+            self.treat_shared_as_in_flight(&events, &flat, &mut states);
+        }
+        let resolution = resolve(events, &flat, &states, &terms);
+        if let (Some(slot), false) = (slot, resolution.release.is_empty()) {
+            self.spawn_release(slot, &resolution.release, terms.clone(), store_timeout);
+        }
+        if resolution.new.is_empty() {
+            return Ok(resolution.without_new());
+        }
+        resolution.report_takeover();
+        let others = resolution.others();
+        let delivery = Delivery::of(resolution.new, resolution.attempt, resolution.takeover);
+        Ok(Begin::First { claim: ArrivalClaim { delivery }, others })
+    }
+
+    fn stores_data(&self) -> bool {
+        self.adapter.abilities().stored_data
+    }
+
+    fn pending_writes(&self) -> usize {
+        self.background.count()
+    }
+
+    async fn drain(&self) {
+        self.background.drain().await;
     }
 }
 
-/// What the store may have recorded for a delivery that was dropped before the store answered, or
-/// whose answer was lost: undone, or its event is lost without having run.
-struct Unrun<'b, A: DedupAdapter> {
-    inner: &'b Arc<Inner<A>>,
+impl FailOpen for OnArrival {}
+
+/// Releases, in the background, what a call may have claimed whose caller was dropped or got no reply.
+struct ReleaseGuard<'b> {
+    ledger: &'b OnArrival,
     keys: &'b [DedupKey],
-    /// Taken when it is disarmed.
-    room: Option<OwnedSemaphorePermit>,
-    context: &'b BeginContext,
+    /// `None` disarms the guard.
+    slot: Option<OwnedSemaphorePermit>,
+    terms: &'b CallTerms,
+    store_timeout: Duration,
 }
 
-impl<A: DedupAdapter> Unrun<'_, A> {
-    /// Returns the room.
-    fn disarm(mut self) -> Option<OwnedSemaphorePermit> {
-        self.room.take()
-    }
-}
-
-impl<A: DedupAdapter> Drop for Unrun<'_, A> {
+impl Drop for ReleaseGuard<'_> {
     fn drop(&mut self) {
-        if let Some(room) = self.room.take() {
-            let (terms, bound) = (self.context.terms(), self.context.store_timeout);
-            self.inner.undo_behind(room, self.keys, terms, bound);
+        if let Some(slot) = self.slot.take() {
+            self.ledger.spawn_release(slot, self.keys, self.terms.clone(), self.store_timeout);
         }
     }
 }
 
-/// A delivery whose key is permanent already: there is nothing left to commit or roll back.
+/// A delivery whose keys are permanent: there is nothing to commit or to roll back.
 #[derive(Debug)]
 pub struct ArrivalClaim {
     delivery: Delivery,
@@ -286,8 +257,6 @@ impl Claim for ArrivalClaim {
     fn delivery(&self) -> &Delivery {
         &self.delivery
     }
-
-    fn attach(&self, _: &mut Extensions) {}
 
     async fn commit(self, _: &HandlerSuccess) -> Result<(), Error> {
         Ok(())

@@ -1,5 +1,6 @@
-//! Keys that this process knows more of than the store does yet.
+//! Keys of which this process knows more than the store does.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,103 +10,108 @@ use crate::key::DedupKey;
 
 #[derive(Default)]
 pub(super) struct Pending {
-    keys: Mutex<HashMap<DedupKey, Held>>,
-    /// How many there are, so that nobody locks for nothing.
+    keys: Mutex<HashMap<DedupKey, PendingKey>>,
+    /// The number of keys, so that an empty set needs no lock.
     count: AtomicUsize,
-    /// How often some were taken out.
+    /// How often keys were removed.
     removals: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Held {
+struct PendingKey {
     /// How often the key was added.
     times: usize,
-    /// What will be kept with it.
-    kept: StoredData,
+    /// What the store will keep with the key.
+    stored: Arc<StoredData>,
 }
 
 impl Pending {
-    /// Splits off the keys that are pending: the rest, if it is not all of them.
-    pub(super) fn rest(&self, keys: &[DedupKey]) -> Option<Vec<DedupKey>> {
+    /// Splits keys into those that are not pending and those that are, each part in the given order.
+    pub(super) fn split<'k>(
+        &self,
+        keys: &'k [DedupKey],
+    ) -> (Cow<'k, [DedupKey]>, Vec<(DedupKey, Arc<StoredData>)>) {
+        let mut found = Vec::new();
         if self.is_empty() {
-            return None;
+            return (Cow::Borrowed(keys), found);
         }
         let pending = self.lock();
-        let rest: Vec<DedupKey> =
-            keys.iter().filter(|key| !pending.contains_key(*key)).cloned().collect();
-        (rest.len() < keys.len()).then_some(rest)
+        let mut rest = Vec::with_capacity(keys.len());
+        for key in keys {
+            match pending.get(key) {
+                Some(entry) => found.push((key.clone(), Arc::clone(&entry.stored))),
+                None => rest.push(key.clone()),
+            }
+        }
+        (Cow::Owned(rest), found)
     }
 
     pub(super) fn contains(&self, key: &DedupKey) -> bool {
         !self.is_empty() && self.lock().contains_key(key)
     }
 
-    /// Whether somebody else has added a key that the caller has added too.
+    /// Returns `true` if a key that the caller added was added by another caller too.
     pub(super) fn is_shared(&self, key: &DedupKey) -> bool {
-        self.lock().get(key).is_some_and(|held| held.times > 1)
+        self.lock().get(key).is_some_and(|entry| entry.times > 1)
     }
 
-    /// Changes whenever keys are taken out: whoever finds it unchanged, and a key not there, knows
-    /// that it was not there in between.
+    /// Returns a number that changes whenever keys are removed. A key that is absent now, under an
+    /// unchanged number, was absent in between.
     pub(super) fn removals(&self) -> usize {
         self.removals.load(Ordering::Acquire)
-    }
-
-    /// What will be kept with a key that is pending.
-    pub(super) fn kept(&self, key: &DedupKey) -> Option<StoredData> {
-        if self.is_empty() { None } else { self.lock().get(key).map(|held| held.kept.clone()) }
     }
 
     fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Adds keys, until the answer is dropped.
-    pub(super) fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>) -> StillPending {
+    /// Adds keys until the guard is dropped.
+    pub(super) fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>) -> PendingGuard {
         self.add_with(keys, |_| None)
     }
 
-    /// The same, with what will be kept with each.
+    /// Adds keys until the guard is dropped, with what the store will keep with each.
     pub(super) fn add_with(
         self: &Arc<Self>,
         keys: Arc<[DedupKey]>,
         stored_data_for: impl Fn(&DedupKey) -> Option<StoredData>,
-    ) -> StillPending {
+    ) -> PendingGuard {
         let mut set = self.lock();
         for key in keys.iter() {
-            let held = set.entry(key.clone()).or_default();
-            held.times += 1;
-            if let Some(kept) = stored_data_for(key) {
-                held.kept = kept;
+            let entry = set.entry(key.clone()).or_default();
+            entry.times += 1;
+            if let Some(stored) = stored_data_for(key) {
+                entry.stored = Arc::new(stored);
             }
         }
         self.count.store(set.len(), Ordering::Release);
         drop(set);
-        StillPending { pending: Arc::clone(self), keys }
+        PendingGuard { pending: Arc::clone(self), keys }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<DedupKey, Held>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<DedupKey, PendingKey>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-pub(super) struct StillPending {
+/// Removes its keys when it is dropped.
+pub(super) struct PendingGuard {
     pending: Arc<Pending>,
     keys: Arc<[DedupKey]>,
 }
 
-impl Drop for StillPending {
+impl Drop for PendingGuard {
     fn drop(&mut self) {
         let mut set = self.pending.lock();
         for key in self.keys.iter() {
-            if let Some(held) = set.get_mut(key) {
-                held.times -= 1;
-                if held.times == 0 {
+            if let Some(entry) = set.get_mut(key) {
+                entry.times -= 1;
+                if entry.times == 0 {
                     set.remove(key);
                 }
             }
         }
-        // Before the count: who finds nothing pending any more has to find that something was.
+        // Before `count`: a reader that sees an empty set must see that it changed.
         self.pending.removals.fetch_add(1, Ordering::AcqRel);
         self.pending.count.store(set.len(), Ordering::Release);
     }

@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::future::join_all;
 use proptest::prelude::*;
 
-use super::ask::{STEP, Told, ask};
+use super::backends::World;
 use super::call::{Call, asked, purge};
 use super::contract::{Answer, Row, contract};
+use super::driver::{STEP, Told, ask};
 use super::sequence::{Rows, clear};
-use super::worlds::World;
 
 /// Few, so that callers meet.
 const KEYS: usize = 2;

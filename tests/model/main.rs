@@ -6,22 +6,22 @@
 //! 3. Time passes in steps, far longer than a schedule runs: by the adapter's clock, or by moving
 //!    the times that a database has stored.
 
-mod ask;
+mod backends;
 mod call;
 mod contract;
+mod driver;
 mod history;
 mod sequence;
 #[path = "../support/mod.rs"]
 mod support;
-mod worlds;
 
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::future::Future;
 
+use backends::{File, Memory, Server, World, batching};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use worlds::{File, Memory, Server, World, batching};
 
 /// Once a schedule has failed, how often one with less in it is tried, for what shows only now and
 /// then.

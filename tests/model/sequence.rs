@@ -6,10 +6,10 @@
 
 use std::collections::BTreeSet;
 
-use super::ask::{STEP, Told, ask};
+use super::backends::World;
 use super::call::{Call, KEYS};
 use super::contract::{Answer, Row, contract};
-use super::worlds::World;
+use super::driver::{STEP, Told, ask};
 
 /// All that may be stored of a key.
 pub(crate) type Rows = BTreeSet<Option<Row>>;

@@ -11,6 +11,7 @@
 mod cases;
 mod facts;
 mod hostile;
+mod presets;
 mod properties;
 
 use std::collections::BTreeSet;

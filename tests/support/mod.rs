@@ -1,12 +1,13 @@
 //! What several tests need: a service to wrap, requests to send, and a store that misbehaves.
 #![allow(dead_code, reason = "every test takes a part of it")]
 
-pub(crate) mod aging;
 pub(crate) mod cluster;
 pub(crate) mod effects;
 pub(crate) mod ledgers;
+pub(crate) mod multi_event;
 pub(crate) mod postgres;
 pub(crate) mod proxy;
+pub(crate) mod time_travel;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};

@@ -140,7 +140,7 @@ mod tests {
     fn a_tag_tells_tokens_apart_that_differ_in_any_byte() {
         let keyed = Keyed::random();
         let caller = |token: [u8; 16]| {
-            let terms = CallTerms::new(Token::from(token), std::time::Duration::ZERO);
+            let terms = CallTerms::on_claim(Token::from(token), std::time::Duration::ZERO);
             keyed.caller(&terms)
         };
         let mine = caller([0; 16]);

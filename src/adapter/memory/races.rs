@@ -11,7 +11,7 @@ use shuttle::sync::Mutex;
 use shuttle::{Config, Runner, thread};
 
 use super::super::contract::{
-    CallTerms, Claimed, Completed, EntryState, Forgotten, Recorded, Released, Renewed, Token,
+    CallTerms, Claimed, Completed, EntryState, Forgotten, Released, Renewed, Token,
 };
 use super::fingerprint::Keyed;
 use super::shard::{SHARD_KEYS, Shard};
@@ -48,8 +48,14 @@ fn key(id: &str) -> DedupKey {
 }
 
 fn terms(token: u8) -> CallTerms {
-    CallTerms::new(Token::from([token; 16]), Duration::from_secs(100)).with_lease(LEASE)
+    CallTerms::on_completion(Token::from([token; 16]), Duration::from_secs(100), LEASE)
 }
+
+fn complete_at_once(token: u8) -> CallTerms {
+    CallTerms::on_claim(Token::from([token; 16]), Duration::from_secs(100))
+}
+
+const FIRST: Claimed = Claimed::first(1, false);
 
 /// Runs `each` as the threads 1 to `threads`, in every order of their steps, and hands `check`
 /// what they answered.
@@ -87,7 +93,7 @@ fn one_of_three_callers_is_first() {
     fn each(table: &Explored, thread: u8) -> bool {
         let keys = [key("a")];
         if thread == 3 {
-            return table.record(&keys, &terms(thread)).unwrap() == [Recorded::First];
+            return table.claim(&keys, &complete_at_once(thread)).unwrap() == [FIRST];
         }
         let claimed = table.claim(&keys, &terms(thread)).unwrap();
         if claimed != [Claimed::first(1, false)] {
@@ -157,25 +163,25 @@ fn a_completion_is_never_lost_to_a_takeover_that_fails() {
 
 #[test]
 fn an_undone_record_leaves_the_key_to_one_other() {
-    fn each(table: &Explored, thread: u8) -> Recorded {
-        let (keys, mine) = ([key("a")], terms(thread));
-        let recorded = table.record(&keys, &mine).unwrap()[0];
+    fn each(table: &Explored, thread: u8) -> Claimed {
+        let (keys, mine) = ([key("a")], complete_at_once(thread));
+        let claimed = table.claim(&keys, &mine).unwrap().remove(0);
         if thread == 1 {
             // A caller that gives up undoes what it may have done.
-            table.unrecord(&keys, &mine).unwrap();
+            table.release(&keys, &mine).unwrap();
         }
-        recorded
+        claimed
     }
     explore(
         3,
         || table(1),
         each,
         |table, answers| {
-            let others = answers[1..].iter().filter(|answer| **answer == Recorded::First).count();
+            let others = answers[1..].iter().filter(|answer| **answer == FIRST).count();
             assert!(others <= 1, "{answers:?}");
             // Nobody is told "duplicate" of a key that nobody but the first ever recorded.
             assert_eq!(is_complete(table, &key("a")), others == 1, "{answers:?}");
-            assert!(others == 1 || answers[0] == Recorded::First, "{answers:?}");
+            assert!(others == 1 || answers[0] == FIRST, "{answers:?}");
         },
     );
 }
@@ -185,21 +191,21 @@ fn a_live_lease_is_neither_purged_nor_evicted_nor_forgotten() {
     fn full() -> Arc<Explored> {
         let mut table = Table::new(2, keyed());
         table.at_capacity = AtCapacity::EvictOldest;
-        table.record(&[key("old")], &terms(0)).unwrap();
+        table.claim(&[key("old")], &complete_at_once(0)).unwrap();
         Arc::new(table)
     }
     fn each(table: &Explored, thread: u8) {
         let keys = [key("a")];
         if thread == 1 {
             // It outlives its retention, which is over at once.
-            let brief = CallTerms::new(Token::from([1; 16]), Duration::ZERO).with_lease(LEASE);
+            let brief = CallTerms::on_completion(Token::from([1; 16]), Duration::ZERO, LEASE);
             assert_eq!(table.claim(&keys, &brief).unwrap(), [Claimed::first(1, false)]);
             assert_eq!(table.renew(&keys, &brief).unwrap(), [Renewed::Held]);
-            assert_eq!(table.complete(&keys, &brief.with_lease(LEASE)).unwrap(), [Completed::Held]);
+            assert_eq!(table.complete(&keys, &brief).unwrap(), [Completed::Held]);
             return;
         }
         for id in ["x", "y"] {
-            table.record(&[key(id)], &terms(thread)).unwrap();
+            table.claim(&[key(id)], &complete_at_once(thread)).unwrap();
         }
         if thread == 2 && table.forget(&keys[0]) == Forgotten::InFlight {
             table.purge(10);
@@ -212,7 +218,7 @@ fn a_live_lease_is_neither_purged_nor_evicted_nor_forgotten() {
 fn a_renewal_beside_a_purge_holds_the_lease() {
     fn lapsed() -> Arc<Explored> {
         let table = table(4);
-        let brief = CallTerms::new(Token::from([1; 16]), Duration::ZERO).with_lease(LEASE);
+        let brief = CallTerms::on_completion(Token::from([1; 16]), Duration::ZERO, LEASE);
         table.claim(&[key("a")], &brief).unwrap();
         table.clock.advance(LEASE);
         table

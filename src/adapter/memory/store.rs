@@ -5,11 +5,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+
 use super::super::contract::{
-    CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, LeaseAdapter,
-    MaintenanceAdapter, Recorded, Released, Renewed,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
+    Released, Renewed, StoreFuture,
 };
-use super::super::stored::{Fetch, Recall, StoredData};
 use super::fingerprint::Keyed;
 use super::shard::Shard;
 use super::table::Table;
@@ -28,14 +29,15 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::time::Duration;
 /// use tower_dedup::DedupKey;
-/// use tower_dedup::adapter::{Claimed, LeaseAdapter, MemoryAdapter, CallTerms, Token};
+/// use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, MemoryAdapter, Token};
 ///
 /// let adapter = MemoryAdapter::with_capacity(10_000);
 /// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
-/// let mine = CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
+/// let (hour, lease) = (Duration::from_secs(3_600), Duration::from_secs(60));
+/// let mine = CallTerms::on_completion(Token::random(), hour, lease);
 /// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
 ///
-/// let theirs = CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60));
+/// let theirs = CallTerms::on_completion(Token::random(), hour, lease);
 /// assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::InFlight]);
 /// # });
 /// ```
@@ -118,67 +120,63 @@ impl fmt::Debug for MemoryAdapter {
 }
 
 impl DedupAdapter for MemoryAdapter {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
-        self.table()?.record(keys, terms)
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data()
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.table()?.unrecord(keys, terms)
-    }
-}
-
-impl LeaseAdapter for MemoryAdapter {
-    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
-        self.table()?.claim(keys, terms)
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move { self.table()?.claim(keys, terms) })
     }
 
-    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
-        self.table()?.renew(keys, terms)
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(async move { self.table()?.release(keys, terms) })
     }
 
-    async fn complete(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Completed>, Error> {
-        self.table()?.complete(keys, terms)
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        Box::pin(async move { self.table()?.renew(keys, terms) })
     }
 
-    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.table()?.release(keys, terms)
-    }
-}
-
-impl Recall for MemoryAdapter {
-    async fn recall(
-        &self,
-        keys: &[DedupKey],
-        wanted: Fetch,
-    ) -> Result<Vec<Option<StoredData>>, Error> {
-        Ok(self.table()?.recall(keys, wanted))
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(async move { self.table()?.complete(keys, terms) })
     }
 }
 
 impl MaintenanceAdapter for MemoryAdapter {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
-        Ok(self.table()?.purge(limit).into())
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        Box::pin(async move { Ok(self.table()?.purge(limit).into()) })
     }
 
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        Ok(self.table()?.forget(key))
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        Box::pin(async move { Ok(self.table()?.forget(key)) })
     }
 
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        Ok(self.table()?.get(key))
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move { Ok(self.table()?.get(key)) })
     }
 
-    async fn count(&self) -> Result<u64, Error> {
-        Ok(self.table()?.count())
+    fn count(&self) -> StoreFuture<'_, u64> {
+        Box::pin(async move { Ok(self.table()?.count()) })
     }
 
     /// The keys stay where they are.
-    async fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.closed.store(true, Ordering::Release) })
     }
 }
 
@@ -192,24 +190,28 @@ mod tests {
     }
 
     fn terms() -> CallTerms {
-        CallTerms::new(Token::random(), Duration::from_secs(100))
-            .with_lease(Duration::from_secs(10))
+        let (retention, lease) = (Duration::from_secs(100), Duration::from_secs(10));
+        CallTerms::on_completion(Token::random(), retention, lease)
+    }
+
+    fn complete_at_once() -> CallTerms {
+        CallTerms::on_claim(Token::random(), Duration::from_secs(100))
     }
 
     #[tokio::test]
     async fn trap_30_at_capacity_a_new_key_is_refused_and_no_live_one_is_evicted() {
         let adapter = MemoryAdapter::with_capacity(3);
         for id in 0..3 {
-            adapter.record(&key(id), &terms()).await.unwrap();
+            adapter.claim(&key(id), &complete_at_once()).await.unwrap();
         }
-        let full = adapter.record(&key(3), &terms()).await.unwrap_err();
+        let full = adapter.claim(&key(3), &complete_at_once()).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::Full);
         for id in 0..3 {
-            let again = adapter.record(&key(id), &terms()).await.unwrap();
-            assert!(matches!(again[..], [Recorded::Duplicate(_)]));
+            let again = adapter.claim(&key(id), &complete_at_once()).await.unwrap();
+            assert!(matches!(again[..], [Claimed::Duplicate(_)]));
         }
         adapter.advance(Duration::from_secs(100));
-        assert_eq!(adapter.record(&key(3), &terms()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&key(3), &complete_at_once()).await.unwrap(), [Claimed::first(1, false)]);
     }
 
     #[tokio::test]
@@ -217,8 +219,8 @@ mod tests {
         let set: Vec<DedupKey> = (0..5).flat_map(key).collect();
         for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
             let adapter = MemoryAdapter::with_capacity(4).at_capacity(at_capacity);
-            adapter.record(&set[..1], &terms()).await.unwrap();
-            let full = adapter.record(&set, &terms()).await.unwrap_err();
+            adapter.claim(&set[..1], &complete_at_once()).await.unwrap();
+            let full = adapter.claim(&set, &complete_at_once()).await.unwrap_err();
             assert_eq!(full.kind(), ErrorKind::Full);
             let full = adapter.claim(&set, &terms()).await.unwrap_err();
             assert_eq!(full.kind(), ErrorKind::Full);
@@ -227,8 +229,8 @@ mod tests {
                 assert_eq!(entry.is_some(), place == 0, "{at_capacity:?} {place}");
             }
             // The rest fits.
-            let rest = adapter.record(&set[1..4], &terms()).await.unwrap();
-            assert_eq!(rest, [Recorded::First; 3]);
+            let rest = adapter.claim(&set[1..4], &complete_at_once()).await.unwrap();
+            assert_eq!(rest, vec![Claimed::first(1, false); 3]);
         }
     }
 
@@ -236,14 +238,14 @@ mod tests {
     async fn eviction_is_a_choice_and_spares_what_is_in_flight() {
         let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
         adapter.claim(&key(0), &terms()).await.unwrap();
-        adapter.record(&key(1), &terms()).await.unwrap();
-        adapter.record(&key(2), &terms()).await.unwrap();
+        adapter.claim(&key(1), &complete_at_once()).await.unwrap();
+        adapter.claim(&key(2), &complete_at_once()).await.unwrap();
         assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), [Claimed::InFlight]);
         assert_eq!(adapter.get(&key(1)[0]).await.unwrap(), None);
         adapter.claim(&key(2), &terms()).await.unwrap();
         adapter.forget(&key(2)[0]).await.unwrap();
         adapter.claim(&key(3), &terms()).await.unwrap();
-        let full = adapter.record(&key(4), &terms()).await.unwrap_err();
+        let full = adapter.claim(&key(4), &complete_at_once()).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::Full);
     }
 
@@ -265,7 +267,7 @@ mod tests {
     async fn a_lease_that_outlives_its_retention_is_purged_an_hour_after_it_lapsed() {
         let adapter = MemoryAdapter::new();
         let brief =
-            CallTerms::new(Token::random(), Duration::from_secs(1)).with_lease(2 * PURGE_GRACE);
+            CallTerms::on_completion(Token::random(), Duration::from_secs(1), 2 * PURGE_GRACE);
         adapter.claim(&key(0), &brief).await.unwrap();
         adapter.advance(PURGE_GRACE + Duration::from_secs(5));
         assert_eq!(adapter.purge(10).await.unwrap(), 0);
@@ -280,11 +282,11 @@ mod tests {
     async fn insertions_clear_expired_keys_without_a_purger() {
         let adapter = MemoryAdapter::new();
         for id in 0..2_000 {
-            adapter.record(&key(id), &terms()).await.unwrap();
+            adapter.claim(&key(id), &complete_at_once()).await.unwrap();
         }
         adapter.advance(Duration::from_secs(100));
         for id in 2_000..4_000 {
-            adapter.record(&key(id), &terms()).await.unwrap();
+            adapter.claim(&key(id), &complete_at_once()).await.unwrap();
         }
         let kept = adapter.count().await.unwrap();
         assert!((2_000..2_300).contains(&kept), "{kept}");

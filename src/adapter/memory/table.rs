@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::contract::{
-    CallTerms, Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Recorded, Released,
+    CallTerms, Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Permanence, Released,
     Renewed,
 };
-use super::super::stored::{Fetch, StoredData};
+use super::super::stored::StoredData;
 use super::clock::{Clock, ms};
 use super::fingerprint::{Caller, Fingerprint, Keyed};
 use super::lock::Lock;
@@ -95,54 +95,34 @@ impl<L: Lock> Table<L> {
         self.shards.len()
     }
 
-    pub(super) fn record(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Recorded>, Error> {
-        self.each(keys, terms, Absent::Added, |step| {
-            if let Some(row) = step.row() {
-                match row.standing(step.now) {
-                    Standing::Complete if row.is_of(&step.caller) => return Recorded::First,
-                    Standing::Complete => return Recorded::Duplicate(row.seen(step.now)),
-                    Standing::Leased => return Recorded::InFlight,
-                    Standing::Lapsed | Standing::Released | Standing::Expired => {}
-                }
-            }
-            step.put(Row::complete(step.caller, step.key, terms, step.now));
-            Recorded::First
-        })
-    }
-
-    pub(super) fn unrecord(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Released>, Error> {
-        self.each(keys, terms, Absent::Left, |step| match step.row() {
-            Some(row) if row.completed_at.is_some() && row.is_of(&step.caller) => {
-                step.remove();
-                Released::Released
-            }
-            _ => Released::NotHeld,
-        })
-    }
-
     pub(super) fn claim(
         &self,
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
+        let on_claim = terms.permanence() == Permanence::OnClaim;
         self.each(keys, terms, Absent::Added, |step| {
-            let mut row = Row::leased(step.caller, terms, step.now);
+            let mut row = if on_claim {
+                Row::complete(step.caller, step.key, terms, step.now)
+            } else {
+                Row::leased(step.caller, terms, step.now)
+            };
             if let Some(old) = step.row() {
                 match old.standing(step.now) {
-                    _ if old.is_claimed_by(&step.caller) => {
+                    Standing::Complete if on_claim && old.is_of(&step.caller) => {
+                        // A completion that was inserted counts no attempt.
+                        return Claimed::first(old.attempts.max(1), old.takeover);
+                    }
+                    Standing::Complete => {
+                        let mut seen = old.seen(step.now);
+                        seen.stored = StoredData::fetched(old.kept.as_ref(), terms.fetch());
+                        return Claimed::Duplicate(seen);
+                    }
+                    _ if !on_claim && old.is_claimed_by(&step.caller) => {
                         row.attempts = old.attempts;
                         row.takeover = old.takeover;
                         row.first_seen_at = old.first_seen_at;
                     }
-                    Standing::Complete => return Claimed::Duplicate(old.seen(step.now)),
                     Standing::Leased => return Claimed::InFlight,
                     standing @ (Standing::Lapsed | Standing::Released) => {
                         row.attempts = old.attempts.saturating_add(1);
@@ -208,23 +188,18 @@ impl<L: Lock> Table<L> {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Released>, Error> {
+        let on_claim = terms.permanence() == Permanence::OnClaim;
         self.each(keys, terms, Absent::Left, |step| match step.row() {
-            Some(row) if row.is_claimed_by(&step.caller) => {
+            Some(row) if on_claim && row.completed_at.is_some() && row.is_of(&step.caller) => {
+                step.remove();
+                Released::Released
+            }
+            Some(row) if !on_claim && row.is_claimed_by(&step.caller) => {
                 step.put(Row { holder: None, ..row });
                 Released::Released
             }
             _ => Released::NotHeld,
         })
-    }
-
-    pub(super) fn recall(&self, keys: &[DedupKey], wanted: Fetch) -> Vec<Option<StoredData>> {
-        let recalled = keys.iter().map(|key| {
-            let row = self.look(key)?;
-            let complete = row.standing(self.clock.now()) == Standing::Complete;
-            let kept = complete.then(|| row.kept.as_deref().cloned().unwrap_or_default())?;
-            Some(if wanted == Fetch::Digest { StoredData { response: None, ..kept } } else { kept })
-        });
-        recalled.collect()
     }
 
     pub(super) fn get(&self, key: &DedupKey) -> Option<Entry> {

@@ -109,7 +109,8 @@ impl Row {
         Ok(match self.state() {
             // Repeated with its token: the first reply may be lost.
             RowState::Complete if on_claim && is_mine => {
-                Some(Claimed::first(attempt(self.attempts), self.takeover))
+                // A row that a completion inserted has no attempts.
+                Some(Claimed::first(attempt(self.attempts.max(1)), self.takeover))
             }
             RowState::Complete => {
                 let age = self.now.saturating_sub(self.first_seen_at);

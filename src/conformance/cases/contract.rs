@@ -2,106 +2,116 @@
 
 use std::time::Duration;
 
-use super::{LEASE, RETENTION, SLACK, is_duplicate, key, new_receipt, terms};
+use super::{
+    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, leased_for,
+};
 use crate::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, LeaseAdapter,
-    MaintenanceAdapter, PURGE_GRACE, Recorded, Released, Renewed, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter,
+    PURGE_GRACE, Released, Renewed, Token,
 };
 use crate::conformance::Store;
 use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
+/// Returns terms under `OnClaim` with the same token.
+fn as_on_claim(terms: &CallTerms) -> CallTerms {
+    CallTerms::on_claim(terms.token(), terms.retention())
+}
+
 /// Record: the first is first, everyone after is a duplicate.
 pub async fn a_key_is_first_once<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
-    assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
     store.advance(SLACK).await;
     for _ in 0..3 {
-        match adapter.record(&keys, &new_receipt()).await.unwrap()[..] {
-            [Recorded::Duplicate(seen)] => {
+        match &adapter.claim(&keys, &complete_at_once()).await.unwrap()[..] {
+            [Claimed::Duplicate(seen)] => {
                 assert!(seen.age >= SLACK && seen.age < 2 * SLACK, "{:?}", seen.age);
             }
             ref other => panic!("{other:?}"),
         }
     }
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
 /// Record: a caller that lost the answer asks again, and is told the same.
 pub async fn a_record_repeated_with_its_token_is_first_again<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], complete_at_once());
     for _ in 0..3 {
-        assert_eq!(adapter.record(&keys, &mine).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
     }
-    let other = adapter.record(&keys, &new_receipt()).await.unwrap();
-    assert!(matches!(other[..], [Recorded::Duplicate(_)]));
+    let other = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    assert!(matches!(other[..], [Claimed::Duplicate(_)]));
 }
 
 /// Record: undone by its own token only, and then as if it had never been.
 pub async fn an_undone_record_is_first_again<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
-    assert_eq!(adapter.unrecord(&keys, &mine).await.unwrap(), [Released::NotHeld]);
-    adapter.record(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.unrecord(&keys, &new_receipt()).await.unwrap(), [Released::NotHeld]);
-    assert_eq!(adapter.unrecord(&keys, &mine).await.unwrap(), [Released::Released]);
-    assert_eq!(adapter.unrecord(&keys, &mine).await.unwrap(), [Released::NotHeld]);
-    assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::First]);
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], complete_at_once());
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    adapter.claim(&keys, &mine).await.unwrap();
+    assert_eq!(adapter.release(&keys, &complete_at_once()).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
 /// Record beside claims on one store: a live lease is in flight, a lapsed or released one is free.
 pub async fn a_record_respects_leases<S: Store>(store: S) {
     let adapter = store.adapter();
     let (live, lapsed, released) = ([key("live")], [key("lapsed")], [key("released")]);
-    let mine = new_receipt();
-    adapter.claim(&lapsed, &new_receipt()).await.unwrap();
+    let (mine, live_terms) = (leased(), leased());
+    adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
-    adapter.claim(&live, &new_receipt()).await.unwrap();
+    adapter.claim(&live, &live_terms).await.unwrap();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
-    assert_eq!(adapter.record(&live, &new_receipt()).await.unwrap(), [Recorded::InFlight]);
-    assert_eq!(adapter.record(&lapsed, &new_receipt()).await.unwrap(), [Recorded::First]);
-    assert_eq!(adapter.record(&released, &new_receipt()).await.unwrap(), [Recorded::First]);
-    // Undoing a record never undoes a claim.
-    assert_eq!(adapter.unrecord(&live, &mine).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.claim(&live, &complete_at_once()).await.unwrap(), [Claimed::InFlight]);
+    let taken_over = adapter.claim(&lapsed, &complete_at_once()).await.unwrap();
+    assert_eq!(taken_over, [Claimed::first(2, true)]);
+    let again = adapter.claim(&released, &complete_at_once()).await.unwrap();
+    assert_eq!(again, [Claimed::first(2, false)]);
+    // A release under `OnClaim` never releases a lease.
+    assert_eq!(adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), [Claimed::InFlight]);
 }
 
 /// A key is a duplicate until its retention ends, and new from then on.
 pub async fn a_key_is_forgotten_after_its_retention<S: Store>(store: S) {
     let (adapter, recorded, completed) = (store.adapter(), [key("r")], [key("c")]);
-    let mine = new_receipt();
-    adapter.record(&recorded, &new_receipt()).await.unwrap();
+    let mine = leased();
+    adapter.claim(&recorded, &complete_at_once()).await.unwrap();
     adapter.claim(&completed, &mine).await.unwrap();
     adapter.complete(&completed, &mine).await.unwrap();
     store.advance(RETENTION - SLACK).await;
-    let again = adapter.record(&recorded, &new_receipt()).await.unwrap();
-    assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
-    assert!(is_duplicate(&adapter.claim(&completed, &new_receipt()).await.unwrap()));
+    let again = adapter.claim(&recorded, &complete_at_once()).await.unwrap();
+    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+    assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
     store.advance(SLACK).await;
-    assert_eq!(adapter.record(&recorded, &new_receipt()).await.unwrap(), [Recorded::First]);
-    let again = adapter.claim(&completed, &new_receipt()).await.unwrap();
+    assert_eq!(adapter.claim(&recorded, &complete_at_once()).await.unwrap(), [FIRST]);
+    let again = adapter.claim(&completed, &leased()).await.unwrap();
     assert_eq!(again, [Claimed::first(1, false)]);
 }
 
 /// Claim: in flight is not complete, and complete is not in flight.
 pub async fn a_claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
-    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     // A repetition that comes so late is no claim any more.
     assert!(is_duplicate(&adapter.claim(&keys, &mine).await.unwrap()));
 }
 
 /// Claim: a caller that lost the answer asks again, and is told the same.
 pub async fn a_claim_repeated_with_its_token_answers_the_same<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     for _ in 0..3 {
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
     }
-    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     store.advance(LEASE + SLACK).await;
-    let theirs = new_receipt();
+    let theirs = leased();
     for _ in 0..3 {
         assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::first(2, true)]);
     }
@@ -112,7 +122,7 @@ pub async fn a_claim_repeated_with_its_token_answers_the_same<S: Store>(store: S
 pub async fn a_released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     for attempt in 1..=4 {
-        let mine = new_receipt();
+        let mine = leased();
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(attempt, false)]);
         assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
         assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
@@ -122,40 +132,40 @@ pub async fn a_released_key_is_free_and_counts_its_attempts<S: Store>(store: S) 
 /// A lease that ran out goes to the next claim, flagged, and from it to nobody else.
 pub async fn a_lapsed_lease_is_taken_over_by_one<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
-    adapter.claim(&keys, &new_receipt()).await.unwrap();
+    adapter.claim(&keys, &leased()).await.unwrap();
     store.advance(LEASE - SLACK).await;
-    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     store.advance(SLACK).await;
-    let taker = new_receipt();
+    let taker = leased();
     assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), [Claimed::first(2, true)]);
-    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     adapter.release(&keys, &taker).await.unwrap();
     // Given up properly: the third attempt takes nothing over.
-    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::first(3, false)]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::first(3, false)]);
 }
 
 /// A key whose retention has ended is as new, whatever state it was left in.
 pub async fn an_expired_key_starts_anew<S: Store>(store: S) {
     let adapter = store.adapter();
     let (lapsed, released) = ([key("lapsed")], [key("released")]);
-    adapter.claim(&lapsed, &new_receipt()).await.unwrap();
-    let mine = new_receipt();
+    adapter.claim(&lapsed, &leased()).await.unwrap();
+    let mine = leased();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
     store.advance(RETENTION).await;
     for keys in [lapsed, released] {
         assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
-        let again = adapter.claim(&keys, &new_receipt()).await.unwrap();
+        let again = adapter.claim(&keys, &leased()).await.unwrap();
         assert_eq!(again, [Claimed::first(1, false)]);
     }
 }
 
 /// A token that lost its lease can neither renew nor release nor undo.
 pub async fn a_stale_token_changes_nothing<S: Store>(store: S) {
-    let (adapter, keys, stale) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, stale) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &stale).await.unwrap();
     store.advance(LEASE).await;
-    let mine = new_receipt();
+    let mine = leased();
     adapter.claim(&keys, &mine).await.unwrap();
     for complete in [false, true] {
         if complete {
@@ -163,8 +173,9 @@ pub async fn a_stale_token_changes_nothing<S: Store>(store: S) {
         }
         assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), [Renewed::Lost]);
         assert_eq!(adapter.release(&keys, &stale).await.unwrap(), [Released::NotHeld]);
-        assert_eq!(adapter.unrecord(&keys, &stale).await.unwrap(), [Released::NotHeld]);
-        let next = adapter.claim(&keys, &new_receipt()).await.unwrap();
+        let release = adapter.release(&keys, &as_on_claim(&stale)).await.unwrap();
+        assert_eq!(release, [Released::NotHeld]);
+        let next = adapter.claim(&keys, &leased()).await.unwrap();
         if complete {
             assert!(is_duplicate(&next), "{next:?}");
         } else {
@@ -178,26 +189,26 @@ pub async fn a_stale_token_changes_nothing<S: Store>(store: S) {
 
 /// Success is success: the completion of a lost lease counts, and says that it was lost.
 pub async fn a_late_completion_is_recorded_and_told<S: Store>(store: S) {
-    let (adapter, keys, late) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, late) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &late).await.unwrap();
     store.advance(LEASE).await;
-    let taker = new_receipt();
+    let taker = leased();
     adapter.claim(&keys, &taker).await.unwrap();
     assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     // The taker fails now: what has succeeded stays.
     assert_eq!(adapter.release(&keys, &taker).await.unwrap(), [Released::NotHeld]);
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     // A lease that was released, by an operator's retry say, is no longer held either.
-    let (keys, mine) = ([key("b")], new_receipt());
+    let (keys, mine) = ([key("b")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     adapter.release(&keys, &mine).await.unwrap();
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::LeaseLost]);
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     // One that has lapsed, and that nobody took, still is.
-    let (keys, mine) = ([key("c")], new_receipt());
+    let (keys, mine) = ([key("c")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
@@ -206,64 +217,64 @@ pub async fn a_late_completion_is_recorded_and_told<S: Store>(store: S) {
 /// A completion whose row vanished, or never was, is recorded.
 pub async fn a_completion_of_a_missing_row_is_recorded<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
-    assert_eq!(adapter.complete(&keys, &new_receipt()).await.unwrap(), [Completed::Inserted]);
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     store.advance(RETENTION).await;
     // What has expired counts as missing.
-    assert_eq!(adapter.complete(&keys, &new_receipt()).await.unwrap(), [Completed::Inserted]);
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
 /// A completion whose answer was lost is repeated, and is told the same.
 pub async fn a_completion_can_be_repeated<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..3 {
         assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
     }
-    assert_eq!(adapter.complete(&keys, &new_receipt()).await.unwrap(), [Completed::LeaseLost]);
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::LeaseLost]);
 }
 
 /// Renew: a handler longer than its lease keeps it.
 pub async fn a_renewal_keeps_a_lease<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..5 {
         store.advance(LEASE - SLACK).await;
         assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
-        assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+        assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     }
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
 }
 
 /// Renew: a lapsed or missing lease lives again if nobody took it.
 pub async fn a_renewal_revives_what_nobody_took<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
     assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
 
-    let (missing, mine) = ([key("missing")], new_receipt());
+    let (missing, mine) = ([key("missing")], leased());
     assert_eq!(adapter.renew(&missing, &mine).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.claim(&missing, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&missing, &leased()).await.unwrap(), [Claimed::InFlight]);
     assert_eq!(adapter.complete(&missing, &mine).await.unwrap(), [Completed::Held]);
 }
 
 /// Renew: what was released or completed stays so, even if the renewal crosses it.
 pub async fn a_renewal_revives_nothing_that_was_given_up<S: Store>(store: S) {
     let (adapter, released, completed) = (store.adapter(), [key("r")], [key("c")]);
-    let mine = new_receipt();
+    let mine = leased();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
     assert_eq!(adapter.renew(&released, &mine).await.unwrap(), [Renewed::Lost]);
-    let again = adapter.claim(&released, &new_receipt()).await.unwrap();
+    let again = adapter.claim(&released, &leased()).await.unwrap();
     assert_eq!(again, [Claimed::first(2, false)]);
 
     adapter.claim(&completed, &mine).await.unwrap();
     adapter.complete(&completed, &mine).await.unwrap();
     assert_eq!(adapter.renew(&completed, &mine).await.unwrap(), [Renewed::Lost]);
-    assert!(is_duplicate(&adapter.claim(&completed, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
 }
 
 /// A handler that outlives its key's retention keeps the key: it is not purged, not taken, not
@@ -271,13 +282,13 @@ pub async fn a_renewal_revives_nothing_that_was_given_up<S: Store>(store: S) {
 pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     let brief =
-        CallTerms::new(Token::random(), Duration::from_millis(1)).with_lease(3 * PURGE_GRACE);
+        CallTerms::on_completion(Token::random(), Duration::from_millis(1), 3 * PURGE_GRACE);
     adapter.claim(&keys, &brief).await.unwrap();
     store.advance(PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [Claimed::InFlight]);
     let entry = adapter.get(&keys[0]).await.unwrap().expect("a live lease is an entry");
     assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
     assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), [Renewed::Held]);
@@ -285,38 +296,38 @@ pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
 
 /// A completion after the retention has ended is still remembered for one.
 pub async fn a_completion_is_never_expired_at_birth<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], terms(4 * RETENTION));
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased_for(4 * RETENTION));
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
 /// Claim: a further attempt is remembered for a whole retention.
 pub async fn a_claim_again_refreshes_the_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
-    let mine = new_receipt();
+    let mine = leased();
     adapter.claim(&keys, &mine).await.unwrap();
     adapter.release(&keys, &mine).await.unwrap();
     store.advance(RETENTION / 2).await;
-    let mine = new_receipt();
+    let mine = leased();
     adapter.claim(&keys, &mine).await.unwrap();
     adapter.complete(&keys, &mine).await.unwrap();
     store.advance(RETENTION / 2 + SLACK).await;
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
 /// A set of keys, some new, some in flight, some complete, some released: each as it stands.
 pub async fn sets_are_answered_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c", "d"].map(key);
-    let theirs = new_receipt();
+    let theirs = leased();
     adapter.claim(&keys[..3], &theirs).await.unwrap();
     adapter.complete(&keys[..1], &theirs).await.unwrap();
     adapter.release(&keys[1..2], &theirs).await.unwrap();
     // a: complete, b: released, c: in flight, d: new
-    let mine = new_receipt();
+    let mine = leased();
     let claimed = adapter.claim(&keys, &mine).await.unwrap();
     assert!(is_duplicate(&claimed[..1]), "{claimed:?}");
     let rest = [Claimed::first(2, false), Claimed::InFlight, Claimed::first(1, false)];
@@ -327,32 +338,33 @@ pub async fn sets_are_answered_key_by_key<S: Store>(store: S) {
     assert_eq!(released, [Released::NotHeld, Released::Released]);
     let completed = adapter.complete(&keys[2..], &mine).await.unwrap();
     assert_eq!(completed, [Completed::LeaseLost, Completed::Held]);
-    let recorded = adapter.record(&keys, &new_receipt()).await.unwrap();
-    let expected = [false, true, false, false];
-    for (recorded, first) in recorded.iter().zip(expected) {
-        assert_eq!(*recorded == Recorded::First, first, "{recorded:?}");
+    let claimed = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    assert_eq!(claimed[1], Claimed::first(3, false));
+    for place in [0, 2, 3] {
+        assert!(is_duplicate(&claimed[place..=place]), "{claimed:?}");
     }
 }
 
 /// Retentions and leases of nothing and of everything neither panic nor overflow into the past.
 pub async fn extreme_durations_do_no_harm<S: Store>(store: S) {
     let adapter = store.adapter();
-    let longest = CallTerms::new(Token::random(), Duration::MAX).with_lease(Duration::MAX);
+    let longest = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
     let keys = [key("longest")];
     adapter.claim(&keys, &longest).await.unwrap();
     assert_eq!(adapter.renew(&keys, &longest).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.claim(&keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     adapter.get(&keys[0]).await.unwrap().expect("an entry");
     assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), [Completed::Held]);
     store.advance(Duration::from_secs(100 * 365 * 86_400)).await;
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
-    assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
-    let nothing = || CallTerms::new(Token::random(), Duration::ZERO);
+    let nothing = || CallTerms::on_claim(Token::random(), Duration::ZERO);
     let keys = [key("nothing")];
-    assert_eq!(adapter.record(&keys, &nothing()).await.unwrap(), [Recorded::First]);
-    assert_eq!(adapter.record(&keys, &nothing()).await.unwrap(), [Recorded::First]);
-    let claimed = adapter.claim(&keys, &nothing()).await.unwrap();
+    assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), [FIRST]);
+    let no_lease = CallTerms::on_completion(Token::random(), Duration::ZERO, Duration::ZERO);
+    let claimed = adapter.claim(&keys, &no_lease).await.unwrap();
     assert_eq!(claimed, [Claimed::first(1, false)]);
 }
 
@@ -395,16 +407,16 @@ pub async fn hostile_keys_are_just_keys<S: Store>(store: S) {
     // One by one, and then all at once.
     for key in &keys {
         let one = std::slice::from_ref(key);
-        let first = adapter.record(one, &new_receipt()).await.unwrap();
-        assert_eq!(first, [Recorded::First], "{key:?}");
+        let first = adapter.claim(one, &complete_at_once()).await.unwrap();
+        assert_eq!(first, [FIRST], "{key:?}");
     }
-    let again = adapter.record(&keys, &new_receipt()).await.unwrap();
-    assert!(again.iter().all(|answer| matches!(answer, Recorded::Duplicate(_))), "{again:?}");
+    let again = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    assert!(again.iter().all(|answer| matches!(answer, Claimed::Duplicate(_))), "{again:?}");
     assert_eq!(adapter.count().await.unwrap(), keys.len() as u64);
     for key in &keys {
         assert_eq!(adapter.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
     }
-    let claimed = adapter.claim(&keys, &new_receipt()).await.unwrap();
+    let claimed = adapter.claim(&keys, &leased()).await.unwrap();
     assert!(claimed.iter().all(|answer| *answer == Claimed::first(1, false)), "{claimed:?}");
 }
 
@@ -413,7 +425,7 @@ pub async fn as_many_keys_as_a_request_may_carry<S: Store>(store: S) {
     let adapter = store.adapter();
     let mut keys: Vec<DedupKey> = (0..4_096).map(|id| key(&id.to_string())).collect();
     keys.sort();
-    let (mine, theirs) = (new_receipt(), new_receipt());
+    let (mine, theirs) = (leased(), leased());
     let half: Vec<DedupKey> = keys.iter().step_by(2).cloned().collect();
     adapter.claim(&half, &theirs).await.unwrap();
     adapter.complete(&half, &theirs).await.unwrap();
@@ -432,16 +444,17 @@ pub async fn as_many_keys_as_a_request_may_carry<S: Store>(store: S) {
 pub async fn purge_deletes_what_expired_an_hour_ago_and_nothing_else<S: Store>(store: S) {
     let adapter = store.adapter();
     for id in 0..10 {
-        adapter.record(&[key(&format!("old-{id}"))], &new_receipt()).await.unwrap();
+        adapter.claim(&[key(&format!("old-{id}"))], &complete_at_once()).await.unwrap();
     }
-    adapter.claim(&[key("lapsed")], &new_receipt()).await.unwrap();
+    adapter.claim(&[key("lapsed")], &leased()).await.unwrap();
     // Its lease is the last to end.
-    let brief = CallTerms::new(Token::random(), SLACK).with_lease(RETENTION);
+    let brief = CallTerms::on_completion(Token::random(), SLACK, RETENTION);
     adapter.claim(&[key("brief")], &brief).await.unwrap();
     store.advance(RETENTION - SLACK).await;
-    let long = || CallTerms::new(Token::random(), 4 * PURGE_GRACE).with_lease(4 * PURGE_GRACE);
-    adapter.record(&[key("fresh")], &long()).await.unwrap();
-    adapter.claim(&[key("leased")], &long()).await.unwrap();
+    let fresh = CallTerms::on_claim(Token::random(), 4 * PURGE_GRACE);
+    adapter.claim(&[key("fresh")], &fresh).await.unwrap();
+    let long = CallTerms::on_completion(Token::random(), 4 * PURGE_GRACE, 4 * PURGE_GRACE);
+    adapter.claim(&[key("leased")], &long).await.unwrap();
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     store.advance(SLACK).await;
     for id in ["old-0", "lapsed", "brief"] {
@@ -457,9 +470,9 @@ pub async fn purge_deletes_what_expired_an_hour_ago_and_nothing_else<S: Store>(s
     assert_eq!(adapter.purge(100).await.unwrap(), 8);
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert_eq!(adapter.count().await.unwrap(), 2);
-    let fresh = adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
-    assert!(matches!(fresh[..], [Recorded::Duplicate(_)]));
-    let leased = adapter.claim(&[key("leased")], &new_receipt()).await.unwrap();
+    let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
+    assert!(matches!(fresh[..], [Claimed::Duplicate(_)]));
+    let leased = adapter.claim(&[key("leased")], &leased()).await.unwrap();
     assert_eq!(leased, [Claimed::InFlight]);
 }
 
@@ -469,46 +482,46 @@ pub async fn a_clock_that_goes_back_grants_nothing_twice<S: Store>(store: S) {
     let adapter = store.adapter();
     let [lapsed, recorded, claimed, released, new] =
         ["lapsed", "recorded", "claimed", "released", "new"].map(|id| [key(id)]);
-    adapter.claim(&lapsed, &new_receipt()).await.unwrap();
+    adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
-    let mine = new_receipt();
-    adapter.record(&recorded, &new_receipt()).await.unwrap();
+    let mine = leased();
+    adapter.claim(&recorded, &complete_at_once()).await.unwrap();
     adapter.claim(&claimed, &mine).await.unwrap();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
     store.set_back(RETENTION).await;
 
-    match adapter.record(&recorded, &new_receipt()).await.unwrap()[..] {
+    match &adapter.claim(&recorded, &complete_at_once()).await.unwrap()[..] {
         // It was seen in what is the future now.
-        [Recorded::Duplicate(seen)] => assert!(seen.age < SLACK, "{:?}", seen.age),
+        [Claimed::Duplicate(seen)] => assert!(seen.age < SLACK, "{:?}", seen.age),
         ref other => panic!("{other:?}"),
     }
     // The one that had lapsed is live again.
     for keys in [&lapsed, &claimed] {
-        assert_eq!(adapter.claim(keys, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+        assert_eq!(adapter.claim(keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     }
     assert_eq!(adapter.renew(&claimed, &mine).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.claim(&claimed, &new_receipt()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&claimed, &leased()).await.unwrap(), [Claimed::InFlight]);
     assert_eq!(adapter.complete(&claimed, &mine).await.unwrap(), [Completed::Held]);
-    assert!(is_duplicate(&adapter.claim(&claimed, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&claimed, &leased()).await.unwrap()));
     let again = adapter.claim(&released, &mine).await.unwrap();
     assert_eq!(again, [Claimed::first(2, false)]);
     assert_eq!(adapter.claim(&new, &mine).await.unwrap(), [Claimed::first(1, false)]);
     assert_eq!(adapter.complete(&new, &mine).await.unwrap(), [Completed::Held]);
-    assert!(is_duplicate(&adapter.claim(&new, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&new, &leased()).await.unwrap()));
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     let entry = adapter.get(&claimed[0]).await.unwrap().expect("an entry");
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 
     store.advance(2 * RETENTION - LEASE).await;
-    assert!(is_duplicate(&adapter.claim(&recorded, &new_receipt()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&recorded, &leased()).await.unwrap()));
     store.advance(LEASE + SLACK).await;
-    assert_eq!(adapter.record(&recorded, &new_receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&recorded, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
 /// Close: every later call fails at once, and says that the store is unavailable.
 pub async fn calls_after_close_fail<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     let closed_and_asked = async {
         adapter.close().await;
@@ -517,8 +530,8 @@ pub async fn calls_after_close_fail<S: Store>(store: S) {
             adapter.renew(&keys, &mine).await.map(drop),
             adapter.complete(&keys, &mine).await.map(drop),
             adapter.release(&keys, &mine).await.map(drop),
-            adapter.record(&keys, &mine).await.map(drop),
-            adapter.unrecord(&keys, &mine).await.map(drop),
+            adapter.claim(&keys, &complete_at_once()).await.map(drop),
+            adapter.release(&keys, &complete_at_once()).await.map(drop),
             adapter.purge(10).await.map(drop),
             adapter.forget(&keys[0]).await.map(drop),
             adapter.get(&keys[0]).await.map(drop),
@@ -535,7 +548,7 @@ pub async fn calls_after_close_fail<S: Store>(store: S) {
 
 /// Forget, get and count: what an operator sees and does.
 pub async fn forget_get_and_count<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], new_receipt());
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
     assert_eq!(adapter.count().await.unwrap(), 0);
@@ -553,7 +566,7 @@ pub async fn forget_get_and_count<S: Store>(store: S) {
 
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
-    let taker = new_receipt();
+    let taker = leased();
     adapter.claim(&keys, &taker).await.unwrap();
     adapter.complete(&keys, &taker).await.unwrap();
     let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
@@ -564,7 +577,7 @@ pub async fn forget_get_and_count<S: Store>(store: S) {
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
     assert_eq!(adapter.count().await.unwrap(), 0);
     // As if it had never been: the event can be delivered again.
-    let again = adapter.claim(&keys, &new_receipt()).await.unwrap();
+    let again = adapter.claim(&keys, &leased()).await.unwrap();
     assert_eq!(again, [Claimed::first(1, false)]);
 
     // Even a lapsed lease can be forgotten; only a live one is kept.

@@ -8,10 +8,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
-use super::{LEASE, RETENTION, is_duplicate, key, new_receipt};
+use super::{FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased};
 use crate::adapter::{
-    Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter, PURGE_GRACE, Recorded,
-    Released, Renewed,
+    Claimed, Completed, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Released, Renewed,
 };
 use crate::conformance::Store;
 use crate::key::DedupKey;
@@ -22,7 +21,7 @@ const ROUNDS: usize = 60;
 /// Runs `attempt` in 16 tasks at once, for 60 rounds, and asserts one winner a round.
 async fn race<A, F>(adapter: Arc<A>, attempt: impl Fn(Arc<A>, usize) -> F + Send + Sync + 'static)
 where
-    A: Send + Sync + 'static,
+    A: Send + Sync + ?Sized + 'static,
     F: Future<Output = bool> + Send + 'static,
 {
     let attempt = Arc::new(attempt);
@@ -48,7 +47,7 @@ where
 /// 16 workers, 60 rounds: one claim is granted a round.
 pub async fn workers_race_for_claims<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
-        let claimed = adapter.claim(&[key(&round.to_string())], &new_receipt()).await.unwrap();
+        let claimed = adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
         matches!(claimed[..], [Claimed::First { .. }])
     })
     .await;
@@ -57,8 +56,8 @@ pub async fn workers_race_for_claims<S: Store>(store: S) {
 /// 16 workers, 60 rounds: one record is first a round.
 pub async fn workers_race_for_records<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
-        let recorded = adapter.record(&[key(&round.to_string())], &new_receipt()).await.unwrap();
-        recorded == [Recorded::First]
+        let recorded = adapter.claim(&[key(&round.to_string())], &complete_at_once()).await.unwrap();
+        recorded == [FIRST]
     })
     .await;
 }
@@ -67,11 +66,11 @@ pub async fn workers_race_for_records<S: Store>(store: S) {
 pub async fn workers_race_for_a_lapsed_lease<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..ROUNDS {
-        adapter.claim(&[key(&round.to_string())], &new_receipt()).await.unwrap();
+        adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
     }
     store.advance(LEASE).await;
     race(adapter, |adapter, round| async move {
-        let claimed = adapter.claim(&[key(&round.to_string())], &new_receipt()).await.unwrap();
+        let claimed = adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
         claimed == [Claimed::first(2, true)]
     })
     .await;
@@ -91,7 +90,7 @@ pub async fn overlapping_sets_do_not_deadlock<S: Store>(store: S) {
                     ids.iter().map(|id| (key(&format!("{id:02}")), *id)).collect();
                 keys.sort();
                 let set: Vec<DedupKey> = keys.iter().map(|(key, _)| key.clone()).collect();
-                let claimed = adapter.claim(&set, &new_receipt()).await.unwrap();
+                let claimed = adapter.claim(&set, &leased()).await.unwrap();
                 for (answer, (_, id)) in claimed.iter().zip(&keys) {
                     if matches!(answer, Claimed::First { .. }) {
                         granted[*id].fetch_add(1, Ordering::Relaxed);
@@ -114,7 +113,7 @@ pub async fn dropped_calls_can_be_undone<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let keys = [key(&format!("dropped-{polls}"))];
-        let mine = new_receipt();
+        let mine = leased();
         {
             let mut claim = Box::pin(adapter.claim(&keys, &mine));
             for _ in 0..polls {
@@ -128,7 +127,7 @@ pub async fn dropped_calls_can_be_undone<S: Store>(store: S) {
         let free = async {
             loop {
                 adapter.release(&keys, &mine).await.unwrap();
-                let next = new_receipt();
+                let next = leased();
                 let claimed = adapter.claim(&keys, &next).await.unwrap();
                 if matches!(claimed[..], [Claimed::First { .. }]) {
                     break;
@@ -140,11 +139,11 @@ pub async fn dropped_calls_can_be_undone<S: Store>(store: S) {
     }
     // A future that is dropped without having been polled has done nothing.
     let keys = [key("never-polled")];
-    drop(adapter.claim(&keys, &new_receipt()));
+    drop(adapter.claim(&keys, &leased()));
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
     // And the store still serves.
     assert!(adapter.count().now_or_never().is_none_or(|count| count.is_ok()));
-    assert_eq!(adapter.record(&keys, &new_receipt()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
 /// Calls that hang, because nobody polls them, hold up no other: later calls of every kind succeed
@@ -154,9 +153,9 @@ pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 1..12_usize {
         let key = |name: &str| [key(&format!("{name}-{polls}"))];
-        let (mine, held, recorded) = (new_receipt(), key("held"), key("recorded"));
+        let (mine, held, recorded) = (leased(), key("held"), key("recorded"));
         adapter.claim(&held, &mine).await.unwrap();
-        let (claimed, other) = (key("claimed"), new_receipt());
+        let (claimed, other) = (key("claimed"), leased());
         let mut claim = Box::pin(adapter.claim(&claimed, &other));
         let mut renew = Box::pin(adapter.renew(&held, &mine));
         let mut hangs = (true, true);
@@ -166,8 +165,9 @@ pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S) {
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
         let later = async {
-            let (terms, free) = (new_receipt(), key("free"));
-            assert_eq!(adapter.record(&recorded, &terms).await.unwrap(), [Recorded::First]);
+            let (terms, free) = (leased(), key("free"));
+            let first = adapter.claim(&recorded, &complete_at_once()).await.unwrap();
+            assert_eq!(first, [FIRST]);
             let first = adapter.claim(&free, &terms).await.unwrap();
             assert!(matches!(first[..], [Claimed::First { .. }]), "{first:?}");
             assert_eq!(adapter.renew(&free, &terms).await.unwrap(), [Renewed::Held]);
@@ -217,20 +217,20 @@ async fn soon(mut is_so: impl AsyncFnMut() -> bool) {
 pub async fn dropped_records_can_be_undone<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
-        let (keys, mine) = ([key(&format!("dropped-{polls}"))], new_receipt());
-        dropped_after(polls, adapter.record(&keys, &mine)).await;
+        let (keys, mine) = ([key(&format!("dropped-{polls}"))], complete_at_once());
+        dropped_after(polls, adapter.claim(&keys, &mine)).await;
         soon(async || {
-            adapter.unrecord(&keys, &mine).await.unwrap();
-            adapter.record(&keys, &new_receipt()).await.unwrap() == [Recorded::First]
+            adapter.release(&keys, &mine).await.unwrap();
+            adapter.claim(&keys, &complete_at_once()).await.unwrap() == [FIRST]
         })
         .await;
 
-        let (keys, mine) = ([key(&format!("undone-{polls}"))], new_receipt());
-        adapter.record(&keys, &mine).await.unwrap();
-        dropped_after(polls, adapter.unrecord(&keys, &mine)).await;
+        let (keys, mine) = ([key(&format!("undone-{polls}"))], complete_at_once());
+        adapter.claim(&keys, &mine).await.unwrap();
+        dropped_after(polls, adapter.release(&keys, &mine)).await;
         soon(async || {
-            adapter.unrecord(&keys, &mine).await.unwrap();
-            adapter.record(&keys, &new_receipt()).await.unwrap() == [Recorded::First]
+            adapter.release(&keys, &mine).await.unwrap();
+            adapter.claim(&keys, &complete_at_once()).await.unwrap() == [FIRST]
         })
         .await;
     }
@@ -241,20 +241,20 @@ pub async fn dropped_records_can_be_undone<S: Store>(store: S) {
 pub async fn dropped_completions_can_be_repeated<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
-        let (keys, mine) = ([key(&format!("dropped-{polls}"))], new_receipt());
+        let (keys, mine) = ([key(&format!("dropped-{polls}"))], leased());
         adapter.claim(&keys, &mine).await.unwrap();
         dropped_after(polls, adapter.renew(&keys, &mine)).await;
         assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
         dropped_after(polls, adapter.complete(&keys, &mine)).await;
-        match adapter.claim(&keys, &new_receipt()).await.unwrap()[..] {
+        match adapter.claim(&keys, &leased()).await.unwrap()[..] {
             [Claimed::InFlight | Claimed::Duplicate(_)] => {}
             ref other => panic!("{polls}: {other:?}"),
         }
         assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
-        assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+        assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
         // A release that is on its way from before frees nothing.
         dropped_after(polls, adapter.release(&keys, &mine)).await;
-        assert!(is_duplicate(&adapter.claim(&keys, &new_receipt()).await.unwrap()));
+        assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     }
 }
 
@@ -277,8 +277,8 @@ pub async fn calls_of_all_kinds_at_once_keep_to_their_keys<S: Store>(store: S) {
     }
 }
 
-async fn one_of_all_kinds<A: LeaseAdapter>(adapter: &A, keys: &[DedupKey], kind: usize) {
-    let (mine, theirs) = (new_receipt(), new_receipt());
+async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &[DedupKey], kind: usize) {
+    let (mine, theirs) = (leased(), leased());
     match kind % 5 {
         0 => {
             let claimed = adapter.claim(keys, &mine).await.unwrap();
@@ -294,15 +294,17 @@ async fn one_of_all_kinds<A: LeaseAdapter>(adapter: &A, keys: &[DedupKey], kind:
             assert_eq!(adapter.release(keys, &mine).await.unwrap(), [Released::NotHeld]);
         }
         2 => {
-            assert_eq!(adapter.record(keys, &mine).await.unwrap(), [Recorded::First]);
-            assert_eq!(adapter.unrecord(keys, &theirs).await.unwrap(), [Released::NotHeld]);
-            assert_eq!(adapter.unrecord(keys, &mine).await.unwrap(), [Released::Released]);
-            assert_eq!(adapter.record(keys, &theirs).await.unwrap(), [Recorded::First]);
+            let (mine, theirs) = (complete_at_once(), complete_at_once());
+            assert_eq!(adapter.claim(keys, &mine).await.unwrap(), [FIRST]);
+            assert_eq!(adapter.release(keys, &theirs).await.unwrap(), [Released::NotHeld]);
+            assert_eq!(adapter.release(keys, &mine).await.unwrap(), [Released::Released]);
+            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), [FIRST]);
         }
         3 => {
             assert_eq!(adapter.renew(keys, &mine).await.unwrap(), [Renewed::Held]);
             assert_eq!(adapter.renew(keys, &theirs).await.unwrap(), [Renewed::Lost]);
-            assert_eq!(adapter.record(keys, &theirs).await.unwrap(), [Recorded::InFlight]);
+            let claimed = adapter.claim(keys, &complete_at_once()).await.unwrap();
+            assert_eq!(claimed, [Claimed::InFlight]);
             assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::Held]);
         }
         _ => {
@@ -319,9 +321,9 @@ pub async fn purge_goes_on_after_a_dropped_call<S: Store>(store: S) {
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..300).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();
-    adapter.record(&old, &new_receipt()).await.unwrap();
+    adapter.claim(&old, &complete_at_once()).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE).await;
-    adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
+    adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
     for polls in 0..12 {
         dropped_after(polls, adapter.purge(10)).await;
     }
@@ -330,8 +332,8 @@ pub async fn purge_goes_on_after_a_dropped_call<S: Store>(store: S) {
         adapter.count().await.unwrap() == 1
     })
     .await;
-    let fresh = adapter.record(&[key("fresh")], &new_receipt()).await.unwrap();
-    assert!(matches!(fresh[..], [Recorded::Duplicate(_)]), "{fresh:?}");
+    let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
+    assert!(matches!(fresh[..], [Claimed::Duplicate(_)]), "{fresh:?}");
 }
 
 /// Purge beside claims: both get on, and no live key is lost.
@@ -339,7 +341,7 @@ pub async fn purge_runs_beside_claims<S: Store>(store: S) {
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();
-    adapter.record(&old, &new_receipt()).await.unwrap();
+    adapter.claim(&old, &complete_at_once()).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE).await;
     let purging = {
         let adapter = Arc::clone(&adapter);
@@ -352,7 +354,7 @@ pub async fn purge_runs_beside_claims<S: Store>(store: S) {
     };
     let mut live = Vec::new();
     for id in 0..100 {
-        let (keys, mine) = ([key(&format!("live-{id}"))], new_receipt());
+        let (keys, mine) = ([key(&format!("live-{id}"))], leased());
         adapter.claim(&keys, &mine).await.unwrap();
         if id % 2 == 0 {
             adapter.complete(&keys, &mine).await.unwrap();
@@ -363,7 +365,7 @@ pub async fn purge_runs_beside_claims<S: Store>(store: S) {
     purged.expect("purging ends").expect("a purge");
     assert_eq!(adapter.count().await.unwrap(), live.len() as u64);
     for (id, keys) in live.iter().enumerate() {
-        let again = adapter.claim(keys, &new_receipt()).await.unwrap();
+        let again = adapter.claim(keys, &leased()).await.unwrap();
         if id % 2 == 0 {
             assert!(is_duplicate(&again), "{id}: {again:?}");
         } else {

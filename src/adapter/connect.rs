@@ -1,0 +1,43 @@
+//! [`connect`]: the store that a URL names.
+
+use std::sync::Arc;
+
+use super::contract::MaintenanceAdapter;
+use crate::error::{ConfigError, Error};
+
+/// Connects to the store that a URL names.
+///
+/// | URL | adapter | feature |
+/// |---|---|---|
+/// | `memory:` | `MemoryAdapter` with its default capacity | `memory` |
+/// | `sqlite://path/to/file.db` | `SqliteAdapter` | `sqlite` |
+/// | `postgres://user@host/database` | `PostgresAdapter` | `postgres` |
+///
+/// # Errors
+///
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) with a [`ConfigError`] as its source for a URL
+/// without an adapter in this build. Otherwise the errors of the adapter's own `connect`; for example,
+/// a Postgres URL names one host.
+pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
+    let Some((scheme, _)) = url.split_once(':') else { return Err(ConfigError::InvalidUrl.into()) };
+    match scheme {
+        #[cfg(feature = "memory")]
+        "memory" => Ok(Arc::new(super::MemoryAdapter::new())),
+        #[cfg(not(feature = "memory"))]
+        "memory" => Err(disabled("memory")),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(super::SqliteAdapter::connect(url).await?)),
+        #[cfg(not(feature = "sqlite"))]
+        "sqlite" => Err(disabled("sqlite")),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(super::PostgresAdapter::connect(url).await?)),
+        #[cfg(not(feature = "postgres"))]
+        "postgres" | "postgresql" => Err(disabled("postgres")),
+        other => Err(ConfigError::UnknownScheme(other.to_owned()).into()),
+    }
+}
+
+#[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres")))]
+fn disabled(scheme: &'static str) -> Error {
+    ConfigError::FeatureDisabled { scheme, feature: scheme }.into()
+}

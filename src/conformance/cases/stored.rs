@@ -1,0 +1,272 @@
+//! Stored data: payload digests and responses, which come back with duplicates.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{HeaderMap, HeaderValue, StatusCode};
+
+use super::{FIRST, LEASE, RETENTION, SLACK, complete_at_once, key, leased};
+use crate::adapter::{
+    CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter, Released, StoredData,
+    StoredResponse, Token,
+};
+use crate::conformance::Store;
+use crate::key::DedupKey;
+
+fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {
+    let mut headers = HeaderMap::new();
+    headers.append("content-type", HeaderValue::from_static("text/xml; charset=utf-8"));
+    headers.append("link", HeaderValue::from_static("<a>; rel=\"next\""));
+    headers.append("link", HeaderValue::from_static("<b>"));
+    Arc::new(StoredResponse::new(StatusCode::CREATED, headers, body.into()))
+}
+
+fn data(payload: u8, response: Option<&Arc<StoredResponse>>) -> StoredData {
+    StoredData::new(Some([payload; 32]), response.cloned())
+}
+
+/// Adds this payload for each of these keys.
+fn with_payload(terms: CallTerms, keys: &[DedupKey], payload: u8) -> CallTerms {
+    terms.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32])))
+}
+
+/// Claims the keys by this call, and returns the stored data of those that are complete. A key that is
+/// granted is released again.
+async fn fetched<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    keys: &[DedupKey],
+    terms: CallTerms,
+) -> Vec<Option<StoredData>> {
+    let fetch = terms.fetch();
+    let claimed = adapter.claim(keys, &terms).await.unwrap();
+    assert_eq!(claimed.len(), keys.len());
+    let granted = keys.iter().zip(&claimed).filter(|(_, c)| matches!(c, Claimed::First { .. }));
+    let granted: Vec<DedupKey> = granted.map(|(key, _)| key.clone()).collect();
+    if !granted.is_empty() {
+        let released = adapter.release(&granted, &terms).await.unwrap();
+        assert_eq!(released, vec![Released::Released; granted.len()]);
+    }
+    let stored = claimed.into_iter().map(|claimed| match claimed {
+        Claimed::Duplicate(seen) => {
+            assert_eq!(seen.stored.is_some(), fetch != Fetch::Nothing, "{fetch:?}");
+            seen.stored.map(|stored| (*stored).clone())
+        }
+        _ => None,
+    });
+    stored.collect()
+}
+
+async fn all_of<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    keys: &[DedupKey],
+) -> Vec<Option<StoredData>> {
+    fetched(adapter, keys, leased().with_fetch(Fetch::DigestAndResponse)).await
+}
+
+/// A completion stores what it carries, and a duplicate returns it. Later completions change nothing.
+pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let mine = with_payload(leased(), &keys, 7);
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
+    // In flight: nothing is returned yet.
+    assert_eq!(all_of(&*adapter, &keys).await, [None]);
+    let answer = response("<Response/>");
+    let done = mine.clone().with_response(Arc::clone(&answer));
+    assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held]);
+    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, Some(&answer)))]);
+    // Neither a repeated completion nor another token's changes it.
+    adapter.complete(&keys, &mine).await.unwrap();
+    let late = with_payload(leased(), &keys, 8).with_response(response("other"));
+    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
+    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, Some(&answer)))]);
+    // A duplicate without stored data returns empty stored data.
+    let plain = [key("plain")];
+    adapter.complete(&plain, &leased()).await.unwrap();
+    assert_eq!(all_of(&*adapter, &plain).await, [Some(StoredData::default())]);
+}
+
+/// A claim under `OnClaim` stores payloads; its release deletes them with the key.
+pub async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let mine = with_payload(complete_at_once(), &keys, 7);
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
+    let theirs = with_payload(complete_at_once(), &keys, 8).with_fetch(Fetch::Digest);
+    let duplicate = adapter.claim(&keys, &theirs).await.unwrap();
+    let [Claimed::Duplicate(seen)] = &duplicate[..] else { panic!("{duplicate:?}") };
+    assert_eq!(seen.stored.as_deref(), Some(&data(7, None)));
+    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, None))]);
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(all_of(&*adapter, &keys).await, [None]);
+    // Over the row of a failed handler.
+    let (failed, mine) = ([key("failed")], leased());
+    adapter.claim(&failed, &mine).await.unwrap();
+    adapter.release(&failed, &mine).await.unwrap();
+    let again = with_payload(complete_at_once(), &failed, 9);
+    assert_eq!(adapter.claim(&failed, &again).await.unwrap(), [Claimed::first(2, false)]);
+    assert_eq!(all_of(&*adapter, &failed).await, [Some(data(9, None))]);
+}
+
+/// Each key of a call has its own stored data, and the replies are in the order of the keys.
+pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let keys: Vec<DedupKey> = (b'a'..=b'f').map(|id| key(&char::from(id).to_string())).collect();
+    let some = || keys.iter().zip(0..4).map(|(key, payload)| (key.clone(), [payload; 32]));
+    let mine = leased().with_payloads(some());
+    let (recorded, claimed) = keys.split_at(2);
+    adapter.claim(recorded, &complete_at_once().with_payloads(some())).await.unwrap();
+    adapter.claim(claimed, &mine).await.unwrap();
+    adapter.complete(&claimed[..3], &mine).await.unwrap();
+    let stored = |payload| Some(data(payload, None));
+    let empty = Some(StoredData::default());
+    let expected = [stored(0), stored(1), stored(2), stored(3), empty, None];
+    assert_eq!(all_of(&*adapter, &keys).await, expected);
+}
+
+/// A late completion of a missing or lapsed key stores what it carries too.
+pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
+    let (adapter, missing, lapsed) = (store.adapter(), [key("missing")], [key("lapsed")]);
+    let answer = response(Bytes::from_static(b"\0\xff"));
+    let late =
+        |keys: &[DedupKey]| with_payload(leased(), keys, 5).with_response(Arc::clone(&answer));
+    assert_eq!(adapter.complete(&missing, &late(&missing)).await.unwrap(), [Completed::Inserted]);
+    adapter.claim(&lapsed, &leased()).await.unwrap();
+    store.advance(LEASE + SLACK).await;
+    adapter.complete(&lapsed, &late(&lapsed)).await.unwrap();
+    for keys in [&missing, &lapsed] {
+        assert_eq!(all_of(&*adapter, keys).await, [Some(data(5, Some(&answer)))]);
+    }
+}
+
+/// `Fetch` decides what a duplicate carries: nothing, the digest, or the response too.
+pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
+    let answer = response("<Response/>");
+    let mine = with_payload(leased(), &keys[1..2], 7);
+    adapter.claim(&keys[1..], &mine).await.unwrap();
+    let done = mine.with_response(Arc::clone(&answer));
+    adapter.complete(&keys[1..3], &done).await.unwrap();
+    let plain = StoredData::new(None, Some(Arc::clone(&answer)));
+    let digests = [None, Some(data(7, None)), Some(StoredData::default()), None];
+    let all = [None, Some(data(7, Some(&answer))), Some(plain), None];
+    for terms in [leased, complete_at_once] {
+        let replies = fetched(&*adapter, &keys, terms()).await;
+        assert_eq!(replies, [None, None, None, None]);
+        let replies = fetched(&*adapter, &keys, terms().with_fetch(Fetch::Digest)).await;
+        assert_eq!(replies, digests);
+        let everything = terms().with_fetch(Fetch::DigestAndResponse);
+        assert_eq!(fetched(&*adapter, &keys, everything).await, all);
+    }
+}
+
+/// The stored data of a key ends with its retention, and is not there in the key's next life.
+pub async fn stored_data_ends_with_the_retention<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let (adapter, keys) = (store.adapter(), ["claimed", "completed", "recorded"].map(key));
+    let mine = with_payload(leased(), &keys, 7).with_response(response("old"));
+    adapter.complete(&keys, &mine).await.unwrap();
+    store.advance(RETENTION).await;
+    let anew = leased();
+    assert_eq!(adapter.claim(&keys[..1], &anew).await.unwrap(), [FIRST]);
+    assert_eq!(all_of(&*adapter, &keys[..1]).await, [None]);
+    adapter.complete(&keys[..2], &anew).await.unwrap();
+    assert_eq!(adapter.claim(&keys[2..], &complete_at_once()).await.unwrap(), [FIRST]);
+    assert_eq!(all_of(&*adapter, &keys).await, vec![Some(StoredData::default()); 3]);
+    adapter.forget(&keys[0]).await.unwrap();
+    assert_eq!(all_of(&*adapter, &keys[..1]).await, [None]);
+}
+
+/// Duplicates beside completions: a duplicate always carries everything that the completion stored.
+pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(store: S) {
+    let adapter = store.adapter();
+    for round in 0..20_u8 {
+        let keys = [key(&format!("{round}-a")), key(&format!("{round}-b"))];
+        let (mine, answer) =
+            (with_payload(leased(), &keys, round), response(vec![round; 10_000]));
+        adapter.claim(&keys, &mine).await.unwrap();
+        let whole = data(round, Some(&answer));
+        let readers = (0..4).map(|reader| {
+            let (adapter, keys, whole) = (store.adapter(), keys.clone(), whole.clone());
+            tokio::spawn(async move {
+                loop {
+                    let terms = if reader % 2 == 0 { leased() } else { complete_at_once() };
+                    let terms = terms.with_fetch(Fetch::DigestAndResponse);
+                    let claimed = adapter.claim(&keys, &terms).await.unwrap();
+                    let duplicates = claimed.iter().filter(|claimed| match claimed {
+                        Claimed::Duplicate(seen) => {
+                            assert_eq!(seen.stored.as_deref(), Some(&whole));
+                            true
+                        }
+                        Claimed::InFlight => false,
+                        Claimed::First { .. } => panic!("{reader}: {claimed:?}"),
+                    });
+                    if duplicates.count() == keys.len() {
+                        break;
+                    }
+                }
+            })
+        });
+        let readers: Vec<_> = readers.collect();
+        tokio::task::yield_now().await;
+        let done = mine.with_response(answer);
+        assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held; 2]);
+        for reader in readers {
+            let read = tokio::time::timeout(Duration::from_secs(10), reader).await;
+            read.expect("the completion shows").expect("a reader");
+        }
+    }
+}
+
+/// Races of claims that are complete at once: the losers get what the one winner stored.
+pub async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store: S) {
+    for round in 0..30 {
+        let keys = [key(&round.to_string())];
+        let racers = (0..8_u8).map(|payload| {
+            let (adapter, keys) = (store.adapter(), keys.clone());
+            tokio::spawn(async move {
+                let terms = with_payload(complete_at_once(), &keys, payload);
+                let terms = terms.with_fetch(Fetch::Digest);
+                loop {
+                    match adapter.claim(&keys, &terms).await.unwrap().pop() {
+                        Some(Claimed::First { .. }) => break (true, payload),
+                        Some(Claimed::Duplicate(seen)) => {
+                            let stored = seen.stored.expect("a duplicate carries stored data");
+                            let digest = stored.payload_sha256.expect("the winner's digest");
+                            break (false, digest[0]);
+                        }
+                        // Another racer is about to win.
+                        _ => tokio::task::yield_now().await,
+                    }
+                }
+            })
+        });
+        let ended = join_all(racers.collect::<Vec<_>>()).await;
+        let ended: Vec<(bool, u8)> = ended.into_iter().map(|one| one.expect("a racer")).collect();
+        let winners: Vec<u8> = ended.iter().filter(|(won, _)| *won).map(|(_, own)| *own).collect();
+        assert_eq!(winners.len(), 1, "{ended:?}");
+        assert!(ended.iter().all(|(_, payload)| *payload == winners[0]), "{ended:?}");
+    }
+}
+
+/// Bodies and headers of any size and shape come back byte by byte.
+pub async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let every_byte: Vec<u8> = (0..=255).collect();
+    let bodies: [Vec<u8>; 4] =
+        [Vec::new(), every_byte, b"'; DROP TABLE x; --\"}]".to_vec(), vec![b'x'; 300_000]];
+    for (number, body) in bodies.into_iter().enumerate() {
+        let keys = [key(&number.to_string())];
+        let mut headers = HeaderMap::new();
+        let odd = HeaderValue::from_bytes("\u{e9}\u{1f600}\t\\\"';".as_bytes()).unwrap();
+        headers.append("x-odd", odd);
+        headers.append("x-empty", HeaderValue::from_static(""));
+        let answer = Arc::new(StoredResponse::new(StatusCode::OK, headers, body.into()));
+        let long = CallTerms::on_completion(Token::random(), Duration::from_secs(60), LEASE);
+        adapter.complete(&keys, &long.with_response(Arc::clone(&answer))).await.unwrap();
+        let stored = all_of(&*adapter, &keys).await;
+        assert_eq!(stored, [Some(StoredData::new(None, Some(answer)))], "{number}");
+    }
+}

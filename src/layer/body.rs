@@ -1,0 +1,260 @@
+//! Bodies: the request's, collected up to a limit, and the response's, which is the handler's or
+//! our own.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::LengthLimitError;
+use pin_project_lite::pin_project;
+use tokio::time::Sleep;
+
+use crate::error::BoxError;
+
+pin_project! {
+    /// The body of a response: the inner service's, or one of the layer's own.
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        // None for a response of the layer's own.
+        #[pin]
+        inner: Option<B>,
+        // Boxed, for most responses have none.
+        read: Option<Box<Read<B>>>,
+    }
+}
+
+/// What the layer has read of a body, or has made itself.
+#[derive(Debug)]
+struct Read<B> {
+    first: Bytes,
+    trailers: Option<HeaderMap>,
+    /// What was left unread.
+    rest: Option<Pin<Box<B>>>,
+}
+
+impl<B> ResponseBody<B> {
+    pub(super) fn inner(body: B) -> Self {
+        Self { inner: Some(body), read: None }
+    }
+
+    /// The inner service's.
+    pub(super) fn into_inner(self) -> Option<B> {
+        self.inner
+    }
+
+    pub(super) fn own() -> Self {
+        Self { inner: None, read: None }
+    }
+
+    /// A body of these bytes.
+    pub(super) fn full(bytes: Bytes) -> Self {
+        Self::read(bytes, None, None)
+    }
+
+    fn read(first: Bytes, trailers: Option<HeaderMap>, rest: Option<Pin<Box<B>>>) -> Self {
+        Self { inner: None, read: Some(Box::new(Read { first, trailers, rest })) }
+    }
+}
+
+impl<B> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::own()
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.project();
+        if let Some(body) = this.inner.as_pin_mut() {
+            return body.poll_frame(cx);
+        }
+        let Some(read) = this.read else { return Poll::Ready(None) };
+        if !read.first.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut read.first)))));
+        }
+        if let Some(rest) = &mut read.rest {
+            return rest.as_mut().poll_frame(cx);
+        }
+        Poll::Ready(read.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match (&self.inner, &self.read) {
+            (Some(body), _) => body.is_end_stream(),
+            (None, Some(read)) => {
+                read.first.is_empty()
+                    && read.trailers.is_none()
+                    && read.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+            }
+            (None, None) => true,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match (&self.inner, &self.read) {
+            (Some(body), _) => body.size_hint(),
+            (None, Some(read)) => {
+                let first = read.first.len() as u64;
+                let rest = read.rest.as_ref().map_or(SizeHint::with_exact(0), |r| r.size_hint());
+                let mut hint = SizeHint::new();
+                hint.set_lower(first.saturating_add(rest.lower()));
+                // Of a known length, a server would send no trailers.
+                if let (Some(upper), None) = (rest.upper(), &read.trailers) {
+                    hint.set_upper(first.saturating_add(upper));
+                }
+                hint
+            }
+            (None, None) => SizeHint::with_exact(0),
+        }
+    }
+}
+
+/// A response's body that was read to be kept.
+pub(super) enum Buffered<B> {
+    /// All of it, and a body that says it again.
+    Whole(Bytes, ResponseBody<B>),
+    /// It is too long, or takes too long: a body that says it from the beginning.
+    Not(&'static str, ResponseBody<B>),
+}
+
+/// Reads a response's body, up to `limit` bytes and for `time`.
+pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
+    body: B,
+    limit: usize,
+    time: Duration,
+) -> Result<Buffered<B>, B::Error> {
+    const LONG: &str = "its body is too long";
+    const SLOW: &str = "its body took too long";
+    if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
+        return Ok(Buffered::Not(LONG, ResponseBody::inner(body)));
+    }
+    let deadline = tokio::time::Instant::now() + time.min(Duration::from_secs(86_400));
+    let mut body = Box::pin(body);
+    let mut all = BytesMut::new();
+    let mut trailers = None;
+    loop {
+        let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
+        let Ok(frame) = tokio::time::timeout_at(deadline, frame).await else {
+            return Ok(Buffered::Not(SLOW, ResponseBody::read(all.freeze(), None, Some(body))));
+        };
+        match frame.transpose()?.map(Frame::into_data) {
+            None => break,
+            Some(Ok(data)) => {
+                all.extend_from_slice(&data);
+                if all.len() > limit {
+                    let body = ResponseBody::read(all.freeze(), None, Some(body));
+                    return Ok(Buffered::Not(LONG, body));
+                }
+            }
+            // Nothing comes after them.
+            Some(Err(frame)) => {
+                trailers = frame.into_trailers().ok();
+                break;
+            }
+        }
+    }
+    let all = all.freeze();
+    Ok(Buffered::Whole(all.clone(), ResponseBody::read(all, trailers, None)))
+}
+
+/// Why a request's body was not read to its end.
+#[derive(Debug)]
+pub(super) enum BodyFault {
+    TooLarge,
+    Broken(BoxError),
+    Slow,
+}
+
+pin_project! {
+    /// Collects a body into one buffer; a body that is one buffer already is not copied.
+    ///
+    /// Trailers are dropped.
+    pub(super) struct Collect<R> {
+        #[pin]
+        body: R,
+        limit: usize,
+        time: Duration,
+        // Set once the body keeps us waiting: most are there when the request is.
+        deadline: Option<Pin<Box<Sleep>>>,
+        first: Bytes,
+        // Everything, from the second buffer on.
+        all: Option<BytesMut>,
+    }
+}
+
+impl<R> Collect<R> {
+    pub(super) fn new(body: R, limit: usize, time: Duration) -> Self {
+        Self { body, limit, time, deadline: None, first: Bytes::new(), all: None }
+    }
+}
+
+impl<R> Collect<R>
+where
+    R: Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
+{
+    pub(super) fn poll(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Bytes, BodyFault>> {
+        let mut this = self.project();
+        let limit = *this.limit;
+        // What the sender announces is refused before it is read.
+        if this.body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
+            return Poll::Ready(Err(BodyFault::TooLarge));
+        }
+        loop {
+            let frame = match this.body.as_mut().poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => frame,
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(fault(error.into()))),
+                Poll::Ready(None) => break,
+                Poll::Pending => {
+                    let time = *this.time;
+                    let sleep =
+                        this.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(time)));
+                    ready!(sleep.as_mut().poll(cx));
+                    return Poll::Ready(Err(BodyFault::Slow));
+                }
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            let so_far = this.all.as_ref().map_or(this.first.len(), BytesMut::len);
+            if data.len() > limit.saturating_sub(so_far) {
+                return Poll::Ready(Err(BodyFault::TooLarge));
+            }
+            if let Some(all) = this.all {
+                all.extend_from_slice(&data);
+            } else if this.first.is_empty() {
+                *this.first = data;
+            } else {
+                let mut all = BytesMut::with_capacity(this.first.len() + data.len());
+                all.extend_from_slice(this.first);
+                all.extend_from_slice(&data);
+                *this.all = Some(all);
+            }
+        }
+        let first = std::mem::take(this.first);
+        Poll::Ready(Ok(this.all.take().map_or(first, BytesMut::freeze)))
+    }
+}
+
+/// A limit of somebody further out is still a limit.
+fn fault(error: BoxError) -> BodyFault {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&*error);
+    while let Some(cause) = next {
+        if cause.is::<LengthLimitError>() {
+            return BodyFault::TooLarge;
+        }
+        next = cause.source();
+    }
+    BodyFault::Broken(error)
+}

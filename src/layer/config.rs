@@ -1,0 +1,114 @@
+//! [`Config`]: everything that can be set; [`Shared`]: what the deliveries of one service share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, Method, StatusCode};
+
+use super::gate::Gate;
+use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
+use crate::adapter::{Fetch, Payloads};
+use crate::key::{KeyExtractor, KeyPart};
+use crate::ledger::BeginContext;
+use crate::observe::Meters;
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// What all deliveries through one service share.
+pub(super) struct Shared<L> {
+    pub(super) ledger: Arc<L>,
+    pub(super) config: Config,
+    pub(super) gate: Arc<Gate>,
+}
+
+/// Everything that can be set.
+#[derive(Debug, Clone)]
+pub(super) struct Config {
+    pub(super) key: KeyExtractor,
+    pub(super) meters: Arc<Meters>,
+    pub(super) methods: Arc<[Method]>,
+    pub(super) body_limit: usize,
+    pub(super) body_timeout: Duration,
+    pub(super) retention: Duration,
+    pub(super) lease: Duration,
+    pub(super) store_timeout: Duration,
+    pub(super) max_keys: usize,
+    pub(super) success: Success,
+    pub(super) on_missing_key: OnMissingKey,
+    pub(super) on_in_flight: OnInFlight,
+    pub(super) on_unavailable: OnUnavailable,
+    pub(super) retry_after_in_flight: Duration,
+    pub(super) retry_after_unavailable: Duration,
+    pub(super) duplicate_status: StatusCode,
+    pub(super) result_header: Option<HeaderName>,
+    pub(super) require_verified: bool,
+    pub(super) log_ids: LogIds,
+    pub(super) compare_payload: Option<ComparedPart>,
+    pub(super) replay: Option<Replay>,
+}
+
+/// What is compared.
+#[derive(Debug, Clone)]
+pub(super) struct ComparedPart {
+    pub(super) part: KeyPart,
+    pub(super) on_mismatch: OnMismatch,
+}
+
+impl Config {
+    pub(super) fn new(key: KeyExtractor) -> Self {
+        let methods = key.allowed_methods().map_or_else(
+            || [Method::POST, Method::PUT, Method::PATCH, Method::DELETE].into(),
+            Arc::clone,
+        );
+        let retention = key.floor().unwrap_or_default().max(30 * DAY);
+        Self {
+            meters: Arc::new(Meters::new(key.namespace_str())),
+            key,
+            methods,
+            body_limit: 2 * 1024 * 1024,
+            body_timeout: Duration::from_secs(10),
+            retention,
+            lease: Duration::from_secs(60),
+            store_timeout: Duration::from_secs(2),
+            max_keys: 4_096,
+            success: Success::default(),
+            on_missing_key: OnMissingKey::default(),
+            on_in_flight: OnInFlight::default(),
+            on_unavailable: OnUnavailable::default(),
+            retry_after_in_flight: Duration::from_secs(5),
+            retry_after_unavailable: Duration::from_secs(30),
+            duplicate_status: StatusCode::OK,
+            result_header: Some(HeaderName::from_static("x-dedup-result")),
+            require_verified: false,
+            log_ids: LogIds::default(),
+            compare_payload: None,
+            replay: None,
+        }
+    }
+
+    /// What to do with an event that was handled with another payload.
+    pub(super) fn on_mismatch(&self) -> OnMismatch {
+        self.compare_payload
+            .as_ref()
+            .map_or_else(OnMismatch::default, |compared| compared.on_mismatch)
+    }
+
+    /// Routers answer HEAD by the handler of GET: where one is deduplicated, so is the other.
+    pub(super) fn deduplicates(&self, method: &Method) -> bool {
+        self.methods.contains(method)
+            || (method == Method::HEAD && self.methods.contains(&Method::GET))
+    }
+
+    /// The terms for one begin, with a token of its own.
+    pub(super) fn begin_context(&self, payloads: Option<&Payloads>) -> BeginContext {
+        let fetch = match (&self.replay, &self.compare_payload) {
+            (Some(_), _) => Fetch::DigestAndResponse,
+            (None, Some(_)) => Fetch::Digest,
+            (None, None) => Fetch::Nothing,
+        };
+        BeginContext::new(self.retention, self.lease, self.store_timeout)
+            .fail_open(self.on_unavailable == OnUnavailable::Open)
+            .with_fetch(fetch)
+            .with_payloads(payloads.cloned())
+    }
+}

@@ -1,0 +1,219 @@
+//! What the layer knows of a ledger.
+//!
+//! The traits are public in a private module: bounds of public types can name them, and nobody else
+//! can implement them.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Extensions;
+
+use crate::adapter::{CallTerms, Fetch, Payloads, Permanence, StoredResponse, Token};
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::key::Keys;
+
+/// Decides whether a delivery is the first, and makes its keys permanent.
+pub trait Ledger: Send + Sync + 'static {
+    /// What a first delivery holds while its handler runs.
+    type Claim: Claim;
+
+    /// Begins a delivery of these keys.
+    ///
+    /// Under a layer, no client can cancel this call. Dropped otherwise, it releases in the background
+    /// what it may have claimed.
+    ///
+    /// # Errors
+    ///
+    /// The store did not reply, and the context does not fail open. What the call may have claimed is
+    /// released in the background.
+    fn begin(
+        self: &Arc<Self>,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
+
+    /// Returns `true` if the store keeps payload digests and responses.
+    fn stores_data(&self) -> bool;
+
+    /// Returns the number of background writes.
+    fn pending_writes(&self) -> usize;
+
+    /// Waits until there is no background write.
+    fn drain(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// A delivery that runs.
+///
+/// Dropped without `commit` or `rollback`, it is rolled back as far as that is still possible. Dropped
+/// within `commit`, the completion continues, except where the COMMIT decides whether the handler's
+/// effect exists.
+pub trait Claim: Send + 'static {
+    /// Returns the delivery, which the layer puts into the request's extensions.
+    fn delivery(&self) -> &Delivery;
+
+    /// Adds to the request what else the handler needs: the lent transaction.
+    fn attach(&self, extensions: &mut Extensions) {
+        let _ = extensions;
+    }
+
+    /// The handler succeeded.
+    ///
+    /// # Errors
+    ///
+    /// Only from a ledger whose commit decides whether the handler's effect exists. The layer answers
+    /// 500 or 503.
+    fn commit(self, success: &HandlerSuccess) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// The handler failed. Events that the handler marked as [done](Delivery::mark_done) are completed.
+    ///
+    /// # Errors
+    ///
+    /// For logs only, because the answer is the handler's failure.
+    fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// A ledger that can run a handler while its store does not reply.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot run a handler without its store",
+    note = "a transactional delivery without a transaction does not exist"
+)]
+pub trait FailOpen: Ledger {}
+
+/// A ledger that makes a key permanent *after* its handler has answered, so that the store can keep
+/// the response.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` keeps no responses",
+    note = "a key that is permanent before its handler runs has no response to keep"
+)]
+pub trait CanReplay: Ledger {}
+
+/// The result of [`Ledger::begin`].
+#[derive(Debug)]
+pub enum Begin<C> {
+    /// The handler runs.
+    First {
+        /// What the delivery holds.
+        claim: C,
+        /// The events that do not run.
+        others: Remainder,
+    },
+    /// Every event that is not complete runs elsewhere.
+    InFlight,
+    /// Every event is complete.
+    Duplicate(DuplicateInfo),
+    /// Every event is complete, and one was handled with another payload.
+    Mismatch(DuplicateInfo),
+}
+
+/// The events of a delivery that do not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Remainder {
+    /// An event runs elsewhere: the final answer must not be a 2xx.
+    pub in_flight: bool,
+    /// An event was handled with another payload.
+    pub mismatch: bool,
+}
+
+/// A delivery of which no event is new.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DuplicateInfo {
+    /// The time since its first complete event was first seen.
+    pub age: Duration,
+    /// The stored response, if the delivery has one event and the context fetches responses.
+    pub response: Option<Arc<StoredResponse>>,
+}
+
+/// The terms on which a delivery begins.
+#[derive(Debug, Clone)]
+pub struct BeginContext {
+    /// Made before the first call to the store.
+    token: Token,
+    retention: Duration,
+    /// How long a claim holds without a renewal.
+    pub(super) lease: Duration,
+    /// The bound on every call to the store.
+    pub(super) store_timeout: Duration,
+    /// Whether to run the handler unprotected if the store does not reply.
+    pub(super) fail_open: bool,
+    fetch: Fetch,
+    payloads: Option<Payloads>,
+}
+
+impl BeginContext {
+    /// The terms of one delivery, with a token of its own.
+    #[must_use]
+    pub fn new(retention: Duration, lease: Duration, store_timeout: Duration) -> Self {
+        Self {
+            token: Token::random(),
+            retention,
+            lease,
+            store_timeout,
+            fail_open: false,
+            fetch: Fetch::Nothing,
+            payloads: None,
+        }
+    }
+
+    /// Sets the SHA-256 of each key's payload, sorted by key.
+    pub(crate) fn with_payloads(mut self, payloads: Option<Payloads>) -> Self {
+        self.payloads = payloads;
+        self
+    }
+
+    /// Sets what stored data a duplicate carries. Responses are fetched for one event only.
+    #[must_use]
+    pub fn with_fetch(mut self, fetch: Fetch) -> Self {
+        self.fetch = fetch;
+        self
+    }
+
+    /// Sets whether to run the handler unprotected if the store does not reply.
+    #[must_use]
+    pub fn fail_open(mut self, fail_open: bool) -> Self {
+        self.fail_open = fail_open;
+        self
+    }
+
+    /// Returns the terms for the store, for a delivery of so many events.
+    ///
+    /// The response to a multi-event delivery answered for other events too, so it is not replayed.
+    pub(super) fn terms(&self, permanence: Permanence, events: usize) -> CallTerms {
+        let fetch = match self.fetch {
+            Fetch::DigestAndResponse if events != 1 => Fetch::Digest,
+            fetch => fetch,
+        };
+        let terms = match permanence {
+            Permanence::OnClaim => CallTerms::on_claim(self.token, self.retention),
+            Permanence::OnCompletion { lease } => {
+                CallTerms::on_completion(self.token, self.retention, lease)
+            }
+        };
+        let terms = terms.with_fetch(fetch);
+        match &self.payloads {
+            Some(payloads) => terms.with_sorted_payloads(Arc::clone(payloads)),
+            None => terms,
+        }
+    }
+
+    /// Returns [`terms`](Self::terms) under the lease.
+    pub(super) fn leased_terms(&self, events: usize) -> CallTerms {
+        self.terms(Permanence::OnCompletion { lease: self.lease }, events)
+    }
+}
+
+/// How a handler succeeded.
+#[derive(Debug, Clone, Default)]
+pub struct HandlerSuccess {
+    /// The response, if it is to be stored.
+    pub response: Option<Arc<StoredResponse>>,
+}
+
+impl HandlerSuccess {
+    /// Returns the terms of the completion, if they differ from those of the claim.
+    pub(super) fn terms(&self, claimed: &CallTerms) -> Option<CallTerms> {
+        let response = self.response.as_ref()?;
+        Some(claimed.clone().with_response(Arc::clone(response)))
+    }
+}

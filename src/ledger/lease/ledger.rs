@@ -1,0 +1,398 @@
+//! The ledger, and what a delivery holds while its handler runs.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::call;
+use super::super::contract::{
+    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Remainder,
+};
+use super::super::pending::Pending;
+use super::super::resolve::{KeyState, Resolution, flatten, identities, resolve, states};
+use super::super::retry::{Background, RetryJob, RetryResult};
+use super::renewal::{HeldLease, RenewalGuard, Renewals};
+use crate::adapter::{CallTerms, Completed, DedupAdapter, Seen};
+use crate::delivery::Delivery;
+use crate::error::{ConfigError, Error};
+use crate::key::{DedupKey, Keys};
+use crate::observe;
+
+/// After this time, a completion is not tried again. Until then its lease is renewed too, so that a
+/// store which takes renewals but no completions runs no second handler.
+const COMPLETION_BOUND: Duration = Duration::from_secs(600);
+
+/// Background writes of each kind at once.
+const MOST_COMPLETIONS: usize = 16_384;
+const MOST_RELEASES: usize = 4_096;
+
+/// For at least this time, a store that does not hold a claim is asked again. A claim that arrives
+/// later blocks its key for a lease, and loses nothing.
+const NOT_HELD_GRACE: Duration = Duration::from_secs(5);
+
+/// Claims keys under a lease, and completes them after success: no event is lost, and none runs twice
+/// while no process and no store dies.
+///
+/// [`DedupLayer::new`](crate::DedupLayer::new) selects it.
+pub struct Lease {
+    adapter: Arc<dyn DedupAdapter>,
+    renewals: Arc<Renewals>,
+    /// Keys that succeeded in this process and are not completed in the store yet.
+    completing: Arc<Pending>,
+    completions: Background,
+    /// Apart from `completions`, because an outage makes many releases. A lost release blocks a key
+    /// for a lease; a lost completion runs an event twice.
+    releases: Background,
+}
+
+impl Lease {
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] for an adapter without leases.
+    pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Result<Self, ConfigError> {
+        if !adapter.abilities().leases {
+            return Err(ConfigError::UnsupportedByAdapter("leases"));
+        }
+        Ok(Self {
+            adapter,
+            renewals: Arc::default(),
+            completing: Arc::default(),
+            completions: Background::new(MOST_COMPLETIONS),
+            releases: Background::new(MOST_RELEASES),
+        })
+    }
+
+    /// Turns the verdict into what the delivery holds. Returns also whether the caller must yield.
+    fn begin_with(
+        self: &Arc<Self>,
+        resolution: Resolution,
+        terms: CallTerms,
+        store_timeout: Duration,
+        claimed_at: Instant,
+    ) -> (Begin<LeaseClaim>, bool) {
+        if !resolution.release.is_empty() {
+            self.spawn_release(&resolution.release, terms.clone(), store_timeout);
+        }
+        if !resolution.complete.is_empty() {
+            self.spawn_complete(&resolution.complete, terms.clone(), store_timeout, None, None);
+        }
+        if resolution.new.is_empty() {
+            return (resolution.without_new(), false);
+        }
+        resolution.report_takeover();
+        let (keys, others) = (resolution.held(), resolution.others());
+        let delivery = Delivery::of(resolution.new, resolution.attempt, resolution.takeover);
+        let lease = Arc::new(HeldLease::new(keys, terms, store_timeout, delivery));
+        let (renewal, yields) =
+            self.renewals.start_renewal(&self.adapter, Arc::clone(&lease), claimed_at);
+        (Begin::First { claim: LeaseClaim::new(self, lease, renewal), others }, yields)
+    }
+
+    /// Completes in the background. Until that is done or given up, this process treats the keys as
+    /// complete, and `renewal` keeps their lease. A lost lease is reported to `delivery`.
+    fn spawn_complete(
+        &self,
+        keys: &[DedupKey],
+        terms: CallTerms,
+        store_timeout: Duration,
+        renewal: Option<RenewalGuard>,
+        delivery: Option<Delivery>,
+    ) {
+        let job = RetryJob {
+            operation: "complete",
+            key: keys.first().cloned(),
+            bound: COMPLETION_BOUND,
+            not_held_grace: COMPLETION_BOUND,
+        };
+        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
+        let pending = self.completing.add_with(Arc::clone(&keys), |key| terms.stored_data_for(key));
+        let attempt = move || {
+            let (adapter, keys) = (Arc::clone(&adapter), Arc::clone(&keys));
+            let (delivery, terms) = (delivery.clone(), terms.clone());
+            async move {
+                match call::complete(&*adapter, &keys, &terms, store_timeout).await {
+                    Ok(replies) => {
+                        if let Some(delivery) = &delivery {
+                            report_lost(&keys, &replies, delivery);
+                        }
+                        RetryResult::Done
+                    }
+                    Err(_) => RetryResult::Again,
+                }
+            }
+        };
+        self.completions.repeat(job, attempt, (pending, renewal));
+    }
+
+    /// Completes in the background what a failed handler marked as done, and keeps its lease until
+    /// then.
+    fn spawn_complete_done(&self, done: &[DedupKey], of: &HeldLease) {
+        if done.is_empty() {
+            return;
+        }
+        let (terms, delivery) = (of.terms.clone(), of.delivery.clone());
+        let keys = done.to_vec().into();
+        let lease = HeldLease::new(keys, terms.clone(), of.store_timeout, delivery.clone());
+        lease.settle();
+        // There is no yield, because no handler follows.
+        let (renewal, _) =
+            self.renewals.start_renewal(&self.adapter, Arc::new(lease), Instant::now());
+        self.spawn_complete(done, terms, of.store_timeout, renewal, Some(delivery));
+    }
+
+    /// Releases in the background, until the store has released all keys or the lease would have
+    /// lapsed.
+    fn spawn_release(&self, keys: &[DedupKey], terms: CallTerms, store_timeout: Duration) {
+        let job = RetryJob {
+            operation: "release",
+            key: keys.first().cloned(),
+            bound: terms.lease(),
+            not_held_grace: NOT_HELD_GRACE.max(store_timeout.saturating_mul(2)),
+        };
+        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
+        let attempt = move || {
+            let (adapter, keys, terms) = (Arc::clone(&adapter), Arc::clone(&keys), terms.clone());
+            async move { call::release(&*adapter, &keys, &terms, store_timeout).await.into() }
+        };
+        self.releases.repeat(job, attempt, ());
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").finish_non_exhaustive()
+    }
+}
+
+impl Ledger for Lease {
+    type Claim = LeaseClaim;
+
+    async fn begin(
+        self: &Arc<Self>,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> Result<Begin<Self::Claim>, Error> {
+        let (events, flat) = flatten(keys);
+        let (terms, store_timeout) = (context.leased_terms(events.len()), context.store_timeout);
+        // What succeeded here, and is not completed in the store yet, is complete for this process.
+        let (asked, pending) = self.completing.split(&flat);
+        let claimed_at = Instant::now();
+        let mut guard = ReleaseGuard { ledger: self, keys: &asked, terms: &terms, store_timeout };
+        let replies = if asked.is_empty() {
+            Ok(Vec::new())
+        } else {
+            call::claim(&*self.adapter, &asked, &terms, store_timeout).await
+        };
+        let replies = match replies {
+            Ok(replies) => replies,
+            Err(error) if context.fail_open && pending.is_empty() => {
+                guard.keys = &[];
+                observe::unprotected(keys.first(), &error);
+                let delivery = Delivery::unprotected(events.into());
+                let lease = HeldLease::new(flat.clone(), terms.clone(), store_timeout, delivery);
+                let claim = LeaseClaim::new(self, Arc::new(lease), None);
+                return Ok(Begin::First { claim, others: Remainder::default() });
+            }
+            Err(error) => {
+                if !error.is_unknown() {
+                    guard.keys = &[];
+                }
+                return Err(error);
+            }
+        };
+        // There is no wait before the claim holds the keys.
+        guard.keys = &[];
+        drop(guard);
+        let states = states(&flat, replies, pending, |stored| {
+            KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
+        });
+        let resolution = resolve(events, &flat, &states, &terms);
+        let (begin, yields) = self.begin_with(resolution, terms, store_timeout, claimed_at);
+        if yields {
+            tokio::task::yield_now().await;
+        }
+        Ok(begin)
+    }
+
+    fn stores_data(&self) -> bool {
+        self.adapter.abilities().stored_data
+    }
+
+    fn pending_writes(&self) -> usize {
+        self.completions.count() + self.releases.count()
+    }
+
+    async fn drain(&self) {
+        self.completions.drain().await;
+        self.releases.drain().await;
+    }
+}
+
+impl FailOpen for Lease {}
+
+impl CanReplay for Lease {}
+
+/// Releases, in the background, what a call may have claimed whose caller was dropped or got no reply.
+struct ReleaseGuard<'b> {
+    ledger: &'b Lease,
+    /// Empty once the store granted nothing, or a claim holds the keys.
+    keys: &'b [DedupKey],
+    terms: &'b CallTerms,
+    store_timeout: Duration,
+}
+
+impl Drop for ReleaseGuard<'_> {
+    fn drop(&mut self) {
+        if !self.keys.is_empty() {
+            self.ledger.spawn_release(self.keys, self.terms.clone(), self.store_timeout);
+        }
+    }
+}
+
+/// Counts lost leases, unless the delivery knew before.
+fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
+    let lost = keys.iter().zip(replies).filter(|(_, reply)| **reply == Completed::LeaseLost);
+    let mut lost = lost.map(|(key, _)| key).peekable();
+    if lost.peek().is_some() && delivery.mark_lease_lost() {
+        lost.for_each(observe::lease_lost);
+    }
+}
+
+/// A delivery under a lease.
+///
+/// Dropped at any time, the rest is done in the background: a success is completed. After a failure,
+/// events that are marked as done are completed, and the others are released.
+pub struct LeaseClaim {
+    ledger: Arc<Lease>,
+    delivery: Delivery,
+    /// Taken once nothing is left to do in the store.
+    held: Option<Held>,
+}
+
+struct Held {
+    lease: Arc<HeldLease>,
+    /// `None` if the delivery runs unprotected.
+    renewal: Option<RenewalGuard>,
+    left: Left,
+}
+
+/// What is left to do when a claim ends.
+enum Left {
+    /// The handler has not ended: its marks decide.
+    Undecided,
+    /// The handler succeeded. With the terms of the completion, if a response is stored.
+    Completion(Option<Box<CallTerms>>),
+    /// The handler failed.
+    Release(Vec<DedupKey>),
+}
+
+impl LeaseClaim {
+    fn new(ledger: &Arc<Lease>, lease: Arc<HeldLease>, renewal: Option<RenewalGuard>) -> Self {
+        let (ledger, delivery) = (Arc::clone(ledger), lease.delivery.clone());
+        Self { ledger, delivery, held: Some(Held { lease, renewal, left: Left::Undecided }) }
+    }
+}
+
+/// Returns all identities of the events that are marked as done, and those of the other events.
+fn by_done(delivery: &Delivery) -> (Vec<DedupKey>, Vec<DedupKey>) {
+    let (done, rest): (Vec<_>, Vec<_>) =
+        delivery.events().iter().partition(|event| delivery.is_done(event.key()));
+    (identities(done), identities(rest))
+}
+
+impl Claim for LeaseClaim {
+    fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+
+    /// One attempt, then the background. Never an error, because the handler succeeded.
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+    fn commit(
+        mut self,
+        success: &HandlerSuccess,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        async move {
+            let Some(held) = &mut self.held else { return Ok(()) };
+            let lease = Arc::clone(&held.lease);
+            lease.settle();
+            // Boxed, because most layers store no response.
+            let with_response = success.terms(&lease.terms).map(Box::new);
+            // From here on, a claim that is dropped completes in the background.
+            held.left = Left::Completion(with_response.clone());
+            let terms = with_response.as_deref().unwrap_or(&lease.terms);
+            let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
+            if let Ok(replies) = call::complete(adapter, keys, terms, lease.store_timeout).await {
+                self.held = None;
+                report_lost(keys, &replies, &self.delivery);
+            }
+            Ok(())
+        }
+    }
+
+    async fn rollback(mut self) -> Result<(), Error> {
+        let Some(held) = &mut self.held else { return Ok(()) };
+        // Before the release: a renewal that crosses it would look like a lost lease.
+        drop(held.renewal.take());
+        let lease = Arc::clone(&held.lease);
+        let HeldLease { terms, store_timeout, delivery, .. } = &*lease;
+        let (done, rest) = by_done(delivery);
+        let mut result = Ok(());
+        if !done.is_empty() {
+            match call::complete(&*self.ledger.adapter, &done, terms, *store_timeout).await {
+                Ok(replies) => report_lost(&done, &replies, delivery),
+                Err(error) => {
+                    self.ledger.spawn_complete_done(&done, &lease);
+                    result = Err(error);
+                }
+            }
+        }
+        if rest.is_empty() {
+            self.held = None;
+            return result;
+        }
+        // From here on, a claim that is dropped releases the rest in the background.
+        if let Some(held) = &mut self.held {
+            held.left = Left::Release(rest.clone());
+        }
+        match call::release(&*self.ledger.adapter, &rest, terms, *store_timeout).await {
+            // The claim of an unprotected delivery may still be on its way.
+            Ok(_) if !delivery.is_unprotected() => self.held = None,
+            released => result = result.and(released.map(drop)),
+        }
+        result
+    }
+}
+
+impl Drop for LeaseClaim {
+    fn drop(&mut self) {
+        let Some(Held { lease, renewal, left }) = self.held.take() else { return };
+        let (ledger, store_timeout) = (&self.ledger, lease.store_timeout);
+        let rest = match left {
+            Left::Completion(with_response) => {
+                let terms = with_response.map_or_else(|| lease.terms.clone(), |boxed| *boxed);
+                let delivery = Some(self.delivery.clone());
+                ledger.spawn_complete(lease.keys(), terms, store_timeout, renewal, delivery);
+                return;
+            }
+            Left::Release(rest) => rest,
+            Left::Undecided => {
+                let (done, rest) = by_done(&lease.delivery);
+                ledger.spawn_complete_done(&done, &lease);
+                rest
+            }
+        };
+        drop(renewal);
+        if !rest.is_empty() {
+            ledger.spawn_release(&rest, lease.terms.clone(), store_timeout);
+        }
+    }
+}
+
+impl fmt::Debug for LeaseClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseClaim").field("delivery", &self.delivery).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,266 @@
+//! Renews the leases of running handlers, in one task (the sweeper) for each runtime.
+//!
+//! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
+//! 2. The sweeper is not the handler's task, so a handler that blocks its thread keeps its lease.
+//! 3. A sweeper renews the leases that were claimed in its own runtime. A runtime that nobody drives
+//!    stops no other runtime's renewals.
+//! 4. The sweeper starts with the runtime's first claim. It ends when it wakes and nothing runs, so it
+//!    holds the adapter for up to a third of a lease after the last handler.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use slab::Slab;
+use tokio::runtime::{self, Handle};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::super::call;
+use crate::adapter::{CallTerms, DedupAdapter, Renewed};
+use crate::delivery::Delivery;
+use crate::key::{DedupKey, List};
+use crate::observe;
+
+#[derive(Default)]
+pub(super) struct Renewals {
+    /// One state for each runtime with a lease or a sweeper.
+    states: Mutex<HashMap<runtime::Id, RuntimeLeases>>,
+}
+
+/// The leases of one runtime.
+#[derive(Default)]
+struct RuntimeLeases {
+    running: Slab<Running>,
+    sweeping: bool,
+    wakes_at: Option<Instant>,
+    /// Wakes the sweeper, because a lease is due earlier than the sweeper wakes.
+    earlier: Arc<Notify>,
+}
+
+struct Running {
+    lease: Arc<HeldLease>,
+    due: Instant,
+}
+
+/// Leases to renew, with their places.
+type Due = Vec<(usize, Arc<HeldLease>)>;
+
+/// The lease of a delivery, shared with its claim.
+pub(super) struct HeldLease {
+    keys: List<DedupKey>,
+    pub(super) terms: CallTerms,
+    pub(super) store_timeout: Duration,
+    pub(super) delivery: Delivery,
+    settling: AtomicBool,
+}
+
+impl HeldLease {
+    pub(super) fn new(
+        keys: List<DedupKey>,
+        terms: CallTerms,
+        store_timeout: Duration,
+        delivery: Delivery,
+    ) -> Self {
+        Self { keys, terms, store_timeout, delivery, settling: AtomicBool::new(false) }
+    }
+
+    /// Sorted.
+    pub(super) fn keys(&self) -> &[DedupKey] {
+        &self.keys
+    }
+
+    /// Marks the handler as ended. The lease is still renewed, but from now on only the completion
+    /// reports that the lease is lost, because its reply may cross the renewal's.
+    pub(super) fn settle(&self) {
+        self.settling.store(true, Ordering::Release);
+    }
+
+    /// Returns when to renew the lease, which counts from `since`.
+    fn due(&self, since: Instant) -> Instant {
+        since + clamped(self.terms.lease() / 3)
+    }
+}
+
+/// Ends the renewals of a lease when it is dropped.
+pub(super) struct RenewalGuard {
+    renewals: Arc<Renewals>,
+    runtime: runtime::Id,
+    place: usize,
+}
+
+impl Drop for RenewalGuard {
+    fn drop(&mut self) {
+        let mut states = self.renewals.lock();
+        let Some(state) = states.get_mut(&self.runtime) else { return };
+        let running = state.running.try_remove(self.place);
+        // The runtime has ended.
+        if !state.sweeping && state.running.is_empty() {
+            states.remove(&self.runtime);
+        }
+        // Without the lock, because the drop may run other code.
+        drop(states);
+        drop(running);
+    }
+}
+
+impl Renewals {
+    /// Renews `lease`, which counts from `since`, until the returned guard is dropped. Returns no guard
+    /// outside a runtime.
+    ///
+    /// If the second value is `true`, the caller must yield once before it runs a handler: the sweeper
+    /// was woken on this thread, and no other thread takes it over if the handler blocks this one.
+    pub(super) fn start_renewal(
+        self: &Arc<Self>,
+        adapter: &Arc<dyn DedupAdapter>,
+        lease: Arc<HeldLease>,
+        since: Instant,
+    ) -> (Option<RenewalGuard>, bool) {
+        let Ok(runtime) = Handle::try_current() else { return (None, false) };
+        let (guard, starts, earlier) = self.add(runtime.id(), lease, since);
+        if let Some(earlier) = &earlier {
+            earlier.notify_one();
+        }
+        if starts {
+            let (renewals, adapter) = (Arc::clone(self), Arc::clone(adapter));
+            let sweeper = Sweeper { renewals, adapter, runtime: runtime.id(), ended: false };
+            runtime.spawn(sweeper.run());
+        }
+        (Some(guard), starts || earlier.is_some())
+    }
+
+    /// Adds a lease. Returns also whether a sweeper must be started, and what wakes a sweeper that
+    /// sleeps for too long.
+    fn add(
+        self: &Arc<Self>,
+        runtime: runtime::Id,
+        lease: Arc<HeldLease>,
+        since: Instant,
+    ) -> (RenewalGuard, bool, Option<Arc<Notify>>) {
+        let due = lease.due(since);
+        let mut states = self.lock();
+        let state = states.entry(runtime).or_default();
+        let place = state.running.insert(Running { lease, due });
+        let starts = !std::mem::replace(&mut state.sweeping, true);
+        let sleeps_too_long = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
+        let earlier = sleeps_too_long.then(|| Arc::clone(&state.earlier));
+        (RenewalGuard { renewals: Arc::clone(self), runtime, place }, starts, earlier)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<runtime::Id, RuntimeLeases>> {
+        // No holder panics between two changes that belong together.
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The next step of a sweeper.
+enum Next {
+    /// Renew these leases, then sleep until this time or until woken.
+    Renew(Due, Instant, Arc<Notify>),
+    /// Nothing runs. The next claim starts another sweeper.
+    End,
+}
+
+/// The task. If a runtime drops it, the next claim starts another.
+struct Sweeper {
+    renewals: Arc<Renewals>,
+    adapter: Arc<dyn DedupAdapter>,
+    runtime: runtime::Id,
+    ended: bool,
+}
+
+impl Sweeper {
+    async fn run(mut self) {
+        while let Next::Renew(due, next, earlier) = self.next() {
+            for (place, lease) in due {
+                let (renewals, adapter) = (Arc::clone(&self.renewals), Arc::clone(&self.adapter));
+                tokio::spawn(renew(renewals, self.runtime, adapter, place, lease));
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = earlier.notified() => {}
+            }
+        }
+    }
+
+    /// Takes the leases that are due.
+    fn next(&mut self) -> Next {
+        let mut states = self.renewals.lock();
+        let running = states.get_mut(&self.runtime).filter(|state| !state.running.is_empty());
+        let Some(state) = running else {
+            // Under the lock, so that no claim comes between the check and the end.
+            states.remove(&self.runtime);
+            self.ended = true;
+            return Next::End;
+        };
+        let now = Instant::now();
+        let (mut due, mut next) = (Vec::new(), None);
+        for (place, running) in &mut state.running {
+            if running.due <= now {
+                running.due = running.lease.due(now);
+                due.push((place, Arc::clone(&running.lease)));
+            }
+            next = next.min(Some(running.due)).or(Some(running.due));
+        }
+        state.wakes_at = next;
+        Next::Renew(due, next.unwrap_or(now), Arc::clone(&state.earlier))
+    }
+}
+
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        // After a proper end, another sweeper may run already.
+        if self.ended {
+            return;
+        }
+        let mut states = self.renewals.lock();
+        if let Some(state) = states.get_mut(&self.runtime) {
+            state.sweeping = false;
+            state.wakes_at = None;
+            if state.running.is_empty() {
+                states.remove(&self.runtime);
+            }
+        }
+    }
+}
+
+async fn renew(
+    renewals: Arc<Renewals>,
+    runtime: runtime::Id,
+    adapter: Arc<dyn DedupAdapter>,
+    place: usize,
+    lease: Arc<HeldLease>,
+) {
+    let replies = call::renew(&*adapter, lease.keys(), &lease.terms, lease.store_timeout).await;
+    let mut states = renewals.lock();
+    let Some(state) = states.get_mut(&runtime) else { return };
+    // The delivery may have ended meanwhile, and its place may be another delivery's.
+    let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
+    let Some(running) = running else { return };
+    match replies {
+        Ok(replies) if replies.iter().all(|renewed| *renewed == Renewed::Held) => {}
+        Ok(_) if lease.settling.load(Ordering::Acquire) => {}
+        Ok(replies) => {
+            let is_first_report = lease.delivery.mark_lease_lost();
+            // Before the report: a subscriber or recorder is the user's code, and may claim.
+            drop(states);
+            if is_first_report {
+                let lost = lease.keys().iter().zip(&replies);
+                let lost = lost.filter(|(_, renewed)| **renewed == Renewed::Lost);
+                lost.for_each(|(key, _)| observe::lease_lost(key));
+            }
+        }
+        Err(_) => {
+            running.due = Instant::now() + clamped(lease.terms.lease() / 12);
+            state.earlier.notify_one();
+        }
+    }
+}
+
+/// Returns a delay of at least 1 ms, so that the sweeper never spins, and of at most a day, so that
+/// no extreme lease overflows.
+fn clamped(delay: Duration) -> Duration {
+    const DAY: Duration = Duration::from_secs(86_400);
+    delay.clamp(Duration::from_millis(1), DAY)
+}

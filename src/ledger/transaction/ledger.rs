@@ -1,0 +1,156 @@
+//! The ledger, and what a delivery holds while its handler runs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::Extensions;
+use sqlx::Database;
+
+use super::super::call::bounded;
+use super::super::contract::{
+    Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger,
+};
+use super::super::pending::{Pending, PendingGuard};
+use super::super::resolve::{KeyState, flatten, resolve, states};
+use super::lend::{LendSlot, TxHandle};
+use super::open::OpenDelivery;
+use crate::adapter::TransactionAdapter;
+use crate::delivery::Delivery;
+use crate::error::{Error, ErrorKind};
+use crate::key::Keys;
+
+/// Commits a key together with what its handler wrote: every effect in that database exists exactly
+/// once.
+///
+/// [`DedupLayer::transactional`](crate::DedupLayer::transactional) selects it.
+pub struct Transactional<DB: Database> {
+    adapter: Arc<dyn TransactionAdapter<Database = DB>>,
+    /// The keys of this process's running deliveries.
+    running: Arc<Pending>,
+}
+
+impl<DB: Database> Transactional<DB> {
+    pub(crate) fn new(adapter: Arc<dyn TransactionAdapter<Database = DB>>) -> Self {
+        Self { adapter, running: Arc::default() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Transactional<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transactional").finish_non_exhaustive()
+    }
+}
+
+impl<DB: Database> Ledger for Transactional<DB> {
+    type Claim = TransactionClaim<DB>;
+
+    async fn begin(
+        self: &Arc<Self>,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> Result<Begin<Self::Claim>, Error> {
+        let (events, flat) = flatten(keys);
+        let (asked, pending) = self.running.split(&flat);
+        if asked.is_empty() {
+            return Ok(Begin::InFlight);
+        }
+        let (adapter, store_timeout) = (&*self.adapter, context.store_timeout);
+        let terms = context.leased_terms(events.len());
+        let bound = store_timeout.saturating_add(adapter.open_timeout());
+        let opened = bounded("begin", bound, || adapter.open(&asked, &terms)).await?;
+        if opened.replies.len() != asked.len() {
+            return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
+        }
+        let states = states(&flat, opened.replies, pending, |_| KeyState::InFlight);
+        let mut resolution = resolve(events, &flat, &states, &terms);
+        let Some(mut transaction) = opened.transaction else {
+            return Ok(resolution.without_new());
+        };
+        if !resolution.release.is_empty() {
+            let keys = &resolution.release;
+            bounded("release_in", store_timeout, || {
+                adapter.release_in(&mut transaction, keys, &terms)
+            })
+            .await?;
+        }
+        let complete = std::mem::take(&mut resolution.complete);
+        if resolution.new.is_empty() {
+            if complete.is_empty() {
+                bounded("rollback", store_timeout, || adapter.rollback(transaction)).await?;
+            } else {
+                let commit = || adapter.commit(transaction, &complete, &terms);
+                bounded("commit", store_timeout, commit).await?;
+            }
+            return Ok(resolution.without_new());
+        }
+        resolution.report_takeover();
+        let others = resolution.others();
+        let mut keys = Vec::from(resolution.held());
+        keys.extend(complete);
+        keys.sort_unstable();
+        let running = self.running.add((*keys).into());
+        let (events, attempt) = (resolution.new.into(), resolution.attempt);
+        let delivery = Delivery::transactional(events, attempt, resolution.takeover);
+        let adapter = Arc::clone(&self.adapter);
+        let open = OpenDelivery { adapter, delivery, keys, terms, store_timeout };
+        let slot = LendSlot::new(open, transaction);
+        Ok(Begin::First { claim: TransactionClaim { slot, _running: running }, others })
+    }
+
+    fn stores_data(&self) -> bool {
+        self.adapter.stores_data()
+    }
+
+    fn pending_writes(&self) -> usize {
+        0
+    }
+
+    async fn drain(&self) {}
+}
+
+impl<DB: Database> CanReplay for Transactional<DB> {}
+
+/// A delivery whose keys are claimed in a transaction.
+pub struct TransactionClaim<DB: Database> {
+    slot: Arc<LendSlot<DB>>,
+    /// Dropped last: another delivery that finds the key not running must find its row.
+    _running: PendingGuard,
+}
+
+impl<DB: Database> Claim for TransactionClaim<DB> {
+    fn delivery(&self) -> &Delivery {
+        &self.slot.open().delivery
+    }
+
+    fn attach(&self, extensions: &mut Extensions) {
+        TxHandle::attach(&self.slot, extensions);
+    }
+
+    async fn commit(self, success: &HandlerSuccess) -> Result<(), Error> {
+        let Some((transaction, marks)) = self.slot.close() else {
+            let context = "committing: the handler has kept its transaction";
+            return Err(Error::new(ErrorKind::Transaction, context));
+        };
+        self.slot.open().commit(transaction, &marks, success).await
+    }
+
+    async fn rollback(self) -> Result<(), Error> {
+        // A transaction that is still lent is rolled back when its holder drops it.
+        let Some((transaction, marks)) = self.slot.close() else { return Ok(()) };
+        self.slot.open().rollback(transaction, &marks).await
+    }
+}
+
+impl<DB: Database> Drop for TransactionClaim<DB> {
+    fn drop(&mut self) {
+        if let Some((transaction, marks)) = self.slot.close() {
+            self.slot.end_detached(transaction, marks);
+        }
+    }
+}
+
+impl<DB: Database> fmt::Debug for TransactionClaim<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransactionClaim").field("delivery", self.delivery()).finish_non_exhaustive()
+    }
+}

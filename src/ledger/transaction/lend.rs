@@ -1,0 +1,357 @@
+//! Lends a delivery's transaction: to one borrower at a time, and to one copy of the request.
+//!
+//! A layer inside this one that runs the handler again, such as a retry, clones the request with its
+//! extensions. Both runs would write in the same transaction, and their effects would commit together.
+//! So only the copy that borrows first may borrow again.
+//!
+//! 1. Each clone of a handle has a number of its own, and so has the handle in each copy of a request.
+//! 2. A handler may clone its handle too. [`CopyMark`] is held by the request's extensions only, so it
+//!    is cloned only with the *request*. Until then, every clone of the handle may borrow.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use http::Extensions;
+use sqlx::Database;
+use tokio::runtime::Handle;
+
+use super::open::{OpenDelivery, Savepoints};
+use crate::adapter::OpenTransaction;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// Why a transaction cannot be lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TxUnavailable {
+    /// There is no transaction: the ledger is not transactional, or uses another database, or the
+    /// request was not deduplicated.
+    Absent,
+    /// The transaction is lent already.
+    Lent,
+    /// Another copy of the request borrowed it: a layer inside this one runs the handler again, and
+    /// the writes of the earlier run would commit too.
+    Copied,
+    /// The delivery has ended, and the transaction with it.
+    Closed,
+}
+
+impl fmt::Display for TxUnavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Absent => "there is no transaction over this database",
+            Self::Lent => "the delivery's transaction is lent already",
+            Self::Copied => "another copy of the request borrowed the delivery's transaction",
+            Self::Closed => "the delivery's transaction has ended",
+        })
+    }
+}
+
+impl std::error::Error for TxUnavailable {}
+
+/// Shared by all handles to one transaction.
+#[derive(Default)]
+struct Shared {
+    is_copied: AtomicBool,
+    /// The number of the next clone.
+    next: AtomicU64,
+    /// The number of the handle that borrowed first.
+    holder: OnceLock<u64>,
+}
+
+/// A handle's number.
+struct Borrower {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+/// Stays in the request's extensions, and so is cloned with the request only.
+struct CopyMark(Arc<Shared>);
+
+impl Borrower {
+    /// Returns the first handle, and the mark of its request.
+    fn with_mark() -> (Self, CopyMark) {
+        let shared = Arc::<Shared>::default();
+        (Self::of(Arc::clone(&shared)), CopyMark(shared))
+    }
+
+    fn of(shared: Arc<Shared>) -> Self {
+        let number = shared.next.fetch_add(1, Ordering::Relaxed);
+        Self { shared, number }
+    }
+
+    /// Fails if another copy of the request borrowed the transaction. The caller holds the transaction.
+    fn check(&self) -> Result<(), TxUnavailable> {
+        let holder = self.shared.holder.get_or_init(|| self.number);
+        if *holder != self.number && self.shared.is_copied.load(Ordering::Acquire) {
+            return Err(TxUnavailable::Copied);
+        }
+        Ok(())
+    }
+}
+
+impl Clone for Borrower {
+    fn clone(&self) -> Self {
+        Self::of(Arc::clone(&self.shared))
+    }
+}
+
+impl Clone for CopyMark {
+    fn clone(&self) -> Self {
+        self.0.is_copied.store(true, Ordering::Release);
+        Self(Arc::clone(&self.0))
+    }
+}
+
+/// Holds a transaction while its handler may borrow it.
+pub(super) struct LendSlot<DB: Database> {
+    state: Mutex<State<DB>>,
+    marks: Mutex<Savepoints>,
+    open: OpenDelivery<DB>,
+    /// Ends a transaction whose holder drops it on a thread without a runtime.
+    runtime: Handle,
+}
+
+enum State<DB: Database> {
+    Here(OpenTransaction<DB>),
+    Lent,
+    /// The delivery has ended.
+    Closed,
+}
+
+impl<DB: Database> LendSlot<DB> {
+    /// # Panics
+    ///
+    /// Panics outside a runtime.
+    pub(super) fn new(open: OpenDelivery<DB>, transaction: OpenTransaction<DB>) -> Arc<Self> {
+        let (state, marks) = (Mutex::new(State::Here(transaction)), Mutex::default());
+        Arc::new(Self { state, marks, open, runtime: Handle::current() })
+    }
+
+    pub(super) fn open(&self) -> &OpenDelivery<DB> {
+        &self.open
+    }
+
+    /// Ends the lending. Returns `None` if the transaction is not here.
+    pub(super) fn close(&self) -> Option<(OpenTransaction<DB>, Savepoints)> {
+        match std::mem::replace(&mut *lock(&self.state), State::Closed) {
+            State::Here(transaction) => Some((transaction, std::mem::take(&mut lock(&self.marks)))),
+            State::Lent | State::Closed => None,
+        }
+    }
+
+    /// Rolls a transaction back in a task of its own; marked events are committed.
+    pub(super) fn end_detached(
+        self: &Arc<Self>,
+        transaction: OpenTransaction<DB>,
+        marks: Savepoints,
+    ) {
+        let slot = Arc::clone(self);
+        // sqlx panics when a connection is dropped on a thread without a runtime. A runtime that has
+        // ended drops the task, with its connection, on this thread.
+        let _entered = self.runtime.enter();
+        self.runtime.spawn(async move {
+            let _ = slot.open.rollback(transaction, &marks).await;
+        });
+    }
+
+    fn lend(&self) -> Result<OpenTransaction<DB>, TxUnavailable> {
+        let mut state = lock(&self.state);
+        match std::mem::replace(&mut *state, State::Lent) {
+            State::Here(transaction) => Ok(transaction),
+            State::Lent => Err(TxUnavailable::Lent),
+            State::Closed => {
+                *state = State::Closed;
+                Err(TxUnavailable::Closed)
+            }
+        }
+    }
+
+    fn take_back(self: &Arc<Self>, transaction: OpenTransaction<DB>) {
+        let mut state = lock(&self.state);
+        if let State::Lent = *state {
+            *state = State::Here(transaction);
+        } else {
+            drop(state);
+            // Everything is rolled back, because the delivery has answered 500.
+            self.end_detached(transaction, Savepoints::default());
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(*lock(&self.state), State::Closed)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lends the delivery's transaction; in the request's extensions under
+/// [`DedupLayer::transactional`](crate::DedupLayer::transactional).
+///
+/// A clone is a handle to the same transaction. If a layer clones the *request*, for example to
+/// retry, only one of the copies can borrow the transaction.
+///
+/// # Example
+///
+/// ```no_run
+/// use http::Request;
+/// use sqlx::Postgres;
+/// use tower_dedup::TxHandle;
+///
+/// async fn handler<B>(request: Request<B>) -> Result<(), Box<dyn std::error::Error>> {
+///     let handle = request.extensions().get::<TxHandle<Postgres>>().ok_or("not deduplicated")?;
+///     let mut tx = handle.lend()?;
+///     sqlx::query("UPDATE orders SET paid = true").execute(&mut *tx).await?;
+///     Ok(())
+/// }
+/// # let _ = handler::<()>;
+/// ```
+pub struct TxHandle<DB: Database> {
+    slot: Arc<LendSlot<DB>>,
+    borrower: Borrower,
+}
+
+impl<DB: Database> TxHandle<DB> {
+    /// Lends the transaction until the returned [`DedupTx`] is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`TxUnavailable::Lent`] while the transaction is lent, [`TxUnavailable::Copied`] if another
+    /// copy of the request borrowed it, [`TxUnavailable::Closed`] once the delivery has ended.
+    pub fn lend(&self) -> Result<DedupTx<DB>, TxUnavailable> {
+        let slot = Arc::clone(&self.slot);
+        let lent = DedupTx { transaction: Some(slot.lend()?), slot };
+        self.borrower.check()?;
+        Ok(lent)
+    }
+
+    /// Adds the first handle to a request.
+    pub(super) fn attach(slot: &Arc<LendSlot<DB>>, extensions: &mut Extensions) {
+        let (borrower, mark) = Borrower::with_mark();
+        extensions.insert(Self { slot: Arc::clone(slot), borrower });
+        extensions.insert(mark);
+    }
+}
+
+impl<DB: Database> Clone for TxHandle<DB> {
+    fn clone(&self) -> Self {
+        Self { slot: Arc::clone(&self.slot), borrower: self.borrower.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for TxHandle<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TxHandle").finish_non_exhaustive()
+    }
+}
+
+/// The delivery's transaction: a connection that commits together with the event's key if the handler
+/// succeeds, and rolls back if it fails.
+///
+/// With the feature `axum` it is an extractor. Drop it before the handler returns. A `DedupTx` that is
+/// still held then, for example in a spawned task, makes the answer a 500 and is rolled back.
+///
+/// Only the layer sends `COMMIT` and `ROLLBACK`. For a savepoint of your own, call
+/// [`begin`](sqlx::Connection::begin). In a multi-event delivery, [`mark_done`](Self::mark_done)
+/// commits an event even if a later one fails.
+pub struct DedupTx<DB: Database> {
+    /// Taken when dropped.
+    transaction: Option<OpenTransaction<DB>>,
+    slot: Arc<LendSlot<DB>>,
+}
+
+impl<DB: Database> DedupTx<DB> {
+    /// Marks one event of a multi-event delivery as done: **all** writes in this transaction so far are
+    /// committed with its key, even if the handler then fails, and the retry skips the event. Returns
+    /// `true` if the event is one of this delivery that runs.
+    ///
+    /// Nothing is durable before the delivery has ended: if the process dies, the retry runs every
+    /// event.
+    ///
+    /// Before you mark an event, roll back the writes of events that failed. For that, run each event
+    /// under a savepoint of [`begin`](sqlx::Connection::begin), as
+    /// [the guide](crate::guide::transactions#batches) shows.
+    ///
+    /// # Errors
+    ///
+    /// The database did not reply in time, or refused because the transaction is broken, or the
+    /// delivery has ended. The handler should fail; events that were marked before stay marked.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the call is dropped, the event counts as done if its savepoint was set, or once a later one
+    /// is.
+    pub async fn mark_done(&mut self, key: &DedupKey) -> Result<bool, Error> {
+        let slot = &self.slot;
+        let delivery = &slot.open.delivery;
+        if !delivery.runs(key) {
+            return Ok(false);
+        }
+        let Some(transaction) = &mut self.transaction else { return Ok(false) };
+        if slot.is_closed() {
+            return Err(Error::new(ErrorKind::Transaction, "marking an event: the delivery has ended"));
+        }
+        let (savepoint, replaces) = lock(&slot.marks).ask(key);
+        let reply = slot.open.savepoint(transaction, savepoint, replaces).await;
+        lock(&slot.marks).replied(savepoint, &reply);
+        reply?;
+        delivery.marked().insert(key.clone());
+        Ok(true)
+    }
+}
+
+impl<DB: Database> Deref for DedupTx<DB> {
+    type Target = DB::Connection;
+
+    #[expect(clippy::expect_used, reason = "only `drop` takes the transaction")]
+    fn deref(&self) -> &DB::Connection {
+        self.transaction.as_ref().expect("a `DedupTx` holds its transaction").get()
+    }
+}
+
+impl<DB: Database> DerefMut for DedupTx<DB> {
+    #[expect(clippy::expect_used, reason = "only `drop` takes the transaction")]
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        self.transaction.as_mut().expect("a `DedupTx` holds its transaction").connection()
+    }
+}
+
+impl<DB: Database> Drop for DedupTx<DB> {
+    fn drop(&mut self) {
+        if let Some(transaction) = self.transaction.take() {
+            self.slot.take_back(transaction);
+        }
+    }
+}
+
+impl<DB: Database> fmt::Debug for DedupTx<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DedupTx").field("transaction", &self.transaction).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_clone_of_a_handle_may_borrow_while_the_request_is_not_copied() {
+        let (first, _mark) = Borrower::with_mark();
+        let second = first.clone();
+        assert_eq!(first.check(), Ok(()));
+        assert_eq!(second.check(), Ok(()));
+    }
+
+    #[test]
+    fn only_the_copy_that_had_it_first_check_again() {
+        let (first, mark) = Borrower::with_mark();
+        let (second, _copy) = (first.clone(), mark.clone());
+        assert_eq!(second.check(), Ok(()));
+        assert_eq!(first.check(), Err(TxUnavailable::Copied));
+        assert_eq!(second.check(), Ok(()));
+    }
+}

@@ -1,0 +1,28 @@
+//! [`Transactional`]: the key becomes permanent in the same COMMIT as the handler's writes.
+//!
+//! 1. A delivery claims its keys in a transaction, lends the transaction to the handler, and commits
+//!    it after a success, before the response leaves. After a failure the transaction is rolled back,
+//!    and the key with it. The same happens when the process dies.
+//! 2. The handler gets the transaction as a [`DedupTx`], which derefs to the connection, not to sqlx's
+//!    `Transaction`: there is nothing to commit. Savepoints work as usual.
+//! 3. A handler's mistake ends in a 500 and a rollback, never in a 2xx: it keeps the transaction past
+//!    its response, ends it by itself, or continues after an error that has aborted it.
+//! 4. A failed commit is 503 where a retry may succeed. A commit of unknown outcome is 503 too: the
+//!    retry finds out. The layer never runs a handler again by itself.
+//! 5. An event that this process runs already is in flight, without a call to the store.
+//! 6. [`DedupTx::mark_done`] sets a savepoint. After a failure, writes after the last savepoint are
+//!    rolled back; earlier writes are committed with the keys that were marked by then, and the other
+//!    keys are free. If a call to `mark_done` was dropped, the database knows whether its savepoint is
+//!    there. Without a savepoint, everything is rolled back.
+//!
+//! # Why not one savepoint per event?
+//!
+//! Savepoints that never end nest, and each level makes every statement slower. No mark is ever undone
+//! by itself, so there is one savepoint at a time, and the next one replaces it.
+
+mod ledger;
+mod lend;
+mod open;
+
+pub use ledger::Transactional;
+pub use lend::{DedupTx, TxHandle, TxUnavailable};

@@ -1,0 +1,172 @@
+//! A transaction that is open while its handler runs, and how it ends.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Database;
+
+use super::super::call::bounded;
+use super::super::contract::HandlerSuccess;
+use super::super::resolve::identities;
+use crate::adapter::{CallTerms, OpenTransaction, TransactionAdapter};
+use crate::delivery::Delivery;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+use crate::observe;
+
+/// A delivery whose transaction is open: what its end needs.
+pub(super) struct OpenDelivery<DB: Database> {
+    pub(super) adapter: Arc<dyn TransactionAdapter<Database = DB>>,
+    pub(super) delivery: Delivery,
+    /// The keys to complete, sorted.
+    pub(super) keys: Vec<DedupKey>,
+    pub(super) terms: CallTerms,
+    pub(super) store_timeout: Duration,
+}
+
+impl<DB: Database> OpenDelivery<DB> {
+    pub(super) async fn savepoint(
+        &self,
+        transaction: &mut OpenTransaction<DB>,
+        savepoint: u32,
+        replaces: Option<u32>,
+    ) -> Result<(), Error> {
+        bounded("savepoint", self.store_timeout, || {
+            self.adapter.savepoint(transaction, savepoint, replaces)
+        })
+        .await
+    }
+
+    pub(super) async fn commit(
+        &self,
+        transaction: OpenTransaction<DB>,
+        marks: &Savepoints,
+        success: &HandlerSuccess,
+    ) -> Result<(), Error> {
+        let commit = || Box::pin(self.commit_all(transaction, marks, success)) as _;
+        bounded("commit", self.store_timeout, commit).await
+    }
+
+    async fn commit_all(
+        &self,
+        mut transaction: OpenTransaction<DB>,
+        marks: &Savepoints,
+        success: &HandlerSuccess,
+    ) -> Result<(), Error> {
+        if marks.asked > 0 {
+            // Fails in a transaction that the handler has broken, while the marked events can still
+            // be committed.
+            let probe = self.adapter.savepoint(&mut transaction, marks.asked + 1, None);
+            if let Err(error) = probe.await {
+                if let Err(error) = self.commit_marked(transaction, marks).await {
+                    observe::not_kept(self.delivery.key(), &error);
+                }
+                return Err(error);
+            }
+        }
+        let with_response = success.terms(&self.terms);
+        let terms = with_response.as_ref().unwrap_or(&self.terms);
+        self.adapter.commit(transaction, &self.keys, terms).await
+    }
+
+    pub(super) async fn rollback(
+        &self,
+        transaction: OpenTransaction<DB>,
+        marks: &Savepoints,
+    ) -> Result<(), Error> {
+        let end = || Box::pin(self.commit_marked(transaction, marks)) as _;
+        let ended = bounded("rollback", self.store_timeout, end).await;
+        if let (Err(error), true) = (&ended, marks.asked > 0) {
+            observe::not_kept(self.delivery.key(), error);
+        }
+        ended
+    }
+
+    /// Rolls back to the last savepoint, and commits what is left. Without a savepoint, rolls back.
+    async fn commit_marked(
+        &self,
+        mut transaction: OpenTransaction<DB>,
+        marks: &Savepoints,
+    ) -> Result<(), Error> {
+        let (done, rest) = match self.rollback_to_savepoint(&mut transaction, marks).await {
+            Ok(Some(savepoint)) => self.keys_by(savepoint, marks),
+            Ok(None) => return self.adapter.rollback(transaction).await,
+            Err(error) => {
+                let _ = self.adapter.rollback(transaction).await;
+                return Err(error);
+            }
+        };
+        if !rest.is_empty()
+            && let Err(error) =
+                self.adapter.release_in(&mut transaction, &rest, &self.terms).await
+        {
+            let _ = self.adapter.rollback(transaction).await;
+            return Err(error);
+        }
+        self.adapter.commit(transaction, &done, &self.terms).await
+    }
+
+    /// Returns the last savepoint that is there.
+    async fn rollback_to_savepoint(
+        &self,
+        transaction: &mut OpenTransaction<DB>,
+        marks: &Savepoints,
+    ) -> Result<Option<u32>, Error> {
+        for savepoint in (marks.set.max(1)..=marks.asked).rev() {
+            if self.adapter.rollback_to(transaction, savepoint).await? {
+                return Ok(Some(savepoint));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the keys to complete with this savepoint, with all identities of their events, and the
+    /// other keys.
+    fn keys_by(&self, savepoint: u32, marks: &Savepoints) -> (Vec<DedupKey>, Vec<DedupKey>) {
+        let done: HashSet<&DedupKey> = marks.keys_by(savepoint).collect();
+        let undone = self.delivery.events().iter().filter(|event| !done.contains(event.key()));
+        let rest = identities(undone);
+        let done = self.keys.iter().filter(|key| rest.binary_search(key).is_err());
+        (done.cloned().collect(), rest)
+    }
+}
+
+/// The savepoints of a transaction, and the keys that were marked as done.
+#[derive(Default)]
+pub(super) struct Savepoints {
+    /// Each key with its savepoint.
+    keys: Vec<(DedupKey, u32)>,
+    /// The last savepoint that was asked for.
+    asked: u32,
+    /// The last savepoint that is certainly there; 0 is none.
+    set: u32,
+}
+
+impl Savepoints {
+    /// Returns the next savepoint, which marks this key, and the savepoint that it replaces.
+    ///
+    /// A savepoint of unknown outcome is not replaced, because releasing a missing one aborts the
+    /// transaction.
+    pub(super) fn ask(&mut self, key: &DedupKey) -> (u32, Option<u32>) {
+        let replaces = (self.set == self.asked && self.set > 0).then_some(self.set);
+        self.asked += 1;
+        self.keys.push((key.clone(), self.asked));
+        (self.asked, replaces)
+    }
+
+    pub(super) fn replied(&mut self, savepoint: u32, reply: &Result<(), Error>) {
+        match reply {
+            Ok(()) => self.set = savepoint,
+            Err(error) if error.kind() == ErrorKind::Transaction => {
+                self.asked = savepoint - 1;
+                self.keys.retain(|(_, by)| *by < savepoint);
+            }
+            Err(_unknown) => {}
+        }
+    }
+
+    fn keys_by(&self, savepoint: u32) -> impl Iterator<Item = &DedupKey> {
+        self.keys.iter().filter(move |(_, by)| *by <= savepoint).map(|(key, _)| key)
+    }
+}

@@ -1,0 +1,9 @@
+//! Processes that are killed, servers that restart, connections that break.
+
+mod postgres_failover;
+mod postgres_interruption;
+mod postgres_processes;
+mod postgres_silence;
+mod sigkill;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,527 @@
+//! Deliveries that are cut off, on Postgres: futures that are dropped, runtimes that end, sessions
+//! that are terminated, connections that break. No connection stays in a transaction, no key
+//! without its effect, no effect twice, and the next delivery of the event ends well.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use http::{Extensions, Request, Response, StatusCode};
+use sqlx::Postgres;
+use tower::{Layer, Service, ServiceExt};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::ledger::{
+    Begin, BeginContext, Claim, HandlerSuccess, Ledger, Transactional, TxHandle,
+};
+use tower_dedup::{DedupLayer, Delivery, OnInFlight, ResponseBody};
+
+use crate::support::effects::{
+    AT_A_GATE, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged,
+    until_acknowledged_as, write, writes_and_waits,
+};
+use crate::support::proxy::{Cut, Proxy};
+use crate::support::{Body, Handler, by_header, dedup_key, polled, request, result, send};
+
+#[tokio::test]
+async fn a_dropped_request_leaves_nothing_behind() {
+    let database = Database::fresh().await;
+    let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
+    for polls in 0..5 {
+        for again in [false, true] {
+            let id = format!("{polls}-{again}");
+            polled(service.clone().oneshot(request(&id)), polls, again).await;
+            until_acknowledged(&service, &id).await;
+            assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
+            database.until_nothing_is_open().await;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    Begin,
+    Mark,
+    Commit,
+    Rollback,
+    /// The end of a handler that has failed after it has marked something as done.
+    Keep,
+}
+
+/// The delivery's task awaits the ledger's calls. Each is dropped at each of its awaits, as a
+/// `store_timeout` does, or a runtime that ends.
+#[tokio::test]
+async fn a_dropped_call_leaves_nothing_behind() {
+    let database = Database::fresh().await;
+    // By a detour: no answer is there so soon that nobody waits for it.
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(3, proxy.options(database.options()));
+    let ledger = Transactional::new(PostgresAdapter::new(pool));
+    let layer = DedupLayer::with_ledger(by_header(), ledger.clone());
+    let service = layer.layer(tower::service_fn(write));
+    send(&service, request("the schema is there")).await;
+    for (stage, most) in [
+        (Stage::Begin, 30),
+        (Stage::Mark, 8),
+        (Stage::Commit, 8),
+        (Stage::Rollback, 8),
+        (Stage::Keep, 24),
+    ] {
+        let mut cut = 0;
+        for (polls, again) in (1..most).flat_map(|polls| [(polls, false), (polls, true)]) {
+            let id = format!("{stage:?}-{polls}-{again}");
+            cut += usize::from(!cut_off(&ledger, &id, stage, polls, again).await);
+            until_acknowledged(&service, &id).await;
+            assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
+            database.until_nothing_is_open().await;
+        }
+        assert!(cut > 0, "{stage:?} was never cut off");
+    }
+}
+
+/// A delivery whose `stage` is dropped after so many polls. Answers whether it had ended by then.
+async fn cut_off(
+    ledger: &Transactional<PostgresAdapter>,
+    id: &str,
+    stage: Stage,
+    polls: usize,
+    again: bool,
+) -> bool {
+    let polls_of = |this| if this == stage { polls } else { usize::MAX };
+    let (keys, context) = (Keys::one(dedup_key(id)), BeginContext::new(MINUTE, MINUTE, MINUTE));
+    let begun = polled(ledger.begin(&keys, &context), polls_of(Stage::Begin), again).await;
+    let Some(begun) = begun else { return false };
+    let Ok(Begin::First { claim, .. }) = begun else { panic!("{begun:?}") };
+    let mut extensions = Extensions::new();
+    claim.attach(&mut extensions);
+    let mut tx = extensions.get::<TxHandle<Postgres>>().unwrap().lend().unwrap();
+    effect(&mut tx, claim.delivery()).await.unwrap();
+    if stage == Stage::Keep {
+        assert!(tx.mark_done(&dedup_key(id)).await.unwrap());
+        effect(&mut tx, claim.delivery()).await.unwrap();
+    }
+    if stage == Stage::Mark {
+        let marked = polled(tx.mark_done(&dedup_key(id)), polls, again).await;
+        // To be rolled back, if it is not done.
+        effect(&mut tx, claim.delivery()).await.unwrap();
+        drop(tx);
+        claim.rollback().await.unwrap();
+        return marked.is_some();
+    }
+    drop(tx);
+    let ended = match stage {
+        Stage::Begin | Stage::Mark => return true,
+        Stage::Commit => {
+            polled(claim.commit(&HandlerSuccess::new(StatusCode::OK)), polls, again).await
+        }
+        Stage::Rollback | Stage::Keep => polled(claim.rollback(), polls, again).await,
+    };
+    ended.map(Result::unwrap).is_some()
+}
+
+/// The same from within: whatever call the time is up for.
+#[tokio::test]
+async fn a_store_timeout_at_any_moment_leaves_nothing_behind() {
+    let database = Database::fresh().await;
+    let pool = database.pool(3);
+    let patient = transactional(&pool).layer(tower::service_fn(write));
+    send(&patient, request("the schema is there")).await;
+    for micros in (0..10_000).step_by(100) {
+        let hasty = transactional(&pool).store_timeout(Duration::from_micros(micros));
+        let id = micros.to_string();
+        let answered = send(&hasty.layer(tower::service_fn(write)), request(&id)).await.status();
+        let effects = database.effects_and_key(&id).await;
+        assert!(effects == 1 || answered == 503, "{id}: {answered}");
+        until_acknowledged(&patient, &id).await;
+        assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
+    }
+    database.until_nothing_is_open().await;
+}
+
+/// COMMIT takes longer than the delivery waits for it, and succeeds. The sender is told to come
+/// again, and finds out.
+#[tokio::test]
+async fn a_late_commit_is_found_by_the_retry() {
+    let database = Database::fresh().await;
+    let pool = database.pool(3);
+    PostgresAdapter::new(pool.clone()).migrate().await.unwrap();
+    let hasty = transactional(&pool).on_in_flight(OnInFlight::Reject);
+    let service = hasty.store_timeout(Duration::from_secs(3)).layer(tower::service_fn(write));
+    let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
+    let answered = send(&service, request("a")).await;
+    assert_eq!((answered.status().as_u16(), result(&answered)), (503, Some("unavailable")));
+    let answered = send(&service, request("a")).await;
+    assert_eq!((answered.status().as_u16(), result(&answered)), (503, Some("in-flight")));
+    drop(gate);
+    until_acknowledged(&service, "a").await;
+    assert_eq!((database.effects_and_key("a").await, database.effects.runs().await), (1, 1));
+    database.until_nothing_is_open().await;
+}
+
+/// The client goes away while the handler runs, which then ends by itself.
+#[tokio::test]
+async fn a_client_that_hangs_up_leaves_nothing_behind() {
+    let database = Database::fresh().await;
+    let held = Handler::default();
+    held.hold();
+    let layer = transactional(&database.pool(3));
+    let (handle, service) = (layer.handle(), layer.layer(writes_and_waits(&held)));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let app = axum::Router::new().route_service("/", service);
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let deliver = || reqwest::Client::new().post(&url).header("webhook-id", "a").send();
+    let client = tokio::spawn(deliver());
+    held.running(1).await;
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    held.release();
+    tokio::time::timeout(MINUTE, handle.drain()).await.expect("an end");
+    assert_eq!(database.effects_and_key("a").await, 1);
+    assert_eq!(deliver().await.unwrap().status(), 200);
+    assert_eq!((database.effects_and_key("a").await, held.runs()), (1, 1));
+    database.until_nothing_is_open().await;
+}
+
+/// The runtime ends, and takes the delivery's task along wherever it is.
+#[test]
+fn a_runtime_that_ends_leaves_nothing_behind() {
+    let observer = tokio::runtime::Runtime::new().unwrap();
+    let database = observer.block_on(Database::fresh());
+    let handle = |request: Request<Body>| async move {
+        let mut tx = lend(&request);
+        let written = effect(&mut tx, request.extensions().get().unwrap()).await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        Ok::<_, Infallible>(answer(written.is_ok()))
+    };
+    let mut unfinished = 0;
+    for micros in (0..16_000).step_by(400) {
+        for workers in [0, 2] {
+            let id = format!("{micros}-{workers}");
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            if workers == 0 {
+                builder = tokio::runtime::Builder::new_current_thread();
+            } else {
+                builder.worker_threads(workers);
+            }
+            let runtime = builder.enable_all().build().unwrap();
+            // The pool's tasks are that runtime's as well.
+            let entered = runtime.enter();
+            let service = transactional(&database.pool(2)).layer(tower::service_fn(handle));
+            drop(entered);
+            let event = request(&id);
+            let delivery = runtime.spawn(async move { send(&service, event).await.status() });
+            runtime.block_on(async { tokio::time::sleep(Duration::from_micros(micros)).await });
+            runtime.shutdown_background();
+            // What is answered is answered although the rest is gone.
+            let acknowledged = observer.block_on(delivery).is_ok_and(|status| status == 200);
+            observer.block_on(async {
+                database.until_nothing_is_open().await;
+                unfinished += i32::from(!acknowledged);
+                if acknowledged {
+                    assert_eq!(database.effects.of(&id).await, 1, "{id}");
+                }
+                let pool = database.pool(2);
+                let service = transactional(&pool).layer(tower::service_fn(write));
+                until_acknowledged(&service, &id).await;
+                assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
+                pool.close().await;
+            });
+        }
+    }
+    assert!(unfinished > 0, "all were quicker than their runtime's end");
+}
+
+/// A handler that keeps its transaction and lets go of it in a thread without a runtime, before
+/// the runtime's end and after it.
+#[test]
+fn a_transaction_may_be_dropped_by_any_thread() {
+    let observer = tokio::runtime::Runtime::new().unwrap();
+    let database = observer.block_on(Database::fresh());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let pool = runtime.block_on(async { database.pool(3) });
+    let (kept, keeps) = std::sync::mpsc::channel();
+    let keep = move |request: Request<Body>| {
+        let kept = kept.clone();
+        async move {
+            kept.send(lend(&request)).unwrap();
+            Ok::<_, Infallible>(answer(true))
+        }
+    };
+    let service = transactional(&pool).layer(tower::service_fn(keep));
+    let dropped = |id| {
+        assert_eq!(runtime.block_on(send(&service, request(id))).status(), 500);
+        keeps.recv().unwrap()
+    };
+    let (before, after) = (dropped("before"), dropped("after"));
+    let drops = std::thread::spawn(move || drop(before));
+    assert!(drops.join().is_ok(), "it has panicked");
+    observer.block_on(database.until_sessions("state LIKE 'idle in transaction%'", 1));
+    runtime.shutdown_background();
+    let drops = std::thread::spawn(move || drop(after));
+    assert!(drops.join().is_ok(), "it has panicked");
+    observer.block_on(database.until_nothing_is_open());
+}
+
+/// The connection breaks at every message of a delivery in turn: before the server has it, after
+/// the server has done it, and meanwhile.
+async fn cut_at_every_message<S, B>(database: &Database, proxy: &Proxy, service: &S, exact: bool)
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    until_acknowledged(service, "the schema is there").await;
+    for cut in [Cut::Lost, Cut::Unanswered, Cut::Abandoned] {
+        for spared in 0..100 {
+            let id = format!("{cut:?}-{spared}");
+            proxy.set(spared, cut);
+            let answered = send(service, request(&id)).await.status();
+            let sprung = proxy.sprung();
+            if exact {
+                let effects = database.effects_and_key(&id).await;
+                assert!(effects == 1 || answered != 200, "{id}: {answered}, {sprung:?}");
+            }
+            until_acknowledged(service, &id).await;
+            assert_eq!(database.effects.of(&id).await, 1, "{id}: {sprung:?}");
+            if sprung.is_none() {
+                assert!(spared > 0, "no message was cut off");
+                break;
+            }
+        }
+    }
+    database.until_nothing_is_open().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_at_any_message_loses_and_doubles_nothing() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let service = transactional(&pool).layer(tower::service_fn(write));
+    cut_at_every_message(&database, &proxy, &service, true).await;
+}
+
+/// The same in a batch of which the last event always fails, after what it wrote: the others are
+/// done, each under a mark of its own.
+#[tokio::test]
+async fn a_connection_that_breaks_in_a_batch_keeps_events_with_their_effects() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let service = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool));
+    let service = service.layer(tower::service_fn(all_but_the_last));
+    send(&service, batch("the schema is there")).await;
+    for cut in [Cut::Lost, Cut::Unanswered, Cut::Abandoned] {
+        let mut sprung = true;
+        for spared in 0..100 {
+            let name = format!("{cut:?}-{spared}");
+            let words = ["a", "b", "poison"].map(|id| format!("{id}-{name}"));
+            proxy.set(spared, cut);
+            let answered = send(&service, batch(&words.join(" "))).await.status();
+            sprung = proxy.sprung().is_some();
+            assert!(answered.is_server_error(), "{name}: {answered}");
+            for id in &words {
+                let effects = database.effects_and_key(id).await;
+                assert!(effects == 0 || !id.starts_with("poison"), "{id}");
+            }
+            if !sprung {
+                assert_eq!(database.effects_and_key(&words[1]).await, 1, "kept at once");
+            }
+            until_acknowledged_as(&service, || batch(&words[..2].join(" "))).await;
+            for id in &words[..2] {
+                assert_eq!(database.effects_and_key(id).await, 1, "{id}");
+            }
+            if !sprung {
+                assert!(spared > 10, "{spared} messages only");
+                break;
+            }
+        }
+        assert!(!sprung, "{cut:?} has no end");
+    }
+    database.until_nothing_is_open().await;
+}
+
+fn by_word() -> KeyExtractor {
+    KeyExtractor::from_fn("test", |request| {
+        let body = std::str::from_utf8(request.body()).unwrap();
+        let events = body.split(' ').map(|id| Event::new(dedup_key(id)));
+        Ok(Keys::new(events.collect()).map_or(Extracted::Missing, Extracted::Keys))
+    })
+    .unwrap()
+}
+
+fn batch(words: &str) -> Request<Body> {
+    Request::post("/hook").body(Body::from(words.to_owned())).unwrap()
+}
+
+/// Writes the effect of each event and marks it as done, but for the poison.
+async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let delivery: &Delivery = request.extensions().get().unwrap();
+    let mut tx = lend(&request);
+    for key in delivery.keys() {
+        let insert = "INSERT INTO effects (id, takeover) VALUES ($1, false)";
+        let written = sqlx::query(insert).bind(key.id().to_owned()).execute(&mut *tx).await;
+        if written.is_err() || key.id().starts_with("poison") || tx.mark_done(key).await.is_err() {
+            return Ok(answer(false));
+        }
+    }
+    Ok(answer(true))
+}
+
+/// No process has died: nothing runs twice here either.
+#[tokio::test]
+async fn under_a_lease_a_connection_that_breaks_loses_and_doubles_nothing() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let layer = DedupLayer::new(by_header(), PostgresAdapter::new(pool));
+    let handle = layer.handle();
+    let service = layer.layer(apart(&database));
+    cut_at_every_message(&database, &proxy, &service, false).await;
+    tokio::time::timeout(MINUTE, handle.drain()).await.expect("an end");
+}
+
+#[tokio::test]
+async fn on_arrival_a_connection_that_breaks_loses_and_doubles_nothing() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let layer = DedupLayer::on_arrival(by_header(), PostgresAdapter::new(pool));
+    cut_at_every_message(&database, &proxy, &layer.layer(apart(&database)), false).await;
+}
+
+/// The server still works at what the client has lost its connection over, for longer than the
+/// repetition waits for a lock. It was not refused: on arrival, an event whose record comes to pass
+/// behind its back would be lost; under a lease, its key would be blocked for a minute.
+#[tokio::test]
+async fn what_was_cut_off_is_not_taken_for_refused() {
+    cut_off_at_commit(|adapter| {
+        DedupLayer::on_arrival(by_header(), adapter).on_in_flight(OnInFlight::Reject)
+    })
+    .await;
+    cut_off_at_commit(|adapter| DedupLayer::new(by_header(), adapter).lease(10 * MINUTE)).await;
+}
+
+async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> DedupLayer<L>) {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let adapter = PostgresAdapter::new(database.pool_with(2, proxy.options(database.options())));
+    adapter.migrate().await.unwrap();
+    let service = layer(adapter).store_timeout(MINUTE).layer(apart(&database));
+    let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
+    // Is the connection alive; prepare the statement; execute it.
+    proxy.set(2, Cut::Abandoned);
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    assert!(proxy.sprung().is_some_and(|message| message.starts_with('B')));
+    drop(gate);
+    until_acknowledged(&service, "a").await;
+    assert_eq!(database.effects.of("a").await, 1);
+}
+
+/// The delivery's session is terminated while the server is at its claim, at what the handler
+/// writes, at the key's completion, at COMMIT.
+#[tokio::test]
+async fn a_session_that_is_terminated_loses_and_doubles_nothing() {
+    let database = Database::fresh().await;
+    let layer = transactional(&database.pool(3)).store_timeout(MINUTE);
+    let service = layer.layer(tower::service_fn(write));
+    send(&service, request("the schema is there")).await;
+    for at in [
+        "BEFORE INSERT ON webhook_deliveries",
+        "BEFORE INSERT ON effects",
+        "BEFORE UPDATE ON webhook_deliveries",
+        "COMMIT AFTER INSERT ON effects",
+    ] {
+        let gate = database.gate(at).await;
+        let delivery = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, request(at)).await.status() }
+        });
+        database.until_sessions(AT_A_GATE, 1).await;
+        assert_eq!(database.terminate(AT_A_GATE).await, 1);
+        let answered = delivery.await.unwrap();
+        assert!(answered.is_server_error(), "{at}: {answered}");
+        assert_eq!(database.effects_and_key(at).await, 0, "{at}");
+        drop(gate);
+        until_acknowledged(&service, at).await;
+        assert_eq!(database.effects_and_key(at).await, 1, "{at}");
+        database.until_nothing_is_open().await;
+    }
+}
+
+/// The handler does not notice that its session is gone, and reports success.
+#[tokio::test]
+async fn a_session_that_is_terminated_behind_its_handler_is_no_success() {
+    let database = Database::fresh().await;
+    let held = Handler::default();
+    let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
+    for keeps in 0..3 {
+        held.hold();
+        let id = keeps.to_string();
+        let delivery = tokio::spawn({
+            let (service, id) = (service.clone(), id.clone());
+            async move { send(&service, request(&id)).await.status() }
+        });
+        held.running(1).await;
+        assert_eq!(database.terminate("state = 'idle in transaction'").await, 1);
+        database.until_sessions("state = 'idle in transaction'", 0).await;
+        held.release();
+        assert_eq!(delivery.await.unwrap(), 503);
+        assert_eq!(database.effects_and_key(&id).await, 0);
+        until_acknowledged(&service, &id).await;
+        assert_eq!(database.effects_and_key(&id).await, 1);
+    }
+    database.until_nothing_is_open().await;
+}
+
+/// All sessions are terminated again and again, under load. Two layers, as in two processes.
+async fn storm_with_terminations<S>(database: &Database, services: [S; 2])
+where
+    S: Service<Request<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
+    S: Service<Request<Body>, Response = Response<ResponseBody<Body>>, Future: Send>,
+{
+    until_acknowledged(&services[0], "warm").await;
+    let deliveries: Vec<_> = (0..240)
+        .map(|copy| {
+            let (service, id) = (services[copy % 2].clone(), (copy / 4).to_string());
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(rand::random_range(0..2_000))).await;
+                until_acknowledged(&service, &id).await;
+            })
+        })
+        .collect();
+    // So often and no more: on a busy machine no delivery may end between two of them.
+    let mut terminated = 0;
+    for _ in 0..50 {
+        tokio::time::sleep(Duration::from_millis(rand::random_range(5..60))).await;
+        terminated += database.terminate("true").await;
+    }
+    for delivery in deliveries {
+        delivery.await.unwrap();
+    }
+    assert!(terminated > 20, "{terminated} sessions are too few to show anything");
+    let ids = (0..60).map(|event| event.to_string());
+    database.effects.assert_once(ids.chain(["warm".to_owned()])).await;
+    database.until_nothing_is_open().await;
+}
+
+#[tokio::test]
+async fn terminations_under_load_lose_and_double_nothing() {
+    let database = Database::fresh().await;
+    let handler = tower::service_fn(async |request: Request<Body>| {
+        let mut tx = lend(&request);
+        let written = effect(&mut tx, request.extensions().get().unwrap()).await;
+        tokio::time::sleep(Duration::from_millis(rand::random_range(0..20))).await;
+        Ok(answer(written.is_ok()))
+    });
+    let services = [(); 2].map(|()| transactional(&database.pool(4)).layer(handler));
+    storm_with_terminations(&database, services).await;
+}
+
+#[tokio::test]
+async fn under_a_lease_terminations_under_load_lose_and_double_nothing() {
+    let database = Database::fresh().await;
+    let services = [(); 2].map(|()| {
+        let adapter = PostgresAdapter::new(database.pool(4));
+        DedupLayer::new(by_header(), adapter).layer(apart(&database))
+    });
+    storm_with_terminations(&database, services).await;
+}

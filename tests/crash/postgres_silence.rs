@@ -1,0 +1,687 @@
+//! Connections to Postgres that carry no byte any more and are not reset: a machine that is gone, a
+//! firewall that has forgotten the flow. The caller is answered in time, the next delivery succeeds
+//! over a fresh connection, no event is lost, and nothing is left behind.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use http::{Request, Response};
+use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
+use tower::{Layer, Service, ServiceExt};
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, DedupAdapter, LeaseAdapter, MaintenanceAdapter, PostgresAdapter,
+    Recorded, Released, Token,
+};
+use tower_dedup::{DedupHandle, DedupLayer, ErrorKind, OnInFlight};
+
+use crate::support::effects::{
+    Boxed, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged, write,
+};
+use crate::support::proxy::{Cut, Proxy};
+use crate::support::{Body, Handler, by_header, dedup_key, request, send};
+
+const STORE_TIMEOUT: Duration = Duration::from_millis(400);
+const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
+/// A sum of some bounds, on a busy machine.
+const IN_TIME: Duration = Duration::from_secs(10);
+const CONNECTIONS: u32 = 2;
+
+fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
+    let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+    adapter.statement_timeout(STATEMENT_TIMEOUT)
+}
+
+/// What is under test: a layer over this adapter, around a handler, which may be the given one.
+type Build = fn(PostgresAdapter, Boxed) -> (DedupHandle, Boxed);
+
+/// A handler that writes its effect over sound connections. They belong to the runtime of the test,
+/// because the runtime of a delivery ends before the test does.
+fn sound(database: &Database) -> Boxed {
+    let (runtime, handler) = (tokio::runtime::Handle::current(), apart(database));
+    Boxed::new(tower::service_fn(move |request| {
+        let run = runtime.spawn(handler.clone().oneshot(request));
+        async move { run.await.unwrap() }
+    }))
+}
+
+fn boxed<S, B>(service: S) -> Boxed
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+{
+    Boxed::new(tower::util::MapResponse::new(service, |response: Response<B>| {
+        response.map(|_| Body::default())
+    }))
+}
+
+fn lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
+    let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    (layer.handle(), boxed(layer.layer(handler)))
+}
+
+/// A handler that fails the first time, so that its key is released.
+fn failing_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
+    let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    let handler = tower::service_fn(move |request: Request<Body>| {
+        let mut handler = handler.clone();
+        async move {
+            let delivery: &tower_dedup::Delivery = request.extensions().get().unwrap();
+            if delivery.attempt() == 1 {
+                return Ok::<_, Infallible>(answer(false));
+            }
+            handler.call(request).await
+        }
+    });
+    (layer.handle(), boxed(layer.layer(handler)))
+}
+
+fn on_arrival(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
+    let layer = DedupLayer::on_arrival(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    (layer.handle(), boxed(layer.layer(handler)))
+}
+
+/// A handler that does not wait for its statement for ever.
+fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
+    let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    let handler = tower::service_fn(async |request: Request<Body>| {
+        match tokio::time::timeout(STORE_TIMEOUT, write(request)).await {
+            Ok(written) => written,
+            Err(_) => Ok(answer(false)),
+        }
+    });
+    (layer.handle(), boxed(layer.layer(handler)))
+}
+
+/// The same, but the handler fails after it has written the first time.
+fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
+    let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    let failed = Arc::new(AtomicBool::new(false));
+    let handler = tower::service_fn(move |request: Request<Body>| {
+        let failed = Arc::clone(&failed);
+        async move {
+            let id = request.headers()["webhook-id"].clone();
+            let written = tokio::time::timeout(STORE_TIMEOUT, write(request)).await;
+            let fails = id != WARM && !failed.swap(true, Ordering::SeqCst);
+            match written {
+                Ok(written) if !fails => written,
+                _ => Ok::<_, Infallible>(answer(false)),
+            }
+        }
+    });
+    (layer.handle(), boxed(layer.layer(handler)))
+}
+
+const WARM: &str = "warm";
+
+/// One delivery of which one message falls silent, in a runtime of its own whose tasks are counted.
+/// Returns how many messages there were.
+async fn silenced(
+    database: &Database,
+    batching: Batching,
+    build: Build,
+    cut: Option<(usize, Cut)>,
+    id: &str,
+) -> usize {
+    let proxy = Proxy::start(&database.options()).await;
+    let options = proxy.options(database.options());
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let handler = sound(database);
+    let (pool, handle, service) = {
+        let _entered = runtime.enter();
+        let pool = database.pool_with(CONNECTIONS, options);
+        let (handle, service) = build(adapter(&pool, batching), handler);
+        (pool, handle, service)
+    };
+    let (messages, id, event) = (proxy.clone(), id.to_owned(), request(id));
+    let run = runtime.spawn({
+        let pool = pool.clone();
+        async move {
+            until_acknowledged(&service, WARM).await;
+            // What is on its way back to the pool is no message of the delivery.
+            until(|| std::future::ready(pool.num_idle() == pool.size() as usize)).await;
+            match cut {
+                Some((spared, cut)) => messages.set(spared, cut),
+                None => messages.set(usize::MAX, Cut::Lost),
+            }
+            let start = Instant::now();
+            let answered = send(&service, event).await.status();
+            assert!(start.elapsed() < IN_TIME, "answered {answered} after {:?}", start.elapsed());
+            let start = Instant::now();
+            until_acknowledged(&service, &id).await;
+            assert!(start.elapsed() < MINUTE, "acknowledged after {:?}", start.elapsed());
+            if cut.is_some() {
+                messages.sprung();
+            }
+            tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
+            assert_eq!((handle.running(), handle.background()), (0, 0));
+            // Every place of the pool can be had again.
+            let all = join_all((0..CONNECTIONS).map(|_| pool.acquire()));
+            let all = tokio::time::timeout(IN_TIME, all).await.expect("all connections");
+            assert!(all.iter().all(Result::is_ok), "{all:?}");
+        }
+    });
+    run.await.unwrap();
+    let metrics = runtime.metrics();
+    // The pool has one of its own.
+    until(|| std::future::ready(metrics.num_alive_tasks() <= 1)).await;
+    runtime.spawn(async move { pool.close().await }).await.unwrap();
+    until(|| std::future::ready(metrics.num_alive_tasks() == 0)).await;
+    runtime.shutdown_background();
+    proxy.all_messages()
+}
+
+/// Waits for half a minute at most.
+async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() -> F) {
+    let met = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(MINUTE / 2, met).await.expect("it comes to pass");
+}
+
+async fn silent_at_every_message(batching: Batching, build: Build, at_least: usize) {
+    let database = Database::fresh().await;
+    let all = silenced(&database, batching, build, None, "heard").await;
+    assert!(all >= at_least, "{all} messages only");
+    let cuts = (0..all).flat_map(|at| [(at, Cut::Silent), (at, Cut::SilentUnanswered)]);
+    let runs = cuts.map(|(at, cut)| {
+        let database = &database;
+        async move {
+            let id = format!("{cut:?}-{at}");
+            silenced(database, batching, build, Some((at, cut)), &id).await;
+            assert_eq!(database.effects.of(&id).await, 1, "{id}");
+        }
+    });
+    // Some at a time: each has connections and threads of its own.
+    let mut runs: Vec<_> = runs.collect();
+    while !runs.is_empty() {
+        let some = runs.split_off(runs.len().saturating_sub(12));
+        join_all(some).await;
+    }
+    database.until_nothing_is_open().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_over_a_silent_connection_loses_and_doubles_nothing() {
+    silent_at_every_message(Batching::new(), lease, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unbatched_lease_over_a_silent_connection_loses_and_doubles_nothing() {
+    silent_at_every_message(Batching::off(), lease, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_over_a_silent_connection_frees_the_key() {
+    silent_at_every_message(Batching::new(), failing_lease, 4).await;
+    silent_at_every_message(Batching::off(), failing_lease, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_arrival_over_a_silent_connection_loses_and_doubles_nothing() {
+    silent_at_every_message(Batching::new(), on_arrival, 2).await;
+    silent_at_every_message(Batching::off(), on_arrival, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transaction_over_a_silent_connection_loses_and_doubles_nothing() {
+    silent_at_every_message(Batching::new(), in_a_transaction, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_over_a_silent_connection_frees_the_key() {
+    silent_at_every_message(Batching::new(), rolled_back, 10).await;
+}
+
+/// All connections fall silent at once while 200 deliveries are under way.
+async fn all_silent_under_load(build: Build) {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(4, proxy.options(database.options()));
+    let (handle, service) = build(adapter(&pool, Batching::new()), sound(&database));
+    until_acknowledged(&service, WARM).await;
+    let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+    let deliveries: Vec<_> = (0..200)
+        .map(|number| {
+            let (service, proxy) = (service.clone(), proxy.clone());
+            let acknowledged = Arc::clone(&acknowledged);
+            tokio::spawn(async move {
+                let id = number.to_string();
+                let answered = send(&service, request(&id)).await.status();
+                assert!(start.elapsed() < IN_TIME, "{answered} after {:?}", start.elapsed());
+                // All connections are open by now, and most are in use.
+                if acknowledged.fetch_add(1, Ordering::SeqCst) == 40 {
+                    proxy.silence();
+                }
+                until_acknowledged(&service, &id).await;
+            })
+        })
+        .collect();
+    for delivery in deliveries {
+        delivery.await.unwrap();
+    }
+    assert!(start.elapsed() < MINUTE, "all after {:?}", start.elapsed());
+    let ids = (0..200).map(|number| number.to_string());
+    database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
+    tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
+    database.until_nothing_is_open().await;
+    // No place of the pool is lost.
+    let all = join_all((0..4).map(|_| pool.acquire()));
+    let all = tokio::time::timeout(MINUTE / 2, all).await.expect("all connections");
+    assert!(all.iter().all(Result::is_ok), "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_recovers_when_all_connections_fall_silent_under_load() {
+    all_silent_under_load(lease).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_arrival_recovers_when_all_connections_fall_silent_under_load() {
+    all_silent_under_load(on_arrival).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_recover_when_all_connections_fall_silent_under_load() {
+    all_silent_under_load(in_a_transaction).await;
+}
+
+/// A quiet service: nothing is under way when its idle connections fall silent.
+#[tokio::test]
+async fn idle_connections_that_fall_silent_cost_few_deliveries() {
+    let database = Database::fresh().await;
+    for build in [lease as Build, on_arrival, in_a_transaction] {
+        let proxy = Proxy::start(&database.options()).await;
+        let pool = database.pool_with(10, proxy.options(database.options()));
+        let (_, service) = build(adapter(&pool, Batching::new()), sound(&database));
+        let crowd = (0..20).map(|number| {
+            let service = service.clone();
+            async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
+        });
+        join_all(crowd).await;
+        proxy.silence();
+        let mut failed = 0;
+        for number in 0..10 {
+            let id = format!("after-{number}");
+            failed += u32::from(send(&service, request(&id)).await.status() != 200);
+        }
+        assert!(failed <= 3, "{failed} of 10 failed");
+        database.run("TRUNCATE effects, webhook_deliveries").await;
+    }
+}
+
+/// Calls do not wait for the statements before them, which are on silent connections and have a
+/// minute each.
+#[tokio::test]
+async fn calls_behind_a_silent_lane_go_out_on_another() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let patient = adapter(&pool, Batching::new()).statement_timeout(MINUTE);
+    let (_, service) = lease(patient, sound(&database));
+    let crowd = (0..200).map(|number| {
+        let service = service.clone();
+        async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
+    });
+    join_all(crowd).await;
+    proxy.silence();
+    let start = Instant::now();
+    // The events differ: a call with the key of one that is being sent waits for it.
+    while send(&service, request(&format!("{:?}", start.elapsed()))).await.status() != 200 {
+        assert!(start.elapsed() < MINUTE / 2, "no call gets through");
+    }
+    assert_eq!(send(&service, request("after")).await.status(), 200);
+}
+
+/// The lease is renewed over a fresh connection, so that no other process takes the event over.
+#[tokio::test]
+async fn a_lease_is_kept_when_all_connections_fall_silent() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let held = Handler::default();
+    let lease = Duration::from_secs(4);
+    let layer = DedupLayer::new(by_header(), adapter(&pool, Batching::new()));
+    let layer = layer.store_timeout(STORE_TIMEOUT).lease(lease);
+    let service = layer.layer(held.service());
+    // Another process, whose connections are sound.
+    let other = Handler::default();
+    let elsewhere = DedupLayer::new(by_header(), PostgresAdapter::new(database.pool(2)));
+    let elsewhere = elsewhere.on_in_flight(OnInFlight::Reject).lease(lease);
+    let elsewhere = elsewhere.layer(other.service());
+    held.hold();
+    let delivery = tokio::spawn(async move { send(&service, request("a")).await.status() });
+    held.running(1).await;
+    proxy.silence();
+    let start = Instant::now();
+    while start.elapsed() < 2 * lease {
+        assert_eq!(send(&elsewhere, request("a")).await.status(), 503, "{:?}", start.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!held.last().lease_lost());
+    held.release();
+    assert_eq!(delivery.await.unwrap(), 200);
+    assert_eq!((held.runs(), other.runs()), (1, 0));
+}
+
+/// The purger's portion has a bound too, and a caller that gives it up leaves no connection behind.
+#[tokio::test]
+async fn purging_over_a_silent_connection_ends() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(STATEMENT_TIMEOUT);
+    let pool = pool.connect_lazy_with(proxy.options(database.options()));
+    let purging = adapter(&pool, Batching::new()).statement_timeout(STORE_TIMEOUT / 4);
+    purging.migrate().await.unwrap();
+    let mut failed = 0;
+    for at in 0..8 {
+        for cut in [Cut::Silent, Cut::SilentUnanswered] {
+            proxy.set(at, cut);
+            let purged = tokio::time::timeout(IN_TIME, purging.purge(10)).await;
+            failed += u32::from(purged.expect("an end").is_err());
+            proxy.sprung();
+            // The pool has one place, which its own test of a connection may hold for 5 s.
+            until(async || purging.purge(10).await.is_ok()).await;
+        }
+    }
+    assert!(failed > 0, "no message fell silent");
+}
+
+/// A runtime that is alive but not driven keeps its connections to itself.
+#[test]
+fn a_runtime_that_is_not_driven_delays_no_other() {
+    let first = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let second = tokio::runtime::Runtime::new().unwrap();
+    let database = second.block_on(Database::fresh());
+    let pool = second.block_on(async { database.pool(2) });
+    let adapter = adapter(&pool, Batching::new());
+    let claim = |id: &str| {
+        let (adapter, keys) = (adapter.clone(), [dedup_key(id)]);
+        async move {
+            let terms = CallTerms::new([1; 16].into(), MINUTE).with_lease(MINUTE);
+            tokio::time::timeout(IN_TIME, adapter.claim(&keys, &terms)).await.expect("in time")
+        }
+    };
+    first.block_on(claim("a")).unwrap();
+    for number in 0..20 {
+        let start = Instant::now();
+        let claimed = second.block_on(claim(&number.to_string())).unwrap();
+        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{claimed:?}");
+        assert!(start.elapsed() < STATEMENT_TIMEOUT, "{number} after {:?}", start.elapsed());
+    }
+    drop(first);
+}
+
+/// Credentials that are rotated on the pool are those of the lanes as well.
+#[tokio::test]
+async fn lanes_follow_the_connect_options_of_the_pool() {
+    let database = Database::fresh().await;
+    let name = database.name().to_owned();
+    for role in ["old", "new"] {
+        database.run(format!("CREATE ROLE {name}_{role} LOGIN SUPERUSER")).await;
+    }
+    let options = |role: &str| database.options().username(&format!("{name}_{role}"));
+    let pool = database.pool_with(2, options("old"));
+    let adapter = adapter(&pool, Batching::new());
+    let claim = async |id: &str| {
+        let terms = CallTerms::new([1; 16].into(), MINUTE).with_lease(MINUTE);
+        adapter.claim(&[dedup_key(id)], &terms).await
+    };
+    claim("a").await.unwrap();
+    pool.set_connect_options(options("new"));
+    database.run(format!("ALTER ROLE {name}_old NOLOGIN")).await;
+    database.terminate(&format!("usename = '{name}_old'")).await;
+    claim("b").await.unwrap();
+    let new = format!("usename = '{name}_new'");
+    assert!(database.sessions(&new).await > 0, "the lane is not the new role's");
+    adapter.close().await;
+    pool.close().await;
+    database.until_sessions("true", 0).await;
+    for role in ["old", "new"] {
+        database.run(format!("DROP OWNED BY {name}_{role} CASCADE; DROP ROLE {name}_{role}")).await;
+    }
+}
+
+/// A handler that was dropped at its timeout leaves a statement that waits for a row lock. Two such
+/// handlers do not take a pool of two connections down.
+#[tokio::test]
+async fn a_statement_that_outlives_its_handler_is_ended() {
+    let database = Database::fresh().await;
+    let pool = database.pool(2);
+    let adapter = adapter(&pool, Batching::new());
+    adapter.migrate().await.unwrap();
+    database.run("CREATE TABLE stock (item int PRIMARY KEY); INSERT INTO stock VALUES (1)").await;
+    let handler = tower::service_fn(async |request: Request<Body>| {
+        let stuck = request.headers()["webhook-id"].to_str().unwrap().starts_with("stuck");
+        let run = async {
+            let mut tx = lend(&request);
+            if stuck {
+                let lock = sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE");
+                lock.execute(&mut *tx).await.unwrap();
+            }
+            effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
+        };
+        Ok::<_, Infallible>(answer(tokio::time::timeout(STORE_TIMEOUT, run).await.is_ok()))
+    });
+    let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    let service = layer.layer(handler);
+    let mut locked = database.effects.pool().begin().await.unwrap();
+    sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE").execute(&mut *locked).await.unwrap();
+    let stuck = ["stuck-1", "stuck-2"].map(|id| send(&service, request(id)));
+    for answered in join_all(stuck).await {
+        assert_eq!(answered.status(), 500);
+    }
+    // While the row is still locked: connections are there, and nobody waits on the server.
+    until_acknowledged(&service, "sound").await;
+    database.until_sessions("wait_event_type = 'Lock'", 0).await;
+    locked.rollback().await.unwrap();
+    for id in ["stuck-1", "stuck-2"] {
+        until_acknowledged(&service, id).await;
+    }
+    let ids = ["sound", "stuck-1", "stuck-2"].map(str::to_owned);
+    database.effects.assert_once(ids).await;
+    database.until_nothing_is_open().await;
+}
+
+/// Somebody locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` does, or `ALTER TABLE`:
+/// calls fail in time, sessions do not pile up on the server, and the next calls succeed.
+async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
+    for mode in ["SHARE", "ACCESS EXCLUSIVE"] {
+        let database = Database::fresh().await;
+        let pool = database.pool(4);
+        let adapter = adapter(&pool, batching);
+        adapter.migrate().await.unwrap();
+        let (_, service) = build(adapter, sound(&database));
+        until_acknowledged(&service, WARM).await;
+        let mut locked = database.effects.pool().begin().await.unwrap();
+        let lock = format!("LOCK TABLE webhook_deliveries IN {mode} MODE");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut *locked).await.unwrap();
+        let (start, mut most) = (Instant::now(), 0);
+        while start.elapsed() < 8 * STATEMENT_TIMEOUT {
+            let crowd = (0..4).map(|number| {
+                let (service, id) = (service.clone(), format!("{number}-{:?}", start.elapsed()));
+                async move {
+                    let sent = Instant::now();
+                    assert_eq!(send(&service, request(&id)).await.status(), 503);
+                    assert!(sent.elapsed() < IN_TIME, "answered after {:?}", sent.elapsed());
+                }
+            });
+            join_all(crowd).await;
+            most = most.max(database.sessions("true").await);
+        }
+        // Pool, lanes, and those that look after them.
+        assert!(most <= 16, "{most} sessions under {mode}");
+        locked.rollback().await.unwrap();
+        until_acknowledged(&service, "after").await;
+        assert_eq!(database.effects.of("after").await, 1);
+        database.until_nothing_is_open().await;
+    }
+}
+
+#[tokio::test]
+async fn lease_on_a_locked_table_piles_up_no_sessions() {
+    locked_table_piles_up_no_sessions(Batching::new(), lease).await;
+}
+
+#[tokio::test]
+async fn unbatched_lease_on_a_locked_table_piles_up_no_sessions() {
+    locked_table_piles_up_no_sessions(Batching::off(), lease).await;
+}
+
+#[tokio::test]
+async fn transactions_on_a_locked_table_pile_up_no_sessions() {
+    locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
+}
+
+/// COMMIT stalls, as for a standby that is away or a disk that hangs: the sessions that wait in it
+/// are left alone, and no others join them.
+#[tokio::test]
+async fn stalled_commits_pile_up_no_sessions() {
+    let database = Database::fresh().await;
+    let pool = database.pool(3);
+    let (_, service) = in_a_transaction(adapter(&pool, Batching::new()), sound(&database));
+    until_acknowledged(&service, WARM).await;
+    let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
+    let (start, mut most, mut sent) = (Instant::now(), 0, 0);
+    while start.elapsed() < 8 * STATEMENT_TIMEOUT {
+        assert_eq!(send(&service, request(&format!("event-{sent}"))).await.status(), 503);
+        sent += 1;
+        most = most.max(database.sessions("true").await);
+    }
+    assert!(most <= 3 + 2 + 3, "{most} sessions");
+    drop(gate);
+    for number in 0..sent {
+        until_acknowledged(&service, &format!("event-{number}")).await;
+    }
+    let ids = (0..sent).map(|number| format!("event-{number}"));
+    database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
+    database.until_nothing_is_open().await;
+}
+
+/// The record's COMMIT stalls for longer than its statement may take: nobody sees the row, and that
+/// it is not there is no answer. Taken for one, the event would be lost when the row appears.
+#[tokio::test]
+async fn record_that_waits_in_its_commit_is_not_said_to_be_absent() {
+    let database = Database::fresh().await;
+    for batching in [Batching::new(), Batching::off()] {
+        let adapter = adapter(&database.pool(3), batching);
+        adapter.migrate().await.unwrap();
+        let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
+        let (keys, mine) =
+            ([dedup_key(&format!("{batching:?}"))], CallTerms::new(rand_token(), MINUTE));
+        let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.record(&keys, &mine));
+        assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
+        let start = Instant::now();
+        while start.elapsed() < 3 * STATEMENT_TIMEOUT {
+            let undone = adapter.unrecord(&keys, &mine);
+            let undone = tokio::time::timeout(STATEMENT_TIMEOUT, undone).await;
+            assert!(!matches!(undone, Ok(Ok(_))), "{undone:?} after {:?}", start.elapsed());
+        }
+        drop(gate);
+        let undone = async || {
+            let undone = adapter.unrecord(&keys, &mine).await;
+            undone.is_ok_and(|undone| undone == [Released::Released])
+        };
+        // The row appears when the record's COMMIT ends.
+        until(undone).await;
+        assert_eq!(adapter.record(&keys, &mine).await.unwrap(), [Recorded::First]);
+    }
+}
+
+fn rand_token() -> Token {
+    rand::random::<[u8; 16]>().into()
+}
+
+/// A COMMIT that the server refuses has ended the transaction: the connection stays in the pool.
+#[tokio::test]
+async fn refused_commit_keeps_its_connection() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let (_, service) = in_a_transaction(adapter(&pool, Batching::new()), sound(&database));
+    until_acknowledged(&service, WARM).await;
+    database
+        .run(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             RAISE serialization_failure; END $$; \
+             CREATE CONSTRAINT TRIGGER refused AFTER INSERT ON effects INITIALLY DEFERRED \
+             FOR EACH ROW WHEN (NEW.id = 'refused') EXECUTE FUNCTION refuse()",
+        )
+        .await;
+    let session = async || -> i32 {
+        let pid = sqlx::query_scalar("SELECT pg_backend_pid()");
+        pid.fetch_one(&pool).await.unwrap()
+    };
+    let before = session().await;
+    assert!(send(&service, request("refused")).await.status().is_server_error());
+    assert_eq!(session().await, before);
+    until_acknowledged(&service, "after").await;
+    assert_eq!(database.effects.of("refused").await, 0);
+    database.until_nothing_is_open().await;
+}
+
+/// A pool that shares the permits of a smaller one has lanes no larger than itself.
+#[tokio::test]
+async fn a_pool_with_a_parent_has_lanes() {
+    let database = Database::fresh().await;
+    let parent = database.pool(2);
+    let pool = PgPoolOptions::new().max_connections(1).parent(parent);
+    let pool = pool.connect_lazy_with(database.options());
+    let (_, service) = lease(adapter(&pool, Batching::new()), sound(&database));
+    until_acknowledged(&service, "a").await;
+}
+
+/// Closed before a lane was opened, or after: later calls fail and open no connection.
+#[tokio::test]
+async fn a_closed_adapter_opens_no_connection() {
+    let database = Database::fresh().await;
+    for batching in [Batching::new(), Batching::off()] {
+        for opened in [false, true] {
+            let pool = database.pool(2);
+            let adapter = adapter(&pool, batching);
+            let terms = CallTerms::new([1; 16].into(), MINUTE);
+            let record = async |id: &str| adapter.record(&[dedup_key(id)], &terms).await;
+            if opened {
+                let id = format!("{batching:?}");
+                assert_eq!(record(&id).await.unwrap(), [Recorded::First]);
+            }
+            adapter.close().await;
+            let error = record("after").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(!pool.is_closed(), "the user's pool is theirs");
+            pool.close().await;
+            database.until_sessions("true", 0).await;
+        }
+    }
+}
+
+/// Deliveries that were given up do not stay in the pool's line.
+#[tokio::test]
+async fn deliveries_that_were_given_up_leave_the_line_of_the_pool() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let layer = transactional(&pool).store_timeout(STORE_TIMEOUT / 4);
+    let service = layer.layer(tower::service_fn(write));
+    until_acknowledged(&service, WARM).await;
+    let taken = pool.acquire().await.unwrap();
+    let crowd = (0..50).map(|number| {
+        let service = service.clone();
+        async move { send(&service, request(&number.to_string())).await.status() }
+    });
+    for answered in join_all(crowd).await {
+        assert_eq!(answered, 503);
+    }
+    drop(taken);
+    // Nobody has begun a transaction on behalf of those who left.
+    until_acknowledged(&service, "after").await;
+    assert_eq!(database.effects.runs().await, 2);
+    database.until_nothing_is_open().await;
+}

@@ -1,0 +1,261 @@
+//! A real process killed with SIGKILL in the middle of its handlers: nothing is lost.
+//!
+//! The processes are this very test, started again with an address in its environment. Each is a
+//! receiver on a port of its own; its handler's effect is one line in a file.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::post;
+use sqlx::Connection;
+use sqlx::sqlite::{Sqlite, SqliteConnection};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::{DedupLayer, DedupTx, Delivery};
+
+use crate::support::by_header;
+
+const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
+/// The ledger: the lease, if nothing is said.
+const LEDGER: &str = "TOWER_DEDUP_TEST_CRASH_LEDGER";
+const LEASE: Duration = Duration::from_millis(700);
+const MARK: &str = "receiver-listens-at:";
+
+/// Not a test: the receiver, when it is started as one.
+#[test]
+fn receiver() {
+    let Ok(dir) = std::env::var(DIR) else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(serve(PathBuf::from(dir)));
+}
+
+async fn serve(dir: PathBuf) {
+    let url = format!("sqlite://{}", dir.join("dedup.db").display());
+    let adapter = SqliteAdapter::connect(&url).await.unwrap();
+    let route = Router::new().route("/hook", post(handle));
+    let route = match std::env::var(LEDGER).as_deref() {
+        Ok("arrival") => route.layer(DedupLayer::on_arrival(by_header(), adapter)),
+        Ok("transactional") => {
+            let written = Router::new().route("/hook", post(write));
+            written.layer(DedupLayer::transactional(by_header(), adapter))
+        }
+        _ => route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE)),
+    };
+    let app = route.with_state(Arc::new(dir));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    println!("\n{MARK}{}", listener.local_addr().unwrap());
+    axum::serve(listener, app).await.unwrap();
+}
+
+/// The effect, then a while in which the process may die, then success.
+async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: String) -> StatusCode {
+    let line = format!(
+        "{} {} {}\n",
+        delivery.key().unwrap().id(),
+        delivery.attempt(),
+        if delivery.is_takeover() { "takeover" } else { "-" }
+    );
+    let file = OpenOptions::new().append(true).create(true).open(dir.join("effects"));
+    file.unwrap().write_all(line.as_bytes()).unwrap();
+    tokio::time::sleep(Duration::from_millis(body.parse().unwrap())).await;
+    StatusCode::OK
+}
+
+/// The same with an effect in the delivery's transaction as well.
+async fn write(
+    dir: State<Arc<PathBuf>>,
+    delivery: Delivery,
+    mut tx: DedupTx<Sqlite>,
+    body: String,
+) -> StatusCode {
+    let insert = sqlx::query("INSERT INTO written VALUES (1)");
+    insert.execute(&mut *tx).await.unwrap();
+    handle(dir, delivery, body).await
+}
+
+async fn start(dir: &Path) -> (Child, String) {
+    start_with(dir, "lease").await
+}
+
+async fn start_with(dir: &Path, ledger: &str) -> (Child, String) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["sigkill::receiver", "--exact", "--nocapture"])
+        .env(DIR, dir)
+        .env(LEDGER, ledger)
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let address = loop {
+        let line = lines.next_line().await.unwrap().expect("the receiver starts");
+        if let Some((_, address)) = line.split_once(MARK) {
+            break address.to_owned();
+        }
+    };
+    (child, format!("http://{address}/hook"))
+}
+
+fn effects(dir: &Path) -> Vec<(String, u32, bool)> {
+    let text = std::fs::read_to_string(dir.join("effects")).unwrap_or_default();
+    text.lines()
+        .map(|line| {
+            let mut words = line.split(' ');
+            let id = words.next().unwrap().to_owned();
+            (id, words.next().unwrap().parse().unwrap(), words.next() == Some("takeover"))
+        })
+        .collect()
+}
+
+async fn deliver(client: &reqwest::Client, url: &str, id: &str, ms: u64) -> Option<u16> {
+    let request = client.post(url).header("webhook-id", id).body(ms.to_string());
+    request.send().await.ok().map(|answer| answer.status().as_u16())
+}
+
+/// The process dies mid-handler: the retry is told to come again until the lease lapses, and then
+/// runs, flagged as a takeover.
+#[tokio::test]
+async fn after_a_sigkill_the_retry_runs_as_a_takeover() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::new();
+    let (mut first, url) = start(dir.path()).await;
+    let cut = tokio::spawn({
+        let client = client.clone();
+        async move { deliver(&client, &url, "a", 60_000).await }
+    });
+    while effects(dir.path()).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    first.kill().await.unwrap();
+    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+
+    let (_second, url) = start(dir.path()).await;
+    let mut statuses = Vec::new();
+    loop {
+        let status = deliver(&client, &url, "a", 0).await.unwrap();
+        statuses.push(status);
+        assert!(statuses.len() < 100, "{statuses:?}");
+        if status == 200 {
+            break;
+        }
+        assert_eq!(status, 503);
+    }
+    assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 2, true)]);
+    assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
+    assert_eq!(effects(dir.path()).len(), 2, "a duplicate from here on");
+}
+
+/// On arrival the key is there before the handler, and a process that dies in it has lost the event.
+#[tokio::test]
+async fn on_arrival_a_sigkill_loses_the_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::new();
+    let (mut first, url) = start_with(dir.path(), "arrival").await;
+    let cut = tokio::spawn({
+        let client = client.clone();
+        async move { deliver(&client, &url, "a", 60_000).await }
+    });
+    while effects(dir.path()).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    first.kill().await.unwrap();
+    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+
+    let (_second, url) = start_with(dir.path(), "arrival").await;
+    assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
+    assert_eq!(effects(dir.path()).len(), 1, "a duplicate of what never ended");
+}
+
+/// In a transaction nothing is left of the run that died, and nobody waits for a lease.
+#[tokio::test]
+async fn in_a_transaction_a_sigkill_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}?mode=rwc", dir.path().join("dedup.db").display());
+    let mut file = SqliteConnection::connect(&url).await.unwrap();
+    sqlx::query("CREATE TABLE written (n INTEGER)").execute(&mut file).await.unwrap();
+    let client = reqwest::Client::new();
+    let (mut first, url) = start_with(dir.path(), "transactional").await;
+    let cut = tokio::spawn({
+        let client = client.clone();
+        async move { deliver(&client, &url, "a", 60_000).await }
+    });
+    while effects(dir.path()).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    first.kill().await.unwrap();
+    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+    let written = "SELECT count(*) FROM written";
+    assert_eq!(sqlx::query_scalar::<_, i64>(written).fetch_one(&mut file).await.unwrap(), 0);
+
+    let (_second, url) = start_with(dir.path(), "transactional").await;
+    for _ in 0..2 {
+        assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
+        assert_eq!(sqlx::query_scalar::<_, i64>(written).fetch_one(&mut file).await.unwrap(), 1);
+    }
+    assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 1, false)], "no takeover");
+}
+
+/// Two receivers on one file, killed again and again under load; the sender retries until all is
+/// acknowledged. No event is lost, and none runs twice but where a process died.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_and_sigkill_no_event_is_lost() {
+    const EVENTS: usize = 150;
+    const KILLS: usize = 6;
+    let dir = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().unwrap();
+    let (mut first, first_url) = start(dir.path()).await;
+    let (_second, second_url) = start(dir.path()).await;
+    let urls = Arc::new(std::sync::Mutex::new([first_url, second_url]));
+    let senders = (0..12).map(|sender| {
+        let (client, urls) = (client.clone(), Arc::clone(&urls));
+        tokio::spawn(async move {
+            let mut tries = 0;
+            // Every event has two senders, which race.
+            for event in (sender / 2..EVENTS).step_by(6) {
+                loop {
+                    tries += 1;
+                    let url = urls.lock().unwrap()[tries % 2].clone();
+                    let id = format!("event-{event}");
+                    if deliver(&client, &url, &id, 30).await == Some(200) {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        })
+    });
+    let senders: Vec<_> = senders.collect();
+    for kill in 0..KILLS {
+        tokio::time::sleep(Duration::from_millis(60 + 35 * kill as u64)).await;
+        first.kill().await.unwrap();
+        let (child, url) = start(dir.path()).await;
+        first = child;
+        urls.lock().unwrap()[0] = url;
+    }
+    for sender in senders {
+        tokio::time::timeout(Duration::from_secs(120), sender).await.expect("in time").unwrap();
+    }
+    let effects = effects(dir.path());
+    let mut doubled = 0;
+    for event in 0..EVENTS {
+        let id = format!("event-{event}");
+        let runs: Vec<_> = effects.iter().filter(|(run, ..)| *run == id).collect();
+        assert!(!runs.is_empty(), "{id} is lost");
+        for (place, (_, attempt, takeover)) in runs.iter().enumerate() {
+            // Every further run follows a death, and knows it. A first run may follow one as well:
+            // that of a process that died between its claim and its effect.
+            assert!(place == 0 || *takeover, "{runs:?}");
+            assert_eq!(*takeover, *attempt > 1, "{runs:?}");
+        }
+        doubled += runs.len() - 1;
+    }
+    assert!(doubled <= KILLS * 12, "{doubled} runs were repeated by {KILLS} deaths");
+}

@@ -1,0 +1,336 @@
+//! What the guide says of databases is so, word for word where it is SQL; and what the README cites
+//! is there.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::post;
+use futures_util::future::join_all;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, Postgres};
+use sqlx::sqlite::Sqlite;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnection};
+use tokio::sync::Barrier;
+use tower::ServiceExt;
+use tower_dedup::adapter::{
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Renewed, SqliteAdapter, Token,
+};
+use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
+
+use crate::support::postgres::{Schema, Server};
+use crate::support::{by_header, dedup_key, result};
+
+const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
+const README: &str = include_str!("../../README.md");
+
+/// The SQL of the operations guide that holds these words.
+fn sql(words: &str) -> String {
+    let mut blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| {
+        let end = rest.find("```").expect("a block ends");
+        rest[..end].trim_end()
+    });
+    blocks.find(|block| block.contains(words)).expect("a block with these words").to_owned()
+}
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
+}
+
+/// The event that the guide looks for, among others.
+fn the_event() -> [DedupKey; 1] {
+    [DedupKey::new("github", "THE-ID").unwrap()]
+}
+
+async fn record<A: DedupAdapter>(adapter: &A) {
+    let others = [("github", "THE-OTHER-ID"), ("acme", "THE-ID")];
+    for (namespace, id) in others {
+        let key = [DedupKey::new(namespace, id).unwrap()];
+        assert_eq!(adapter.record(&key, &terms()).await.unwrap(), [Recorded::First]);
+    }
+    assert_eq!(adapter.record(&the_event(), &terms()).await.unwrap(), [Recorded::First]);
+}
+
+#[tokio::test]
+async fn postgres_finds_the_event_that_was_seen() {
+    let schema = Schema::fresh();
+    record(&PostgresAdapter::connect(&schema.url()).await.unwrap()).await;
+    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+    let query = sql("sha256(");
+    let rows = sqlx::query(AssertSqlSafe(query.clone())).fetch_all(&mut connection).await.unwrap();
+    let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
+    assert_eq!((row.get("namespace"), row.get("id")), ("github", "THE-ID"));
+    // Three rows are read faster without an index.
+    sqlx::query("SET enable_seqscan = off").execute(&mut connection).await.unwrap();
+    let plan: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {query}")))
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+    assert!(plan[0].contains("using webhook_deliveries_pkey"), "{plan:?}");
+    // And the log names it by what the shell computes.
+    let fingerprint: String =
+        sqlx::query_scalar("SELECT left(encode(sha256('THE-ID'), 'hex'), 16)")
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+    assert_eq!(fingerprint, the_event()[0].log_id());
+}
+
+#[tokio::test]
+async fn sqlite_finds_the_event_that_was_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    record(&SqliteAdapter::connect(&url).await.unwrap()).await;
+    let mut connection = SqliteConnection::connect(&url).await.unwrap();
+    let query = sql("'unixepoch'");
+    let rows = sqlx::query(AssertSqlSafe(query.clone())).fetch_all(&mut connection).await.unwrap();
+    let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
+    assert_eq!((row.get("namespace"), row.get("id")), ("github", "THE-ID"));
+    let year: String = sqlx::query_scalar("SELECT strftime('%Y', 'now')")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    assert!(row.get::<String, _>("completed").starts_with(&year), "a time that people read");
+    let plan = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {query}")))
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+    let step: String = plan[0].get("detail");
+    assert!(step.contains("PRIMARY KEY (namespace=? AND id=?)"), "{step}");
+}
+
+#[tokio::test]
+async fn the_schema_of_the_guide_is_the_schema() {
+    let nowhere = PgPoolOptions::new().connect_lazy("postgres://localhost/any").unwrap();
+    let statements = PostgresAdapter::new(nowhere).schema_sql();
+    let words = |sql: &str| sql.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(words(&sql("CREATE TABLE")), words(&(statements.join("; ") + ";")));
+}
+
+/// A role that may do what the guide grants, and no more, makes the table; another one uses it, for
+/// all that there is to do.
+#[tokio::test]
+async fn the_privileges_of_the_guide_are_enough() {
+    // Its own: roles belong to all databases of a server.
+    let server = Server::start();
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    let run = async |admin: &mut PgConnection, sql: String| {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.unwrap();
+    };
+    let roles = "CREATE SCHEMA webhooks; CREATE ROLE migrator LOGIN; CREATE ROLE app LOGIN; \
+                 CREATE TABLE webhooks.effects (id text); GRANT ALL ON webhooks.effects TO app;";
+    run(&mut admin, roles.to_owned()).await;
+    let adapter = |role: &str| {
+        let options = PgConnectOptions::from_str(&server.url()).unwrap().username(role);
+        let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
+        PostgresAdapter::new(pool).schema(Identifier::new("webhooks").unwrap())
+    };
+    run(&mut admin, sql("TO migrator")).await;
+    adapter("migrator").migrate().await.unwrap();
+    run(&mut admin, sql("TO app")).await;
+
+    let (app, mine) = (adapter("app"), terms());
+    app.migrate().await.unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|id| [dedup_key(id)]);
+    assert_eq!(app.record(&a, &mine).await.unwrap(), [Recorded::First]);
+    assert_eq!(app.unrecord(&a, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(app.claim(&b, &mine).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(app.renew(&b, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(app.release(&b, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(app.claim(&b, &mine).await.unwrap(), [Claimed::first(2, false)]);
+    assert_eq!(app.complete(&b, &mine).await.unwrap(), [Completed::Held]);
+    assert!(app.get(&b[0]).await.unwrap().is_some());
+    assert_eq!(app.forget(&b[0]).await.unwrap(), Forgotten::Removed);
+    let past = CallTerms::new(Token::random(), Duration::ZERO);
+    assert_eq!(app.record(&c, &past).await.unwrap(), [Recorded::First]);
+    let aged = "UPDATE webhooks.webhook_deliveries SET expires_at = now() - interval '1 hour'";
+    run(&mut admin, aged.to_owned()).await;
+    assert_eq!(app.purge(10).await.unwrap(), 1);
+    assert_eq!(app.count().await.unwrap(), 0);
+
+    // Of the transactional ledger, also what ends in `pg_terminate_backend`.
+    let handler = async |mut tx: DedupTx<Postgres>, script: String| {
+        if script == "leak" {
+            std::mem::forget(tx.begin().await.unwrap());
+        }
+        let insert = sqlx::query("INSERT INTO webhooks.effects VALUES ($1)").bind(&script);
+        insert.execute(&mut *tx).await.unwrap();
+        if script == "fail" { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK }
+    };
+    let layer = DedupLayer::transactional(by_header(), app.clone());
+    let service: Router = Router::new().route("/", post(handler)).layer(layer);
+    for (script, status) in [("fail", 500), ("leak", 500), ("work", 200), ("", 200)] {
+        let request = Request::post("/").header("webhook-id", "d");
+        let request = request.body(Body::from(script)).unwrap();
+        assert_eq!(service.clone().oneshot(request).await.unwrap().status(), status, "{script}");
+    }
+    let effects: Vec<String> =
+        sqlx::query_scalar("SELECT id FROM webhooks.effects").fetch_all(&mut admin).await.unwrap();
+    assert_eq!(effects, ["work"]);
+}
+
+async fn deliver(app: &Router, id: impl std::fmt::Display) -> Response {
+    let request = Request::post("/").header("webhook-id", id.to_string());
+    app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+/// Two deliveries at once, whose handlers each take a second connection of the pool.
+async fn two_with_two_connections_each(connections: u32) -> [u16; 2] {
+    let schema = Schema::fresh();
+    let pool = PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(3))
+        .connect(&schema.url())
+        .await
+        .unwrap();
+    let (second, both) = (pool.clone(), Arc::new(Barrier::new(2)));
+    let handler = move |_tx: DedupTx<Postgres>| {
+        let (pool, both): (PgPool, _) = (second.clone(), Arc::clone(&both));
+        async move {
+            both.wait().await;
+            match sqlx::query("SELECT 1").execute(&pool).await {
+                Ok(_) => StatusCode::OK,
+                Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            }
+        }
+    };
+    let adapter = PostgresAdapter::new(pool);
+    adapter.migrate().await.unwrap();
+    let layer = DedupLayer::transactional(by_header(), adapter)
+        .max_running(2)
+        .store_timeout(Duration::from_secs(20));
+    let app: Router = Router::new().route("/", post(handler)).layer(layer);
+    let (one, other) = tokio::join!(deliver(&app, 1), deliver(&app, 2));
+    let mut statuses = [one.status().as_u16(), other.status().as_u16()];
+    statuses.sort_unstable();
+    statuses
+}
+
+#[tokio::test]
+async fn a_second_connection_is_waited_for_until_one_gives_up() {
+    let [_, worse] = two_with_two_connections_each(2).await;
+    assert_eq!(worse, 500, "each holds what the other waits for");
+    assert_eq!(two_with_two_connections_each(3).await, [200, 200], "one of them can go on");
+}
+
+/// One layer around another, each with a transaction: the second waits for what the first one has.
+#[tokio::test]
+async fn nested_transactional_layers_on_one_pool_are_answered_503() {
+    let outer = || key::header("webhook-id").namespace("outer");
+    let schema = Schema::fresh();
+    let pool = PgPoolOptions::new().max_connections(2).connect(&schema.url()).await.unwrap();
+    let adapter = PostgresAdapter::new(pool);
+    adapter.migrate().await.unwrap();
+    let app = |store_timeout| -> Router {
+        let layer = |key| DedupLayer::transactional(key, adapter.clone());
+        Router::new()
+            .route("/", post(async |_: DedupTx<Postgres>| {}))
+            .layer(layer(by_header()).store_timeout(store_timeout))
+            .layer(layer(outer()).store_timeout(Duration::from_secs(20)))
+    };
+    assert_eq!(deliver(&app(Duration::from_secs(20)), "alone").await.status(), 200);
+    let app = app(Duration::from_millis(500));
+    let answers = join_all((0..8).map(|id| deliver(&app, id))).await;
+    assert!(answers.iter().any(|answer| answer.status() == 503), "{answers:?}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let adapter = SqliteAdapter::connect(&url).await.unwrap();
+    let adapter = adapter.gate_timeout(Duration::from_millis(100));
+    let handler = async |_: DedupTx<Sqlite>| {};
+    let app: Router = Router::new()
+        .route("/", post(handler))
+        .layer(DedupLayer::transactional(by_header(), adapter.clone()))
+        .layer(DedupLayer::transactional(outer(), adapter));
+    let answer = deliver(&app, "alone").await;
+    assert_eq!((answer.status().as_u16(), result(&answer)), (503, Some("unavailable")));
+}
+
+/// A handler that leaves its transaction alone for longer than the server allows.
+#[tokio::test]
+async fn a_session_that_the_server_ends_is_503_and_nothing_is_kept() {
+    let schema = Schema::fresh();
+    let options = PgConnectOptions::from_str(&schema.url()).unwrap();
+    let search_path = schema.name().to_owned();
+    let options = options.options([
+        ("search_path", search_path.as_str()),
+        ("idle_in_transaction_session_timeout", "1000"),
+    ]);
+    let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
+    sqlx::query("CREATE TABLE effects (ms text)").execute(&pool).await.unwrap();
+    let handler = async |mut tx: DedupTx<Postgres>, ms: String| {
+        let insert = sqlx::query("INSERT INTO effects VALUES ($1)").bind(&ms);
+        insert.execute(&mut *tx).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(ms.parse().unwrap())).await;
+    };
+    let adapter = PostgresAdapter::new(pool.clone());
+    let layer = DedupLayer::transactional(by_header(), adapter);
+    let layer = layer.store_timeout(Duration::from_secs(20));
+    let app: Router = Router::new().route("/", post(handler)).layer(layer);
+    for (ms, status) in [("2500", 503), ("0", 200)] {
+        let request = Request::post("/").header("webhook-id", "a").body(Body::from(ms)).unwrap();
+        assert_eq!(app.clone().oneshot(request).await.unwrap().status(), status);
+    }
+    let effects: Vec<String> =
+        sqlx::query_scalar("SELECT ms FROM effects").fetch_all(&pool).await.unwrap();
+    assert_eq!(effects, ["0"]);
+}
+
+/// A link whose text is the name of a test leads to the file that has it.
+#[test]
+fn the_readme_cites_tests_that_exist() {
+    let mut cited = 0;
+    for rest in README.split("[`").skip(1) {
+        let Some((name, rest)) = rest.split_once("`](") else { continue };
+        let Some((file, _)) = rest.split_once(')') else { continue };
+        if !file.ends_with(".rs") {
+            continue;
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let source = std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no {file}"));
+        // One that is generic has its type in the way.
+        let declared = |end: &str| source.contains(&format!("fn {name}{end}"));
+        assert!(declared("(") || declared("<"), "no test `{name}` in {file}");
+        cited += 1;
+    }
+    assert!(cited >= 20, "only {cited} tests are cited: has the form of the links changed?");
+}
+
+/// rustdoc looks at the page that a link leads to, and not at the section.
+#[test]
+fn links_lead_to_sections_that_exist() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs");
+    let read = |page: &str| {
+        let path = docs.join(page).with_extension("md");
+        std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no page {page}"))
+    };
+    let is_heading = |line: &&str| line.starts_with('#') && !line.starts_with("#[");
+    let anchor = |heading: &str| {
+        let letters = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
+        kept.collect::<String>().replace(' ', "-")
+    };
+    let mut checked = 0;
+    for page in ["guide", "keys", "delivery", "transactions", "recipes", "operations", "adapters"] {
+        let text = read(page);
+        for rest in text.split("](").skip(1) {
+            let target = rest.split(')').next().unwrap_or_default();
+            let Some((place, wanted)) = target.split_once('#') else { continue };
+            if place.starts_with("http") {
+                continue;
+            }
+            let name = place.rsplit("::").next().unwrap_or_default();
+            let there = if name.is_empty() { text.clone() } else { read(name) };
+            let found = there.lines().filter(is_heading).any(|line| anchor(line) == wanted);
+            assert!(found, "{page}: no section `{wanted}` in {name}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 10, "only {checked} links: has their form changed?");
+}

@@ -1,0 +1,6 @@
+//! The guide and the README: what they say is checked.
+
+mod guide;
+mod recipes;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,217 @@
+//! The recipes of the guide, on Postgres and on SQLite: the same SQL, and the same outcome.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::routing::post;
+use futures_util::future::join_all;
+use sqlx::postgres::{PgPoolOptions, Postgres};
+use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode};
+use sqlx::{PgPool, SqlitePool};
+use tower::ServiceExt;
+use tower_dedup::adapter::{Forgotten, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
+use tower_dedup::{DedupLayer, DedupTx, Delivery, OnInFlight};
+
+use crate::support::postgres::Schema;
+use crate::support::{by_header, dedup_key, result};
+
+const RECIPES: &str = include_str!("../../src/docs/recipes.md");
+
+/// Changes a row if the event is newer than all that were applied.
+const NEWER: &str = "INSERT INTO newest (account, number) VALUES ($1, $2) \
+    ON CONFLICT (account) DO UPDATE SET number = excluded.number \
+    WHERE newest.number < excluded.number";
+const APPLY: &str = "INSERT INTO balances (account, balance) VALUES ($1, $2) \
+    ON CONFLICT (account) DO UPDATE SET balance = excluded.balance";
+const CONVERGING: &str =
+    "INSERT INTO entries (event, amount) VALUES ($1, $2) ON CONFLICT (event) DO NOTHING";
+
+const TABLES: [&str; 4] = [
+    "CREATE TABLE newest (account TEXT PRIMARY KEY, number BIGINT NOT NULL)",
+    "CREATE TABLE balances (account TEXT PRIMARY KEY, balance BIGINT NOT NULL)",
+    "CREATE TABLE entries (event TEXT PRIMARY KEY, amount BIGINT NOT NULL)",
+    "CREATE TABLE runs (n BIGINT)",
+];
+
+/// The SQL above is the guide's.
+#[test]
+fn the_guide_has_this_sql() {
+    let words = |text: &str| {
+        let words = text.split_whitespace().filter(|word| *word != "\\");
+        words.collect::<Vec<_>>().join(" ")
+    };
+    for sql in [NEWER, APPLY, CONVERGING] {
+        assert!(words(RECIPES).contains(&words(sql)), "{sql}");
+    }
+}
+
+/// What the payment service was asked for.
+type Calls = Arc<Mutex<Vec<String>>>;
+
+async fn send(app: &Router, id: &str, body: impl Into<String>) -> (u16, Option<String>) {
+    let request = Request::post("/").header("webhook-id", id).body(Body::from(body.into()));
+    let answer = app.clone().oneshot(request.unwrap()).await.unwrap();
+    (answer.status().as_u16(), result(&answer).map(str::to_owned))
+}
+
+async fn postgres() -> (PgPool, PostgresAdapter, Schema) {
+    let schema = Schema::fresh();
+    let pool = PgPoolOptions::new().max_connections(8).connect(&schema.url()).await.unwrap();
+    (pool.clone(), PostgresAdapter::new(pool), schema)
+}
+
+async fn sqlite() -> (SqlitePool, SqliteAdapter, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SqliteConnectOptions::new()
+        .filename(dir.path().join("app.db"))
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal);
+    let pool = SqlitePool::connect_with(options).await.unwrap();
+    let adapter = SqliteAdapter::new(pool.clone()).gate_timeout(Duration::from_secs(20));
+    (pool, adapter, dir)
+}
+
+macro_rules! recipes {
+    ($database:ident, $db:ty, $pool:ty) => {
+        mod $database {
+            use super::*;
+
+            /// `account number balance`, and whether to fail after it was written.
+            async fn in_order(mut tx: DedupTx<$db>, event: String) -> StatusCode {
+                let words: Vec<&str> = event.split(' ').collect();
+                let (number, balance): (i64, i64) =
+                    (words[1].parse().unwrap(), words[2].parse().unwrap());
+                let newer = sqlx::query(NEWER).bind(words[0]).bind(number);
+                if newer.execute(&mut *tx).await.unwrap().rows_affected() == 0 {
+                    return StatusCode::OK;
+                }
+                let apply = sqlx::query(APPLY).bind(words[0]).bind(balance);
+                apply.execute(&mut *tx).await.unwrap();
+                match words.get(3) {
+                    Some(_) => StatusCode::INTERNAL_SERVER_ERROR,
+                    None => StatusCode::OK,
+                }
+            }
+
+            async fn balance(pool: &$pool) -> i64 {
+                let balance = sqlx::query_scalar("SELECT balance FROM balances");
+                balance.fetch_one(pool).await.unwrap()
+            }
+
+            async fn set_up(pool: &$pool) {
+                for table in TABLES {
+                    sqlx::query(table).execute(pool).await.unwrap();
+                }
+            }
+
+            #[tokio::test]
+            async fn a_stale_event_changes_nothing_and_is_answered_200() {
+                let (pool, adapter, _kept) = super::$database().await;
+                set_up(&pool).await;
+                let layer = DedupLayer::transactional(by_header(), adapter);
+                let app: Router = Router::new().route("/", post(in_order)).layer(layer);
+                // What failed has left no number behind: the retry is not stale.
+                assert_eq!(send(&app, "e2", "ada 2 70 fail").await, (500, None));
+                assert_eq!(send(&app, "e2", "ada 2 70").await, (200, None));
+                assert_eq!(balance(&pool).await, 70);
+                assert_eq!(send(&app, "e1", "ada 1 100").await, (200, None));
+                assert_eq!(send(&app, "e2b", "ada 2 71").await, (200, None));
+                assert_eq!(balance(&pool).await, 70);
+                assert_eq!(send(&app, "e3", "ada 3 50").await, (200, None));
+                assert_eq!(balance(&pool).await, 50);
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn of_many_at_once_the_newest_stays() {
+                let (pool, adapter, _kept) = super::$database().await;
+                set_up(&pool).await;
+                let layer = DedupLayer::transactional(by_header(), adapter)
+                    .on_in_flight(OnInFlight::Wait(Duration::from_secs(20)))
+                    .store_timeout(Duration::from_secs(20));
+                let app: Router = Router::new().route("/", post(in_order)).layer(layer);
+                for round in 0..5 {
+                    let first = round * 40;
+                    // Each twice, and in no order.
+                    let events = (0..80).map(|n| {
+                        let (app, number) = (app.clone(), first + n * 7 % 40 + 1);
+                        tokio::spawn(async move {
+                            let body = format!("ada {number} {}", number * 10);
+                            send(&app, &format!("e{number}"), body).await
+                        })
+                    });
+                    for answer in join_all(events).await {
+                        assert_eq!(answer.unwrap().0, 200);
+                    }
+                    assert_eq!(balance(&pool).await, (first + 40) * 10);
+                }
+            }
+
+            #[tokio::test]
+            async fn what_converges_may_run_twice() {
+                let (pool, adapter, _kept) = super::$database().await;
+                set_up(&pool).await;
+                let handler = async |State(pool): State<$pool>, delivery: Delivery| {
+                    let id = delivery.key().unwrap().id().to_owned();
+                    let insert = sqlx::query(CONVERGING).bind(id).bind(10_i64);
+                    insert.execute(&pool).await.unwrap();
+                    match delivery.attempt() {
+                        1 => StatusCode::INTERNAL_SERVER_ERROR,
+                        _ => StatusCode::OK,
+                    }
+                };
+                let layer = DedupLayer::new(by_header(), adapter);
+                let app = Router::new().route("/", post(handler)).layer(layer);
+                let app = app.with_state(pool.clone());
+                assert_eq!(send(&app, "a", "").await.0, 500);
+                assert_eq!(send(&app, "a", "").await.0, 200);
+                let entries: Vec<i64> = sqlx::query_scalar("SELECT amount FROM entries")
+                    .fetch_all(&pool)
+                    .await
+                    .unwrap();
+                assert_eq!(entries, [10]);
+            }
+
+            /// Rolled back, run again, forgotten, replayed: always one key for one call.
+            #[tokio::test]
+            async fn a_call_has_one_key_for_all_runs_and_a_replay_is_a_run() {
+                let (pool, adapter, _kept) = super::$database().await;
+                set_up(&pool).await;
+                let handler = async |State(calls): State<Calls>,
+                                     delivery: Delivery,
+                                     mut tx: DedupTx<$db>,
+                                     fails: String| {
+                    let insert = sqlx::query("INSERT INTO runs VALUES (1)");
+                    insert.execute(&mut *tx).await.unwrap();
+                    calls.lock().unwrap().push(delivery.idempotency_key("charge"));
+                    match fails.as_str() {
+                        "" => StatusCode::OK,
+                        _ => StatusCode::INTERNAL_SERVER_ERROR,
+                    }
+                };
+                let calls = Calls::default();
+                let layer = DedupLayer::transactional(by_header(), adapter.clone());
+                let app = Router::new().route("/", post(handler)).layer(layer);
+                let app = app.with_state(Arc::clone(&calls));
+                assert_eq!(send(&app, "a", "fails").await, (500, None));
+                assert_eq!(send(&app, "a", "").await, (200, None));
+                assert_eq!(send(&app, "a", "").await, (200, Some("duplicate".to_owned())));
+                assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::Removed);
+                assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::Missing);
+                assert_eq!(send(&app, "a", "").await, (200, None));
+                let runs: i64 =
+                    sqlx::query_scalar("SELECT count(*) FROM runs").fetch_one(&pool).await.unwrap();
+                assert_eq!(runs, 2, "the one that failed has left nothing");
+                let calls = calls.lock().unwrap();
+                assert_eq!(calls.len(), 3);
+                assert!(calls.iter().all(|key| *key == calls[0]), "{calls:?}");
+            }
+        }
+    };
+}
+
+recipes!(postgres, Postgres, PgPool);
+recipes!(sqlite, Sqlite, SqlitePool);

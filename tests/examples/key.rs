@@ -1,0 +1,231 @@
+//! The example `key` as a reader runs it, on every sample; and the guide's page that it prints.
+//!
+//! `cargo test` builds it. `cargo test --test examples` does not, and takes what is there.
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
+
+use std::env::consts::EXE_SUFFIX;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use tower_dedup::provider;
+
+fn key() -> Command {
+    let test = std::env::current_exe().unwrap();
+    let profile = test.ancestors().nth(2).unwrap();
+    let path = profile.join("examples").join(format!("key{EXE_SUFFIX}"));
+    assert!(path.exists(), "{} is missing: cargo build --examples", path.display());
+    Command::new(path)
+}
+
+fn with_stdin(args: &[&str], stdin: &[u8]) -> Output {
+    let mut command = key();
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    // It may end without having read all of it.
+    let _ = process.stdin.take().unwrap().write_all(stdin);
+    process.wait_with_output().unwrap()
+}
+
+/// The one line that it answers.
+fn answer(args: &[&str], stdin: &[u8]) -> Value {
+    let output = with_stdin(args, stdin);
+    let said = String::from_utf8(output.stdout).unwrap();
+    let complained = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{args:?}: {complained}");
+    assert_eq!((said.lines().count(), &*complained), (1, ""), "{args:?}");
+    serde_json::from_str(&said).unwrap()
+}
+
+/// What it complains of.
+fn refusal(args: &[&str], stdin: &[u8]) -> String {
+    let output = with_stdin(args, stdin);
+    assert!(!output.status.success(), "{args:?}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn payloads() -> PathBuf {
+    root().join("tests/payloads")
+}
+
+#[test]
+fn every_constructed_sample_is_answered_as_it_expects() {
+    let mut asked = 0;
+    for preset in provider::ALL {
+        let file = payloads().join(format!("constructed/{}.json", preset.name()));
+        let cases: Vec<Value> = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        for case in cases {
+            // What a capture does not hold, it may leave out; what else it holds is passed over.
+            let mut answer = answer(&[preset.name()], case.to_string().as_bytes());
+            if let Some(reason) = answer.as_object_mut().unwrap().remove("reason") {
+                assert!(reason.as_str().is_some_and(|reason| !reason.is_empty()));
+                assert_eq!(answer["outcome"], "malformed");
+            }
+            assert_eq!(answer, case["expect"], "{}: {}", preset.name(), case["name"]);
+            asked += 1;
+        }
+    }
+    assert!(asked > 150, "only {asked}");
+}
+
+#[test]
+fn captured_samples_are_files_that_it_reads() {
+    for (preset, file, expected) in [
+        (
+            "cloudevents",
+            "cloudevents/batch.json",
+            json!({ "outcome": "keys", "keys": ["/mycontext/4|B234-1234-1234", "/mycontext/9|C234-1234-1234"] }),
+        ),
+        (
+            "cloudevents",
+            "cloudevents/binary.json",
+            json!({ "outcome": "key", "key": "/mycontext/subcontext|1234-1234-1234" }),
+        ),
+        (
+            "cloudevents",
+            "cloudevents/structured.json",
+            json!({ "outcome": "key", "key": "/mycontext|C234-1234-1234" }),
+        ),
+        (
+            "sendgrid",
+            "sendgrid/signature_vector.json",
+            json!({ "outcome": "keys", "keys": ["ZHJvcC0xMDk5NDkxOS1MUnpYbF9OSFN0T0doUTRrb2ZTbV9BLTA"] }),
+        ),
+        (
+            "aws-sns",
+            "aws_sns/bounce_event.json",
+            json!({
+                "outcome": "key",
+                "key": "arn:aws:sns:us-east-1:1234567890:SES_Events|19ba9823-d7f2-53c1-860e-cb10e0d13dfc",
+            }),
+        ),
+        ("aws-sns", "aws_sns/subscription_confirmation.json", json!({ "outcome": "bypass" })),
+    ] {
+        let path = payloads().join(file);
+        assert_eq!(answer(&[preset, path.to_str().unwrap()], b""), expected, "{file}");
+    }
+}
+
+#[test]
+fn the_line_is_written_in_this_order() {
+    let line = |args: &[&str], stdin: &str| {
+        String::from_utf8(with_stdin(args, stdin.as_bytes()).stdout).unwrap()
+    };
+    let request = r#"{"headers": {"Webhook-ID": "msg_1"}}"#;
+    assert_eq!(line(&["openai", "-"], request), "{\"outcome\":\"key\",\"key\":\"msg_1\"}\n");
+    assert_eq!(line(&["openai"], "{}"), "{\"outcome\":\"missing\"}\n");
+    assert_eq!(
+        line(&["sendgrid"], r#"{"body_utf8": "{}"}"#),
+        "{\"outcome\":\"malformed\",\"reason\":\"the body is not a JSON array\"}\n"
+    );
+    assert_eq!(line(&["box"], r#"{"method": "GET"}"#), "{\"outcome\":\"bypass\"}\n");
+}
+
+#[test]
+fn keys_are_shown_as_they_are_stored() {
+    let long = json!({ "headers": { "webhook-id": "x".repeat(256) } }).to_string();
+    let stored = tower_dedup::DedupKey::new("any", &"x".repeat(256)).unwrap();
+    let expected = json!({ "outcome": "key", "key": stored.id() });
+    assert_eq!(answer(&["standard-webhooks"], long.as_bytes()), expected);
+}
+
+#[test]
+fn bodies_may_be_bytes_and_headers_may_repeat() {
+    // {"update_id":7}
+    let base64 = br#"{"body_base64": "eyJ1cGRhdGVfaWQiOjd9", "headers": null, "url": null}"#;
+    assert_eq!(answer(&["telegram"], base64), json!({ "outcome": "key", "key": "7" }));
+    let twice = br#"{"headers": {"webhook-id": "a", "Webhook-Id": "a"}}"#;
+    assert_eq!(answer(&["svix"], twice)["outcome"], "malformed");
+    let absolute = br#"{"method": "GET", "url": "https://example.com:8443/v?CallSid=CA1#rc=2"}"#;
+    assert_eq!(answer(&["twilio"], absolute)["key"], "|CA1||||");
+}
+
+#[test]
+fn what_it_cannot_read_it_names() {
+    let unknown = refusal(&["strip"], b"{}");
+    assert!(unknown.contains("\"strip\"") && unknown.contains("stripe"), "{unknown}");
+    for preset in provider::ALL {
+        assert!(unknown.contains(preset.name()), "{unknown}");
+    }
+    assert!(refusal(&["stripe", "no/such/file"], b"").contains("no/such/file"));
+    assert!(refusal(&["stripe"], b"{").contains("stdin"));
+    for request in [
+        r#"{"url": "a b"}"#,
+        r#"{"method": "A B"}"#,
+        r#"{"headers": {"a b": "c"}}"#,
+        r#"{"headers": {"a": "b\nc"}}"#,
+        r#"{"headers": {"a": 1}}"#,
+        r#"{"headers": []}"#,
+        r#"{"body_base64": "?"}"#,
+        r#"{"body_base64": "", "body_utf8": ""}"#,
+        "[]",
+    ] {
+        let complaint = refusal(&["stripe"], request.as_bytes());
+        assert!(complaint.starts_with("error: stdin: "), "{request}: {complaint}");
+    }
+    assert!(refusal(&[], b"").contains("PROVIDER"));
+}
+
+#[test]
+fn the_list_has_every_preset_with_its_floor() {
+    let output = key().arg("--list").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), provider::ALL.len());
+    for (line, preset) in lines.iter().zip(provider::ALL) {
+        let named = line.strip_prefix(preset.name()).unwrap();
+        assert!(named.starts_with([' ', ',']), "{line}");
+        assert!(preset.aliases().iter().all(|alias| line.contains(alias)), "{line}");
+        assert!(line.ends_with(preset.floor_basis()), "{line}");
+    }
+    let floor = |name: &str, floor: &str| {
+        let line = lines.iter().find(|line| line.starts_with(name)).unwrap();
+        assert!(line.contains(&format!(" {floor} ")), "{line}");
+    };
+    floor("standard-webhooks", "151 h 10 min");
+    floor("svix", "55 h 10 min 10 s");
+    floor("slack", "12 min");
+    floor("stripe", "30 days");
+    floor("shopify", "8 h");
+}
+
+#[test]
+fn the_page_of_presets_is_what_the_code_says() {
+    let output = key().arg("--table").output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let page = fs::read_to_string(root().join("src/docs/providers.md")).unwrap();
+    let differs = printed.lines().zip(page.lines()).find(|(printed, page)| printed != page);
+    assert!(
+        printed == page,
+        "src/docs/providers.md is not what the presets say; make it anew:\n\
+         cargo run --example key -- --table > src/docs/providers.md\n\
+         first difference: {differs:?}"
+    );
+}
+
+/// The column that says where a preset is tested names a test that is there.
+#[test]
+fn the_page_names_tests_that_are_there() {
+    let page = fs::read_to_string(root().join("src/docs/providers.md")).unwrap();
+    let tests = fs::read_to_string(root().join("tests/providers/main.rs")).unwrap();
+    let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| [")).collect();
+    assert_eq!(rows.len(), provider::ALL.len());
+    for row in rows {
+        let test = row.trim_end_matches(" |").rsplit("| ").next().unwrap().trim_matches('`');
+        let named = tests.lines().any(|line| line.trim().starts_with(&format!("{test}: ")));
+        assert!(named, "no test {test}");
+    }
+    for file in fs::read_dir(payloads().join("constructed")).unwrap() {
+        let file = file.unwrap().path();
+        let name = file.file_stem().and_then(OsStr::to_str).unwrap();
+        assert_eq!(provider::find(name).map(|preset| preset.name()), Some(name), "whose is it?");
+    }
+}

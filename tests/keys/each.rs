@@ -1,0 +1,280 @@
+//! Batches: a key for every event of a JSON array, by the rules of `key::each`.
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::Full;
+use tower::{Layer, ServiceExt};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::key::{self, Batch, Event, Extracted, KeyExtractor, Keys, RequestRef};
+use tower_dedup::{
+    ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey, OnUnavailable,
+};
+
+use crate::support::{Fault, Faulty, Handler, until};
+
+fn read(extractor: &KeyExtractor, body: &str) -> Result<Extracted, KeyError> {
+    let request = Request::post("/hook").header("x-shop", "a|b");
+    let request = request.header("x-twice", "1").header("x-twice", "1").body(()).unwrap();
+    let (head, ()) = request.into_parts();
+    let body = Bytes::copy_from_slice(body.as_bytes());
+    extractor.extract(&RequestRef::new(&head, &body))
+}
+
+fn keys(extractor: &KeyExtractor, body: &str) -> Keys {
+    match read(extractor, body) {
+        Ok(Extracted::Keys(keys)) => keys,
+        other => panic!("no keys in {body}: {other:?}"),
+    }
+}
+
+fn ids(extractor: &KeyExtractor, body: &str) -> Vec<String> {
+    keys(extractor, body).events().iter().map(|event| event.key().id().to_owned()).collect()
+}
+
+fn events() -> KeyExtractor {
+    key::each("/events", key::json("/id")).namespace("acme")
+}
+
+#[test]
+fn a_part_is_read_once_for_every_element_in_the_order_of_the_request() {
+    let body = r#"{"id": "not this", "events": [{"id": "b"}, {"id": 7}, {"id": "a"}]}"#;
+    assert_eq!(ids(&events(), body), ["b", "7", "a"]);
+    let whole = key::each("", key::json("")).namespace("acme");
+    assert_eq!(ids(&whole, r#"["b", 7, "a", "b"]"#), ["b", "7", "a", "b"]);
+}
+
+#[test]
+fn the_head_of_an_element_is_that_of_the_delivery_and_its_body_is_its_own() {
+    let part = key::header("x-shop").and(key::json("/id").optional()).and(key::body_digest());
+    let extractor = key::each("/events", part).namespace("acme");
+    let [first, second] = &ids(&extractor, r#"{"events":[ {"id" : 1} ,{}]}"#)[..] else {
+        panic!("two");
+    };
+    // `printf '{"id" : 1}' | sha256sum`, and of `{}`.
+    assert_eq!(
+        first,
+        "a%7Cb|1|body_cbfc4615dbf492cd23b3f345513c4421bd384d687510c717aed525af7fa8c13e"
+    );
+    assert_eq!(
+        second,
+        "a%7Cb||body_44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    );
+}
+
+#[test]
+fn parts_of_the_head_are_composed_as_elsewhere() {
+    let by = |part: key::KeyPart| key::each("", part).namespace("acme");
+    let first_present = by(key::header("x-none").or(key::query("none")).or(key::json("/id")));
+    assert_eq!(ids(&first_present, r#"[{"id":1},{"id":2}]"#), ["1", "2"]);
+    let optional = by(key::header("x-none").optional().and(key::json("/id")));
+    assert_eq!(ids(&optional, r#"[{"id":1}]"#), ["|1"]);
+    let required = by(key::header("x-none").and(key::json("/id")));
+    assert_eq!(read(&required, r#"[{"id":1}]"#), Ok(Extracted::Missing));
+    // Two of them are malformed, but not for a list without events.
+    let twice = by(key::header("x-twice").optional().and(key::json("/id")));
+    let error = read(&twice, r#"[{"id":1}]"#).unwrap_err();
+    assert_eq!(error.kind(), KeyErrorKind::Repeated);
+    assert_eq!(read(&twice, "[]"), Ok(Extracted::Bypass));
+}
+
+#[test]
+fn a_star_names_the_arrays_of_every_element_on_the_way() {
+    let extractor = key::each("/entry/*/changes/*/messages", key::json("/id")).namespace("acme");
+    let body = r#"{"entry": [
+        {"changes": [{"messages": [{"id": 1}, {"id": 2}]}, {"messages": []}]},
+        {"changes": []},
+        {"changes": [{"messages": [{"id": 3}]}]}
+    ]}"#;
+    assert_eq!(ids(&extractor, body), ["1", "2", "3"]);
+}
+
+#[test]
+fn elements_are_slices_of_the_body_unless_they_change_on_a_retry() {
+    let body = r#"{"events":[ {"id":1} , {"id":2} ]}"#;
+    let payloads = |keys: &Keys| -> Vec<Option<Bytes>> {
+        keys.events().iter().map(|event| event.payload().cloned()).collect()
+    };
+    let with = payloads(&keys(&events(), body));
+    assert_eq!(
+        with,
+        [Some(Bytes::from_static(br#"{"id":1}"#)), Some(Bytes::from_static(br#"{"id":2}"#))]
+    );
+    let batch = key::each("/events", key::json("/id")).without_payload();
+    assert_eq!(payloads(&keys(&batch.namespace("acme"), body)), [None, None]);
+}
+
+#[test]
+fn nothing_to_deduplicate_is_a_bypass_and_no_array_is_missing() {
+    for body in [r#"{"events":[]}"#, r#"{"events": [ ] }"#] {
+        assert_eq!(read(&events(), body), Ok(Extracted::Bypass), "{body}");
+    }
+    for body in ["{}", r#"{"events":null}"#, "null", "7"] {
+        assert_eq!(read(&events(), body), Ok(Extracted::Missing), "{body}");
+    }
+}
+
+/// A key for what has one would let what has none be taken for a duplicate.
+#[test]
+fn one_element_without_a_key_makes_the_delivery_one_without() {
+    let body = r#"{"events":[{"id":1},{"id":null},{"id":3}]}"#;
+    assert_eq!(read(&events(), body), Ok(Extracted::Missing));
+    let nested = key::each("/entry/*/events", key::json("/id")).namespace("acme");
+    let body = r#"{"entry":[{"events":[{"id":1}]},{"other":[{"id":2}]}]}"#;
+    assert_eq!(read(&nested, body), Ok(Extracted::Missing));
+}
+
+#[test]
+fn what_is_malformed_says_which_element_it_is() {
+    let error = read(&events(), r#"{"events":[{},{"id":1},{"id":[]}]}"#).unwrap_err();
+    assert_eq!(error.kind(), KeyErrorKind::NotAnId);
+    assert_eq!(
+        error.to_string(),
+        "JSON value /id of event 2 is neither a string, an integer nor a boolean"
+    );
+    let error = read(&events(), r#"{"events":{"0":{"id":1}}}"#).unwrap_err();
+    assert_eq!(error.kind(), KeyErrorKind::NotAnArray);
+    assert_eq!(error.to_string(), "JSON array /events is not a JSON array");
+    let error = read(&events(), r#"{"events":[],"events":[]}"#).unwrap_err();
+    assert_eq!(error.kind(), KeyErrorKind::Repeated);
+    for body in ["", "[", r#"{"events":[{"id":1}]"#, r#"{"events":[{"id":1}]} x"#] {
+        assert_eq!(read(&events(), body).unwrap_err().kind(), KeyErrorKind::InvalidJson, "{body}");
+    }
+}
+
+#[test]
+fn pointers_and_namespaces_that_are_none_are_refused() {
+    let part = || key::json("/id");
+    assert_eq!(Batch::new("events", part()).unwrap_err(), ConfigError::InvalidPointer);
+    let refused = key::each("", part()).try_namespace("").unwrap_err();
+    assert_eq!(refused, ConfigError::InvalidNamespace);
+}
+
+#[test]
+fn a_list_of_one_is_a_batch_and_one_event_is_none() {
+    assert!(keys(&events(), r#"{"events":[{"id":1}]}"#).is_batch());
+    assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_batch());
+    let key = DedupKey::new("acme", "1").unwrap();
+    assert!(Keys::new(vec![Event::new(key.clone())]).unwrap().is_batch());
+    assert!(!Keys::one(key).is_batch());
+}
+
+#[test]
+fn second_identities_are_read_from_the_element() {
+    let extractor = events().second_identity("object", key::json("/object"));
+    let found = keys(&extractor, r#"{"object":"x","events":[{"id":1,"object":"o"},{"id":2}]}"#);
+    let seconds: Vec<_> = found
+        .events()
+        .iter()
+        .map(|event| event.second_identity().map(|key| (key.namespace(), key.id())))
+        .collect();
+    assert_eq!(seconds, [Some(("acme.object", "o")), None]);
+    // In a list of one as well: the whole body is not what it is known by.
+    let by_body = events().second_identity("body", key::body_digest());
+    let one = keys(&by_body, r#"{"events":[{}, {"id":1}]}"#.replace("{}, ", "").as_str());
+    let two = keys(&by_body, r#"{"events":[{"id":2}, {"id":1}]}"#);
+    assert_eq!(one.events()[0].second_identity(), two.events()[1].second_identity());
+    assert_eq!(one.events()[0].identities().count(), 2);
+}
+
+/// What is read from the head is in the id of every event.
+#[test]
+fn a_long_header_is_not_multiplied() {
+    let by_query = key::each("", key::query("q").and(key::json(""))).namespace("acme");
+    let second =
+        key::each("", key::json("")).namespace("acme").second_identity("q", key::query("q"));
+    let body = |count: usize| Bytes::from(format!("[{}7]", "7,".repeat(count - 1)));
+    let target = format!("/{0}?q={0}", "x".repeat(20_000));
+    let (head, ()) = Request::post(target).body(()).unwrap().into_parts();
+    for extractor in [by_query, second] {
+        let read = |count| extractor.extract(&RequestRef::new(&head, &body(count)));
+        assert!(matches!(read(100), Ok(Extracted::Keys(_))));
+        assert_eq!(read(65_536).unwrap_err().kind(), KeyErrorKind::TooMany);
+    }
+}
+
+#[tokio::test]
+async fn a_retry_that_is_batched_anew_runs_what_is_new_in_it() {
+    let handler = Handler::default();
+    let dedup = DedupLayer::new(events(), MemoryAdapter::new());
+    let service = dedup.layer(handler.service());
+    let deliver = async |body: &'static str| {
+        let request = Request::post("/").body(Full::<Bytes>::from(body)).unwrap();
+        let response = service.clone().oneshot(request).await.unwrap();
+        let result = response.headers().get("x-dedup-result").cloned();
+        (response.status(), result)
+    };
+    let new = || handler.last().keys().map(|key| key.id().to_owned()).collect::<Vec<_>>();
+
+    assert_eq!(deliver(r#"{"events":[{"id":1},{"id":2}]}"#).await, (StatusCode::OK, None));
+    assert_eq!(new(), ["1", "2"]);
+    assert_eq!(deliver(r#"{"events":[{"id":2},{"id":3}]}"#).await, (StatusCode::OK, None));
+    assert_eq!(new(), ["3"]);
+    let (status, result) = deliver(r#"{"events":[{"id":3},{"id":1}]}"#).await;
+    assert_eq!((status, result.unwrap().as_bytes()), (StatusCode::OK, &b"duplicate"[..]));
+    assert_eq!(handler.runs(), 2);
+    // A heartbeat reaches the handler each time.
+    for runs in [3, 4] {
+        assert_eq!(deliver(r#"{"events":[]}"#).await, (StatusCode::OK, None));
+        assert_eq!(handler.runs(), runs);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
+    let handler = Handler::default();
+    let body = |count: usize| {
+        let events: Vec<_> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();
+        format!("{{\"events\":[{}]}}", events.join(","))
+    };
+    let dedup = || DedupLayer::new(events(), MemoryAdapter::new());
+    for (dedup, body, status, runs) in [
+        (dedup(), r#"{"events":[{"id":1},{}]}"#.to_owned(), StatusCode::BAD_REQUEST, 0),
+        (
+            dedup().on_missing_key(OnMissingKey::BodyDigest),
+            r#"{"events":[{"id":1},{}]}"#.to_owned(),
+            StatusCode::OK,
+            1,
+        ),
+        (dedup(), body(4_096), StatusCode::OK, 2),
+        (dedup(), body(4_097), StatusCode::BAD_REQUEST, 2),
+        (dedup(), body(65_537), StatusCode::BAD_REQUEST, 2),
+    ] {
+        let request = Request::post("/").body(Full::<Bytes>::from(body)).unwrap();
+        let response = dedup.layer(handler.service()).oneshot(request).await.unwrap();
+        assert_eq!((response.status(), handler.runs()), (status, runs));
+    }
+}
+
+/// A completion that waits for its store may wait for minutes, and thousands may.
+#[tokio::test]
+async fn body_of_a_batch_is_dropped_while_its_completion_is_pending() {
+    struct Owner(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            br#"{"events":[{"id":1},{"id":2}]}"#
+        }
+    }
+    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    store.set_all(Fault::Fail);
+    for fingerprint in [false, true] {
+        let dedup = DedupLayer::new(events(), Arc::clone(&store));
+        let dedup = dedup.on_unavailable(OnUnavailable::Open);
+        let dedup = if fingerprint {
+            dedup.compare_payload(key::body_digest(), tower_dedup::OnMismatch::Refuse)
+        } else {
+            dedup
+        };
+        let handle = dedup.handle();
+        let owners = Arc::new(());
+        let body = Bytes::from_owner(Owner(Arc::clone(&owners)));
+        let request = Request::post("/").body(Full::new(body)).unwrap();
+        let response = dedup.layer(handler.service()).oneshot(request).await.unwrap();
+        assert_eq!((response.status(), handle.background()), (StatusCode::OK, 1));
+        drop(response);
+        until(|| Arc::strong_count(&owners) == 1).await;
+        assert_eq!(handle.background(), 1);
+    }
+}

@@ -1,0 +1,6 @@
+//! Extraction of keys from requests.
+
+mod each;
+mod extraction;
+#[path = "../support/mod.rs"]
+mod support;

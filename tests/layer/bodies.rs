@@ -1,0 +1,268 @@
+//! Bodies, methods, missing and malformed keys: what is answered before anything is claimed.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use tower::Layer;
+use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::{
+    ConfigError, DedupKey, DedupLayer, LogIds, OnMissingKey, Verified, key, provider,
+};
+
+use crate::support::{Handler, by_header, dedup_key, request, result, send};
+
+fn memory() -> Arc<MemoryAdapter> {
+    Arc::new(MemoryAdapter::new())
+}
+
+type Chunks = Vec<Result<Frame<Bytes>, std::io::Error>>;
+
+fn chunks(parts: &[&'static str]) -> Chunks {
+    parts.iter().map(|part| Ok(Frame::data(Bytes::from_static(part.as_bytes())))).collect()
+}
+
+fn streamed(
+    id: &str,
+    chunks: Chunks,
+) -> Request<impl http_body::Body<Data = Bytes, Error = std::io::Error>> {
+    let body = StreamBody::new(futures_util::stream::iter(chunks));
+    Request::post("/hook").header("webhook-id", id).body(body).unwrap()
+}
+
+/// Says back what it was sent.
+fn echo() -> impl tower::Service<
+    Request<crate::support::Body>,
+    Response = Response<crate::support::Body>,
+    Error = Infallible,
+    Future = impl Future<Output = Result<Response<crate::support::Body>, Infallible>> + Send,
+> + Clone
++ Send
++ 'static {
+    tower::service_fn(|request: Request<crate::support::Body>| async {
+        Ok(Response::new(request.into_body()))
+    })
+}
+
+#[tokio::test]
+async fn the_handler_sees_the_bytes_that_were_sent() {
+    let service = DedupLayer::new(by_header(), memory()).layer(echo());
+    let sent = chunks(&["a", "", "bc", "def"]);
+    let answer = send(&service, streamed("a", sent)).await;
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "abcdef");
+    let answer = send(&service, streamed("b", Vec::new())).await;
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "");
+    // A duplicate's answer has no body, and says so.
+    let answer = send(&service, streamed("a", chunks(&["a"]))).await;
+    assert_eq!(http_body::Body::size_hint(answer.body()).exact(), Some(0));
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "");
+}
+
+#[tokio::test]
+async fn trap_24_a_body_over_the_limit_is_413_and_not_recorded() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service =
+        DedupLayer::new(by_header(), Arc::clone(&adapter)).body_limit(8).layer(handler.service());
+    // Announced, as by Content-Length.
+    let mut announced = request("a");
+    *announced.body_mut() = "123456789".into();
+    // Not announced, in pieces.
+    let streamed = streamed("b", chunks(&["1234", "5678", "9"]));
+    for answer in [send(&service, announced).await, send(&service, streamed).await] {
+        assert_eq!(
+            (answer.status(), result(&answer)),
+            (StatusCode::PAYLOAD_TOO_LARGE, Some("too-large"))
+        );
+    }
+    assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
+    let mut just = request("c");
+    *just.body_mut() = "12345678".into();
+    assert_eq!(send(&service, just).await.status(), 200);
+}
+
+#[tokio::test]
+async fn trap_24_a_broken_upload_is_400_and_not_recorded() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
+    let mut broken = chunks(&["half"]);
+    broken.push(Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)));
+    let answer = send(&service, streamed("a", broken)).await;
+    assert_eq!((answer.status(), result(&answer)), (StatusCode::BAD_REQUEST, Some("broken-body")));
+    assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
+}
+
+/// A body that never ends, and says nothing.
+struct Silent;
+
+impl http_body::Body for Silent {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_arrive_is_408_and_not_recorded() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
+    let started = tokio::time::Instant::now();
+    let slow = Request::post("/hook").header("webhook-id", "a").body(Silent).unwrap();
+    let answer = send(&service, slow).await;
+    assert_eq!(
+        (answer.status(), result(&answer)),
+        (StatusCode::REQUEST_TIMEOUT, Some("slow-body"))
+    );
+    assert_eq!(started.elapsed().as_secs(), 10);
+    assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
+}
+
+#[tokio::test]
+async fn malformed_and_missing_ids_are_400_and_not_recorded() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
+    let with = |values: &[&[u8]]| {
+        let mut request = request("x");
+        request.headers_mut().remove("webhook-id");
+        for value in values {
+            request.headers_mut().append("webhook-id", HeaderValue::from_bytes(value).unwrap());
+        }
+        request
+    };
+    let bad: &[&[&[u8]]] =
+        &[&[], &[b""], &[b"  \t "], &[b"a", b"a"], &[b"a", b"b"], &[b"\xff\xfe"], &[b"caf\xe9"]];
+    for values in bad {
+        let answer = send(&service, with(values)).await;
+        assert_eq!(
+            (answer.status(), result(&answer)),
+            (StatusCode::BAD_REQUEST, Some("invalid-key")),
+            "{values:?}"
+        );
+    }
+    assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
+    // Ten kilobytes are not malformed, only long.
+    let long = "i".repeat(10_000);
+    assert_eq!(send(&service, with(&[long.as_bytes()])).await.status(), 200);
+    assert_eq!(result(&send(&service, with(&[long.as_bytes()])).await), Some("duplicate"));
+    let stored = DedupKey::new("test", &long).unwrap();
+    assert_eq!(stored.id().len(), 64);
+    assert!(adapter.get(&stored).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_missing_key_is_what_the_policy_says() {
+    for (policy, runs, told) in [
+        (OnMissingKey::Reject, 0, Some("invalid-key")),
+        (OnMissingKey::PassThrough, 2, None),
+        (OnMissingKey::BodyDigest, 1, Some("duplicate")),
+    ] {
+        let (adapter, handler) = (memory(), Handler::default());
+        let service = DedupLayer::new(by_header(), Arc::clone(&adapter))
+            .on_missing_key(policy)
+            .layer(handler.service());
+        let keyless = || Request::post("/hook").body(crate::support::Body::from("same")).unwrap();
+        send(&service, keyless()).await;
+        assert_eq!(result(&send(&service, keyless()).await), told, "{policy:?}");
+        assert_eq!(handler.runs(), runs, "{policy:?}");
+        if policy == OnMissingKey::BodyDigest {
+            let other = Request::post("/hook").body(crate::support::Body::from("other")).unwrap();
+            assert_eq!(result(&send(&service, other).await), None);
+            let hash = "body_0967115f2813a3541eaef77de9d9d5773f1c0c04314b0bbfe4ff3b3b1c55b5d5";
+            assert!(adapter.get(&dedup_key(hash)).await.unwrap().is_some());
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_deduplicated_methods_are_deduplicated() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_header(), memory()).layer(handler.service());
+    let by = |method: &str| {
+        let mut request = request("a");
+        *request.method_mut() = method.parse().unwrap();
+        request
+    };
+    for method in ["GET", "HEAD", "OPTIONS", "BREW"] {
+        for _ in 0..2 {
+            assert_eq!(result(&send(&service, by(method)).await), None, "{method}");
+        }
+    }
+    assert_eq!(handler.runs(), 8);
+    for method in ["POST", "PUT", "PATCH", "DELETE"] {
+        let told = result(&send(&service, by(method)).await) == Some("duplicate");
+        assert_eq!(told, method != "POST", "{method}: one key, whatever the method");
+    }
+}
+
+/// A preset brings its methods, and a handshake reaches the handler every time.
+#[tokio::test]
+async fn presets_bring_their_methods_and_handshakes_pass() {
+    let handler = Handler::default();
+    let twilio = DedupLayer::new(provider::TWILIO, memory()).layer(handler.service());
+    let get = || {
+        Request::get("/sms?MessageSid=SM1&AccountSid=AC1")
+            .body(crate::support::Body::default())
+            .unwrap()
+    };
+    send(&twilio, get()).await;
+    assert_eq!(result(&send(&twilio, get()).await), Some("duplicate"));
+
+    let key = key::json("/event_id")
+        .namespace("slack")
+        .bypass_when(|request| request.body().starts_with(b"challenge"));
+    let service = DedupLayer::new(key, memory()).layer(handler.service());
+    let challenge = || Request::post("/").body(crate::support::Body::from("challenge=1")).unwrap();
+    let before = handler.runs();
+    for _ in 0..3 {
+        assert_eq!(result(&send(&service, challenge()).await), None);
+    }
+    assert_eq!(handler.runs(), before + 3);
+}
+
+#[tokio::test]
+async fn trap_18_unverified_requests_are_refused_where_that_is_required() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_header(), Arc::clone(&adapter))
+        .require_verified()
+        .layer(handler.service());
+    let refused = send(&service, request("a")).await;
+    assert_eq!((refused.status(), result(&refused)), (500.try_into().unwrap(), Some("unverified")));
+    assert_eq!((adapter.count().await.unwrap(), handler.runs()), (0, 0));
+    let mut verified = request("a");
+    verified.extensions_mut().insert(Verified);
+    assert_eq!(send(&service, verified).await.status(), 200);
+}
+
+#[tokio::test]
+async fn answers_are_configurable() {
+    let handler = Handler::default();
+    let layer = DedupLayer::new(by_header(), memory())
+        .duplicate_status(StatusCode::ACCEPTED)
+        .unwrap()
+        .result_header(None)
+        .retry_after(Duration::from_secs(7), Duration::from_secs(9))
+        .max_running(1)
+        .log_ids(LogIds::Plain);
+    let service = layer.clone().layer(handler.service());
+    send(&service, request("a")).await;
+    let again = send(&service, request("a")).await;
+    assert_eq!((again.status(), result(&again)), (StatusCode::ACCEPTED, None));
+    assert!(again.headers().is_empty(), "{:?}", again.headers());
+    let none = layer.clone().max_running(0).layer(handler.service());
+    assert_eq!(send(&none, request("b")).await.headers()["retry-after"], "9");
+    // Trap 26: a duplicate is never an error to its sender.
+    for status in [409, 301, 500] {
+        let refused = layer.clone().duplicate_status(status.try_into().unwrap());
+        assert_eq!(refused.unwrap_err(), ConfigError::InvalidDuplicateStatus);
+    }
+}

@@ -1,0 +1,276 @@
+//! `Deduplicator`: what becomes of a key when its future is dropped, and leases of several runtimes.
+
+use std::future::pending;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use http::StatusCode;
+use tower_dedup::adapter::{
+    CallTerms, Claimed, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Token,
+};
+use tower_dedup::key::{Event, Keys};
+use tower_dedup::ledger::{
+    Begin, BeginContext, Claim, HandlerSuccess, Lease, Ledger, OnArrival, Recalls,
+};
+use tower_dedup::{Deduplicator, Delivery, RunContext, RunOutcome};
+
+use crate::support::{Fault, Faulty, Op, dedup_key, polled, until};
+
+type Store = Arc<Faulty<MemoryAdapter>>;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn store() -> Store {
+    Faulty::new(MemoryAdapter::new())
+}
+
+fn worker(store: &Store) -> Deduplicator<Lease<Store>> {
+    Deduplicator::new(Lease::new(Arc::clone(store)))
+}
+
+/// Waits for what the ledger does in the background.
+async fn drained<L: Ledger>(worker: &Deduplicator<L>) {
+    let drained = worker.ledger().drain();
+    tokio::time::timeout(Duration::from_secs(30), drained).await.expect("drained");
+}
+
+async fn delivery_of(worker: &Deduplicator<impl Ledger>, id: &str) -> RunOutcome<Delivery> {
+    let key = dedup_key(id);
+    worker.run(&key, async |work: RunContext| Ok::<_, ()>(work.delivery().clone())).await.unwrap()
+}
+
+#[track_caller]
+fn assert_runs(ran: &RunOutcome<Delivery>) {
+    let RunOutcome::First(delivery) = ran else { panic!("{ran:?}") };
+    assert!(!delivery.is_takeover(), "released, not lapsed");
+}
+
+#[tokio::test]
+async fn worker_dropped_while_claiming_frees_its_key() {
+    for fault in [Fault::LoseReply, Fault::DoLate] {
+        let store = store();
+        let worker = worker(&store);
+        store.set(Op::Claim, fault);
+        let ran = polled(delivery_of(&worker, "a"), 1, false).await;
+        assert!(ran.is_none(), "{fault:?}");
+        store.set(Op::Claim, Fault::None);
+        drained(&worker).await;
+        assert_runs(&delivery_of(&worker, "a").await);
+    }
+}
+
+#[tokio::test]
+async fn worker_dropped_while_its_work_runs_frees_its_key() {
+    let store = store();
+    let worker = worker(&store);
+    let key = dedup_key("a");
+    let run = worker.run(&key, async |_| pending::<Result<(), ()>>().await);
+    assert!(polled(run, 2, false).await.is_none());
+    drained(&worker).await;
+    assert_runs(&delivery_of(&worker, "a").await);
+}
+
+#[tokio::test]
+async fn worker_dropped_after_done_completes_its_key() {
+    let store = store();
+    let worker = worker(&store);
+    let (key, marked) = (dedup_key("a"), AtomicUsize::new(0));
+    let run = worker.run(&key, async |work: RunContext| {
+        marked.fetch_add(usize::from(work.delivery().mark_done(&key)), Ordering::SeqCst);
+        pending::<Result<(), ()>>().await
+    });
+    assert!(polled(run, 2, false).await.is_none());
+    assert_eq!(marked.load(Ordering::SeqCst), 1);
+    // This process knows at once, the store a little later.
+    assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
+    drained(&worker).await;
+    let entry = store.get(&key).await.unwrap().unwrap();
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+}
+
+#[tokio::test]
+async fn worker_dropped_while_completing_completes_its_key() {
+    for fault in [Fault::Hang, Fault::LoseReply] {
+        let store = store();
+        let worker = worker(&store);
+        store.set(Op::Complete, fault);
+        assert!(polled(delivery_of(&worker, "a"), 2, false).await.is_none());
+        assert_eq!(store.calls(Op::Complete), 1);
+        assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)), "{fault:?}");
+        store.set(Op::Complete, Fault::None);
+        drained(&worker).await;
+        let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
+        assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    }
+}
+
+#[tokio::test]
+async fn worker_dropped_while_releasing_frees_its_key() {
+    let store = store();
+    let worker = worker(&store);
+    store.set(Op::Release, Fault::Hang);
+    let key = dedup_key("a");
+    let run = worker.run(&key, async |_| Err::<(), _>("it fails"));
+    assert!(polled(run, 2, false).await.is_none());
+    assert_eq!(store.calls(Op::Release), 1);
+    store.set(Op::Release, Fault::None);
+    drained(&worker).await;
+    assert_runs(&delivery_of(&worker, "a").await);
+}
+
+#[tokio::test]
+async fn worker_dropped_while_completing_what_is_done_completes_its_key() {
+    let store = store();
+    let worker = worker(&store);
+    store.set(Op::Complete, Fault::Hang);
+    let key = dedup_key("a");
+    let run = worker.run(&key, async |work: RunContext| {
+        assert!(work.delivery().mark_done(&key));
+        Err::<(), _>("it fails")
+    });
+    assert!(polled(run, 2, false).await.is_none());
+    assert_eq!(store.calls(Op::Complete), 1);
+    store.set(Op::Complete, Fault::None);
+    drained(&worker).await;
+    assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
+}
+
+#[tokio::test]
+async fn claim_of_several_events_dropped_completes_those_that_are_done() {
+    let store = store();
+    let ledger = Lease::new(Arc::clone(&store));
+    let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
+    let keys = Keys::new(vec![twin, Event::new(dedup_key("b"))]).unwrap();
+    let context = BeginContext::new(HOUR, HOUR, HOUR);
+    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+    assert!(claim.delivery().mark_done(&dedup_key("a")));
+    drop(claim);
+    ledger.drain().await;
+    for (id, is_complete) in [("a", true), ("a2", true), ("b", false)] {
+        let entry = store.get(&dedup_key(id)).await.unwrap();
+        let state = entry.map(|entry| entry.state);
+        assert_eq!(matches!(state, Some(EntryState::Complete { .. })), is_complete, "{id}");
+        assert!(!matches!(state, Some(EntryState::InFlight { .. })), "{id} is held");
+    }
+}
+
+#[tokio::test]
+async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
+    let store = store();
+    let ledger = Lease::new(Arc::clone(&store));
+    let mut context = BeginContext::new(HOUR, HOUR, HOUR);
+    context.recaller = Some(ledger.recaller());
+    let known = ledger.begin(&Keys::one(dedup_key("a")), &context).await.unwrap();
+    let Begin::First { claim, .. } = known else { panic!("{known:?}") };
+    claim.commit(&HandlerSuccess::new(StatusCode::OK)).await.unwrap();
+    store.set(Op::Recall, Fault::Hang);
+    let events = ["a", "b"].map(|id| Event::new(dedup_key(id))).to_vec();
+    let keys = Keys::new(events).unwrap();
+    context.token = Token::random();
+    assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
+    assert_eq!(store.calls(Op::Recall), 1);
+    ledger.drain().await;
+    let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
+    assert_eq!(entry.state, EntryState::Released);
+}
+
+#[tokio::test]
+async fn claim_dropped_outside_a_runtime_does_not_panic() {
+    let ledger = Lease::new(store());
+    let keys = Keys::one(dedup_key("a"));
+    let context = BeginContext::new(HOUR, HOUR, HOUR);
+    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+    assert!(claim.delivery().mark_done(&dedup_key("a")));
+    std::thread::spawn(move || drop(claim)).join().unwrap();
+}
+
+/// Otherwise the next delivery is a duplicate of a run that never was.
+#[tokio::test]
+async fn on_arrival_worker_dropped_while_recording_frees_its_key() {
+    for fault in [Fault::LoseReply, Fault::DoLate] {
+        let store = store();
+        let worker = Deduplicator::new(OnArrival::new(Arc::clone(&store)));
+        store.set(Op::Record, fault);
+        assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
+        store.set(Op::Record, Fault::None);
+        // Until it is undone.
+        if fault == Fault::LoseReply {
+            assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
+        }
+        drained(&worker).await;
+        assert_runs(&delivery_of(&worker, "a").await);
+    }
+}
+
+/// Work in one runtime keeps its lease although another runtime, which claimed first, is alive and
+/// not driven.
+#[test]
+fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let store = store();
+    let worker = worker(&store).lease(Duration::from_millis(300));
+    let (idle, busy) = (runtime(), runtime());
+    assert_runs(&idle.block_on(delivery_of(&worker, "first")));
+    busy.block_on(async {
+        let key = dedup_key("a");
+        let ran = worker.run(&key, async |work: RunContext| {
+            until(|| store.calls(Op::Renew) > 1).await;
+            Ok::<_, ()>(work.delivery().lease_lost())
+        });
+        assert_eq!(ran.await.unwrap(), RunOutcome::First(false));
+    });
+    drop(idle);
+}
+
+/// A subscriber is the user's code: it may end a delivery while it is told of a lost lease.
+#[test]
+fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
+    let (ended, waits) = mpsc::channel();
+    std::thread::spawn(move || {
+        use tracing_subscriber::layer::SubscriberExt;
+        let told = Told::default();
+        let subscriber = tracing_subscriber::registry().with(told.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        tracing::subscriber::with_default(subscriber, || runtime.block_on(lose_a_lease(&told)));
+        ended.send(()).unwrap();
+    });
+    waits.recv_timeout(Duration::from_secs(30)).expect("no deadlock");
+}
+
+async fn lose_a_lease(told: &Told) {
+    let store = store();
+    let ledger = Lease::new(Arc::clone(&store));
+    let claim = async |id, lease| {
+        let context = BeginContext::new(HOUR, lease, HOUR);
+        match ledger.begin(&Keys::one(dedup_key(id)), &context).await.unwrap() {
+            Begin::First { claim, .. } => claim,
+            other => panic!("{other:?}"),
+        }
+    };
+    *told.0.lock().unwrap() = Some(claim("ends", HOUR).await);
+    store.set(Op::Renew, Fault::Fail);
+    let loses = claim("a", Duration::from_millis(100)).await;
+    let elsewhere = CallTerms::new(Token::random(), HOUR).with_lease(HOUR);
+    while !matches!(
+        store.claim(&[dedup_key("a")], &elsewhere).await.unwrap()[..],
+        [Claimed::First { .. }]
+    ) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    store.set(Op::Renew, Fault::None);
+    until(|| loses.delivery().lease_lost() && told.0.lock().unwrap().is_none()).await;
+    loses.commit(&HandlerSuccess::new(StatusCode::OK)).await.unwrap();
+}
+
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Option<<Lease<Store> as Ledger>::Claim>>>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Told {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        if *event.metadata().level() == tracing::Level::WARN {
+            let claim = self.0.lock().unwrap().take();
+            drop(claim);
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! The way of one delivery: who runs, who waits, who is told what.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use tower::{Layer, ServiceExt};
+use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::{DedupLayer, DedupResult, OnInFlight};
+
+use crate::support::{Handler, by_header, dedup_key, request, result, send, until};
+
+fn memory() -> Arc<MemoryAdapter> {
+    Arc::new(MemoryAdapter::new())
+}
+
+#[tokio::test]
+async fn a_duplicate_is_answered_without_the_handler() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_header(), memory()).layer(handler.service());
+    let first = send(&service, request("a")).await;
+    assert_eq!((first.status(), result(&first)), (StatusCode::OK, None));
+    for _ in 0..3 {
+        let again = send(&service, request("a")).await;
+        assert_eq!((again.status(), result(&again)), (StatusCode::OK, Some("duplicate")));
+        assert_eq!(again.extensions().get(), Some(&DedupResult::Duplicate));
+    }
+    assert_eq!(handler.runs(), 1);
+    send(&service, request("b")).await;
+    assert_eq!(handler.runs(), 2);
+}
+
+/// 1,000 keys, 32 identical deliveries of each at once: every handler runs once, and with a quick
+/// handler everyone is told 200.
+async fn every_key_runs_once<A>(adapter: A)
+where
+    A: tower_dedup::adapter::LeaseAdapter,
+{
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_header(), adapter).layer(handler.service());
+    // Eight keys at a time: 256 deliveries under way, as many as may wait.
+    for batch in 0..125 {
+        let deliveries = (0..8 * 32).map(|n| {
+            let (service, id) = (service.clone(), format!("{batch}-{}", n % 8));
+            tokio::spawn(async move {
+                let answer = send(&service, request(&id)).await;
+                (answer.status(), result(&answer).map(str::to_owned))
+            })
+        });
+        let mut firsts = 0;
+        for delivery in deliveries.collect::<Vec<_>>() {
+            let (status, result) = delivery.await.unwrap();
+            assert_eq!(status, StatusCode::OK, "{result:?}");
+            firsts += u32::from(result.is_none());
+        }
+        assert_eq!(firsts, 8);
+    }
+    assert_eq!(handler.runs(), 1_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn thousand_keys_by_32_run_once_each_on_memory() {
+    every_key_runs_once(memory()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn thousand_keys_by_32_run_once_each_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    every_key_runs_once(SqliteAdapter::connect(&url).await.unwrap()).await;
+}
+
+/// Traps 1 and 2: a failure, however it is said, frees the key.
+#[tokio::test]
+async fn trap_1_and_2_after_a_failure_the_next_delivery_runs() {
+    for failure in [500, 503, 400, 404, 302, 0, 1] {
+        let handler = Handler::default().then(failure);
+        let adapter = memory();
+        let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.fallible());
+        let attempt = tokio::spawn(service.clone().oneshot(request("a"))).await;
+        match failure {
+            0 => assert!(attempt.unwrap_err().is_panic()),
+            1 => assert_eq!(attempt.unwrap().unwrap_err(), "the handler was told to fail"),
+            status => assert_eq!(attempt.unwrap().unwrap().status().as_u16(), status),
+        }
+        let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
+        assert_eq!(entry.state, EntryState::Released, "{failure}");
+
+        let retry = service.clone().oneshot(request("a")).await.unwrap();
+        assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{failure}");
+        assert_eq!((handler.last().attempt(), handler.last().is_takeover()), (2, false));
+        let third = service.oneshot(request("a")).await.unwrap();
+        assert_eq!(result(&third), Some("duplicate"), "{failure}");
+        assert_eq!(handler.runs(), 2);
+    }
+}
+
+#[tokio::test]
+async fn success_is_what_the_policy_says() {
+    let handler = Handler::default().then(422).then(200);
+    let service = DedupLayer::new(by_header(), memory())
+        .success_when(|status| status == StatusCode::UNPROCESSABLE_ENTITY)
+        .layer(handler.service());
+    assert_eq!(send(&service, request("a")).await.status(), 422);
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    assert_eq!(send(&service, request("b")).await.status(), 200);
+    assert_eq!(result(&send(&service, request("b")).await), None);
+}
+
+/// Trap 3: whoever arrives while the first runs is never told 200 before the first has succeeded.
+#[tokio::test]
+async fn trap_3_nobody_is_told_200_for_a_run_that_fails() {
+    for policy in [OnInFlight::Reject, OnInFlight::Wait(Duration::from_millis(100))] {
+        let handler = Handler::default().then(500);
+        handler.hold();
+        let service =
+            DedupLayer::new(by_header(), memory()).on_in_flight(policy).layer(handler.service());
+        let first = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, request("a")).await.status() }
+        });
+        handler.running(1).await;
+        for _ in 0..3 {
+            let twin = send(&service, request("a")).await;
+            assert_eq!(
+                (twin.status(), result(&twin)),
+                (503.try_into().unwrap(), Some("in-flight"))
+            );
+            assert_eq!(twin.headers()["retry-after"], "5");
+        }
+        handler.release();
+        assert_eq!(first.await.unwrap(), 500);
+        assert_eq!(handler.runs(), 1);
+        assert_eq!(result(&send(&service, request("a")).await), None);
+    }
+}
+
+/// A waiting duplicate is told 200 when the first succeeds, and runs the handler when it fails.
+#[tokio::test]
+async fn a_waiting_duplicate_ends_as_the_first_run_says() {
+    for (first_status, runs, told) in [(200, 1, Some("duplicate")), (500, 2, None)] {
+        let handler = Handler::default().then(first_status);
+        handler.hold();
+        let layer = DedupLayer::new(by_header(), memory())
+            .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)));
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        let start = |id: &'static str| {
+            let service = service.clone();
+            tokio::spawn(async move { send(&service, request(id)).await })
+        };
+        let first = start("a");
+        handler.running(1).await;
+        let twin = start("a");
+        until(|| handle.waiting() == 1).await;
+        handler.release();
+        let woken = Instant::now();
+        assert_eq!(first.await.unwrap().status().as_u16(), first_status);
+        let twin = twin.await.unwrap();
+        assert_eq!((twin.status(), result(&twin)), (StatusCode::OK, told));
+        assert!(woken.elapsed() < Duration::from_secs(5), "woken, not timed out");
+        assert_eq!(handler.runs(), runs);
+        until(|| handle.waiting() == 0 && handle.running() == 0).await;
+    }
+}
+
+/// Two layers stand for two processes: there is nobody to wake the waiter, and it looks by itself.
+#[tokio::test]
+async fn a_waiter_in_another_process_finds_out_by_itself() {
+    let (adapter, handler) = (memory(), Handler::default());
+    handler.hold();
+    let layer = || {
+        DedupLayer::new(by_header(), Arc::clone(&adapter))
+            .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)))
+    };
+    let (here, there) = (layer().layer(handler.service()), layer());
+    let (waiting, there) = (there.handle(), there.layer(handler.service()));
+    let first = tokio::spawn(async move { send(&here, request("a")).await.status() });
+    handler.running(1).await;
+    let twin = tokio::spawn(async move {
+        let answer = send(&there, request("a")).await;
+        (answer.status(), result(&answer).map(str::to_owned))
+    });
+    until(|| waiting.waiting() == 1).await;
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+    assert_eq!(twin.await.unwrap(), (StatusCode::OK, Some("duplicate".to_owned())));
+    assert_eq!(handler.runs(), 1);
+}
+
+#[tokio::test]
+async fn in_flight_can_be_acknowledged_by_choice() {
+    let handler = Handler::default();
+    handler.hold();
+    let service = DedupLayer::new(by_header(), memory())
+        .on_in_flight(OnInFlight::Acknowledge)
+        .layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    let twin = send(&service, request("a")).await;
+    assert_eq!((twin.status(), result(&twin)), (StatusCode::OK, Some("duplicate")));
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+}
+
+/// Trap 20: the client hangs up while the handler runs; the handler finishes, and the retry gets
+/// its 200.
+#[tokio::test]
+async fn trap_20_a_client_that_hangs_up_does_not_stop_its_handler() {
+    let (adapter, handler) = (memory(), Handler::default());
+    handler.hold();
+    let layer = DedupLayer::new(by_header(), Arc::clone(&adapter));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let client = tokio::spawn(service.clone().oneshot(request("a")));
+    handler.running(1).await;
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    handler.release();
+    handle.drain().await;
+    let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    assert_eq!(handler.runs(), 1);
+}
+
+/// A delivery that waits for nothing runs in its caller's task; one that waits goes on in another.
+#[tokio::test]
+async fn only_a_delivery_that_waits_gets_a_task() {
+    use std::sync::Mutex;
+    type Seen = Arc<Mutex<Vec<Option<tokio::task::Id>>>>;
+    let seen = Seen::default();
+    let look = {
+        let seen = Arc::clone(&seen);
+        move || seen.lock().unwrap().push(tokio::task::try_id())
+    };
+    let inner = tower::service_fn(move |request: http::Request<crate::support::Body>| {
+        let look = look.clone();
+        async move {
+            look();
+            if request.headers()["webhook-id"] == "waits" {
+                tokio::task::yield_now().await;
+                look();
+            }
+            Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
+        }
+    });
+    let service = DedupLayer::new(by_header(), memory()).layer(inner);
+    let caller = tokio::spawn(async move {
+        // The first of all starts the task that renews leases, and lets it go first.
+        for id in ["first", "quick", "waits"] {
+            assert_eq!(send(&service, request(id)).await.status(), 200);
+        }
+        tokio::task::try_id()
+    });
+    let caller = caller.await.unwrap();
+    let seen = seen.lock().unwrap().clone();
+    let [_, quick, before, after] = seen[..] else { panic!("{seen:?}") };
+    assert_eq!((quick, before), (caller, caller), "{seen:?}");
+    assert_ne!(after, caller, "{seen:?}");
+}
+
+/// The response future dropped after any number of polls: nothing leaks, and the event runs once.
+#[tokio::test]
+async fn a_response_future_dropped_at_any_poll_leaks_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let (adapter, handler) = (SqliteAdapter::connect(&url).await.unwrap(), Handler::default());
+    let layer = DedupLayer::new(by_header(), adapter);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    for polls in 0..40 {
+        let id = format!("dropped-{polls}");
+        let mut future = Box::pin(service.clone().oneshot(request(&id)));
+        for _ in 0..polls {
+            if futures_util::poll!(future.as_mut()).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(future);
+        handle.drain().await;
+        let retry = send(&service, request(&id)).await;
+        assert_eq!(retry.status(), StatusCode::OK);
+        assert_eq!((handle.running(), handle.waiting()), (0, 0));
+    }
+    // Each ran once: in the dropped delivery or in its retry.
+    assert_eq!(handler.runs(), 40);
+}
+
+/// More deliveries than `max_running`: 503 for the rest, and the bound holds while clients come
+/// and go.
+#[tokio::test]
+async fn no_more_than_max_running_run_even_if_clients_disconnect() {
+    let handler = Handler::default();
+    handler.hold();
+    let layer = DedupLayer::new(by_header(), memory()).max_running(4);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    for round in 0..20 {
+        for n in 0..4 {
+            let client = tokio::spawn({
+                let service = service.clone();
+                async move { send(&service, request(&format!("{round}-{n}"))).await }
+            });
+            // Every client hangs up, and the next round comes.
+            if round == 0 {
+                handler.running(n + 1).await;
+            } else {
+                let refused = client.await.unwrap();
+                assert_eq!(
+                    (refused.status(), result(&refused)),
+                    (503.try_into().unwrap(), Some("unavailable"))
+                );
+                assert_eq!(refused.headers()["retry-after"], "30");
+                continue;
+            }
+            client.abort();
+        }
+        assert_eq!((handle.running(), handler.runs()), (4, 4));
+    }
+    handler.release();
+    handle.drain().await;
+    assert_eq!(handle.running(), 0);
+    // What was refused was not recorded: it runs now.
+    assert_eq!(result(&send(&service, request("1-0")).await), None);
+}
+
+#[tokio::test]
+async fn clones_and_routes_share_their_bounds() {
+    let handler = Handler::default();
+    handler.hold();
+    let layer = DedupLayer::new(by_header(), memory()).max_running(1);
+    let one = layer.clone().layer(handler.service());
+    let other = layer.clone().layer(handler.service());
+    let _running = tokio::spawn(async move { send(&one, request("a")).await });
+    handler.running(1).await;
+    assert_eq!(send(&other, request("b")).await.status(), 503);
+    let own = layer.max_running(1).layer(handler.service());
+    let running = tokio::spawn(async move { send(&own, request("c")).await.status() });
+    handler.running(2).await;
+    handler.release();
+    assert_eq!(running.await.unwrap(), 200);
+}
+
+#[tokio::test]
+async fn no_more_than_max_waiting_wait() {
+    let handler = Handler::default();
+    handler.hold();
+    let layer = DedupLayer::new(by_header(), memory())
+        .max_waiting(2)
+        .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let start = || {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request("a")).await.status() })
+    };
+    let first = start();
+    handler.running(1).await;
+    let waiting = [start(), start()];
+    until(|| handle.waiting() == 2).await;
+    // The waiting ones have given their permits up.
+    assert_eq!(handle.running(), 1);
+    let third = send(&service, request("a")).await;
+    assert_eq!((third.status(), result(&third)), (503.try_into().unwrap(), Some("in-flight")));
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+    for waiting in waiting {
+        assert_eq!(waiting.await.unwrap(), 200);
+    }
+}
+
+/// A runtime that shuts down drops the task: the client is told 503, and nothing panics.
+#[test]
+fn a_shutdown_of_the_runtime_is_503() {
+    let (adapter, handler) = (memory(), Handler::default());
+    handler.hold();
+    let service = DedupLayer::new(by_header(), adapter).layer(handler.service());
+    let servers = tokio::runtime::Runtime::new().unwrap();
+    let mut future = Box::pin(service.oneshot(request("a")));
+    servers.block_on(async {
+        assert!(futures_util::poll!(future.as_mut()).is_pending());
+        handler.running(1).await;
+    });
+    servers.shutdown_background();
+    let client = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let answer = client.block_on(future).unwrap();
+    assert_eq!((answer.status(), result(&answer)), (503.try_into().unwrap(), Some("unavailable")));
+}
+
+#[tokio::test]
+async fn on_arrival_an_event_runs_at_most_once() {
+    for failure in [500, 0] {
+        let handler = Handler::default().then(failure);
+        let service = DedupLayer::on_arrival(by_header(), memory()).layer(handler.service());
+        let first = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, request("a")).await.status() }
+        });
+        let _ = first.await;
+        assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+        assert_eq!(handler.runs(), 1);
+    }
+    // And while it runs, its duplicate is told 200.
+    let handler = Handler::default();
+    handler.hold();
+    let service = DedupLayer::on_arrival(by_header(), memory()).layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+}
+
+/// Two layers of different ledgers on one store: what one runs is in flight for the other.
+#[tokio::test]
+async fn ledgers_can_be_mixed_on_one_store() {
+    let (adapter, handler) = (memory(), Handler::default());
+    handler.hold();
+    let lease = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
+    let arrival = DedupLayer::on_arrival(by_header(), Arc::clone(&adapter))
+        .on_in_flight(OnInFlight::Reject)
+        .layer(handler.service());
+    let first = tokio::spawn(async move { send(&lease, request("a")).await.status() });
+    handler.running(1).await;
+    assert_eq!(result(&send(&arrival, request("a")).await), Some("in-flight"));
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+    assert_eq!(result(&send(&arrival, request("a")).await), Some("duplicate"));
+}

@@ -1,0 +1,560 @@
+//! A store that hangs, fails, or loses its answers: nothing is lost, nothing blocks, and it
+//! recovers by itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use tower::Layer;
+use tower_dedup::adapter::{
+    CallTerms, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Token,
+};
+use tower_dedup::ledger::{Lease, OnArrival};
+use tower_dedup::{DedupLayer, OnUnavailable, Purger};
+
+use crate::support::{
+    Fault, Faulty, Handler, Op, by_header, dedup_key, request, result, send, until,
+};
+
+type Store = Arc<Faulty<MemoryAdapter>>;
+
+const SOON: Duration = Duration::from_millis(100);
+
+fn store() -> Store {
+    Faulty::new(MemoryAdapter::new())
+}
+
+fn lease(store: &Store) -> DedupLayer<Lease<Store>> {
+    DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
+}
+
+fn arrival(store: &Store) -> DedupLayer<OnArrival<Store>> {
+    DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON)
+}
+
+async fn is_complete(store: &Store, id: &str) -> bool {
+    let entry = store.get(&dedup_key(id)).await.unwrap();
+    entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
+}
+
+async fn becomes_complete(store: &Store, id: &str) {
+    for _ in 0..1_000 {
+        if is_complete(store, id).await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{id} did not become complete");
+}
+
+#[tokio::test]
+async fn a_store_that_fails_hangs_or_loses_its_answer_is_503_in_time() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::DoLate] {
+        let (store, handler) = (store(), Handler::default());
+        let (lease, arrival) =
+            (lease(&store).layer(handler.service()), arrival(&store).layer(handler.service()));
+        store.set_all(fault);
+        let started = Instant::now();
+        let refused = send(&lease, request("a")).await;
+        assert_eq!(
+            (refused.status(), result(&refused)),
+            (503.try_into().unwrap(), Some("unavailable"))
+        );
+        assert_eq!(refused.headers()["retry-after"], "30");
+        let refused = send(&arrival, request("b")).await;
+        assert_eq!(
+            (refused.status(), result(&refused)),
+            (503.try_into().unwrap(), Some("unavailable"))
+        );
+        assert!(started.elapsed() < Duration::from_secs(2), "{fault:?}");
+        assert_eq!(handler.runs(), 0);
+        // It comes back, and so does the sender.
+        store.set_all(Fault::None);
+        assert_eq!(send(&lease, request("c")).await.status(), 200);
+        assert_eq!(send(&arrival, request("d")).await.status(), 200);
+    }
+}
+
+/// A claim that was made, or will be made late, although nobody heard of it, is released by its
+/// token: the retry runs long before the lease of 60 s would have lapsed.
+#[tokio::test]
+async fn a_claim_whose_answer_was_lost_does_not_block_its_key() {
+    for fault in [Fault::LoseReply, Fault::DoLate] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set(Op::Claim, fault);
+        assert_eq!(send(&service, request("a")).await.status(), 503);
+        store.set(Op::Claim, Fault::None);
+        // Drains once the claim was found and released, however late it was made.
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
+        assert_eq!(send(&service, request("a")).await.status(), 200, "{fault:?}");
+        assert_eq!(handler.runs(), 1);
+        assert!(!handler.last().is_takeover(), "released, not lapsed");
+    }
+}
+
+/// A record that was made although the sender was told 503 is undone: or the retry would be taken
+/// for a duplicate of a run that never was.
+#[tokio::test]
+async fn a_record_whose_answer_was_lost_does_not_lose_its_event() {
+    for fault in [Fault::LoseReply, Fault::DoLate] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = arrival(&store);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set(Op::Record, fault);
+        assert_eq!(send(&service, request("a")).await.status(), 503);
+        store.set(Op::Record, Fault::None);
+        // Drains once the record was found and undone, however late it was made.
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
+        let retry = send(&service, request("a")).await;
+        assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{fault:?}");
+        assert_eq!(handler.runs(), 1);
+    }
+}
+
+/// After success the answer is the handler's, whatever the store does; the completion follows, and
+/// meanwhile this process knows.
+#[tokio::test]
+async fn success_is_success_even_if_the_store_goes_away() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = lease(&store).lease(Duration::from_millis(300));
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set(Op::Complete, fault);
+        let started = Instant::now();
+        let first = send(&service, request("a")).await;
+        assert_eq!((first.status(), result(&first)), (StatusCode::OK, None), "{fault:?}");
+        assert!(started.elapsed() < Duration::from_secs(2), "one attempt only");
+        for _ in 0..5 {
+            // Long past the lease: it is renewed until the completion is there.
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+            let other = CallTerms::new(Token::random(), Duration::from_secs(60));
+            let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+            assert!(
+                !matches!(elsewhere[..], [tower_dedup::adapter::Claimed::First { .. }]),
+                "{fault:?}: another process may not run it"
+            );
+        }
+        store.set(Op::Complete, Fault::None);
+        becomes_complete(&store, "a").await;
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+        assert_eq!(handler.runs(), 1);
+    }
+}
+
+/// On arrival the key is there already: what becomes of the store afterwards changes nothing.
+#[tokio::test]
+async fn on_arrival_nothing_is_asked_of_the_store_afterwards() {
+    for (status, fault) in [(200, Fault::Fail), (200, Fault::Hang), (500, Fault::Hang)] {
+        let (store, handler) = (store(), Handler::default().then(status));
+        handler.hold();
+        let layer = arrival(&store);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        let first = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, request("a")).await.status() }
+        });
+        handler.running(1).await;
+        store.set_all(fault);
+        handler.release();
+        assert_eq!(first.await.unwrap().as_u16(), status, "{fault:?}");
+        assert_eq!(handle.background(), 0);
+        store.set_all(Fault::None);
+        assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    }
+}
+
+#[tokio::test]
+async fn a_failed_release_is_repeated_until_the_key_is_free() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
+        let (store, handler) = (store(), Handler::default().then(500));
+        let service = lease(&store).layer(handler.service());
+        store.set(Op::Release, fault);
+        assert_eq!(send(&service, request("a")).await.status(), 500, "the handler's answer");
+        store.set(Op::Release, Fault::None);
+        let released = async {
+            while result(&send(&service, request("a")).await).is_some() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), released).await.expect("released");
+        assert_eq!(handler.runs(), 2, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn open_runs_unprotected_and_records_when_the_store_is_back() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = lease(&store).on_unavailable(OnUnavailable::Open);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set_all(fault);
+        assert_eq!(send(&service, request("a")).await.status(), 200);
+        assert!(handler.last().is_unprotected());
+        store.set_all(Fault::None);
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+        assert!(is_complete(&store, "a").await, "{fault:?}");
+        assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+
+        let layer = arrival(&store).on_unavailable(OnUnavailable::Open);
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set_all(fault);
+        assert_eq!(send(&service, request("b")).await.status(), 200);
+        store.set_all(Fault::None);
+        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+        assert!(is_complete(&store, "b").await, "{fault:?}");
+    }
+}
+
+/// A handler longer than its lease keeps it, although some renewals fail.
+#[tokio::test]
+async fn a_handler_longer_than_its_lease_keeps_it() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let layer = lease(&store)
+        .lease(Duration::from_millis(600))
+        .on_in_flight(tower_dedup::OnInFlight::Reject);
+    let service = layer.layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    let started = Instant::now();
+    let mut round = 0;
+    while started.elapsed() < Duration::from_secs(2) {
+        // One renewal in three fails: the next attempt is not far.
+        store.set(Op::Renew, if round % 3 == 0 { Fault::Fail } else { Fault::None });
+        round += 1;
+        assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    assert!(!handler.last().lease_lost());
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+    assert_eq!(handler.runs(), 1);
+    assert!(store.calls(Op::Renew) >= 4, "{}", store.calls(Op::Renew));
+}
+
+/// A handler that blocks its thread keeps its lease: the renewal is not its task's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
+    let store = store();
+    let blocking = tower::service_fn(|_: http::Request<crate::support::Body>| async {
+        std::thread::sleep(Duration::from_millis(1_200));
+        Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
+    });
+    let service = lease(&store).lease(Duration::from_millis(300)).layer(blocking);
+    let run = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    until(|| store.calls(Op::Renew) >= 3).await;
+    let twin = CallTerms::new(Token::random(), Duration::from_secs(60));
+    let twin = store.inner().claim(&[dedup_key("a")], &twin).await.unwrap();
+    assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
+    assert_eq!(run.await.unwrap(), 200);
+}
+
+/// Trap 4: a handler that lost its lease is told, its success is recorded all the same, and its
+/// failure undoes nothing.
+#[tokio::test]
+async fn trap_4_a_lost_lease_is_told_and_undoes_nothing() {
+    for status in [200, 500] {
+        let (store, handler) = (store(), Handler::default().then(status));
+        handler.hold();
+        let service = lease(&store).lease(Duration::from_millis(300)).layer(handler.service());
+        // The store does not hear of renewals for a while, and somebody else takes over.
+        store.set(Op::Renew, Fault::Fail);
+        let late = tokio::spawn(async move { send(&service, request("a")).await.status() });
+        handler.running(1).await;
+        store.inner().advance(Duration::from_secs(1));
+        let taker = CallTerms::new(Token::random(), Duration::from_secs(60))
+            .with_lease(Duration::from_secs(60));
+        let keys = [dedup_key("a")];
+        let taken = store.inner().claim(&keys, &taker).await.unwrap();
+        assert_eq!(taken, [tower_dedup::adapter::Claimed::first(2, true)]);
+        assert!(!handler.last().lease_lost());
+        store.set(Op::Renew, Fault::None);
+        let delivery = handler.last();
+        until(|| delivery.lease_lost()).await;
+        handler.release();
+        assert_eq!(late.await.unwrap(), status);
+        let entry = store.get(&keys[0]).await.unwrap().unwrap();
+        if status == 200 {
+            assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+        } else {
+            assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
+        }
+    }
+}
+
+/// A completion whose row vanished is recorded all the same.
+#[tokio::test]
+async fn a_completion_whose_row_vanished_is_recorded() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let service = lease(&store).layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    store.inner().advance(Duration::from_secs(61));
+    store.inner().forget(&dedup_key("a")).await.unwrap();
+    handler.release();
+    assert_eq!(first.await.unwrap(), 200);
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+}
+
+/// A store that panics is a store that fails: no success is lost over it.
+#[tokio::test]
+async fn an_adapter_that_panics_is_a_store_that_fails() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = lease(&store).lease(Duration::from_millis(300));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Claim, Fault::Panic);
+    assert_eq!(result(&send(&service, request("a")).await), Some("unavailable"));
+    store.set(Op::Claim, Fault::None);
+    store.set(Op::Renew, Fault::Panic);
+    store.set(Op::Complete, Fault::Panic);
+    assert_eq!(result(&send(&service, request("a")).await), None);
+    store.set(Op::Renew, Fault::None);
+    // Past the first lease: a renewal comes at a third of it.
+    let renewed = store.calls(Op::Renew);
+    until(|| store.calls(Op::Renew) >= renewed + 4).await;
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    store.set(Op::Complete, Fault::None);
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
+    assert!(is_complete(&store, "a").await);
+    assert_eq!((handle.running(), handle.background(), handler.runs()), (0, 0, 1));
+}
+
+/// On arrival: while a record of unknown outcome is being undone, nobody is told that its event,
+/// which never ran, is a duplicate.
+#[tokio::test]
+async fn a_retry_during_the_undoing_is_never_told_200() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = arrival(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Record, Fault::LoseReply);
+    store.set(Op::Unrecord, Fault::Fail);
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    store.set(Op::Record, Fault::None);
+    for _ in 0..5 {
+        assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
+    }
+    assert_eq!(handle.background(), 1);
+    store.set(Op::Unrecord, Fault::None);
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
+    assert_eq!(result(&send(&service, request("a")).await), None);
+    assert_eq!(handler.runs(), 1);
+}
+
+/// Fail-open is for events of which nothing is known: not for one that is known to be running.
+#[tokio::test]
+async fn open_never_runs_beside_a_run_that_was_seen() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let layer = lease(&store)
+        .on_unavailable(OnUnavailable::Open)
+        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::from_millis(300)));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let start = || {
+        let service = service.clone();
+        tokio::spawn(async move { result(&send(&service, request("a")).await).map(str::to_owned) })
+    };
+    let first = start();
+    handler.running(1).await;
+    let twin = start();
+    until(|| handle.waiting() == 1).await;
+    store.set(Op::Claim, Fault::Fail);
+    let twin = tokio::time::timeout(Duration::from_secs(10), twin).await;
+    assert_eq!(twin.expect("an answer").unwrap().as_deref(), Some("in-flight"));
+    handler.release();
+    assert_eq!(first.await.unwrap(), None);
+    assert_eq!(handler.runs(), 1);
+}
+
+/// An outage makes many releases; they do not push a completion out.
+#[tokio::test]
+async fn releases_do_not_starve_completions() {
+    let (store, handler) = (store(), Handler::default());
+    handler.hold();
+    let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
+    let service = layer.layer(handler.service());
+    let success = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("success")).await.status() }
+    });
+    handler.running(1).await;
+    store.set_all(Fault::Hang);
+    let deliveries = (0..4_500).map(|n| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
+    });
+    for delivery in deliveries.collect::<Vec<_>>() {
+        assert_eq!(delivery.await.unwrap(), 503);
+    }
+    handler.release();
+    assert_eq!(success.await.unwrap(), 200);
+    store.set_all(Fault::None);
+    becomes_complete(&store, "success").await;
+}
+
+/// What a failed batch has marked as done keeps its lease until its completion is there.
+#[tokio::test]
+async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
+    let (store, handler) = (store(), Handler::default().then(500));
+    handler.hold();
+    let layer = lease(&store).lease(Duration::from_millis(300));
+    let service = layer.layer(handler.service());
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("a")).await.status() }
+    });
+    handler.running(1).await;
+    assert!(handler.last().mark_done(&dedup_key("a")));
+    store.set(Op::Complete, Fault::Fail);
+    handler.release();
+    assert_eq!(first.await.unwrap(), 500);
+    for _ in 0..6 {
+        tokio::time::sleep(SOON).await;
+        let other = CallTerms::new(Token::random(), Duration::from_secs(60));
+        let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+        assert_eq!(elsewhere, [tower_dedup::adapter::Claimed::InFlight]);
+    }
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    store.set(Op::Complete, Fault::None);
+    becomes_complete(&store, "a").await;
+}
+
+/// An unprotected run that fails frees its key even if its claim arrives after the release.
+#[tokio::test]
+async fn an_unprotected_failure_leaves_no_late_claim_behind() {
+    let (store, handler) = (store(), Handler::default().then(500));
+    let layer = lease(&store)
+        .on_unavailable(OnUnavailable::Open)
+        .on_in_flight(tower_dedup::OnInFlight::Reject);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Claim, Fault::DoLate);
+    assert_eq!(send(&service, request("a")).await.status(), 500);
+    store.set(Op::Claim, Fault::None);
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
+    let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
+    assert_eq!(entry.state, EntryState::Released);
+}
+
+/// Everybody who waits for the end is told of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_may_drain_at_once() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = lease(&store);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    for round in 0..200 {
+        let drains: Vec<_> = (0..4)
+            .map(|_| {
+                let handle = handle.clone();
+                tokio::spawn(async move { handle.drain().await })
+            })
+            .collect();
+        send(&service, request(&round.to_string())).await;
+        for drain in drains {
+            tokio::time::timeout(Duration::from_secs(5), drain).await.expect("drained").unwrap();
+        }
+    }
+}
+
+/// Settings at the end of their range are settings.
+#[tokio::test]
+async fn extreme_settings_do_no_harm() {
+    let (store, handler) = (store(), Handler::default());
+    let extreme = DedupLayer::new(by_header(), Arc::clone(&store))
+        .store_timeout(Duration::MAX)
+        .lease(Duration::MAX)
+        .retention(Duration::MAX)
+        .body_timeout(Duration::MAX)
+        .body_limit(usize::MAX)
+        .max_running(usize::MAX)
+        .max_waiting(usize::MAX)
+        .max_keys(usize::MAX)
+        .retry_after(Duration::MAX, Duration::MAX)
+        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::MAX));
+    let service = extreme.layer(handler.service());
+    store.set(Op::Claim, Fault::Fail);
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    store.set(Op::Claim, Fault::None);
+    assert_eq!(send(&service, request("b")).await.status(), 200);
+    assert_eq!(result(&send(&service, request("b")).await), Some("duplicate"));
+    let least = DedupLayer::new(by_header(), Arc::clone(&store))
+        .lease(Duration::ZERO)
+        .retention(Duration::ZERO)
+        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::ZERO));
+    assert_eq!(send(&least.layer(handler.service()), request("c")).await.status(), 200);
+    for every in [Duration::ZERO, Duration::MAX] {
+        Purger::new(Arc::clone(&store)).every(every).timeout(every).batch(0).spawn().stop().await;
+    }
+    store.inner().advance(Duration::MAX);
+    store.inner().advance(Duration::MAX);
+    assert_eq!(send(&service, request("d")).await.status(), 200);
+}
+
+/// What goes on behind a store that is gone is bounded, whatever arrives meanwhile.
+#[tokio::test]
+async fn background_work_is_bounded() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(Op::Claim, Fault::Hang);
+    store.set(Op::Release, Fault::Hang);
+    let deliveries = (0..6_000).map(|n| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
+    });
+    for delivery in deliveries.collect::<Vec<_>>() {
+        assert_eq!(delivery.await.unwrap(), 503);
+    }
+    let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    assert!(tasks <= 4_200, "{tasks}");
+    assert_eq!(handle.running(), 0);
+    store.set_all(Fault::None);
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+}
+
+/// The purger lives through errors, hangs and panics, and stops when it is told to.
+#[tokio::test]
+async fn the_purger_survives_its_store() {
+    let store = store();
+    for id in 0..250 {
+        let brief = CallTerms::new(Token::random(), Duration::from_secs(3_600));
+        let keys = [dedup_key(&id.to_string())];
+        tower_dedup::adapter::DedupAdapter::record(&*store, &keys, &brief).await.unwrap();
+    }
+    store.inner().advance(Duration::from_secs(7_200));
+    store.set(Op::Purge, Fault::Fail);
+    let purger = Purger::new(Arc::clone(&store))
+        .every(Duration::from_millis(5))
+        .batch(100)
+        .timeout(Duration::from_millis(50))
+        .spawn();
+    for fault in [Fault::Panic, Fault::Hang, Fault::Fail] {
+        let calls = store.calls(Op::Purge);
+        until(|| store.calls(Op::Purge) > calls + 1).await;
+        store.set(Op::Purge, fault);
+    }
+    let left = store.count().await.unwrap();
+    assert!(left > 100, "{left}");
+    store.set(Op::Purge, Fault::None);
+    let emptied = async {
+        while store.count().await.unwrap() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), emptied).await.expect("purged");
+    purger.stop().await;
+    let calls = store.calls(Op::Purge);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(store.calls(Op::Purge), calls, "stopped");
+}

@@ -1,0 +1,18 @@
+//! The middleware: answers, waiting, composition, faults of the store.
+
+mod bodies;
+mod compare_payload;
+mod composition;
+mod deduplicator;
+mod delivery;
+mod faults;
+mod multi_event;
+mod multi_event_identities;
+mod observe;
+mod purger;
+mod readiness;
+mod replay;
+mod routes;
+#[path = "../support/mod.rs"]
+mod support;
+mod verified;

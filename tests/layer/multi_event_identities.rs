@@ -1,0 +1,384 @@
+//! Deliveries of several events, and events of two identities.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use tokio::sync::Semaphore;
+use tower::Layer;
+use tower_dedup::adapter::{
+    CallTerms, DedupAdapter, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Recorded,
+    Released, Token,
+};
+use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::ledger::{Begin, BeginContext, Ledger, OnArrival};
+use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
+
+use crate::support::{Body, Handler, dedup_key, result, send};
+
+fn memory() -> Arc<MemoryAdapter> {
+    Arc::new(MemoryAdapter::new())
+}
+
+/// One event for every word of the body; `id=second` gives it a second identity.
+fn by_word() -> KeyExtractor {
+    KeyExtractor::from_fn("test", |request| {
+        let body = std::str::from_utf8(request.body()).unwrap();
+        let events = body.split_whitespace().map(|word| {
+            Ok(match word.split_once('=') {
+                Some((id, second)) => Event::new(DedupKey::new("test", id)?)
+                    .with_second_identity(DedupKey::new("test.second", second)?),
+                None => Event::new(DedupKey::new("test", word)?),
+            })
+        });
+        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
+    })
+    .unwrap()
+}
+
+fn batch(words: &str) -> Request<Body> {
+    Request::post("/hook").body(Body::from(words.to_owned())).unwrap()
+}
+
+fn ids(delivery: &Delivery) -> Vec<&str> {
+    delivery.keys().map(DedupKey::id).collect()
+}
+
+async fn state(adapter: &MemoryAdapter, id: &str) -> Option<EntryState> {
+    adapter.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
+}
+
+/// Trap 35: a retry that is batched otherwise runs what is new, and nothing else.
+#[tokio::test]
+async fn trap_35_a_batch_runs_what_is_new_in_it() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+    send(&service, batch("a b c")).await;
+    assert_eq!(ids(&handler.last()), ["a", "b", "c"]);
+    send(&service, batch("c d b d e")).await;
+    assert_eq!(ids(&handler.last()), ["d", "e"]);
+    assert!(
+        handler.last().needs_run(&dedup_key("d")) && !handler.last().needs_run(&dedup_key("c"))
+    );
+    assert_eq!(result(&send(&service, batch("e a")).await), Some("duplicate"));
+    assert_eq!(handler.runs(), 2);
+    assert_eq!(send(&service, batch("  ")).await.status(), 400);
+}
+
+/// The first run charges, then fails; its twin runs the same event as the second attempt.
+#[tokio::test]
+async fn idempotency_key_of_a_twin_after_a_failure_is_the_same() {
+    let handler = Handler::default().then(500);
+    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+    assert_eq!(send(&service, batch("evt_1=order")).await.status(), 500);
+    let first = handler.last();
+    assert_eq!(send(&service, batch("evt_2=order")).await.status(), 200);
+    let second = handler.last();
+    assert_eq!((first.attempt(), second.attempt()), (1, 2));
+    assert_eq!(first.idempotency_key("charge"), second.idempotency_key("charge"));
+    assert_eq!(
+        first.idempotency_key_of(&dedup_key("evt_1"), "charge"),
+        second.idempotency_key_of(&dedup_key("evt_2"), "charge")
+    );
+}
+
+#[tokio::test]
+async fn idempotency_key_of_a_batch_is_the_same_when_only_a_part_runs_again() {
+    let handler = Handler::default().then(500);
+    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+    let first = {
+        handler.hold();
+        let deliver = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, batch("a b")).await.status() }
+        });
+        handler.running(1).await;
+        assert!(handler.last().mark_done(&dedup_key("a")));
+        handler.release();
+        assert_eq!(deliver.await.unwrap(), 500);
+        handler.last()
+    };
+    assert_eq!(send(&service, batch("a b")).await.status(), 200);
+    assert_eq!(ids(&handler.last()), ["b"]);
+    assert_eq!(first.idempotency_key("mail"), handler.last().idempotency_key("mail"));
+    assert_ne!(first.idempotency_key("mail"), first.idempotency_key_of(&dedup_key("b"), "mail"));
+}
+
+/// One poison event does not repeat the others.
+#[tokio::test]
+async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
+    let (adapter, handler) = (memory(), Handler::default().then(500));
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    handler.hold();
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, batch("a poison c")).await.status() }
+    });
+    handler.running(1).await;
+    assert!(handler.last().mark_done(&dedup_key("a")));
+    assert!(!handler.last().mark_done(&dedup_key("not of this batch")));
+    handler.release();
+    assert_eq!(first.await.unwrap(), 500);
+    assert!(matches!(state(&adapter, "a").await, Some(EntryState::Complete { .. })));
+    assert_eq!(state(&adapter, "poison").await, Some(EntryState::Released));
+    send(&service, batch("a poison c")).await;
+    assert_eq!(ids(&handler.last()), ["poison", "c"]);
+    assert_eq!(handler.last().attempt(), 2);
+}
+
+/// While any event of a batch runs elsewhere the answer is never a 2xx; the new ones are done.
+#[tokio::test]
+async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
+        .with_lease(Duration::from_secs(60));
+    adapter.claim(&[dedup_key("b")], &elsewhere).await.unwrap();
+    let partial = send(&service, batch("a b c")).await;
+    assert_eq!((partial.status(), result(&partial)), (503.try_into().unwrap(), Some("in-flight")));
+    assert_eq!(ids(&handler.last()), ["a", "c"]);
+    adapter.complete(&[dedup_key("b")], &elsewhere).await.unwrap();
+    assert_eq!(result(&send(&service, batch("a b c")).await), Some("duplicate"));
+    assert_eq!(handler.runs(), 1);
+}
+
+/// Trap 34: two events of different ids report one change.
+#[tokio::test]
+async fn trap_34_any_complete_identity_makes_a_duplicate() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    send(&service, batch("evt_1=invoice|paid")).await;
+    assert_eq!(result(&send(&service, batch("evt_2=invoice|paid")).await), Some("duplicate"));
+    // Now the twin is known by its own id too.
+    assert_eq!(result(&send(&service, batch("evt_2")).await), Some("duplicate"));
+    assert_eq!(result(&send(&service, batch("evt_1")).await), Some("duplicate"));
+    send(&service, batch("evt_3=invoice|voided")).await;
+    assert_eq!(handler.runs(), 2);
+}
+
+#[tokio::test]
+async fn any_running_identity_is_in_flight_and_blocks_nothing_else() {
+    let (adapter, handler) = (memory(), Handler::default().then(500));
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter))
+        .on_in_flight(OnInFlight::Reject)
+        .layer(handler.service());
+    handler.hold();
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, batch("evt_1=x")).await.status() }
+    });
+    handler.running(1).await;
+    assert_eq!(result(&send(&service, batch("evt_2=x")).await), Some("in-flight"));
+    handler.release();
+    // The first failed: the twin runs, under both its identities.
+    assert_eq!(first.await.unwrap(), 500);
+    let retried = async {
+        while send(&service, batch("evt_2=x")).await.status() != StatusCode::OK {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), retried).await.expect("given back");
+    assert_eq!(result(&send(&service, batch("evt_1=x")).await), Some("duplicate"));
+}
+
+/// The same identities in many orders from many tasks: nobody deadlocks, each change runs once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn twins_in_every_order_run_once() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+    for round in 0..50 {
+        let tasks = (0..16).map(|n| {
+            let service = service.clone();
+            let (a, b) =
+                (format!("a{round}-{}=x{round}", n % 4), format!("b{round}-{}=y{round}", n % 3));
+            let words = if n % 2 == 0 { format!("{a} {b}") } else { format!("{b} {a}") };
+            tokio::spawn(async move { send(&service, batch(&words)).await.status() })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            let status = task.await.unwrap();
+            assert!(status == 200 || status == 503, "{status}");
+        }
+    }
+    let mut runs = std::collections::HashMap::new();
+    for delivery in handler.deliveries() {
+        for event in delivery.events() {
+            *runs.entry(event.second_identity().unwrap().clone()).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(runs.len(), 100);
+    assert!(runs.values().all(|runs| *runs == 1), "{runs:?}");
+}
+
+#[tokio::test]
+async fn too_many_keys_are_400_and_none_is_recorded() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    let words = |count: usize| (0..count).map(|n| format!("{n} ")).collect::<String>();
+    let refused = send(&service, batch(&words(4_097))).await;
+    assert_eq!(
+        (refused.status(), result(&refused)),
+        (StatusCode::BAD_REQUEST, Some("invalid-key"))
+    );
+    assert_eq!(adapter.count().await.unwrap(), 0);
+    assert_eq!(send(&service, batch(&words(4_096))).await.status(), 200);
+    assert_eq!(adapter.count().await.unwrap(), 4_096);
+    let few = DedupLayer::new(by_word(), adapter).max_keys(1).layer(handler.service());
+    assert_eq!(send(&few, batch("x=y")).await.status(), 400);
+}
+
+#[tokio::test]
+async fn on_arrival_batches_and_twins_behave_alike() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::on_arrival(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    send(&service, batch("a b=x")).await;
+    send(&service, batch("b c=x d")).await;
+    assert_eq!(ids(&handler.last()), ["d"]);
+    let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
+        .with_lease(Duration::from_secs(60));
+    adapter.claim(&[dedup_key("e")], &elsewhere).await.unwrap();
+    assert_eq!(send(&service, batch("e f")).await.status(), 503);
+    assert_eq!(ids(&handler.last()), ["f"]);
+    assert_eq!(result(&send(&service, batch("f d")).await), Some("duplicate"));
+}
+
+/// The second identity as an extractor declares it.
+#[tokio::test]
+async fn the_second_identity_of_an_extractor_has_a_namespace_of_its_own() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let stripe = key::json("/id")
+        .namespace("stripe")
+        .second_identity("change", key::json("/data/object/id").and(key::json("/type")));
+    let service = DedupLayer::new(stripe, Arc::clone(&adapter)).layer(handler.service());
+    let event = |id: &str| {
+        let body =
+            format!(r#"{{"id":"{id}","type":"invoice.paid","data":{{"object":{{"id":"in_1"}}}}}}"#);
+        Request::post("/").body(Body::from(body)).unwrap()
+    };
+    send(&service, event("evt_1")).await;
+    assert_eq!(result(&send(&service, event("evt_2")).await), Some("duplicate"));
+    let change = DedupKey::new("stripe.change", "in_1|invoice.paid").unwrap();
+    assert!(adapter.get(&change).await.unwrap().is_some());
+    assert_eq!(handler.runs(), 1);
+}
+
+/// A second identity that says nothing new is none, and a closure's single event can have one.
+#[tokio::test]
+async fn second_identities_of_closures() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let same = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    let key = dedup_key("a");
+    let event = Event::new(key.clone()).with_second_identity(key);
+    assert_eq!(event.second_identity(), None);
+    send(&same, batch("a")).await;
+    assert!(!handler.last().lease_lost());
+
+    let extractor = by_word().second_identity("body", key::body_digest());
+    let service = DedupLayer::new(extractor, memory()).layer(handler.service());
+    let keys = |words: &str| {
+        let mut request = batch(words);
+        request.headers_mut().insert("x", "y".parse().unwrap());
+        request
+    };
+    send(&service, keys("evt_1")).await;
+    assert!(handler.last().events()[0].second_identity().is_some());
+    assert_eq!(result(&send(&service, keys("evt_1")).await), Some("duplicate"));
+}
+
+/// A store that holds its answers back.
+#[derive(Default)]
+struct Gated {
+    inner: MemoryAdapter,
+    records: Gate,
+    unrecords: Gate,
+}
+
+/// Holds calls, in the order in which they came, until each is let pass.
+#[derive(Default)]
+struct Gate(Mutex<Vec<Arc<Semaphore>>>);
+
+impl Gate {
+    async fn pass(&self) {
+        let mine = Arc::new(Semaphore::new(0));
+        self.0.lock().unwrap().push(Arc::clone(&mine));
+        mine.acquire().await.unwrap().forget();
+    }
+
+    /// Waits for this call, and lets it pass.
+    async fn open(&self, call: usize) {
+        self.came(call).await;
+        self.0.lock().unwrap()[call].add_permits(1);
+    }
+
+    async fn came(&self, call: usize) {
+        crate::support::until(|| self.0.lock().unwrap().len() > call).await;
+    }
+}
+
+impl DedupAdapter for Gated {
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+        let answers = self.inner.record(keys, terms).await;
+        self.records.pass().await;
+        answers
+    }
+
+    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.unrecords.pass().await;
+        self.inner.unrecord(keys, terms).await
+    }
+}
+
+/// On arrival, an event whose other identity runs elsewhere is recorded and given back. Whoever
+/// meets that record must not take the event for handled, whenever it looks.
+#[tokio::test]
+async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
+    for given_back_in_between in [true, false] {
+        let store = Arc::new(Gated::default());
+        let ledger = OnArrival::new(Arc::clone(&store));
+        let minute = Duration::from_secs(60);
+        let elsewhere = CallTerms::new(Token::random(), minute).with_lease(minute);
+        let second = [DedupKey::new("test.second", "w").unwrap()];
+        store.inner.claim(&second, &elsewhere).await.unwrap();
+        let event = Event::new(dedup_key("g")).with_second_identity(second[0].clone());
+        let begin = || {
+            let (ledger, keys) = (ledger.clone(), Keys::from(event.clone()));
+            tokio::spawn(async move {
+                ledger.begin(&keys, &BeginContext::new(minute, minute, minute)).await.unwrap()
+            })
+        };
+        let first = begin();
+        store.records.came(0).await;
+        store.inner.release(&second, &elsewhere).await.unwrap();
+        if given_back_in_between {
+            store.records.open(0).await;
+            assert!(matches!(first.await.unwrap(), Begin::InFlight));
+            // It has met the record, and hears of it when that is undone.
+            let twin = begin();
+            store.records.came(1).await;
+            store.unrecords.open(0).await;
+            crate::support::until(|| ledger.background() == 0).await;
+            store.records.open(1).await;
+            assert!(matches!(twin.await.unwrap(), Begin::InFlight));
+        } else {
+            // It hears of the record before the one who has made it does.
+            let twin = begin();
+            store.records.open(1).await;
+            assert!(matches!(twin.await.unwrap(), Begin::InFlight));
+            store.records.open(0).await;
+            assert!(matches!(first.await.unwrap(), Begin::InFlight));
+            store.unrecords.open(0).await;
+        }
+        // The twin has given the other identity back as well.
+        store.unrecords.open(1).await;
+        ledger.drain().await;
+        let retry = begin();
+        store.records.open(2).await;
+        assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
+        // What is complete under both is a duplicate, however many ask at once.
+        let [one, other] = [begin(), begin()];
+        store.records.came(4).await;
+        store.records.open(3).await;
+        assert!(matches!(one.await.unwrap(), Begin::Duplicate(_)));
+        store.records.open(4).await;
+        assert!(matches!(other.await.unwrap(), Begin::Duplicate(_)));
+    }
+}

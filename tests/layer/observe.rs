@@ -1,0 +1,431 @@
+//! What the layer says of itself: every outcome has its event and its metrics, and the documented
+//! names are the names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tower::Layer;
+use tower_dedup::adapter::{
+    AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Recorded, Token,
+};
+use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key};
+use tracing::field::{Field, Visit};
+
+use crate::support::{Fault, Faulty, Handler, Op, by_header, request, send};
+
+/// Collects the events of the layer.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
+
+impl Log {
+    /// The events with this message.
+    fn all(&self, message: &str) -> Vec<BTreeMap<String, String>> {
+        let events = self.0.lock().unwrap();
+        events.iter().filter(|event| event["message"] == message).cloned().collect()
+    }
+
+    /// The last event with this message.
+    fn last(&self, message: &str) -> BTreeMap<String, String> {
+        self.all(message).pop().unwrap_or_else(|| panic!("no event {message:?}"))
+    }
+}
+
+struct Fields<'a>(&'a mut BTreeMap<String, String>);
+
+impl Visit for Fields<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+}
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        if event.metadata().target() != "tower_dedup" {
+            return;
+        }
+        let mut fields = BTreeMap::new();
+        fields.insert("level".to_owned(), event.metadata().level().to_string());
+        event.record(&mut Fields(&mut fields));
+        self.0.lock().unwrap().push(fields);
+    }
+}
+
+/// Runs on one thread, with the log and the metrics of this test only.
+fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
+    use tracing_subscriber::layer::SubscriberExt;
+    let (log, recorder) = (Log::default(), DebuggingRecorder::new());
+    let snapshotter = recorder.snapshotter();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let subscriber = tracing_subscriber::registry().with(log.clone());
+    tracing::subscriber::with_default(subscriber, || {
+        metrics::with_local_recorder(&recorder, || runtime.block_on(run(log, snapshotter)));
+    });
+}
+
+/// The sum of every counter and gauge, the count of every histogram, by name and labels.
+fn measured(snapshotter: &Snapshotter) -> BTreeMap<(String, Vec<String>), f64> {
+    let mut sums = BTreeMap::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let key = key.key();
+        let labels = key.labels().map(|label| label.value().to_owned()).collect();
+        let value = match value {
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(gauge) => gauge.into_inner(),
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            DebugValue::Histogram(samples) => samples.len() as f64,
+        };
+        sums.insert((key.name().to_owned(), labels), value);
+    }
+    sums
+}
+
+fn store() -> Arc<Faulty<MemoryAdapter>> {
+    Faulty::new(MemoryAdapter::new())
+}
+
+#[test]
+fn every_delivery_ends_in_one_event_with_its_facts() {
+    observed(async |log, _| {
+        let handler = Handler::default().then(500).then(200);
+        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
+        for (outcome, status) in [("failed", "500"), ("completed", "200"), ("duplicate", "200")] {
+            send(&service, request("+15005550006")).await;
+            let event = log.last("delivery");
+            assert_eq!((&*event["outcome"], &*event["status"]), (outcome, status), "{event:?}");
+            assert_eq!(
+                (&*event["level"], &*event["namespace"], &*event["keys"]),
+                ("INFO", "test", "1")
+            );
+            assert!(event["duration_ms"].parse::<f64>().unwrap() >= 0.0);
+            // The id is personal data: not unless asked.
+            assert_eq!(event["id"], crate::support::dedup_key("+15005550006").log_id());
+            assert_eq!(event.contains_key("age_ms"), outcome == "duplicate");
+            assert_eq!(event.contains_key("attempt"), outcome != "duplicate");
+        }
+        assert_eq!(log.0.lock().unwrap().len(), 3);
+
+        let plain = DedupLayer::new(by_header(), store()).log_ids(LogIds::Plain);
+        send(&plain.layer(handler.service()), request("evt_1")).await;
+        assert_eq!(log.last("delivery")["id"], "evt_1");
+    });
+}
+
+#[test]
+fn every_outcome_is_counted_under_its_name() {
+    observed(async |log, snapshotter| {
+        let store = store();
+        let handler = Handler::default();
+        let layer = DedupLayer::new(by_header(), Arc::clone(&store))
+            .store_timeout(Duration::from_millis(50))
+            .on_in_flight(OnInFlight::Reject)
+            .body_limit(100);
+        let (handle, service) = (layer.handle(), layer.clone().layer(handler.fallible()));
+        let deliver = async |id: &str| {
+            let service = service.clone();
+            let request = request(id);
+            tokio::spawn(async move { tower::ServiceExt::oneshot(service, request).await }).await
+        };
+        let outcome = || log.last("delivery")["outcome"].clone();
+
+        let _ = deliver("a").await;
+        assert_eq!(outcome(), "completed");
+        let _ = deliver("a").await;
+        assert_eq!(outcome(), "duplicate");
+        let failing = handler.clone().then(0).then(1);
+        let _ = deliver("panic").await;
+        assert_eq!(outcome(), "panicked");
+        let _ = deliver("error").await;
+        assert_eq!(outcome(), "failed");
+        drop(failing);
+
+        handler.hold();
+        let running = tokio::spawn(tower::ServiceExt::oneshot(service.clone(), request("held")));
+        handler.running(1).await;
+        let _ = deliver("held").await;
+        assert_eq!(outcome(), "in_flight");
+        handler.release();
+        let _ = running.await.unwrap();
+
+        store.set(Op::Claim, Fault::Fail);
+        let _ = deliver("b").await;
+        assert_eq!(outcome(), "unavailable");
+        assert_eq!(log.last("delivery")["error"], "being faulty: the store is unavailable");
+        let open = layer.clone().on_unavailable(OnUnavailable::Open).layer(handler.service());
+        send(&open, request("c")).await;
+        assert_eq!(log.last("running unprotected: the store did not answer")["level"], "WARN");
+        store.set(Op::Claim, Fault::None);
+
+        let _ = deliver("  ").await;
+        assert_eq!(outcome(), "invalid_key");
+        assert_eq!(log.last("delivery")["error"], "header webhook-id is empty");
+        let mut large = request("large");
+        *large.body_mut() = "x".repeat(101).into();
+        let _ = tower::ServiceExt::oneshot(service.clone(), large).await;
+        assert_eq!(outcome(), "too_large");
+        let full = layer.clone().max_running(0).layer(handler.service());
+        send(&full, request("d")).await;
+        assert_eq!(outcome(), "overloaded");
+        let strict = layer.clone().require_verified().layer(handler.service());
+        send(&strict, request("d")).await;
+        assert_eq!(outcome(), "unverified");
+
+        // A success behind a store that is gone, and a takeover.
+        store.set(Op::Complete, Fault::Fail);
+        let _ = deliver("late").await;
+        assert_eq!(outcome(), "completed");
+        store.set(Op::Complete, Fault::None);
+        handle.drain().await;
+        let ended = log.all("completed in the background");
+        assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
+        let dying = CallTerms::new(Token::random(), Duration::from_secs(3_600));
+        let keys = [crate::support::dedup_key("taken")];
+        tower_dedup::adapter::LeaseAdapter::claim(&*store, &keys, &dying).await.unwrap();
+        let _ = deliver("taken").await;
+        let takeover = "takeover: an earlier handler of this event died or lost its lease";
+        assert_eq!(log.last(takeover)["attempt"], "2");
+        assert_eq!(log.last("delivery")["takeover"], "true");
+
+        // A lease that is lost.
+        handler.hold();
+        let losing = tokio::spawn(tower::ServiceExt::oneshot(service.clone(), request("lost")));
+        handler.running(1).await;
+        store.inner().advance(Duration::from_secs(61));
+        let keys = [crate::support::dedup_key("lost")];
+        tower_dedup::adapter::LeaseAdapter::claim(&*store, &keys, &dying).await.unwrap();
+        handler.release();
+        let _ = losing.await.unwrap();
+        assert!(handler.last().lease_lost());
+
+        let sums = measured(&snapshotter);
+        let count = |name: &str, labels: &[&str]| {
+            let labels = labels.iter().map(|&label| label.to_owned()).collect();
+            sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
+        };
+        for (outcome, times) in [
+            ("completed", 6.0),
+            ("duplicate", 1.0),
+            ("panicked", 1.0),
+            ("failed", 1.0),
+            ("in_flight", 1.0),
+            ("unavailable", 1.0),
+            ("invalid_key", 1.0),
+            ("too_large", 1.0),
+            ("overloaded", 1.0),
+            ("unverified", 1.0),
+        ] {
+            let deliveries = count("tower_dedup_deliveries_total", &["test", outcome]);
+            assert_eq!(deliveries, times, "{outcome}: {sums:#?}");
+            let timed = count("tower_dedup_delivery_duration_seconds", &["test", outcome]);
+            assert_eq!(timed, times, "{outcome}");
+        }
+        assert_eq!(count("tower_dedup_takeovers_total", &["test"]), 1.0);
+        assert_eq!(count("tower_dedup_leases_lost_total", &["test"]), 1.0);
+        assert_eq!(count("tower_dedup_unprotected_total", &["test"]), 1.0);
+        assert_eq!(count("tower_dedup_background_total", &["complete", "ok"]), 1.0);
+        assert!(count("tower_dedup_store_duration_seconds", &["claim", "ok"]) >= 5.0);
+        assert_eq!(count("tower_dedup_store_duration_seconds", &["claim", "unavailable"]), 2.0);
+        assert_eq!(count("tower_dedup_running", &["test"]), 0.0);
+    });
+}
+
+#[test]
+fn mismatches_and_responses_that_are_not_kept_are_told() {
+    observed(async |log, snapshotter| {
+        let handler = Handler::default();
+        let reporting = DedupLayer::new(by_header(), store())
+            .compare_payload(key::body_digest(), OnMismatch::Report)
+            .replay(Replay::new().body_limit(3));
+        let deliver = async |layer: &DedupLayer<_>, body: &'static str| {
+            let mut event = request("a");
+            *event.body_mut() = body.into();
+            send(&layer.layer(handler.service()), event).await.status().as_u16()
+        };
+        assert_eq!(deliver(&reporting, "one").await, 200);
+        let not_kept = "response not kept: duplicates of this event are answered without it";
+        assert_eq!(log.last(not_kept)["why"], "its body is too long");
+        assert_eq!(log.last(not_kept)["id"], crate::support::dedup_key("a").log_id());
+        let differs = "payload mismatch: this event was handled with another payload";
+        assert!(log.all(differs).is_empty());
+        assert_eq!(deliver(&reporting, "two").await, 200);
+        assert_eq!(log.last(differs)["id"], crate::support::dedup_key("a").log_id());
+        assert_eq!(log.last(differs)["level"], "WARN");
+        let event = log.last("delivery");
+        assert_eq!((&*event["outcome"], &*event["status"]), ("mismatch", "200"));
+        assert!(event.contains_key("age_ms"));
+
+        let refusing = reporting.compare_payload(key::body_digest(), OnMismatch::Refuse);
+        assert_eq!(deliver(&refusing, "two").await, 422);
+        assert_eq!(log.last("delivery")["status"], "422");
+        let sums = measured(&snapshotter);
+        let count = |name: &str, labels: &[&str]| {
+            let labels = labels.iter().map(|&label| label.to_owned()).collect();
+            sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
+        };
+        assert_eq!(count("tower_dedup_mismatches_total", &["test"]), 2.0);
+        assert_eq!(count("tower_dedup_responses_not_kept_total", &["test"]), 1.0);
+        assert_eq!(count("tower_dedup_deliveries_total", &["test", "mismatch"]), 2.0);
+        assert_eq!(count("tower_dedup_store_duration_seconds", &["recall", "ok"]), 2.0);
+    });
+}
+
+#[test]
+fn every_duplicate_on_another_path_is_counted() {
+    observed(async |_, snapshotter| {
+        let handler = Handler::default();
+        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
+        for path in ["/counted", "/elsewhere", "/counted", "/elsewhere"] {
+            let mut event = request("other path");
+            *event.uri_mut() = path.parse().unwrap();
+            assert_eq!(send(&service, event).await.status(), 200);
+        }
+        let count = ("tower_dedup_other_path_total".to_owned(), vec!["test".to_owned()]);
+        assert_eq!((measured(&snapshotter)[&count], handler.runs()), (2.0, 1));
+    });
+}
+
+#[test]
+fn the_gauge_counts_what_runs() {
+    observed(async |_, snapshotter| {
+        let handler = Handler::default();
+        handler.hold();
+        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
+        let running = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, request("a")).await.status() }
+        });
+        handler.running(1).await;
+        let gauge = ("tower_dedup_running".to_owned(), vec!["test".to_owned()]);
+        assert_eq!(measured(&snapshotter)[&gauge], 1.0);
+        handler.release();
+        assert_eq!(running.await.unwrap(), 200);
+        // A snapshot starts the gauge anew: one has ended since.
+        assert_eq!(measured(&snapshotter)[&gauge], -1.0);
+    });
+}
+
+/// The table of names in the documentation is the list of names in the code.
+#[test]
+fn the_documented_metrics_are_the_metrics() {
+    let source = include_str!("../../src/observe.rs");
+    let (docs, code) = source.split_once("use std::sync::Arc;").unwrap();
+    let names = |text: &str| -> BTreeSet<String> {
+        text.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'))
+            .filter(|word| word.starts_with("tower_dedup_"))
+            .map(str::to_owned)
+            .collect()
+    };
+    assert_eq!(names(docs), names(code));
+    let documented = |outcome: &str| docs.contains(&format!("`{outcome}`"));
+    for line in code.lines() {
+        if let Some((_, outcome)) = line.split_once(" => \"") {
+            let outcome = outcome.trim_end_matches("\",");
+            let is_result = ["ok", "gave_up", "refused"].contains(&outcome);
+            assert!(is_result || documented(outcome), "the outcome {outcome} is not documented");
+        }
+    }
+}
+
+const EVICTED: &str =
+    "evicted: the memory store is full and forgets events that may be delivered again";
+const NEARLY_FULL: &str = "nearly full: the memory store has taken four fifths of its capacity";
+
+async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
+    for id in ids {
+        let keys = [crate::support::dedup_key(&id.to_string())];
+        let day = CallTerms::new(Token::random(), Duration::from_secs(86_400));
+        assert_eq!(adapter.record(&keys, &day).await.unwrap(), [Recorded::First]);
+    }
+}
+
+#[test]
+fn evictions_of_a_full_memory_store_are_counted_and_logged_with_their_age() {
+    observed(async |log, snapshotter| {
+        let adapter = MemoryAdapter::with_capacity(3).at_capacity(AtCapacity::EvictOldest);
+        record(&adapter, 0..3).await;
+        adapter.advance(Duration::from_secs(100));
+        assert!(log.all(EVICTED).is_empty());
+        record(&adapter, 3..5).await;
+        let first = log.all(EVICTED);
+        assert_eq!(first.len(), 1, "a minute has not passed");
+        assert_eq!(
+            (&*first[0]["level"], &*first[0]["keys"], &*first[0]["age_s"]),
+            ("WARN", "1", "100")
+        );
+        adapter.advance(Duration::from_secs(61));
+        record(&adapter, 5..6).await;
+        let second = log.last(EVICTED);
+        assert_eq!((&*second["keys"], &*second["age_s"]), ("2", "161"));
+        let evicted = ("tower_dedup_evicted_total".to_owned(), Vec::new());
+        assert_eq!(measured(&snapshotter).get(&evicted), Some(&3.0));
+        // What has expired is not evicted; a set is counted key by key.
+        adapter.advance(Duration::from_secs(86_400));
+        record(&adapter, 6..9).await;
+        assert!(!measured(&snapshotter).get(&evicted).is_some_and(|count| *count > 0.0));
+        let mut set: Vec<_> =
+            (20..22).map(|id| crate::support::dedup_key(&id.to_string())).collect();
+        set.sort();
+        let day = CallTerms::new(Token::random(), Duration::from_secs(86_400));
+        adapter.record(&set, &day).await.unwrap();
+        assert_eq!(measured(&snapshotter).get(&evicted), Some(&2.0));
+    });
+}
+
+#[test]
+fn a_memory_store_that_is_four_fifths_full_is_logged_once_an_hour() {
+    observed(async |log, _| {
+        for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
+            let adapter = MemoryAdapter::with_capacity(10).at_capacity(at_capacity);
+            let before = log.all(NEARLY_FULL).len();
+            record(&adapter, 0..8).await;
+            assert_eq!(log.all(NEARLY_FULL).len(), before);
+            record(&adapter, 8..10).await;
+            assert_eq!(log.all(NEARLY_FULL).len(), before + 1);
+            let empty = async || {
+                for id in 0..10 {
+                    adapter.forget(&crate::support::dedup_key(&id.to_string())).await.unwrap();
+                }
+            };
+            empty().await;
+            record(&adapter, 0..10).await;
+            assert_eq!(log.all(NEARLY_FULL).len(), before + 1);
+            empty().await;
+            adapter.advance(Duration::from_secs(3_601));
+            record(&adapter, 0..10).await;
+            assert_eq!(log.all(NEARLY_FULL).len(), before + 2);
+        }
+    });
+}
+
+/// A subscriber that asks the store: it may do so, for no lock is held.
+struct Asks(Arc<MemoryAdapter>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Asks {
+    fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        let counted = futures_util::FutureExt::now_or_never(self.0.count());
+        assert!(counted.unwrap().unwrap() > 0);
+    }
+}
+
+#[test]
+fn a_memory_store_logs_while_it_holds_no_lock() {
+    use tracing_subscriber::layer::SubscriberExt;
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
+        let adapter = Arc::new(adapter);
+        let subscriber = tracing_subscriber::registry().with(Asks(Arc::clone(&adapter)));
+        tracing::subscriber::with_default(subscriber, || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(record(&adapter, 0..4));
+        });
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(20)).expect("the subscriber waits for a lock");
+}

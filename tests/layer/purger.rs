@@ -1,0 +1,239 @@
+//! The purger: when its rounds come, what they count, and what they leave alone.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tower_dedup::adapter::{
+    CallTerms, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE, PostgresAdapter,
+    Token,
+};
+use tower_dedup::{DedupKey, Error, ErrorKind, Purger};
+
+use crate::support::dedup_key;
+use crate::support::postgres::Schema;
+
+const INTERVAL: Duration = Duration::from_secs(600);
+
+/// What one portion does: after so long, it has deleted so many.
+type Step = (Duration, Result<u64, ErrorKind>);
+
+/// A store that purges by a script, and nothing once that has ended.
+#[derive(Default)]
+struct Scripted {
+    script: Mutex<VecDeque<Step>>,
+    begun_at: Mutex<Vec<Instant>>,
+    begun: Notify,
+}
+
+impl Scripted {
+    fn new(script: impl IntoIterator<Item = Step>) -> Arc<Self> {
+        Arc::new(Self { script: Mutex::new(script.into_iter().collect()), ..Self::default() })
+    }
+
+    /// When the first portions began, once there were so many.
+    async fn portions(&self, count: usize) -> Vec<Instant> {
+        loop {
+            let begun = self.begun_at.lock().unwrap().clone();
+            if begun.len() >= count {
+                return begun;
+            }
+            self.begun.notified().await;
+        }
+    }
+}
+
+impl MaintenanceAdapter for Scripted {
+    async fn purge(&self, _: u32) -> Result<u64, Error> {
+        self.begun_at.lock().unwrap().push(Instant::now());
+        self.begun.notify_one();
+        let step = self.script.lock().unwrap().pop_front();
+        let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
+        tokio::time::sleep(takes).await;
+        purged.map_err(|kind| Error::new(kind, "purging"))
+    }
+
+    async fn forget(&self, _: &DedupKey) -> Result<Forgotten, Error> {
+        unreachable!("nobody forgets")
+    }
+
+    async fn get(&self, _: &DedupKey) -> Result<Option<Entry>, Error> {
+        unreachable!("nobody looks")
+    }
+
+    async fn count(&self) -> Result<u64, Error> {
+        unreachable!("nobody counts")
+    }
+
+    async fn close(&self) {}
+}
+
+fn purger(store: &Arc<Scripted>) -> Purger<Arc<Scripted>> {
+    Purger::new(Arc::clone(store)).every(INTERVAL).batch(100)
+}
+
+fn pauses(begun_at: &[Instant]) -> Vec<f64> {
+    begun_at.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_round_comes_within_a_minute_and_the_next_after_the_interval() {
+    let mut firsts = Vec::new();
+    for _ in 0..20 {
+        let (store, started) = (Scripted::new([]), Instant::now());
+        let purger = purger(&store).spawn();
+        let begun = store.portions(2).await;
+        let first = (begun[0] - started).as_secs_f64();
+        assert!(first <= 61.0, "{first}");
+        firsts.push(first);
+        let pause = pauses(&begun)[0];
+        assert!((539.0..=661.0).contains(&pause), "{pause}");
+        purger.stop().await;
+    }
+    // Those started together spread out.
+    firsts.sort_by(f64::total_cmp);
+    assert!(firsts[19] - firsts[0] > 5.0, "{firsts:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_round_comes_within_a_short_interval() {
+    let (store, started) = (Scripted::new([]), Instant::now());
+    let purger = purger(&store).every(Duration::from_secs(2)).spawn();
+    let begun = store.portions(1).await;
+    assert!(begun[0] - started <= Duration::from_secs(3));
+    purger.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_that_fails_is_repeated_soon_and_then_less_and_less_often() {
+    let fails = (Duration::ZERO, Err(ErrorKind::Refused));
+    let store = Scripted::new(std::iter::repeat_n(fails, 14));
+    let purger = purger(&store).spawn();
+    let pauses = pauses(&store.portions(16).await);
+    for (at, pause) in pauses.iter().enumerate() {
+        // After the last failure's round follows the interval again.
+        let expected = 600_f64.min(2_f64.powi(i32::try_from(at).unwrap()));
+        let expected = if at < 14 { expected } else { 600.0 };
+        assert!((0.89 * expected..=1.12 * expected).contains(pause), "{at}: {pauses:?}");
+    }
+    purger.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_pauses_for_as_long_as_each_portion_took() {
+    let took = [3, 1, 2].map(|seconds| (Duration::from_secs(seconds), Ok(100)));
+    let store = Scripted::new(took);
+    let purger = purger(&store).spawn();
+    let pauses = pauses(&store.portions(4).await);
+    for (pause, expected) in pauses.iter().zip([6.0, 2.0, 4.0]) {
+        assert!((pause - expected).abs() < 0.1, "{pauses:?}");
+    }
+    // A stop does not wait for the pause.
+    purger.stop().await;
+}
+
+#[test]
+fn what_a_failing_round_has_deleted_is_counted() {
+    let recorder = DebuggingRecorder::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            tokio::time::pause();
+            let now = Duration::ZERO;
+            let store = Scripted::new([
+                (now, Ok(100)),
+                (now, Ok(100)),
+                (now, Err(ErrorKind::Unavailable)),
+                (now, Ok(7)),
+            ]);
+            let purger = purger(&store).spawn();
+            store.portions(5).await;
+            purger.stop().await;
+        });
+    });
+    let counted = recorder.snapshotter().snapshot().into_vec().into_iter();
+    let mut purged = counted.filter(|(key, ..)| key.key().name() == "tower_dedup_purged_total");
+    assert_eq!(purged.next().map(|(.., value)| value), Some(DebugValue::Counter(207)));
+}
+
+/// A Postgres whose clock can be set: its function is found before the server's own.
+async fn with_a_clock(schema: &Schema) -> PgPool {
+    let options: PgConnectOptions = schema.url().parse().unwrap();
+    let path = format!("{},pg_catalog", schema.name());
+    let options = options.options([("search_path", path)]);
+    let pool = PgPoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
+    sqlx::raw_sql(
+        "CREATE TABLE skew (ahead interval NOT NULL); \
+         INSERT INTO skew VALUES ('0'); \
+         CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS \
+         'SELECT pg_catalog.clock_timestamp() + (SELECT ahead FROM skew)'",
+    )
+    .execute(&pool)
+    .await
+    .unwrap();
+    pool
+}
+
+async fn set_ahead(pool: &PgPool, by: &str) {
+    sqlx::query("UPDATE skew SET ahead = $1::text::interval").bind(by).execute(pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
+    let schema = Schema::fresh();
+    let pool = with_a_clock(&schema).await;
+    let adapter = PostgresAdapter::new(pool.clone());
+    let keys = [dedup_key("a")];
+    let day = CallTerms::new(Token::random(), 24 * PURGE_GRACE);
+    adapter.record(&keys, &day).await.unwrap();
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    set_ahead(&pool, "1 month").await;
+    // The clock has jumped, as far as claims can tell.
+    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    for _ in 0..2 {
+        let refused = adapter.purge(10).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Refused);
+        assert!(refused.to_string().contains("clock"), "{refused}");
+    }
+    set_ahead(&pool, "0").await;
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    assert!(adapter.get(&keys[0]).await.unwrap().is_some(), "the key is known again");
+    // Within the hour of grace, a purge goes on, and deletes nothing too early.
+    set_ahead(&pool, "24 hours 59 minutes").await;
+    let other = PostgresAdapter::new(pool.clone());
+    assert_eq!(other.purge(10).await.unwrap(), 0);
+    set_ahead(&pool, "25 hours 1 minute").await;
+    assert_eq!(other.purge(10).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn purge_on_postgres_goes_on_where_the_last_portion_ended_and_misses_nothing() {
+    let schema = Schema::fresh();
+    let pool = PgPoolOptions::new().max_connections(4).connect(&schema.url()).await.unwrap();
+    let adapter = PostgresAdapter::new(pool.clone());
+    let record = async |ids: std::ops::Range<u32>, expired: &str| {
+        for id in ids {
+            let keys = [dedup_key(&format!("{expired}-{id}"))];
+            adapter.record(&keys, &CallTerms::new(Token::random(), PURGE_GRACE)).await.unwrap();
+            let at = "UPDATE webhook_deliveries \
+                SET expires_at = now() - $1::text::interval WHERE id = $2";
+            let at = sqlx::query(at).bind(expired).bind(keys[0].id());
+            at.execute(&pool).await.unwrap();
+        }
+    };
+    record(0..6, "3 hours").await;
+    assert_eq!(adapter.purge(4).await.unwrap(), 4);
+    record(0..3, "5 hours").await;
+    record(0..1, "2 hours").await;
+    record(0..1, "30 minutes").await;
+    let mut purged = Vec::new();
+    for _ in 0..3 {
+        purged.push(adapter.purge(4).await.unwrap());
+    }
+    assert_eq!(purged, [4, 2, 0]);
+    assert_eq!(adapter.count().await.unwrap(), 1);
+}

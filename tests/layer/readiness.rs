@@ -1,0 +1,252 @@
+//! Every delivery takes its permit, then the inner service's readiness, then its claim: one that
+//! waited for another delivery of its event as well.
+
+use std::future::{Ready, ready};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Extensions, Request, Response};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use tokio::sync::Semaphore;
+use tower::limit::GlobalConcurrencyLimitLayer;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower_dedup::adapter::{CallTerms, PostgresAdapter, SqliteAdapter, Token, TransactionAdapter};
+use tower_dedup::key::Keys;
+use tower_dedup::ledger::{
+    Begin, BeginContext, Claim, HandlerSuccess, Ledger, Remainder, Transactional,
+};
+use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
+
+use crate::support::postgres::Schema;
+use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
+
+/// What an inner service and a ledger saw, and what they are to do.
+#[derive(Default)]
+struct Stage {
+    /// How many services are ready and were not called.
+    ready: AtomicUsize,
+    /// How many services were ready at each `begin`.
+    ready_at_begin: Mutex<Vec<usize>>,
+    is_free: AtomicBool,
+    is_full: AtomicBool,
+    is_broken: AtomicBool,
+}
+
+impl Stage {
+    fn begins(&self) -> usize {
+        self.ready_at_begin.lock().unwrap().len()
+    }
+}
+
+struct Inner {
+    stage: Arc<Stage>,
+    ready: bool,
+}
+
+impl Inner {
+    fn give_up(&mut self) {
+        if std::mem::take(&mut self.ready) {
+            self.stage.ready.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Clone for Inner {
+    fn clone(&self) -> Self {
+        Self { stage: Arc::clone(&self.stage), ready: false }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+impl Service<Request<Body>> for Inner {
+    type Response = Response<Body>;
+    type Error = &'static str;
+    type Future = Ready<Result<Response<Body>, &'static str>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+        let begun = self.stage.begins() > 0;
+        if begun && self.stage.is_broken.load(Ordering::SeqCst) {
+            return Poll::Ready(Err("the inner service is broken"));
+        }
+        if begun && self.stage.is_full.load(Ordering::SeqCst) {
+            return Poll::Pending;
+        }
+        if !std::mem::replace(&mut self.ready, true) {
+            self.stage.ready.fetch_add(1, Ordering::SeqCst);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        assert!(self.ready, "called without having been asked");
+        self.give_up();
+        ready(Ok(Response::default()))
+    }
+}
+
+/// Every event is in flight elsewhere until it is free.
+struct Elsewhere(Arc<Stage>);
+
+impl Ledger for Elsewhere {
+    type Claim = Free;
+
+    async fn begin(&self, _: &Keys, _: &BeginContext) -> Result<Begin<Free>, Error> {
+        let ready = self.0.ready.load(Ordering::SeqCst);
+        self.0.ready_at_begin.lock().unwrap().push(ready);
+        if !self.0.is_free.load(Ordering::SeqCst) {
+            return Ok(Begin::InFlight);
+        }
+        let delivery = Delivery::new(Vec::new(), 1, false);
+        Ok(Begin::first(Free(delivery), Remainder::default()))
+    }
+
+    fn background(&self) -> usize {
+        0
+    }
+
+    async fn drain(&self) {}
+}
+
+struct Free(Delivery);
+
+impl Claim for Free {
+    fn delivery(&self) -> &Delivery {
+        &self.0
+    }
+
+    fn attach(&self, _: &mut Extensions) {}
+
+    async fn commit(self, _: &HandlerSuccess) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn rollback(self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn staged(
+    wait: Duration,
+) -> (
+    Arc<Stage>,
+    impl Service<
+        Request<Body>,
+        Response = Response<tower_dedup::ResponseBody<Body>>,
+        Error = &'static str,
+        Future: Send,
+    > + Send,
+) {
+    let stage = Arc::new(Stage::default());
+    let layer = DedupLayer::with_ledger(by_header(), Elsewhere(Arc::clone(&stage)))
+        .on_in_flight(OnInFlight::Wait(wait));
+    let inner = Inner { stage: Arc::clone(&stage), ready: false };
+    (stage, layer.layer(inner))
+}
+
+#[tokio::test]
+async fn a_waiter_is_ready_before_each_claim_and_gives_readiness_back_in_between() {
+    let (stage, service) = staged(Duration::from_secs(60));
+    let delivery = tokio::spawn(service.oneshot(request("a")));
+    until(|| stage.begins() > 2 && stage.ready.load(Ordering::SeqCst) == 0).await;
+    stage.is_free.store(true, Ordering::SeqCst);
+    assert_eq!(delivery.await.unwrap().unwrap().status(), 200);
+    let ready_at_begin = stage.ready_at_begin.lock().unwrap().clone();
+    assert!(ready_at_begin.iter().all(|ready| *ready == 1), "{ready_at_begin:?}");
+    assert_eq!(stage.ready.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_inner_service_stays_unready_is_503_and_claims_nothing() {
+    let (stage, service) = staged(Duration::from_millis(50));
+    stage.is_full.store(true, Ordering::SeqCst);
+    let refused = service.oneshot(request("a")).await.unwrap();
+    assert_eq!((refused.status().as_u16(), result(&refused)), (503, Some("unavailable")));
+    assert_eq!(stage.begins(), 1);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_inner_service_breaks_returns_its_error_and_claims_nothing() {
+    let (stage, service) = staged(Duration::from_secs(60));
+    stage.is_broken.store(true, Ordering::SeqCst);
+    let error = service.oneshot(request("a")).await.unwrap_err();
+    assert_eq!(error, "the inner service is broken");
+    assert_eq!(stage.begins(), 1);
+}
+
+/// A `ConcurrencyLimit` of two inside a transactional layer. The test holds the only connection (or
+/// the file's turn) until a waiter of a failed event stands in line for it, and other events hold
+/// the places of the limit.
+async fn nobody_starves<A, H>(
+    layer: DedupLayer<Transactional<A>>,
+    hold_the_store: impl AsyncFnOnce() -> H,
+) where
+    A: TransactionAdapter,
+{
+    let handler = Handler::default().then(500);
+    handler.hold();
+    let layer = layer
+        .on_in_flight(OnInFlight::Wait(Duration::from_secs(60)))
+        .store_timeout(Duration::from_secs(3));
+    let handle = layer.handle();
+    let places = Arc::new(Semaphore::new(2));
+    let limit = GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&places));
+    let service = ServiceBuilder::new().layer(layer).layer(limit).service(handler.service());
+    let deliver = |id: &'static str| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(id)).await.status().as_u16() })
+    };
+
+    let fails = deliver("a");
+    handler.running(1).await;
+    let waiter = deliver("a");
+    until(|| handle.waiting() == 1 && handle.running() == 1).await;
+    // In line before the waiter.
+    let held = hold_the_store();
+    let (held, fails) = futures_util::future::join(held, async {
+        handler.release();
+        fails.await.unwrap()
+    })
+    .await;
+    assert_eq!(fails, 500);
+    until(|| handle.running() == 1).await;
+    let others = [deliver("b"), deliver("c")];
+    until(|| places.available_permits() == 0).await;
+    drop(held);
+    assert_eq!(waiter.await.unwrap(), 200);
+    for other in others {
+        assert_eq!(other.await.unwrap(), 200);
+    }
+    assert_eq!(handler.runs(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_starves_behind_a_waiter_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let options =
+        SqliteConnectOptions::new().filename(dir.path().join("app.db")).create_if_missing(true);
+    let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
+    let adapter = SqliteAdapter::new(pool).gate_timeout(Duration::from_secs(3));
+    let turn = adapter.clone();
+    let layer = DedupLayer::transactional(by_header(), adapter);
+    nobody_starves(layer, async || {
+        let terms = CallTerms::new(Token::random(), Duration::from_secs(60));
+        turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_starves_behind_a_waiter_on_postgres() {
+    let schema = Schema::fresh();
+    let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
+    let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()));
+    nobody_starves(layer, async || pool.acquire().await.unwrap()).await;
+}

@@ -1,0 +1,535 @@
+//! Responses that are kept and replayed, on every ledger that can and every store.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, ETAG, SET_COOKIE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
+use tower::{Layer, ServiceExt};
+use tower_dedup::adapter::{
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, LeaseAdapter,
+    MaintenanceAdapter, MemoryAdapter, Recall, Recorded, Released, Renewed, StoredData, Token,
+};
+use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::ledger::{Lease, Replays};
+use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Error, Replay};
+
+use crate::support::ledgers::Setup;
+use crate::support::{Body, Fault, Faulty, Op, by_header, dedup_key, request, result, until};
+
+type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
+
+async fn layer<S: Setup<Ledger: Replays>>(setup: &S) -> DedupLayer<S::Ledger> {
+    DedupLayer::with_ledger(by_header(), setup.ledger().await).replay(Replay::new())
+}
+
+/// Answers with a status, some headers and a body that count its runs.
+#[derive(Clone, Default)]
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn runs(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    async fn answer(self) -> Result<Response<Body>, Infallible> {
+        let run = self.0.fetch_add(1, Ordering::SeqCst) + 1;
+        let response = Response::builder()
+            .status(StatusCode::ACCEPTED)
+            .header(CONTENT_TYPE, "text/xml")
+            .header(SET_COOKIE, "session=secret")
+            .header(ETAG, "\"1\"")
+            .body(Full::from(format!("<Response>{run}</Response>")));
+        Ok(response.unwrap())
+    }
+}
+
+/// What a client sees: status, result header, content type and body.
+async fn seen<B>(response: Response<B>) -> (u16, Option<String>, Option<String>, Bytes)
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: std::fmt::Debug,
+{
+    let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
+    let (result, kind) = (
+        response.headers().get("x-dedup-result").map(text),
+        response.headers().get(CONTENT_TYPE).map(text),
+    );
+    let status = response.status().as_u16();
+    (status, result, kind, response.into_body().collect().await.unwrap().to_bytes())
+}
+
+fn first(body: &'static str) -> (u16, Option<String>, Option<String>, Bytes) {
+    (202, None, Some("text/xml".to_owned()), Bytes::from_static(body.as_bytes()))
+}
+
+fn again(body: &'static str) -> (u16, Option<String>, Option<String>, Bytes) {
+    (202, Some("duplicate".to_owned()), Some("text/xml".to_owned()), body.into())
+}
+
+fn empty() -> (u16, Option<String>, Option<String>, Bytes) {
+    (200, Some("duplicate".to_owned()), None, Bytes::new())
+}
+
+async fn a_duplicate_gets_the_first_response<S: Setup<Ledger: Replays>>(setup: S) {
+    let handler = Counted::default();
+    let run = handler.clone();
+    let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
+    let service = layer(&setup).await.layer(inner.clone());
+    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    assert_eq!(answer.headers()[SET_COOKIE], "session=secret", "the first has all of it");
+    assert_eq!(seen(answer).await, first("<Response>1</Response>"));
+    for _ in 0..2 {
+        let answer = service.clone().oneshot(request("a")).await.unwrap();
+        assert!(!answer.headers().contains_key(SET_COOKIE), "a cookie is for one client");
+        assert!(!answer.headers().contains_key(ETAG), "not one of the chosen headers");
+        assert_eq!(answer.extensions().get(), Some(&DedupResult::Duplicate));
+        assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+    }
+    // Another process, another event.
+    let other = layer(&setup).await.layer(inner);
+    let answer = other.clone().oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+    let answer = other.oneshot(request("b")).await.unwrap();
+    assert_eq!(seen(answer).await, first("<Response>2</Response>"));
+    assert_eq!(handler.runs(), 2);
+}
+
+async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replays>>(setup: S) {
+    let handler = Counted::default();
+    let (run, go) = (handler.clone(), Arc::new(tokio::sync::Semaphore::new(0)));
+    let (started, until_go) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&go));
+    let count = Arc::clone(&started);
+    let layer = layer(&setup).await;
+    let (handle, service) = (
+        layer.handle(),
+        layer.layer(tower::service_fn(move |_: Request<Body>| {
+            let (run, go) = (run.clone(), Arc::clone(&until_go));
+            count.fetch_add(1, Ordering::SeqCst);
+            async move {
+                go.acquire().await.unwrap().forget();
+                run.answer().await
+            }
+        })),
+    );
+    let one = tokio::spawn(service.clone().oneshot(request("a")));
+    until(|| started.load(Ordering::SeqCst) == 1).await;
+    let two = tokio::spawn(service.oneshot(request("a")));
+    until(|| handle.waiting() == 1).await;
+    go.add_permits(1);
+    assert_eq!(seen(one.await.unwrap().unwrap()).await, first("<Response>1</Response>"));
+    assert_eq!(seen(two.await.unwrap().unwrap()).await, again("<Response>1</Response>"));
+}
+
+async fn a_failure_is_not_kept_and_a_success_after_it_is<S: Setup<Ledger: Replays>>(setup: S) {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&runs);
+    let service = layer(&setup).await.layer(tower::service_fn(move |_: Request<Body>| {
+        let run = count.fetch_add(1, Ordering::SeqCst) + 1;
+        async move {
+            let status = if run == 1 { 500 } else { 202 };
+            let response = Response::builder().status(status).header(CONTENT_TYPE, "text/xml");
+            Ok::<_, Infallible>(response.body(Body::from(run.to_string())).unwrap())
+        }
+    }));
+    let answers = [(500, "1", None), (202, "2", None), (202, "2", Some("duplicate"))];
+    for (status, body, result) in answers {
+        let (was, said, _, read) = seen(service.clone().oneshot(request("a")).await.unwrap()).await;
+        assert_eq!((was, said.as_deref(), &read[..]), (status, result, body.as_bytes()));
+    }
+}
+
+/// A key that starts anew has lost what was kept with it, whoever completes it this time.
+async fn what_was_kept_in_a_former_life_is_gone<S: Setup<Ledger: Replays>>(setup: S) {
+    let handler = Counted::default();
+    let run = handler.clone();
+    let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
+    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).layer(inner.clone());
+    let answer = briefly.oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, first("<Response>1</Response>"));
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let plain = DedupLayer::with_ledger(by_header(), setup.ledger().await).layer(inner.clone());
+    let answer = plain.oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, first("<Response>2</Response>"));
+    let replaying = layer(&setup).await.layer(inner);
+    assert_eq!(seen(replaying.oneshot(request("a")).await.unwrap()).await, empty());
+    assert_eq!(handler.runs(), 2);
+}
+
+crate::on_ledgers!(
+    [
+        lease_memory = OnMemory,
+        lease_sqlite = OnSqlite,
+        lease_postgres = OnPostgres,
+        transactional_sqlite = InSqlite,
+        transactional_postgres = InPostgres,
+    ],
+    a_duplicate_gets_the_first_response,
+    a_delivery_that_waited_gets_the_first_response,
+    a_failure_is_not_kept_and_a_success_after_it_is,
+    what_was_kept_in_a_former_life_is_gone,
+);
+
+/// A service that answers with this body.
+fn with_body(
+    body: impl Fn() -> Boxed + Clone + Send + 'static,
+) -> impl tower::Service<
+    Request<Body>,
+    Response = Response<Boxed>,
+    Error = Infallible,
+    Future = impl Future<Output = Result<Response<Boxed>, Infallible>> + Send,
+> + Clone
++ Send
++ 'static {
+    tower::service_fn(move |_: Request<Body>| {
+        let response = Response::new(body());
+        async move { Ok::<_, Infallible>(response) }
+    })
+}
+
+/// A body of these frames, of a length that it does not tell.
+fn frames(frames: Vec<Result<Frame<Bytes>, BoxError>>) -> Boxed {
+    BodyExt::boxed_unsync(StreamBody::new(futures_util::stream::iter(frames)))
+}
+
+fn data(bytes: &'static str) -> Result<Frame<Bytes>, BoxError> {
+    Ok(Frame::data(Bytes::from_static(bytes.as_bytes())))
+}
+
+fn replaying(
+    adapter: &Arc<MemoryAdapter>,
+    replay: Replay,
+) -> DedupLayer<Lease<Arc<MemoryAdapter>>> {
+    DedupLayer::new(by_header(), Arc::clone(adapter)).replay(replay)
+}
+
+#[tokio::test]
+async fn a_body_at_the_limit_is_kept_and_one_beyond_it_reaches_the_first_alone() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let layer = replaying(&adapter, Replay::new().body_limit(6));
+    let all = || frames(vec![data("abc"), data("def")]);
+    let service = layer.layer(with_body(all));
+    for result in [None, Some("duplicate".to_owned())] {
+        let answer = seen(service.clone().oneshot(request("a")).await.unwrap()).await;
+        assert_eq!((answer.1, &answer.3[..]), (result, &b"abcdef"[..]));
+    }
+    let more = || frames(vec![data("abc"), data("defg"), data("hij"), data("k")]);
+    let service = layer.layer(with_body(more));
+    let answer = seen(service.clone().oneshot(request("b")).await.unwrap()).await;
+    assert_eq!(&answer.3[..], b"abcdefghijk");
+    assert_eq!(seen(service.oneshot(request("b")).await.unwrap()).await, empty());
+    // One that tells its length is not read at all.
+    let told = || BodyExt::boxed_unsync(Full::from("abcdefg").map_err(|never| match never {}));
+    let service = layer.layer(with_body(told));
+    let answer = seen(service.clone().oneshot(request("c")).await.unwrap()).await;
+    assert_eq!(&answer.3[..], b"abcdefg");
+    assert_eq!(seen(service.oneshot(request("c")).await.unwrap()).await, empty());
+}
+
+#[tokio::test]
+async fn trailers_reach_the_first_and_are_not_kept() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let service = replaying(&adapter, Replay::new()).layer(with_body(|| {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-checksum", HeaderValue::from_static("1"));
+        frames(vec![data("abc"), Ok(Frame::trailers(trailers))])
+    }));
+    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    // Or a server would announce a length, and send no trailers.
+    assert_eq!(http_body::Body::size_hint(answer.body()).exact(), None);
+    let collected = answer.into_body().collect().await.unwrap();
+    assert_eq!(collected.trailers().unwrap()["x-checksum"], "1");
+    assert_eq!(collected.to_bytes(), "abc");
+    let answer = service.oneshot(request("a")).await.unwrap();
+    let collected = answer.into_body().collect().await.unwrap();
+    assert!(collected.trailers().is_none());
+    assert_eq!(collected.to_bytes(), "abc");
+}
+
+/// A body that ends in an error or a panic is a handler that failed: the retry runs.
+#[tokio::test]
+async fn a_response_that_breaks_is_a_failure() {
+    struct Panics;
+    impl http_body::Body for Panics {
+        type Data = Bytes;
+        type Error = BoxError;
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            panic!("the body was told to panic")
+        }
+    }
+    let adapter = Arc::new(MemoryAdapter::new());
+    let layer = replaying(&adapter, Replay::new());
+    let broken = layer.layer(with_body(|| frames(vec![data("abc"), Err("broken".into())])));
+    let answer = broken.oneshot(request("a")).await.unwrap();
+    assert_eq!(
+        (answer.status(), result(&answer)),
+        (500.try_into().unwrap(), Some("broken-response"))
+    );
+    assert_eq!(answer.extensions().get(), Some(&DedupResult::BrokenResponse));
+    let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
+    assert_eq!(entry.state, EntryState::Released);
+
+    let panics = layer.layer(with_body(|| BodyExt::boxed_unsync(Panics)));
+    assert!(tokio::spawn(panics.oneshot(request("a"))).await.unwrap_err().is_panic());
+    let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
+    assert_eq!(entry.state, EntryState::Released);
+
+    let whole = layer.layer(with_body(|| frames(vec![data("abc")])));
+    assert_eq!(&seen(whole.clone().oneshot(request("a")).await.unwrap()).await.3[..], b"abc");
+    assert_eq!(&seen(whole.oneshot(request("a")).await.unwrap()).await.3[..], b"abc");
+}
+
+/// A body without an end holds neither the event nor the answer back.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_takes_too_long_is_completed_without() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let layer = replaying(&adapter, Replay::new()).body_timeout(Duration::from_secs(3));
+    let service = layer.layer(with_body(|| {
+        let frames = futures_util::stream::unfold(0, |tick| async move {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            (tick < 5).then(|| (data("tick "), tick + 1))
+        });
+        BodyExt::boxed_unsync(StreamBody::new(Box::pin(frames)))
+    }));
+    let started = tokio::time::Instant::now();
+    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert_eq!(&seen(answer).await.3[..], b"tick tick tick tick tick ");
+    assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
+}
+
+/// An empty 200 in the place of the response would be a wrong answer.
+#[tokio::test]
+async fn a_store_that_does_not_recall_is_503() {
+    let store = Faulty::new(MemoryAdapter::new());
+    let handler = Counted::default();
+    let run = handler.clone();
+    let service = DedupLayer::new(by_header(), Arc::clone(&store))
+        .replay(Replay::new())
+        .store_timeout(Duration::from_millis(50))
+        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    assert_eq!(seen(service.clone().oneshot(request("a")).await.unwrap()).await.0, 202);
+    for fault in [Fault::Fail, Fault::Hang, Fault::Panic] {
+        store.set(Op::Recall, fault);
+        let answer = service.clone().oneshot(request("a")).await.unwrap();
+        let unavailable = (StatusCode::SERVICE_UNAVAILABLE, Some("unavailable"));
+        assert_eq!((answer.status(), result(&answer)), unavailable, "{fault:?}");
+    }
+    store.set(Op::Recall, Fault::None);
+    let answer = service.oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+    assert_eq!(handler.runs(), 1);
+}
+
+/// While a completion is still on its way to the store, this process answers from memory.
+#[tokio::test]
+async fn what_is_not_recorded_yet_is_replayed_all_the_same() {
+    let store = Faulty::new(MemoryAdapter::new());
+    let handler = Counted::default();
+    let run = handler.clone();
+    let layer = DedupLayer::new(by_header(), Arc::clone(&store))
+        .replay(Replay::new())
+        .store_timeout(Duration::from_millis(50));
+    let handle = layer.handle();
+    let service = layer.layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    store.set(Op::Complete, Fault::Fail);
+    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, first("<Response>1</Response>"));
+    assert_eq!(store.recall(&[dedup_key("a")], Fetch::DigestAndResponse).await.unwrap(), [None]);
+    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+    store.set(Op::Complete, Fault::None);
+    handle.drain().await;
+    let answer = service.oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(answer).await, again("<Response>1</Response>"));
+    assert_eq!(handler.runs(), 1);
+}
+
+/// What another ledger or an earlier release has completed has no response.
+#[tokio::test]
+async fn an_event_without_a_kept_response_is_a_plain_duplicate() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let earlier = CallTerms::new(Token::random(), Duration::from_secs(60));
+    adapter.complete(&[dedup_key("a")], &earlier).await.unwrap();
+    let handler = Counted::default();
+    let run = handler.clone();
+    let service = replaying(&adapter, Replay::new())
+        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
+    assert_eq!(handler.runs(), 0);
+}
+
+/// A batch's response answers for other events too; that of an event of two identities does not.
+#[tokio::test]
+async fn a_batch_is_not_kept_and_either_identity_recalls() {
+    let by_query = KeyExtractor::from_fn("test", |request| {
+        let events = request.uri().query().unwrap_or_default().split('&').map(|id| {
+            let event = |id| DedupKey::new("test", id).map(Event::new);
+            match id.split_once('=') {
+                Some((id, second)) => {
+                    Ok(event(id)?.with_second_identity(DedupKey::new("second", second)?))
+                }
+                None => event(id),
+            }
+        });
+        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
+    });
+    let handler = Counted::default();
+    let run = handler.clone();
+    let service = DedupLayer::new(by_query.unwrap(), MemoryAdapter::new())
+        .replay(Replay::new())
+        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    let deliver = async |query: &str| {
+        let request = Request::post(format!("/?{query}")).body(Body::default()).unwrap();
+        seen(service.clone().oneshot(request).await.unwrap()).await
+    };
+    assert_eq!(deliver("a&b").await, first("<Response>1</Response>"));
+    assert_eq!(deliver("a&b").await, empty());
+    assert_eq!(deliver("a").await, empty());
+    assert_eq!(deliver("evt_1=paid").await, first("<Response>2</Response>"));
+    assert_eq!(deliver("evt_2=paid").await, again("<Response>2</Response>"));
+    assert_eq!(deliver("evt_1").await, again("<Response>2</Response>"));
+    // A kept response answers for its own event, not for a batch that carries it.
+    assert_eq!(deliver("evt_1&a").await, empty());
+}
+
+#[tokio::test]
+async fn chosen_headers_are_kept_with_all_their_values_if_they_are_text() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let names = ["link", "x-odd"].map(HeaderName::from_static);
+    let layer = replaying(&adapter, Replay::new().headers(names).unwrap());
+    let respond = |odd: &'static [u8]| {
+        tower::service_fn(move |_: Request<Body>| async move {
+            let response = Response::builder()
+                .header(CONTENT_TYPE, "text/plain")
+                .header("link", "<a>")
+                .header("link", "<b>")
+                .header("x-odd", HeaderValue::from_bytes(odd).unwrap());
+            Ok::<_, Infallible>(response.body(Body::from("x")).unwrap())
+        })
+    };
+    let service = layer.layer(respond("\u{e9}".as_bytes()));
+    service.clone().oneshot(request("a")).await.unwrap();
+    let answer = service.oneshot(request("a")).await.unwrap();
+    let links: Vec<_> = answer.headers().get_all("link").iter().collect();
+    assert_eq!(links, ["<a>", "<b>"]);
+    assert_eq!(answer.headers()["x-odd"].as_bytes(), "\u{e9}".as_bytes());
+    assert!(!answer.headers().contains_key(CONTENT_TYPE));
+    // What no store can hold as text is not kept in part.
+    let service = layer.layer(respond(b"\xff"));
+    service.clone().oneshot(request("b")).await.unwrap();
+    assert_eq!(seen(service.oneshot(request("b")).await.unwrap()).await, empty());
+}
+
+/// Its bytes say nothing without the header, which is not kept unless it is named.
+#[tokio::test]
+async fn an_encoded_response_is_kept_with_its_encoding_or_not_at_all() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let inner = tower::service_fn(|_: Request<Body>| async {
+        let response = Response::builder().header(CONTENT_ENCODING, "gzip");
+        Ok::<_, Infallible>(response.body(Body::from("\u{1f}\u{8b}")).unwrap())
+    });
+    let plain = replaying(&adapter, Replay::new()).layer(inner);
+    plain.clone().oneshot(request("a")).await.unwrap();
+    assert_eq!(seen(plain.oneshot(request("a")).await.unwrap()).await, empty());
+    let named = Replay::new().headers([CONTENT_TYPE, CONTENT_ENCODING]).unwrap();
+    let named = replaying(&adapter, named).layer(inner);
+    named.clone().oneshot(request("b")).await.unwrap();
+    let answer = named.oneshot(request("b")).await.unwrap();
+    assert_eq!(answer.headers()[CONTENT_ENCODING], "gzip");
+    assert_eq!(&seen(answer).await.3[..], "\u{1f}\u{8b}".as_bytes());
+}
+
+/// A HEAD's response has no body, and the event's has one.
+#[tokio::test]
+async fn the_response_to_a_head_is_not_kept() {
+    let adapter = Arc::new(MemoryAdapter::new());
+    let service = DedupLayer::new(by_header().methods([Method::GET]), Arc::clone(&adapter))
+        .replay(Replay::new())
+        .layer(with_body(|| frames(Vec::new())));
+    let mut head = request("a");
+    *head.method_mut() = Method::HEAD;
+    assert_eq!(seen(service.clone().oneshot(head).await.unwrap()).await.0, 200);
+    let kept = adapter.recall(&[dedup_key("a")], Fetch::DigestAndResponse).await.unwrap();
+    assert_eq!(kept, [Some(StoredData::default())]);
+}
+
+/// A store in which keys are forgotten as soon as somebody asks what is kept with them.
+struct Forgetful(MemoryAdapter);
+
+impl DedupAdapter for Forgetful {
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+        self.0.record(keys, terms).await
+    }
+
+    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.0.unrecord(keys, terms).await
+    }
+}
+
+impl LeaseAdapter for Forgetful {
+    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
+        self.0.claim(keys, terms).await
+    }
+
+    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
+        self.0.renew(keys, terms).await
+    }
+
+    async fn complete(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Vec<Completed>, Error> {
+        self.0.complete(keys, terms).await
+    }
+
+    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
+        self.0.release(keys, terms).await
+    }
+}
+
+impl Recall for Forgetful {
+    async fn recall(
+        &self,
+        keys: &[DedupKey],
+        wanted: Fetch,
+    ) -> Result<Vec<Option<StoredData>>, Error> {
+        for key in keys {
+            self.0.forget(key).await?;
+        }
+        self.0.recall(keys, wanted).await
+    }
+}
+
+/// A key that is gone when its response is asked for is no duplicate: the delivery begins again.
+#[tokio::test]
+async fn a_key_that_is_gone_by_then_is_begun_again() {
+    let handler = Counted::default();
+    let run = handler.clone();
+    let service = DedupLayer::new(by_header(), Forgetful(MemoryAdapter::new()))
+        .replay(Replay::new())
+        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    for body in ["<Response>1</Response>", "<Response>2</Response>"] {
+        assert_eq!(seen(service.clone().oneshot(request("a")).await.unwrap()).await, first(body));
+    }
+    assert_eq!(handler.runs(), 2);
+}
+
+#[test]
+fn headers_of_one_client_or_connection_are_refused() {
+    for name in ["set-cookie", "content-length", "transfer-encoding", "connection", "date"] {
+        let refused = Replay::new().headers([CONTENT_TYPE, HeaderName::from_static(name)]);
+        assert_eq!(refused, Err(ConfigError::InvalidReplayHeader), "{name}");
+    }
+}

@@ -1,0 +1,310 @@
+//! One sender, several routes: a layer around all of them, one around each, and the same one twice.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{MatchedPath, Request};
+use axum::routing::{MethodRouter, post};
+use tower::{Layer, ServiceExt};
+use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::ledger::Ledger;
+use tower_dedup::{DedupLayer, DedupTx, Delivery, key, provider};
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::SubscriberExt;
+
+use crate::support::{Handler, by_header, request, result, send};
+
+/// The messages of the layer's events, with their levels.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>);
+
+impl Log {
+    /// The levels of the events whose message starts so.
+    fn levels(&self, message: &str) -> Vec<String> {
+        let events = self.0.lock().unwrap();
+        let events = events.iter().filter(|event| event["message"].starts_with(message));
+        events.map(|event| event["level"].clone()).collect()
+    }
+
+    /// Collects the events of this thread while `run` runs.
+    fn of(run: impl AsyncFnOnce()) -> Self {
+        let log = Self::default();
+        let subscriber = tracing_subscriber::registry().with(log.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        tracing::subscriber::with_default(subscriber, || runtime.block_on(run()));
+        log
+    }
+}
+
+struct Fields<'f>(&'f mut BTreeMap<&'static str, String>);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.insert(field.name(), format!("{value:?}"));
+    }
+}
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        let mut fields = BTreeMap::from([("level", event.metadata().level().to_string())]);
+        event.record(&mut Fields(&mut fields));
+        self.0.lock().unwrap().push(fields);
+    }
+}
+
+const OTHER_PATH: &str = "handled on another path";
+const NESTED: &str = "nested layers";
+
+#[derive(Clone, Default)]
+struct Runs(Arc<AtomicUsize>);
+
+impl Runs {
+    fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn route(&self) -> MethodRouter {
+        let runs = self.clone();
+        post(async move |_: Delivery| {
+            runs.0.fetch_add(1, Ordering::SeqCst);
+            "handled"
+        })
+    }
+}
+
+async fn deliver(app: &Router, path: &str, id: &str) -> (u16, Option<String>) {
+    let body = Body::from(format!(r#"{{"id": "{id}"}}"#));
+    let response = app.clone().oneshot(Request::post(path).body(body).unwrap()).await.unwrap();
+    (response.status().as_u16(), result(&response).map(str::to_owned))
+}
+
+fn handled() -> (u16, Option<String>) {
+    (200, None)
+}
+
+fn duplicate() -> (u16, Option<String>) {
+    (200, Some("duplicate".to_owned()))
+}
+
+fn store() -> Arc<MemoryAdapter> {
+    Arc::new(MemoryAdapter::new())
+}
+
+#[test]
+fn one_layer_over_two_routes_says_loudly_that_the_second_has_not_run() {
+    let log = Log::of(async || {
+        let (billing, tax) = (Runs::default(), Runs::default());
+        let app = Router::new()
+            .route("/one-layer/billing", billing.route())
+            .route("/one-layer/tax", tax.route())
+            .layer(DedupLayer::new(provider::STRIPE, store()));
+        for id in ["one_layer_1", "one_layer_2"] {
+            assert_eq!(deliver(&app, "/one-layer/billing", id).await, handled());
+            assert_eq!(deliver(&app, "/one-layer/tax", id).await, duplicate());
+        }
+        assert_eq!((billing.count(), tax.count()), (2, 0));
+    });
+    // Twice within a minute, told once.
+    assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
+}
+
+#[test]
+fn layers_of_one_namespace_on_two_routes_say_so_too() {
+    let log = Log::of(async || {
+        let (runs, store) = (Runs::default(), store());
+        let route = || runs.route().layer(DedupLayer::new(provider::STRIPE, Arc::clone(&store)));
+        let app = Router::new().route("/two-layers/billing", route());
+        let app = app.route("/two-layers/tax", route());
+        assert_eq!(deliver(&app, "/two-layers/billing", "two_layers").await, handled());
+        assert_eq!(deliver(&app, "/two-layers/tax", "two_layers").await, duplicate());
+    });
+    assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
+}
+
+/// The sender delivers to both endpoints at once.
+#[test]
+fn on_arrival_layer_says_so_while_the_first_route_still_runs() {
+    let log = Log::of(async || {
+        let handler = Handler::default();
+        handler.hold();
+        let service = DedupLayer::on_arrival(by_header(), store()).layer(handler.service());
+        let event = |path: &str| {
+            let mut event = request("at once");
+            *event.uri_mut() = path.parse().unwrap();
+            event
+        };
+        let first = tokio::spawn({
+            let (service, event) = (service.clone(), event("/at-once/billing"));
+            async move { send(&service, event).await.status() }
+        });
+        handler.running(1).await;
+        let second = send(&service, event("/at-once/tax")).await;
+        assert_eq!(result(&second), Some("duplicate"));
+        handler.release();
+        assert_eq!(first.await.unwrap(), 200);
+    });
+    assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
+}
+
+#[test]
+fn layers_with_namespaces_on_two_routes_run_both_handlers() {
+    let log = Log::of(async || {
+        let (billing, tax, store) = (Runs::default(), Runs::default(), store());
+        let dedup = |namespace| {
+            let keys = provider::STRIPE.extractor().namespace(namespace);
+            DedupLayer::new(keys, Arc::clone(&store))
+        };
+        let app = Router::new()
+            .route("/named/billing", billing.route().layer(dedup("stripe-billing")))
+            .route("/named/tax", tax.route().layer(dedup("stripe-tax")));
+        for path in ["/named/billing", "/named/tax"] {
+            assert_eq!(deliver(&app, path, "named").await, handled());
+            assert_eq!(deliver(&app, path, "named").await, duplicate());
+        }
+        assert_eq!((billing.count(), tax.count()), (1, 1));
+    });
+    assert!(log.levels(OTHER_PATH).is_empty());
+}
+
+#[test]
+fn one_layer_with_the_route_in_its_namespace_runs_both_handlers() {
+    let log = Log::of(async || {
+        let (billing, tenants) = (Runs::default(), Runs::default());
+        let keys = provider::STRIPE.extractor().namespace_by(|request| {
+            Some(request.extensions().get::<MatchedPath>()?.as_str().to_owned())
+        });
+        let inner = Router::new().route("/{tenant}", tenants.route());
+        let app = Router::new()
+            .route("/matched/billing", billing.route())
+            .nest("/matched/tenants", inner)
+            .layer(DedupLayer::new(keys, store()));
+        for path in ["/matched/billing", "/matched/tenants/a"] {
+            assert_eq!(deliver(&app, path, "matched").await, handled());
+            assert_eq!(deliver(&app, path, "matched").await, duplicate());
+        }
+        // One route, one handler: one namespace.
+        assert_eq!(deliver(&app, "/matched/tenants/b", "matched").await, duplicate());
+        assert_eq!((billing.count(), tenants.count()), (1, 1));
+    });
+    assert_eq!(log.levels(OTHER_PATH), ["ERROR"], "of the other tenant");
+}
+
+async fn twice<L: Ledger>(layer: DedupLayer<L>) {
+    let runs = Runs::default();
+    let api = Router::new().route("/hook", runs.route()).layer(layer.clone());
+    let app = Router::new().nest("/api", api).layer(layer);
+    for id in ["twice_1", "twice_2"] {
+        assert_eq!(deliver(&app, "/api/hook", id).await, handled());
+        assert_eq!(deliver(&app, "/api/hook", id).await, duplicate());
+    }
+    assert_eq!(runs.count(), 2);
+}
+
+#[test]
+fn on_arrival_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+    let log = Log::of(async || twice(DedupLayer::on_arrival(provider::STRIPE, store())).await);
+    assert_eq!(log.levels(NESTED), ["WARN"]);
+}
+
+#[test]
+fn lease_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+    let log = Log::of(async || twice(DedupLayer::new(provider::STRIPE, store())).await);
+    assert_eq!(log.levels(NESTED), ["WARN"]);
+}
+
+#[test]
+fn transactional_layer_that_is_there_twice_runs_its_handler_and_warns_once() {
+    let log = Log::of(async || {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
+        twice(DedupLayer::transactional(provider::STRIPE, store)).await;
+    });
+    assert_eq!(log.levels(NESTED), ["WARN"]);
+}
+
+#[test]
+fn layers_of_other_namespaces_do_not_pass_each_other_through() {
+    let log = Log::of(async || {
+        let (runs, store) = (Runs::default(), store());
+        let dedup =
+            |namespace| DedupLayer::new(key::json("/id").namespace(namespace), Arc::clone(&store));
+        let app = Router::new().route("/apart", runs.route()).layer(dedup("inner"));
+        let app = app.layer(dedup("outer"));
+        assert_eq!(deliver(&app, "/apart", "apart").await, handled());
+        assert_eq!((runs.count(), store.count().await.unwrap()), (1, 2));
+    });
+    assert!(log.levels(NESTED).is_empty());
+}
+
+#[test]
+fn retention_below_the_floor_of_the_sender_warns_and_is_taken() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let floor = provider::ADYEN.retention_floor();
+    assert!(floor > 30 * DAY, "above the default");
+    let log = Log::of(async || {
+        let _short = DedupLayer::new(provider::ADYEN, store()).retention(floor - DAY);
+    });
+    let short = "the retention is shorter than the time in which this sender may deliver";
+    assert_eq!(log.levels(short), ["WARN"]);
+    let log = Log::of(async || {
+        let _default = DedupLayer::new(provider::ADYEN, store());
+        let _long = DedupLayer::new(provider::ADYEN, store()).retention(floor);
+    });
+    assert!(log.0.lock().unwrap().is_empty());
+}
+
+/// A key is remembered for the default of 30 days, or for the sender's floor where that is longer.
+#[tokio::test]
+async fn default_retention_is_raised_to_the_floor_of_the_sender() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    for (floor, default) in [(60 * DAY, 60 * DAY), (DAY, 30 * DAY)] {
+        let (runs, store) = (Runs::default(), store());
+        let keys = key::json("/id").namespace("floor").retention_floor(floor);
+        let app =
+            Router::new().route("/", runs.route()).layer(DedupLayer::new(keys, Arc::clone(&store)));
+        assert_eq!(deliver(&app, "/", "evt_1").await, handled());
+        let key = tower_dedup::DedupKey::new("floor", "evt_1").unwrap();
+        let entry = store.get(&key).await.unwrap().unwrap();
+        let retention = entry.expires_at.duration_since(entry.first_seen_at).unwrap();
+        let difference = retention.abs_diff(default);
+        assert!(difference < Duration::from_secs(60), "{retention:?}");
+    }
+}
+
+/// The client learns nothing of the wiring, and the log says what is wrong.
+#[test]
+fn rejected_arguments_are_an_empty_500_and_a_logged_cause() {
+    let log = Log::of(async || {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
+        let dedup = DedupLayer::transactional(provider::STRIPE, store);
+        let app = Router::new()
+            .route("/lent", post(async |_one: Tx, _two: Tx| ()))
+            .layer(dedup)
+            .route("/absent", post(async |_: Tx| ()))
+            .route("/undeduplicated", post(async |_: Delivery| ()));
+        for path in ["/lent", "/absent", "/undeduplicated"] {
+            let event = Request::post(path).body(Body::from(r#"{"id": "rejected"}"#)).unwrap();
+            let response = app.clone().oneshot(event).await.unwrap();
+            assert_eq!(response.status(), 500, "{path}");
+            let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+            assert!(body.is_empty(), "{path}: {body:?}");
+        }
+    });
+    assert_eq!(log.levels("rejected"), ["ERROR"; 3]);
+    let events = log.0.lock().unwrap();
+    let causes: Vec<_> = events.iter().filter_map(|event| event.get("error")).collect();
+    let said = ["is lent already", "no transaction over this database", "was not deduplicated"];
+    for (cause, said) in causes.iter().zip(said) {
+        assert!(cause.contains(said), "{cause}");
+    }
+    assert_eq!(causes.len(), 3);
+}
+
+type Tx = DedupTx<sqlx::Sqlite>;

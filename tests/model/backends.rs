@@ -1,0 +1,144 @@
+//! Stores that are empty when a schedule begins, and whose time can be moved.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
+use tempfile::TempDir;
+use tower_dedup::adapter::{
+    Batching, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, Recall,
+    SqliteAdapter,
+};
+
+use super::support::postgres::Schema;
+use super::support::time_travel::{age_file, age_schema};
+
+pub(crate) trait World {
+    type Adapter: LeaseAdapter + MaintenanceAdapter + Recall;
+
+    /// Whether a call may be more than one step to others.
+    const IN_SEVERAL_STATEMENTS: bool = true;
+
+    /// Forgets everything.
+    async fn empty(&mut self);
+
+    /// All on the same store: as many as it has processes, as it were.
+    fn adapters(&self) -> Vec<Arc<Self::Adapter>>;
+
+    async fn advance(&mut self, by: Duration);
+}
+
+pub(crate) struct Memory {
+    capacity: usize,
+    adapter: Arc<MemoryAdapter>,
+}
+
+impl Memory {
+    /// The capacity decides on the number of shards.
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { capacity, adapter: Arc::new(MemoryAdapter::with_capacity(capacity)) }
+    }
+}
+
+impl World for Memory {
+    type Adapter = MemoryAdapter;
+
+    const IN_SEVERAL_STATEMENTS: bool = false;
+
+    async fn empty(&mut self) {
+        *self = Self::new(self.capacity);
+    }
+
+    fn adapters(&self) -> Vec<Arc<MemoryAdapter>> {
+        vec![Arc::clone(&self.adapter)]
+    }
+
+    async fn advance(&mut self, by: Duration) {
+        self.adapter.advance(by);
+    }
+}
+
+/// How the adapters of a world batch: large batches, and batches that are soon full in several
+/// lanes; or not at all.
+pub(crate) fn batching(on: bool) -> [Batching; 2] {
+    if on { [Batching::new(), Batching::new().lanes(3).rows(3)] } else { [Batching::off(); 2] }
+}
+
+pub(crate) struct File {
+    adapters: Vec<Arc<SqliteAdapter>>,
+    connection: SqliteConnection,
+    _dir: TempDir,
+}
+
+impl File {
+    pub(crate) async fn new(batching: impl IntoIterator<Item = Batching>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dedup.db");
+        let mut adapters = Vec::new();
+        for batching in batching {
+            let adapter = SqliteAdapter::connect(&format!("sqlite://{}", path.display())).await;
+            let adapter = adapter.unwrap().batching(batching);
+            adapter.migrate().await.unwrap();
+            adapters.push(Arc::new(adapter));
+        }
+        let options = SqliteConnectOptions::new().filename(path);
+        let connection = options.busy_timeout(Duration::from_secs(5)).connect().await.unwrap();
+        Self { adapters, connection, _dir: dir }
+    }
+}
+
+impl World for File {
+    type Adapter = SqliteAdapter;
+
+    async fn empty(&mut self) {
+        let delete = sqlx::query("DELETE FROM webhook_deliveries");
+        delete.execute(&mut self.connection).await.unwrap();
+    }
+
+    fn adapters(&self) -> Vec<Arc<SqliteAdapter>> {
+        self.adapters.clone()
+    }
+
+    async fn advance(&mut self, by: Duration) {
+        age_file(&mut self.connection, by).await;
+    }
+}
+
+pub(crate) struct Server {
+    adapters: Vec<Arc<PostgresAdapter>>,
+    connection: PgConnection,
+    schema: Schema,
+}
+
+impl Server {
+    pub(crate) async fn new(batching: impl IntoIterator<Item = Batching>) -> Self {
+        let schema = Schema::fresh();
+        let mut adapters = Vec::new();
+        for batching in batching {
+            let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
+            let adapter = adapter.batching(batching);
+            adapter.migrate().await.unwrap();
+            adapters.push(Arc::new(adapter));
+        }
+        let connection = PgConnection::connect(&schema.url()).await.unwrap();
+        Self { adapters, connection, schema }
+    }
+}
+
+impl World for Server {
+    type Adapter = PostgresAdapter;
+
+    async fn empty(&mut self) {
+        let delete = format!("DELETE FROM {}.webhook_deliveries", self.schema.name());
+        sqlx::query(AssertSqlSafe(delete)).execute(&mut self.connection).await.unwrap();
+    }
+
+    fn adapters(&self) -> Vec<Arc<PostgresAdapter>> {
+        self.adapters.clone()
+    }
+
+    async fn advance(&mut self, by: Duration) {
+        age_schema(&mut self.connection, self.schema.name(), by).await;
+    }
+}

@@ -1,0 +1,355 @@
+//! The published conformance suite, on every adapter.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{ConnectOptions, Connection, PgConnection, SqlitePool};
+use tempfile::TempDir;
+use tower_dedup::adapter::{
+    Batching, DynAdapter, Identifier, MemoryAdapter, PostgresAdapter, SqliteAdapter,
+};
+use tower_dedup::conformance::Store;
+
+use crate::support::postgres::{Schema, shared};
+use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
+
+struct Memory(Arc<MemoryAdapter>);
+
+impl Store for Memory {
+    type Adapter = MemoryAdapter;
+
+    async fn create() -> Self {
+        Self(Arc::new(MemoryAdapter::new()))
+    }
+
+    fn adapter(&self) -> Arc<MemoryAdapter> {
+        Arc::clone(&self.0)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by);
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by);
+    }
+}
+
+/// Another number of shards, so that sets spread otherwise.
+struct FewShards(Memory);
+
+impl Store for FewShards {
+    type Adapter = MemoryAdapter;
+
+    async fn create() -> Self {
+        Self(Memory(Arc::new(MemoryAdapter::with_capacity(3 * 2_000))))
+    }
+
+    fn adapter(&self) -> Arc<MemoryAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+/// A file in a folder of its own.
+struct Sqlite {
+    adapter: Arc<SqliteAdapter>,
+    path: PathBuf,
+    dir: TempDir,
+}
+
+fn url(path: &std::path::Path) -> String {
+    format!("sqlite://{}", path.display())
+}
+
+async fn shift(path: &std::path::Path, by: i64) {
+    let options = SqliteConnectOptions::new().filename(path).busy_timeout(Duration::from_secs(5));
+    let mut connection = options.connect().await.unwrap();
+    shift_file(&mut connection, by).await;
+    connection.close().await.unwrap();
+}
+
+impl Store for Sqlite {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dedup.db");
+        let adapter = SqliteAdapter::connect(&url(&path)).await.unwrap();
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), path, dir }
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        shift(&self.path, -milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        shift(&self.path, milliseconds(by)).await;
+    }
+
+    fn address(&self) -> Option<String> {
+        assert!(self.dir.path().exists());
+        Some(url(&self.path))
+    }
+
+    async fn attach(address: &str) -> Arc<SqliteAdapter> {
+        Arc::new(SqliteAdapter::connect(address).await.unwrap())
+    }
+}
+
+/// A pool of the user's, several connections wide.
+struct UsersPool {
+    adapter: Arc<SqliteAdapter>,
+    path: PathBuf,
+    _dir: TempDir,
+}
+
+impl Store for UsersPool {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("app.db");
+        let options = SqliteConnectOptions::new()
+            .filename(&path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Normal)
+            .busy_timeout(Duration::from_secs(1));
+        let pool = SqlitePool::connect_with(options).await.unwrap();
+        let adapter = SqliteAdapter::new(pool);
+        // So that `shift` finds the table.
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), path, _dir: dir }
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        shift(&self.path, -milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        shift(&self.path, milliseconds(by)).await;
+    }
+}
+
+/// The boxed twin.
+struct Boxed(Sqlite, Arc<Arc<dyn DynAdapter>>);
+
+impl Store for Boxed {
+    type Adapter = Arc<dyn DynAdapter>;
+
+    async fn create() -> Self {
+        let store = Sqlite::create().await;
+        let adapter = tower_dedup::adapter::connect(&url(&store.path)).await.unwrap();
+        Self(store, Arc::new(adapter))
+    }
+
+    fn adapter(&self) -> Arc<Self::Adapter> {
+        Arc::clone(&self.1)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+/// A schema of its own in a database.
+struct Postgres {
+    adapter: Arc<PostgresAdapter>,
+    schema: Schema,
+}
+
+impl Postgres {
+    async fn over(adapter: PostgresAdapter) -> Self {
+        let schema = Schema::fresh();
+        let adapter = adapter.schema(Identifier::new(schema.name()).unwrap());
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), schema }
+    }
+
+    async fn shift(&self, by: i64) {
+        let mut connection = PgConnection::connect(shared()).await.unwrap();
+        shift_schema(&mut connection, self.schema.name(), by).await;
+    }
+}
+
+impl Store for Postgres {
+    type Adapter = PostgresAdapter;
+
+    const PROCESSES: usize = 8;
+
+    async fn create() -> Self {
+        let adapter = PostgresAdapter::connect(shared()).await.unwrap();
+        Self::over(adapter).await
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.shift(-milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.shift(milliseconds(by)).await;
+    }
+
+    fn address(&self) -> Option<String> {
+        Some(format!("{} {}", shared(), self.schema.name()))
+    }
+
+    async fn attach(address: &str) -> Arc<PostgresAdapter> {
+        let (url, schema) = address.split_once(' ').unwrap();
+        let adapter = PostgresAdapter::connect(url).await.unwrap();
+        Arc::new(adapter.schema(Identifier::new(schema).unwrap()))
+    }
+}
+
+/// A pool whose transactions are serializable unless they say otherwise, as a role or a database
+/// may be set up, and whose commits do not wait for the disk.
+struct Serializable(Postgres);
+
+impl Store for Serializable {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        let options = PgConnectOptions::from_str(shared()).unwrap().options([
+            ("default_transaction_isolation", "serializable"),
+            ("synchronous_commit", "off"),
+        ]);
+        let pool = PgPoolOptions::new().max_connections(8).connect_with(options).await.unwrap();
+        let adapter = PostgresAdapter::new(pool).asynchronous_claims(true);
+        Self(Postgres::over(adapter).await)
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+/// Every call a statement of its own.
+struct Unbatched(Postgres);
+
+impl Store for Unbatched {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        let adapter = PostgresAdapter::connect(shared()).await.unwrap();
+        Self(Postgres::over(adapter.batching(Batching::off())).await)
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+/// The same of a file.
+struct UnbatchedFile(Sqlite, Arc<SqliteAdapter>);
+
+impl Store for UnbatchedFile {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let store = Sqlite::create().await;
+        let adapter = SqliteAdapter::clone(&store.adapter).batching(Batching::off());
+        Self(store, Arc::new(adapter))
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.1)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+mod memory {
+    tower_dedup::conformance_suite!(super::Memory);
+    tower_dedup::recall_conformance_suite!(super::Memory);
+}
+
+mod memory_few_shards {
+    tower_dedup::conformance_suite!(super::FewShards);
+    tower_dedup::recall_conformance_suite!(super::FewShards);
+}
+
+mod sqlite {
+    tower_dedup::conformance_suite!(super::Sqlite);
+    tower_dedup::recall_conformance_suite!(super::Sqlite);
+}
+
+mod sqlite_users_pool {
+    tower_dedup::conformance_suite!(super::UsersPool);
+    tower_dedup::recall_conformance_suite!(super::UsersPool);
+}
+
+mod postgres {
+    tower_dedup::conformance_suite!(super::Postgres);
+    tower_dedup::recall_conformance_suite!(super::Postgres);
+}
+
+mod postgres_serializable {
+    tower_dedup::conformance_suite!(super::Serializable);
+    tower_dedup::recall_conformance_suite!(super::Serializable);
+}
+
+mod postgres_unbatched {
+    tower_dedup::conformance_suite!(super::Unbatched);
+    tower_dedup::recall_conformance_suite!(super::Unbatched);
+}
+
+mod sqlite_unbatched {
+    tower_dedup::conformance_suite!(super::UnbatchedFile);
+    tower_dedup::recall_conformance_suite!(super::UnbatchedFile);
+}
+
+mod boxed {
+    tower_dedup::conformance_suite!(super::Boxed);
+    tower_dedup::recall_conformance_suite!(super::Boxed);
+}

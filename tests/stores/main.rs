@@ -1,0 +1,19 @@
+//! The adapters: the conformance suite, the queue, and each store.
+
+mod conformance;
+mod memory;
+mod postgres_adapter;
+mod postgres_clock;
+mod postgres_queue;
+mod postgres_restart;
+mod postgres_servers;
+mod postgres_sessions;
+mod postgres_url;
+mod queue;
+mod queue_order;
+mod queue_processes;
+mod sqlite;
+mod sqlite_faults;
+mod sqlite_queue;
+#[path = "../support/mod.rs"]
+mod support;

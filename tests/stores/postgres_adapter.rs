@@ -1,0 +1,358 @@
+//! The Postgres adapter: its schema, what it costs the server, and a server that says no.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
+use tower_dedup::adapter::{
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Token, TransactionAdapter,
+};
+use tower_dedup::{ConfigError, DedupKey, ErrorKind};
+
+use crate::support::dedup_key;
+use crate::support::postgres::{Schema, Server, shared};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+}
+
+fn keys(ids: std::ops::Range<u32>) -> Vec<DedupKey> {
+    let mut keys: Vec<_> = ids.map(|id| dedup_key(&id.to_string())).collect();
+    keys.sort();
+    keys
+}
+
+async fn pool(url: &str) -> PgPool {
+    PgPoolOptions::new().max_connections(4).connect(url).await.unwrap()
+}
+
+async fn adapter(schema: &Schema) -> PostgresAdapter {
+    let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
+    adapter.migrate().await.unwrap();
+    adapter
+}
+
+#[tokio::test]
+async fn many_processes_may_make_the_schema_at_once() {
+    for _ in 0..5 {
+        let schema = Schema::fresh();
+        let name = Identifier::new(&format!("{}_new", schema.name())).unwrap();
+        let all = (0..8).map(|_| {
+            let name = name.clone();
+            tokio::spawn(async move {
+                let adapter = PostgresAdapter::connect(shared()).await.unwrap().schema(name);
+                adapter.record(&[dedup_key("a")], &terms()).await.unwrap()
+            })
+        });
+        let answers = join_all(all).await;
+        let first = answers.iter().filter(|answer| **answer.as_ref().unwrap() == [Recorded::First]);
+        assert_eq!(first.count(), 1);
+        let mut connection = PgConnection::connect(shared()).await.unwrap();
+        let drop = AssertSqlSafe(format!("DROP SCHEMA {name} CASCADE"));
+        sqlx::query(drop).execute(&mut connection).await.unwrap();
+    }
+}
+
+/// Trap 29: a migration that failed is tried again.
+#[tokio::test]
+async fn trap_29_a_failed_migration_is_retried() {
+    let schema = Schema::fresh();
+    let role = format!("{}_role", schema.name());
+    let mut admin = PgConnection::connect(shared()).await.unwrap();
+    let run = async |admin: &mut PgConnection, sql: String| {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.unwrap();
+    };
+    run(
+        &mut admin,
+        format!("CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {} TO {role}", schema.name()),
+    )
+    .await;
+    let options = PgConnectOptions::from_str(&schema.url()).unwrap().username(&role).password("");
+    let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(options));
+    for _ in 0..2 {
+        let refused = adapter.record(&[dedup_key("a")], &terms()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Refused, "{refused:?}");
+    }
+    run(&mut admin, format!("GRANT CREATE ON SCHEMA {} TO {role}", schema.name())).await;
+    let recorded = adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
+    assert_eq!(recorded, [Recorded::First]);
+    run(&mut admin, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+}
+
+/// The schema from somebody's own migration tool, under names that are words of SQL.
+#[tokio::test]
+async fn the_schema_sql_is_enough() {
+    let schema = Schema::fresh();
+    let place = |adapter: PostgresAdapter| {
+        let (name, table) = (schema.name(), Identifier::new("order").unwrap());
+        adapter.table(table).schema(Identifier::new(name).unwrap())
+    };
+    let pool = pool(shared()).await;
+    for statement in place(PostgresAdapter::new(pool.clone())).schema_sql() {
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(&pool).await.unwrap();
+    }
+    let adapter = place(PostgresAdapter::new(pool.clone()));
+    let claimed = adapter.claim(&keys(0..3), &terms()).await.unwrap();
+    assert_eq!(claimed, [Claimed::first(1, false); 3]);
+    assert_eq!(adapter.count().await.unwrap(), 3);
+    adapter.close().await;
+    assert!(!pool.is_closed(), "the pool is its owner's");
+}
+
+#[tokio::test]
+async fn what_cannot_be_connected_to_says_so_and_keeps_the_url_to_itself() {
+    for url in ["postgres:/nowhere", "mysql://host/db", "postgres://user:hidden@host:notaport/db"] {
+        let error = PostgresAdapter::connect(url).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+        assert!(!format!("{error:?}").contains("hidden"));
+    }
+    let error = tower_dedup::adapter::connect("postgres://user:hidden@127.0.0.1:1/db").await;
+    let error = error.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
+    assert_eq!(Identifier::new("a.b"), Err(ConfigError::InvalidIdentifier));
+}
+
+/// Trap 7: the duplicate path writes nothing, so nobody waits for a disk.
+#[tokio::test]
+async fn trap_7_duplicates_write_nothing() {
+    // Its own, for its log is watched.
+    let server = Server::start();
+    let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
+    let (known, mine) = (keys(0..100), terms());
+    adapter.claim(&known, &mine).await.unwrap();
+    adapter.complete(&known, &mine).await.unwrap();
+    let in_flight = keys(100..200);
+    adapter.claim(&in_flight, &terms()).await.unwrap();
+    let pool = pool(&server.url()).await;
+    // What only vacuum and the like write is out of the way.
+    for sql in
+        ["ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()", "VACUUM", "CHECKPOINT"]
+    {
+        sqlx::raw_sql(sql).execute(&pool).await.unwrap();
+    }
+    let position = async || -> i64 {
+        let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::int8";
+        sqlx::query_scalar(sql).fetch_one(&pool).await.unwrap()
+    };
+    // The first look may set hint bits, or clean a page.
+    adapter.claim(&known, &terms()).await.unwrap();
+    let before = position().await;
+    for round in 0..50 {
+        let claimed = adapter.claim(&known, &terms()).await.unwrap();
+        assert!(claimed.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{round}");
+        let claimed = adapter.claim(&in_flight, &terms()).await.unwrap();
+        assert_eq!(claimed, [Claimed::InFlight; 100]);
+        adapter.record(&known, &terms()).await.unwrap();
+        let opened = adapter.open(&known, &terms()).await.unwrap();
+        assert!(opened.transaction.is_none());
+    }
+    let written = position().await - before;
+    // 20,000 answers. What runs in the background of any server writes a record now and then.
+    assert!(written < 2_000, "{written} bytes of log");
+}
+
+/// A completion moves nothing in an index: what changes is in no index, and there is room on the
+/// page.
+#[tokio::test]
+async fn completions_are_heap_only_updates() {
+    const EVENTS: u32 = 600;
+    let schema = Schema::fresh();
+    let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
+    for id in 0..EVENTS {
+        let (keys, mine) = (keys(id..id + 1), terms());
+        adapter.claim(&keys, &mine).await.unwrap();
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    }
+    let counted = async || -> (i64, i64) {
+        sqlx::query_as(
+            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables \
+             WHERE relid = 'webhook_deliveries'::regclass",
+        )
+        .fetch_one(&pool)
+        .await
+        .unwrap()
+    };
+    // Sessions report their counts a little later.
+    let mut counts = counted().await;
+    for _ in 0..500 {
+        if counts.0 >= i64::from(EVENTS) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        counts = counted().await;
+    }
+    let (updated, hot) = counts;
+    assert_eq!(updated, i64::from(EVENTS));
+    assert!(hot * 100 >= updated * 95, "{hot} of {updated} are heap-only");
+}
+
+/// What was answered is on disk, although the role says `synchronous_commit = off`; a claim need
+/// not be, by choice.
+#[tokio::test]
+async fn a_crash_of_the_database_takes_nothing_that_was_acknowledged() {
+    let server = Server::start();
+    let options =
+        PgConnectOptions::from_str(&server.url()).unwrap().options([("synchronous_commit", "off")]);
+    let connect = || PgPoolOptions::new().max_connections(4).connect_lazy_with(options.clone());
+    for round in 0..3_u32 {
+        let adapter = PostgresAdapter::new(connect()).asynchronous_claims(true);
+        let ids = |part: u32| keys(round * 300 + part * 100..round * 300 + part * 100 + 100);
+        let (completed, recorded, committed) = (ids(0), ids(1), ids(2));
+        let mine = terms();
+        adapter.claim(&completed, &mine).await.unwrap();
+        adapter.complete(&completed, &mine).await.unwrap();
+        adapter.record(&recorded, &terms()).await.unwrap();
+        let opened = adapter.open(&committed, &mine).await.unwrap();
+        adapter.commit(opened.transaction.unwrap(), &committed, &mine).await.unwrap();
+        // At once: what was not flushed is lost.
+        server.restart_immediately();
+        let adapter = PostgresAdapter::new(connect());
+        for keys in [&completed, &recorded, &committed] {
+            let again = adapter.claim(keys, &terms()).await.unwrap();
+            assert!(again.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{again:?}");
+        }
+    }
+}
+
+/// After a failover a service may find itself connected to a server that only follows: that one
+/// answers nothing, not even what it knows.
+#[tokio::test]
+async fn a_standby_answers_nothing_until_it_is_promoted() {
+    let primary = Server::start();
+    let adapter = PostgresAdapter::connect(&primary.url()).await.unwrap();
+    let (known, new, mine) = ([dedup_key("known")], [dedup_key("new")], terms());
+    adapter.record(&known, &mine).await.unwrap();
+    let standby = primary.standby();
+    let other = PostgresAdapter::new(pool(&standby.url()).await);
+    // Operators may look.
+    assert!(other.get(&known[0]).await.unwrap().is_some());
+    for keys in [&known, &new] {
+        assert!(other.record(keys, &terms()).await.unwrap_err().is_transient());
+        assert!(other.claim(keys, &terms()).await.unwrap_err().is_transient());
+        assert!(other.complete(keys, &terms()).await.unwrap_err().is_transient());
+        assert!(other.open(keys, &terms()).await.unwrap_err().is_transient());
+    }
+    primary.stop_immediately();
+    standby.promote();
+    // The same pool, with no restart.
+    let again = other.record(&known, &terms()).await.unwrap();
+    assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+    assert_eq!(other.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
+}
+
+/// A database that takes no writes for a while.
+#[tokio::test]
+async fn a_read_only_database_is_no_answer_and_recovers() {
+    let schema = Schema::fresh();
+    let (known, new) = ([dedup_key("known")], [dedup_key("new")]);
+    let writing = adapter(&schema).await;
+    writing.record(&known, &terms()).await.unwrap();
+    let read_only = PgConnectOptions::from_str(&schema.url())
+        .unwrap()
+        .options([("default_transaction_read_only", "on")]);
+    let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(read_only));
+    for keys in [&known, &new] {
+        let refused = adapter.claim(keys, &terms()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Refused);
+        let refused = adapter.open(keys, &terms()).await;
+        assert!(refused.is_ok_and(|opened| opened.transaction.is_none()) || keys == &new);
+    }
+    assert_eq!(writing.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
+}
+
+/// Every connection is cut, as by a restart behind a proxy: the next call does not show it.
+#[tokio::test]
+async fn a_pool_of_dead_connections_is_no_outage() {
+    let server = Server::start();
+    let url = format!("{}?application_name=cut", server.url());
+    let pool = PgPoolOptions::new()
+        .max_connections(4)
+        // The worst case: nobody looks before they are used.
+        .test_before_acquire(false)
+        .connect(&url)
+        .await
+        .unwrap();
+    let adapter = PostgresAdapter::new(pool);
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    for round in 0..5 {
+        // All connections are open.
+        let open = (0..4).map(|id| {
+            let adapter = adapter.clone();
+            async move { adapter.record(&[dedup_key(&format!("{round}-{id}"))], &terms()).await }
+        });
+        for answer in join_all(open).await {
+            assert_eq!(answer.unwrap(), [Recorded::First], "round {round}");
+        }
+        let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                   WHERE application_name = 'cut'";
+        sqlx::query(cut).execute(&mut admin).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn many_replicas_may_purge_at_once() {
+    let schema = Schema::fresh();
+    let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
+    adapter.record(&keys(0..2_000), &terms()).await.unwrap();
+    let live = [dedup_key("live")];
+    adapter.claim(&live, &terms()).await.unwrap();
+    let sql = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '2 hours'";
+    sqlx::query(sql).execute(&pool).await.unwrap();
+    let all = (0..4).map(|_| {
+        let adapter = adapter.clone();
+        tokio::spawn(async move {
+            let mut total = 0;
+            loop {
+                match adapter.purge(70).await.unwrap() {
+                    0 => break total,
+                    purged => {
+                        assert!(purged <= 70);
+                        total += purged;
+                    }
+                }
+            }
+        })
+    });
+    let purged: u64 = join_all(all).await.into_iter().map(Result::unwrap).sum();
+    assert_eq!(purged + adapter.purge(5_000).await.unwrap(), 2_000);
+    assert_eq!(adapter.count().await.unwrap(), 1);
+    assert_eq!(adapter.forget(&live[0]).await.unwrap(), Forgotten::InFlight);
+}
+
+/// The purger's statement goes by the index, however many rows there are that it leaves alone.
+#[tokio::test]
+async fn purging_goes_by_the_index() {
+    let schema = Schema::fresh();
+    let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
+    for batch in 0..5 {
+        adapter.record(&keys(batch * 4_000..(batch + 1) * 4_000), &terms()).await.unwrap();
+    }
+    sqlx::query("ANALYZE webhook_deliveries").execute(&pool).await.unwrap();
+    adapter.purge(100).await.unwrap();
+    // What the statement does with a value of its own that moves on would be a scan of the table.
+    let plan: Vec<String> = sqlx::query_scalar(
+        "EXPLAIN SELECT key FROM webhook_deliveries \
+         WHERE expires_at >= to_timestamp('-Infinity'::float8 / 1000) \
+         AND expires_at <= (SELECT clock_timestamp()) ORDER BY expires_at LIMIT 100",
+    )
+    .fetch_all(&pool)
+    .await
+    .unwrap();
+    assert!(plan.iter().any(|line| line.contains("webhook_deliveries_expires_at")), "{plan:#?}");
+}
+
+#[tokio::test]
+async fn releases_of_a_stranger_are_told() {
+    let schema = Schema::fresh();
+    let adapter = adapter(&schema).await;
+    let (key, mine) = ([dedup_key("a")], terms());
+    adapter.claim(&key, &mine).await.unwrap();
+    assert_eq!(adapter.release(&key, &terms()).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.release(&key, &mine).await.unwrap(), [Released::Released]);
+}

@@ -1,0 +1,269 @@
+//! One clock, the store's, and what a claim gets that had to wait.
+
+use std::time::{Duration, SystemTime};
+
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten,
+    LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Recorded, Renewed, Token,
+    TransactionAdapter,
+};
+
+use crate::support::dedup_key;
+use crate::support::effects::{AT_A_GATE, Database, MINUTE};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A lease of a minute, and a day's retention.
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), DAY).with_lease(MINUTE)
+}
+
+fn one(id: &str) -> [DedupKey; 1] {
+    [dedup_key(id)]
+}
+
+/// Gives the sessions a clock of the test's own, in place of the server's: theirs is found first.
+async fn clock(database: &Database) -> PgConnectOptions {
+    database
+        .run(
+            "CREATE TABLE clock (ahead interval NOT NULL); INSERT INTO clock VALUES ('0'); \
+             CREATE FUNCTION clock_timestamp() RETURNS timestamptz VOLATILE LANGUAGE sql AS \
+             'SELECT pg_catalog.clock_timestamp() + ahead FROM clock'",
+        )
+        .await;
+    database.options().options([("search_path", format!("{}, pg_catalog", database.name()))])
+}
+
+async fn set_clock(database: &Database, seconds: i64) {
+    database.run(format!("UPDATE clock SET ahead = '{seconds} seconds'")).await;
+}
+
+async fn entry(adapter: &PostgresAdapter, id: &str) -> Entry {
+    adapter.get(&dedup_key(id)).await.unwrap().unwrap()
+}
+
+/// The store's clock is an hour behind the application's, then an hour ahead. Were a time of the
+/// application's compared with one of the store's, leases would have lapsed, or never would.
+#[tokio::test]
+async fn leases_and_retention_follow_the_clock_of_the_store() {
+    for (batching, hours) in
+        [(Batching::new(), -1), (Batching::new(), 1), (Batching::off(), -1), (Batching::off(), 1)]
+    {
+        let database = Database::fresh().await;
+        let options = clock(&database).await;
+        let pool = database.pool_with(3, options);
+        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        let start = hours * 3_600;
+        set_clock(&database, start).await;
+        let store_now = || {
+            let now = SystemTime::now();
+            if hours < 0 { now - HOUR } else { now + HOUR }
+        };
+        let (mine, before) = (terms(), store_now());
+        let set: Vec<_> = ["a", "b", "c"].into_iter().flat_map(one).collect();
+        let claimed = adapter.claim(&set, &mine).await.unwrap();
+        assert_eq!(claimed, [Claimed::first(1, false); 3]);
+        let transaction =
+            adapter.open(&one("transactional"), &mine).await.unwrap().transaction.unwrap();
+        adapter.commit(transaction, &one("transactional"), &mine).await.unwrap();
+        assert_eq!(adapter.record(&one("recorded"), &mine).await.unwrap(), [Recorded::First]);
+        // Times are told as the store knows them, give or take what a test takes.
+        let told = entry(&adapter, "a").await;
+        let EntryState::InFlight { lease_until } = told.state else { panic!("{told:?}") };
+        for (time, after) in [(lease_until, MINUTE), (told.expires_at, DAY)] {
+            let since = time.duration_since(before).unwrap();
+            assert!(since >= after - SECOND && since < after + MINUTE * 10, "{since:?}");
+        }
+
+        // The lease has a second left.
+        set_clock(&database, start + 30).await;
+        assert_eq!(adapter.claim(&set, &terms()).await.unwrap(), [Claimed::InFlight; 3]);
+        assert_eq!(adapter.open(&one("a"), &terms()).await.unwrap().answers, [Claimed::InFlight]);
+        assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
+        assert_eq!(adapter.renew(&one("b"), &mine).await.unwrap(), [Renewed::Held]);
+        assert_eq!(adapter.complete(&one("c"), &mine).await.unwrap(), [Completed::Held]);
+        // And is over, but for the renewed one.
+        set_clock(&database, start + 61).await;
+        let others = terms();
+        let claimed = adapter.claim(&set, &others).await.unwrap();
+        assert_eq!(claimed[..2], [Claimed::first(2, true), Claimed::InFlight]);
+        assert!(matches!(claimed[2], Claimed::Duplicate(_)));
+
+        // Every key is remembered for a day of the store's, by every ledger.
+        set_clock(&database, start + 86_400 - 600).await;
+        assert_eq!(adapter.purge(100).await.unwrap(), 0);
+        for id in ["c", "recorded", "transactional"] {
+            let claimed = adapter.claim(&one(id), &terms()).await.unwrap();
+            assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{id}: {claimed:?}");
+        }
+        set_clock(&database, start + 86_400 + 61 * 2).await;
+        assert_eq!(adapter.claim(&one("c"), &terms()).await.unwrap(), [Claimed::first(1, false)]);
+        // What is left of the others has expired with its lease. An adapter of another process: to
+        // this one, the store's clock has jumped.
+        set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
+        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        assert_eq!(adapter.purge(100).await.unwrap(), 4);
+        assert_eq!(adapter.count().await.unwrap(), 1);
+    }
+}
+
+/// The store's time.
+async fn now(connection: &mut PgConnection) -> f64 {
+    let now = "SELECT extract(epoch FROM clock_timestamp())::float8";
+    sqlx::query_scalar(now).fetch_one(connection).await.unwrap()
+}
+
+async fn lease_until(pool: &PgPool, id: &str) -> f64 {
+    let until =
+        "SELECT extract(epoch FROM lease_until)::float8 FROM webhook_deliveries WHERE id = $1";
+    sqlx::query_scalar(until).bind(id).fetch_one(pool).await.unwrap()
+}
+
+/// The connections of the pool are taken when it asks for one.
+#[tokio::test]
+async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
+    let database = Database::fresh().await;
+    for batched in [false, true] {
+        let batching = if batched { Batching::new() } else { Batching::off() };
+        let pool = database.pool(1);
+        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        adapter.migrate().await.unwrap();
+        for transactional in [false, true] {
+            if batched && !transactional {
+                // It has a connection of its own.
+                continue;
+            }
+            let id = format!("{batched}-{transactional}");
+            let mut taken = pool.acquire().await.unwrap();
+            let claim = tokio::spawn({
+                let (adapter, keys) = (adapter.clone(), one(&id));
+                async move {
+                    if transactional {
+                        let opened = adapter.open(&keys, &terms()).await.unwrap();
+                        // To be seen, it has to be there: the transaction of the claim commits.
+                        let mut transaction = opened.transaction.unwrap();
+                        transaction.connection().execute("COMMIT").await.unwrap();
+                        opened.answers
+                    } else {
+                        adapter.claim(&keys, &terms()).await.unwrap()
+                    }
+                }
+            });
+            // In the pool's line by now.
+            for _ in 0..50 {
+                tokio::task::yield_now().await;
+            }
+            let released = now(&mut taken).await;
+            drop(taken);
+            assert_eq!(claim.await.unwrap(), [Claimed::first(1, false)]);
+            let until = lease_until(database.effects.pool(), &id).await;
+            assert!(until >= released + 60.0, "{until} {released}");
+        }
+    }
+}
+
+/// A row that somebody holds while the claim waits: its lease begins when it has the row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(2)).batching(Batching::off());
+    let mut watcher = PgConnection::connect_with(&database.options()).await.unwrap();
+    let mut granted = false;
+    // On a machine that is busy, the claim may have waited for as long as it does by then.
+    for attempt in 0..50 {
+        let (id, mine) = (format!("{attempt}"), terms());
+        adapter.claim(&one(&id), &mine).await.unwrap();
+        adapter.release(&one(&id), &mine).await.unwrap();
+        let mut theirs = database.effects.pool().begin().await.unwrap();
+        let lock =
+            AssertSqlSafe(format!("SELECT FROM webhook_deliveries WHERE id = '{id}' FOR UPDATE"));
+        theirs.execute(lock).await.unwrap();
+        let claim = tokio::spawn({
+            let (adapter, keys) = (adapter.clone(), one(&id));
+            async move { adapter.claim(&keys, &terms()).await.unwrap() }
+        });
+        let waits = "SELECT count(*) FROM pg_stat_activity \
+                     WHERE application_name = $1 AND wait_event_type = 'Lock'";
+        loop {
+            let waits = sqlx::query_scalar::<_, i64>(waits).bind(database.name());
+            if waits.fetch_one(&mut watcher).await.unwrap() == 1 || claim.is_finished() {
+                break;
+            }
+        }
+        let released = now(&mut theirs).await;
+        theirs.commit().await.unwrap();
+        if claim.await.unwrap() == [Claimed::first(2, false)] {
+            let until = lease_until(database.effects.pool(), &id).await;
+            assert!(until >= released + 60.0, "{until} {released}");
+            granted = true;
+            break;
+        }
+    }
+    assert!(granted, "a claim has waited for a row, and has got it");
+}
+
+/// What an insertion finds to be there may have been committed
+/// after its statement began, which then cannot read it.
+#[tokio::test]
+async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
+    let database = Database::fresh().await;
+    for batching in [Batching::new(), Batching::off()] {
+        for case in ["claim", "claim of a set", "record", "open", "record_in"] {
+            let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+            adapter.migrate().await.unwrap();
+            database.run("TRUNCATE webhook_deliveries").await;
+            // Two in a set: the first waits, and so the second has been looked for by then.
+            let keys = if case == "claim of a set" {
+                vec![dedup_key("0"), dedup_key("a")]
+            } else {
+                one("a").into()
+            };
+            let gate = database.gate("BEFORE INSERT ON webhook_deliveries").await;
+            let call = tokio::spawn({
+                let (adapter, keys, pool) = (adapter.clone(), keys.clone(), database.pool(1));
+                async move {
+                    match case {
+                        "record" => {
+                            let recorded = adapter.record(&keys, &terms()).await.unwrap();
+                            matches!(recorded[..], [Recorded::Duplicate(_)])
+                        }
+                        "open" => {
+                            let opened = adapter.open(&keys, &terms()).await.unwrap();
+                            matches!(opened.answers[..], [Claimed::Duplicate(_)])
+                                && opened.transaction.is_none()
+                        }
+                        "record_in" => {
+                            let mut transaction = pool.begin().await.unwrap();
+                            let key = &keys[0];
+                            let recorded = adapter.record_in(&mut transaction, key, DAY).await;
+                            matches!(recorded.unwrap(), Recorded::Duplicate(_))
+                        }
+                        _ => {
+                            let claimed = adapter.claim(&keys, &terms()).await.unwrap();
+                            matches!(claimed.last(), Some(Claimed::Duplicate(_)))
+                        }
+                    }
+                }
+            });
+            database.until_sessions(AT_A_GATE, 1).await;
+            // By somebody whom no trigger holds up.
+            database
+                .run(
+                    "SET session_replication_role = replica; INSERT INTO webhook_deliveries \
+                     (key, namespace, id, attempts, takeover, first_seen_at, completed_at, expires_at) \
+                     SELECT encode(substring(sha256(convert_to(E'test\\na', 'UTF8')) from 1 for 16), \
+                     'hex')::uuid, 'test', 'a', 1, false, now(), now(), now() + interval '1 day'; \
+                     RESET session_replication_role",
+                )
+                .await;
+            drop(gate);
+            assert!(call.await.unwrap(), "{case}");
+            database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Batches of claims and completions: what a duplicate costs in them.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use sqlx::postgres::PgPoolOptions;
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Recorded,
+    Token,
+};
+
+use crate::support::dedup_key;
+use crate::support::effects::{AT_A_GATE, Database, MINUTE};
+use crate::support::postgres::Server;
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+}
+
+fn key(of: &str, id: usize) -> [DedupKey; 1] {
+    [dedup_key(&format!("{of}-{id}"))]
+}
+
+/// Duplicates and new claims in one statement with completions, below the share of duplicates from
+/// which rows are read first.
+#[tokio::test]
+async fn duplicate_beside_completions_neither_writes_nor_locks() {
+    const DUPLICATES: usize = 10;
+    const OTHERS: usize = 30;
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(2)).batching(Batching::new().lanes(1));
+    let mine = terms();
+    for id in 0..DUPLICATES {
+        let recorded = adapter.record(&key("known", id), &terms()).await.unwrap();
+        assert_eq!(recorded, [Recorded::First]);
+    }
+    let held: Vec<_> = (0..OTHERS).flat_map(|id| key("held", id)).collect();
+    adapter.claim(&held, &mine).await.unwrap();
+
+    // One claim holds the lane up, and the rest goes together.
+    let gate = database.gate("BEFORE INSERT ON webhook_deliveries").await;
+    let first = tokio::spawn({
+        let adapter = adapter.clone();
+        async move { adapter.claim(&key("first", 0), &terms()).await }
+    });
+    database.until_sessions(AT_A_GATE, 1).await;
+    let claims = |of: &'static str, count: usize| {
+        let adapter = adapter.clone();
+        let claims = (0..count).map(move |id| {
+            let adapter = adapter.clone();
+            tokio::spawn(async move { adapter.claim(&key(of, id), &terms()).await.unwrap() })
+        });
+        join_all(claims.collect::<Vec<_>>())
+    };
+    let completions = (0..OTHERS).map(|id| {
+        let (adapter, mine) = (adapter.clone(), mine.clone());
+        tokio::spawn(async move { adapter.complete(&key("held", id), &mine).await.unwrap() })
+    });
+    let completions = join_all(completions.collect::<Vec<_>>());
+    let (duplicates, new) = (claims("known", DUPLICATES), claims("new", OTHERS));
+    // All are in the queue by the time that the lane is free.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    drop(gate);
+    assert_eq!(first.await.unwrap().unwrap(), [Claimed::first(1, false)]);
+    for completed in completions.await {
+        assert_eq!(completed.unwrap(), [Completed::Held]);
+    }
+    for claimed in new.await {
+        assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
+    }
+    for claimed in duplicates.await {
+        let claimed = claimed.unwrap();
+        assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+    }
+    let count = async |such: &str| -> i64 {
+        let sql = format!("SELECT count(*) FROM webhook_deliveries WHERE {such}");
+        let count = sqlx::query_scalar(sqlx::AssertSqlSafe(sql));
+        count.fetch_one(database.effects.pool()).await.unwrap()
+    };
+    // A lock leaves its mark as a write does.
+    assert_eq!(count("id LIKE 'known-%' AND xmax <> '0'").await, 0);
+    // They have gone together: rows of one transaction.
+    let together = count(
+        "id LIKE 'new-%' AND xmin = (SELECT xmin FROM webhook_deliveries WHERE id = 'held-0')",
+    );
+    assert_eq!(together.await, i64::try_from(OTHERS).unwrap());
+}
+
+/// Two processes that get copies of the same events, over a disk, or a standby, that takes its time:
+/// a batch waits for what another one is committing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_over_slow_commits_are_not_rolled_back() {
+    const CALLERS: usize = 32;
+    const ROUNDS: usize = 24;
+    let server = Server::start();
+    let pool = PgPoolOptions::new().max_connections(2).connect(&server.url()).await.unwrap();
+    let processes = [(); 2].map(|()| PostgresAdapter::new(pool.clone()));
+    processes[0].migrate().await.unwrap();
+    for sql in [
+        "ALTER SYSTEM SET fsync = on",
+        "ALTER SYSTEM SET commit_siblings = 0",
+        "ALTER SYSTEM SET commit_delay = 60000",
+        "SELECT pg_reload_conf()",
+    ] {
+        sqlx::query(sql).execute(&pool).await.unwrap();
+    }
+    let rolled_back = || server.log().matches("due to lock timeout").count();
+    // Until the adapters have seen some commits.
+    let mut longest = Duration::ZERO;
+    let mut before = 0;
+    for round in 0..ROUNDS {
+        if round == ROUNDS / 3 {
+            before = rolled_back();
+        }
+        let start = Instant::now();
+        let copies = processes.iter().flat_map(|process| {
+            (0..CALLERS).map(move |id| {
+                let process = process.clone();
+                tokio::spawn(async move {
+                    process.claim(&key(&format!("{round}"), id), &terms()).await.unwrap()
+                })
+            })
+        });
+        let mut first = 0;
+        for claimed in join_all(copies.collect::<Vec<_>>()).await {
+            first += usize::from(claimed.unwrap() == [Claimed::first(1, false)]);
+        }
+        assert_eq!(first, CALLERS);
+        if round >= ROUNDS / 3 {
+            longest = longest.max(start.elapsed());
+        }
+    }
+    let rolled_back = rolled_back() - before;
+    println!("{rolled_back} rolled back, longest round {longest:?}");
+    // Without a bound that follows the commits, more than one a round.
+    assert!(rolled_back <= 6, "{rolled_back} batches were rolled back");
+}

@@ -1,0 +1,215 @@
+//! Servers and tables that are set up otherwise: another language, another encoding, partitions,
+//! errors of a pooler.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
+use tower::Layer;
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Renewed, Token, TransactionAdapter,
+};
+use tower_dedup::{DedupKey, ErrorKind};
+
+use crate::support::dedup_key;
+use crate::support::effects::{Database, MINUTE, transactional, write};
+use crate::support::postgres::{Schema, Server, shared};
+use crate::support::{request, result, send};
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+}
+
+fn one(id: &str) -> [DedupKey; 1] {
+    [dedup_key(id)]
+}
+
+async fn pool(url: &str) -> PgPool {
+    PgPoolOptions::new().max_connections(3).connect(url).await.unwrap()
+}
+
+/// What each kind of call comes to, and what each ledger makes of a row that somebody holds.
+async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
+    let (mine, key) = (terms(), one("leased"));
+    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.renew(&key, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.release(&key, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(2, false)]);
+    assert_eq!(adapter.forget(&key[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.complete(&key, &mine).await.unwrap(), [Completed::Held]);
+    assert!(matches!(adapter.claim(&key, &mine).await.unwrap()[..], [Claimed::Duplicate(_)]));
+    let recorded = one("recorded");
+    assert_eq!(adapter.record(&recorded, &mine).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.unrecord(&recorded, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.record(&recorded, &mine).await.unwrap(), [Recorded::First]);
+    let many: Vec<_> = (10..40).flat_map(|id| one(&id.to_string())).collect();
+    let claimed = adapter.claim(&many, &mine).await.unwrap();
+    assert!(claimed.iter().all(|answer| *answer == Claimed::first(1, false)));
+    let completed = adapter.complete(&many, &mine).await.unwrap();
+    assert!(completed.iter().all(|answer| *answer == Completed::Held));
+
+    let held = one("transactional");
+    let transaction = adapter.open(&held, &mine).await.unwrap().transaction.unwrap();
+    assert_eq!(adapter.claim(&held, &terms()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.open(&held, &terms()).await.unwrap().answers, [Claimed::InFlight]);
+    adapter.commit(transaction, &held, &mine).await.unwrap();
+    assert!(matches!(
+        adapter.open(&held, &terms()).await.unwrap().answers[..],
+        [Claimed::Duplicate(_)]
+    ));
+    assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::Removed);
+    let short = CallTerms::new(Token::random(), Duration::ZERO);
+    adapter.record(&one("purged"), &short).await.unwrap();
+    let aged = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '61 minutes' \
+                WHERE id = 'purged'";
+    sqlx::query(aged).execute(pool).await.unwrap();
+    assert_eq!(adapter.purge(10).await.unwrap(), 1);
+    assert_eq!(adapter.count().await.unwrap(), 32);
+}
+
+/// A row held by somebody who takes no advisory lock: an error, 55P03, which has a text.
+async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &PgPool) {
+    let (key, mine) = (one("held"), terms());
+    adapter.claim(&key, &mine).await.unwrap();
+    adapter.release(&key, &mine).await.unwrap();
+    let mut theirs = pool.begin().await.unwrap();
+    let lock = "SELECT FROM webhook_deliveries WHERE id = 'held' FOR UPDATE";
+    assert_eq!(theirs.execute(lock).await.unwrap().rows_affected(), 1);
+    let mut set = vec![key[0].clone(), dedup_key("in front"), dedup_key("z")];
+    set.sort();
+    for answer in set.iter().zip(adapter.claim(&set, &terms()).await.unwrap()) {
+        assert_eq!(answer.1 == Claimed::InFlight, *answer.0 == key[0]);
+    }
+    assert_eq!(adapter.open(&key, &terms()).await.unwrap().answers, [Claimed::InFlight]);
+    theirs.rollback().await.unwrap();
+}
+
+/// Errors have codes, and their texts are in the language of the server.
+#[tokio::test]
+async fn server_in_another_language_changes_no_reply() {
+    let server = Server::start_in("de_DE");
+    let pool = pool(&server.url()).await;
+    let error = pool.execute("SELECT nonsense").await.unwrap_err().to_string();
+    assert!(error.contains("existiert nicht"), "the server speaks German: {error}");
+    for batching in [Batching::new(), Batching::off()] {
+        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        every_call_is_answered(&adapter, &pool).await;
+        lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
+        // A table that is missing is found by its code, too.
+        pool.execute("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await.unwrap();
+        assert_eq!(adapter.count().await.unwrap(), 0);
+    }
+}
+
+const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
+
+/// The SQL of the operations guide that holds these words.
+fn of_the_guide(words: &str) -> &'static str {
+    let blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    blocks.into_iter().find(|block| block.contains(words)).expect("a block with these words")
+}
+
+/// Other than a plain `CREATE INDEX`, which waits with a lock that everybody else waits for.
+#[tokio::test]
+async fn index_that_is_made_concurrently_holds_no_claim_up() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(3));
+    adapter.migrate().await.unwrap();
+    // It waits for whoever writes.
+    let mut theirs = database.effects.pool().begin().await.unwrap();
+    theirs.execute("DELETE FROM webhook_deliveries").await.unwrap();
+    let index = tokio::spawn({
+        let pool = database.pool(1);
+        async move { pool.execute(of_the_guide("CONCURRENTLY")).await }
+    });
+    database.until_sessions("wait_event_type = 'Lock'", 1).await;
+    let mine = terms();
+    let claimed = tokio::time::timeout(MINUTE, adapter.claim(&one("a"), &mine)).await.unwrap();
+    assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
+    assert!(!index.is_finished());
+    theirs.rollback().await.unwrap();
+    index.await.unwrap().unwrap();
+    database.run(of_the_guide("autovacuum")).await;
+}
+
+/// By hash of the key: every key has one partition, and is unique in the table.
+#[tokio::test]
+async fn table_partitioned_by_hash_of_the_key_works() {
+    for batching in [Batching::new(), Batching::off()] {
+        let database = Database::fresh().await;
+        let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+        for statement in adapter.schema_sql() {
+            let partitioned =
+                statement.replace(") WITH (fillfactor = 90)", ") PARTITION BY HASH (key)");
+            database.run(partitioned).await;
+        }
+        for part in 0..4 {
+            database
+                .run(format!(
+                    "CREATE TABLE part_{part} PARTITION OF webhook_deliveries \
+                     FOR VALUES WITH (MODULUS 4, REMAINDER {part}) WITH (fillfactor = 90)"
+                ))
+                .await;
+        }
+        every_call_is_answered(&adapter, database.effects.pool()).await;
+        lock_that_is_not_ours_is_in_flight(&adapter, database.effects.pool()).await;
+        let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
+        for expected in [None, Some("duplicate")] {
+            let answered = send(&service, request("layer")).await;
+            assert_eq!((answered.status().as_u16(), result(&answered)), (200, expected));
+        }
+        assert_eq!(database.effects_and_key("layer").await, 1);
+    }
+}
+
+#[tokio::test]
+async fn database_without_all_characters_is_refused() {
+    let mut admin = PgConnection::connect(shared()).await.unwrap();
+    let name = format!("tower_dedup_test_{:016x}", rand::random::<u64>());
+    let url = |name: &str| {
+        let (server, _) = shared().rsplit_once('/').unwrap();
+        format!("{server}/{name}")
+    };
+    for (encoding, works) in [("LATIN1", false), ("SQL_ASCII", true)] {
+        let create =
+            format!("CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'");
+        admin.execute(AssertSqlSafe(create)).await.unwrap();
+        let pool = pool(&url(&name)).await;
+        let adapter = PostgresAdapter::new(pool.clone());
+        let claimed = adapter.claim(&one("ключ"), &terms()).await;
+        match claimed {
+            Ok(claimed) => assert_eq!((works, claimed), (true, vec![Claimed::first(1, false)])),
+            Err(error) => assert_eq!((works, error.kind()), (false, ErrorKind::Config)),
+        }
+        adapter.close().await;
+        pool.close().await;
+        admin.execute(AssertSqlSafe(format!("DROP DATABASE {name} WITH (FORCE)"))).await.unwrap();
+    }
+}
+
+/// A server or a pooler that does not know what has become of a statement, or of its server.
+#[tokio::test]
+async fn error_that_leaves_the_outcome_open_is_no_refusal() {
+    let schema = Schema::fresh();
+    let pool = pool(&schema.url()).await;
+    let adapter = PostgresAdapter::new(pool.clone());
+    adapter.migrate().await.unwrap();
+    for (code, kind) in [
+        ("40003", ErrorKind::Unavailable),
+        ("58000", ErrorKind::Unavailable),
+        ("58030", ErrorKind::Unavailable),
+        ("22023", ErrorKind::Refused),
+    ] {
+        let raise = format!(
+            "CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             RAISE EXCEPTION USING ERRCODE = '{code}'; END $$; \
+             CREATE OR REPLACE TRIGGER fail BEFORE INSERT ON webhook_deliveries \
+             FOR EACH ROW EXECUTE FUNCTION fail()"
+        );
+        pool.execute(sqlx::raw_sql(AssertSqlSafe(raise))).await.unwrap();
+        let error = adapter.claim(&one("a"), &terms()).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{code}");
+    }
+}

@@ -1,0 +1,155 @@
+//! What a call leaves behind on its connection: nothing that outlives its transaction. Behind PgBouncer
+//! the session is somebody else's next.
+
+use std::convert::Infallible;
+
+use http::{Request, Response};
+use sqlx::{AssertSqlSafe, Executor, PgPool};
+use tower::Layer;
+use tower_dedup::adapter::{
+    Batching, CallTerms, DedupAdapter, Fetch, LeaseAdapter, MaintenanceAdapter, PostgresAdapter,
+    Recall, Token, TransactionAdapter,
+};
+use tower_dedup::{DedupKey, Replay};
+
+use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
+use crate::support::{Body, dedup_key, request, send};
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+}
+
+fn keys(of: &str, count: usize) -> Vec<DedupKey> {
+    let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{of}-{id}"))).collect();
+    keys.sort();
+    keys
+}
+
+/// Every setting of the pool's one session.
+async fn settings(pool: &PgPool) -> Vec<(String, Option<String>)> {
+    // Those of the language of functions come with its first use.
+    let settings = "SELECT name, setting FROM pg_settings WHERE name NOT LIKE 'plpgsql.%' \
+                    ORDER BY name";
+    sqlx::query_as(settings).fetch_all(pool).await.unwrap()
+}
+
+struct Watch<'d> {
+    database: &'d Database,
+    pool: PgPool,
+    before: Vec<(String, Option<String>)>,
+}
+
+impl<'d> Watch<'d> {
+    async fn new(database: &'d Database) -> Self {
+        let pool = database.pool(1);
+        let before = settings(&pool).await;
+        Self { database, pool, before }
+    }
+
+    /// Nothing is left behind on any session: those of batches have no other way to show it.
+    async fn nothing_is_left(&self, call: &str) {
+        self.database.until_nothing_is_open().await;
+        let locks = "SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) \
+                     WHERE a.application_name = $1 AND l.locktype = 'advisory'";
+        let locks = sqlx::query_scalar::<_, i64>(locks).bind(self.database.name());
+        assert_eq!(locks.fetch_one(self.database.effects.pool()).await.unwrap(), 0, "{call}");
+        let after = settings(&self.pool).await;
+        let changed: Vec<_> = after.iter().filter(|now| !self.before.contains(now)).collect();
+        assert!(changed.is_empty(), "{call}: {changed:?}");
+        let tables = "SELECT count(*) FROM pg_class WHERE relnamespace = pg_my_temp_schema()";
+        let tables = sqlx::query_scalar::<_, i64>(tables).fetch_one(&self.pool).await.unwrap();
+        assert_eq!(tables, 0, "{call}");
+    }
+}
+
+#[tokio::test]
+async fn calls_leave_no_lock_and_no_setting_behind() {
+    for batching in [Batching::new(), Batching::off()] {
+        let database = Database::fresh().await;
+        let watch = Watch::new(&database).await;
+        let adapter = PostgresAdapter::new(watch.pool.clone()).batching(batching);
+        adapter.migrate().await.unwrap();
+        watch.nothing_is_left("migrate").await;
+        for count in [1, 3, 100] {
+            let (mine, leased) = (terms(), keys(&format!("leased{count}"), count));
+            adapter.claim(&leased, &mine).await.unwrap();
+            watch.nothing_is_left("claim").await;
+            adapter.claim(&leased, &terms()).await.unwrap();
+            adapter.renew(&leased, &mine).await.unwrap();
+            watch.nothing_is_left("renew").await;
+            adapter.release(&leased, &mine).await.unwrap();
+            watch.nothing_is_left("release").await;
+            adapter.clone().asynchronous_claims(true).claim(&leased, &mine).await.unwrap();
+            watch.nothing_is_left("asynchronous claim").await;
+            adapter.complete(&leased, &mine).await.unwrap();
+            watch.nothing_is_left("complete").await;
+            adapter.claim(&leased, &mine).await.unwrap();
+            watch.nothing_is_left("duplicate").await;
+            adapter.recall(&leased, Fetch::DigestAndResponse).await.unwrap();
+            watch.nothing_is_left("recall").await;
+            let recorded = keys(&format!("recorded{count}"), count);
+            adapter.record(&recorded, &mine).await.unwrap();
+            watch.nothing_is_left("record").await;
+            adapter.unrecord(&recorded, &mine).await.unwrap();
+            watch.nothing_is_left("unrecord").await;
+
+            let opened = keys(&format!("opened{count}"), count);
+            let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
+            // Batches go around what is locked.
+            if batching != Batching::off() {
+                adapter.claim(&opened[..1], &terms()).await.unwrap();
+            }
+            adapter.rollback(transaction).await.unwrap();
+            watch.nothing_is_left("rollback").await;
+            let mut transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
+            adapter.mark(&mut transaction, 1, None).await.unwrap();
+            adapter.give_back(&mut transaction, &opened[..1], &mine).await.unwrap();
+            assert!(adapter.roll_back_to(&mut transaction, 1).await.unwrap());
+            adapter.commit(transaction, &opened, &mine).await.unwrap();
+            watch.nothing_is_left("commit").await;
+            let mut theirs = watch.pool.begin().await.unwrap();
+            adapter
+                .record_in(&mut theirs, &dedup_key(&format!("in-{count}")), MINUTE)
+                .await
+                .unwrap();
+            theirs.commit().await.unwrap();
+            watch.nothing_is_left("record_in").await;
+        }
+        adapter.get(&dedup_key("leased1-0")).await.unwrap();
+        adapter.forget(&dedup_key("leased3-1")).await.unwrap();
+        adapter.count().await.unwrap();
+        adapter.purge(10).await.unwrap();
+        watch.nothing_is_left("maintenance").await;
+        adapter.close().await;
+    }
+}
+
+/// Those of a handler end with its transaction, too, whatever that comes to.
+#[tokio::test]
+async fn deliveries_leave_no_lock_and_no_setting_behind() {
+    let database = Database::fresh().await;
+    let watch = Watch::new(&database).await;
+    let handler = tower::service_fn(async |request: Request<Body>| {
+        let sql = request.headers()["sql"].to_str().unwrap().to_owned();
+        let ran = lend(&request).execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
+        Ok::<Response<Body>, Infallible>(answer(ran.is_ok()))
+    });
+    let service = transactional(&watch.pool).store_timeout(MINUTE).replay(Replay::new());
+    let service = service.layer(handler);
+    for (id, sql, status) in [
+        ("a", "SELECT 1", 200),
+        (
+            "b",
+            "SET LOCAL search_path = ''; SET LOCAL ROLE pg_monitor; SET LOCAL work_mem = '1MB'",
+            200,
+        ),
+        ("c", "SET LOCAL ROLE pg_monitor; SELECT nonsense", 500),
+        ("d", "SELECT pg_advisory_xact_lock(1)", 200),
+        ("a", "SELECT 1", 200),
+    ] {
+        let mut request = request(id);
+        request.headers_mut().insert("sql", sql.parse().unwrap());
+        assert_eq!(send(&service, request).await.status(), status, "{id}");
+        watch.nothing_is_left(sql).await;
+    }
+}

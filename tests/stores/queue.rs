@@ -1,0 +1,470 @@
+//! Calls that go to a database together: what one of them meets is its own affair.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter,
+    PostgresAdapter, Recorded, Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
+};
+use tower_dedup::{Error, ErrorKind};
+
+use crate::support::dedup_key;
+use crate::support::postgres::{Schema, Server};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+}
+
+fn pool(schema: &Schema) -> PgPool {
+    PgPoolOptions::new().max_connections(4).connect_lazy(&schema.url()).unwrap()
+}
+
+async fn postgres(schema: &Schema) -> PostgresAdapter {
+    let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
+    adapter.migrate().await.unwrap();
+    adapter
+}
+
+async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
+    let adapter = SqliteAdapter::connect(&url(dir)).await.unwrap();
+    adapter.migrate().await.unwrap();
+    adapter
+}
+
+fn url(dir: &tempfile::TempDir) -> String {
+    format!("sqlite://{}", dir.path().join("dedup.db").display())
+}
+
+/// All at once, each in a task.
+async fn at_once<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    let tasks: Vec<_> = calls.into_iter().map(tokio::spawn).collect();
+    let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
+    all.expect("everybody is answered").into_iter().map(Result::unwrap).collect()
+}
+
+async fn claim<A: LeaseAdapter>(adapter: A, id: String, mine: CallTerms) -> Result<Claimed, Error> {
+    adapter.claim(&[dedup_key(&id)], &mine).await.map(|claimed| claimed[0])
+}
+
+/// Twenty callers for each of thirty keys: one has it. Whatever the others do then is theirs.
+async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
+    let call_terms: Vec<_> = (0..600).map(|_| terms()).collect();
+    let id = |caller: usize| format!("k{}", caller % 30);
+    let claims = call_terms.iter().enumerate();
+    let claims = claims.map(|(at, mine)| claim(adapter.clone(), id(at), mine.clone()));
+    let claimed = at_once(claims.collect::<Vec<_>>()).await;
+    let is_first = |claimed: &Claimed| matches!(claimed, Claimed::First { attempt: 1, .. });
+    let mut winners = vec![0; 30];
+    for (at, claimed) in claimed.iter().enumerate() {
+        match claimed.as_ref().unwrap() {
+            Claimed::InFlight => {}
+            first => {
+                assert!(is_first(first), "{first:?}");
+                winners[at % 30] += 1;
+            }
+        }
+    }
+    assert_eq!(winners, [1; 30]);
+    let rest = (0..600).map(|at| {
+        let (adapter, key, mine) = (adapter.clone(), [dedup_key(&id(at))], call_terms[at].clone());
+        let won = matches!(claimed[at], Ok(Claimed::First { .. }));
+        async move {
+            let held = if won { Renewed::Held } else { Renewed::Lost };
+            assert_eq!(adapter.renew(&key, &mine).await.unwrap(), [held]);
+            if won && at % 2 == 0 {
+                assert_eq!(adapter.complete(&key, &mine).await.unwrap(), [Completed::Held]);
+            } else {
+                let released = if won { Released::Released } else { Released::NotHeld };
+                assert_eq!(adapter.release(&key, &mine).await.unwrap(), [released]);
+            }
+        }
+    });
+    at_once(rest.collect::<Vec<_>>()).await;
+    // Records of one key, with the repetition of one of them.
+    let again = terms();
+    let records = (0..300).map(|at| {
+        let (adapter, again) = (adapter.clone(), again.clone());
+        async move {
+            let mine = if at < 2 { again } else { terms() };
+            let recorded = adapter.record(&[dedup_key(&format!("r{}", at / 100))], &mine).await;
+            recorded.unwrap()[0]
+        }
+    });
+    let recorded = at_once(records.collect::<Vec<_>>()).await;
+    for (key, recorded) in recorded.chunks(100).enumerate() {
+        let firsts = recorded.iter().filter(|one| **one == Recorded::First).count();
+        let repeats = usize::from(key == 0 && recorded[0] == Recorded::First);
+        assert_eq!(firsts, 1 + repeats);
+        if key == 0 {
+            assert_eq!(recorded[0] == Recorded::First, recorded[1] == Recorded::First);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twins_of_a_batch_have_one_winner_on_postgres() {
+    one_winner(postgres(&Schema::fresh()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twins_of_a_batch_have_one_winner_on_sqlite() {
+    one_winner(sqlite(&tempfile::tempdir().unwrap()).await).await;
+}
+
+/// Callers that go away at any moment leave nobody waiting, and nothing that cannot be released.
+async fn some_go_away<A: LeaseAdapter + Clone>(adapter: A) {
+    for round in 0..20 {
+        let calls = (0..100_u64).map(|at| {
+            let (adapter, mine) = (adapter.clone(), terms());
+            async move {
+                let key = [dedup_key(&format!("{round}-{at}"))];
+                if at % 3 == 0 {
+                    let soon = Duration::from_micros(at * 10);
+                    let _ = tokio::time::timeout(soon, adapter.claim(&key, &mine)).await;
+                    // In the order of the calls: the claim, if it was sent, is on the wire before.
+                    adapter.release(&key, &mine).await.unwrap();
+                    let next = adapter.claim(&key, &terms()).await.unwrap();
+                    assert!(matches!(next[..], [Claimed::First { .. }]), "{next:?}");
+                } else {
+                    let claimed = adapter.claim(&key, &mine).await.unwrap();
+                    assert_eq!(claimed, [Claimed::first(1, false)]);
+                }
+            }
+        });
+        at_once(calls.collect::<Vec<_>>()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_goes_away_disturbs_nobody_on_postgres() {
+    some_go_away(postgres(&Schema::fresh()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_goes_away_disturbs_nobody_on_sqlite() {
+    some_go_away(sqlite(&tempfile::tempdir().unwrap()).await).await;
+}
+
+/// Rows that the database refuses are refused to those who asked for them.
+async fn poison<A: LeaseAdapter + Clone>(adapter: A) {
+    let id = |at| if at % 70 == 7 { format!("poison-{at}") } else { format!("good-{at}") };
+    let call_terms: Vec<_> = (0..300).map(|_| terms()).collect();
+    let claims = (0..300).map(|at| claim(adapter.clone(), id(at), call_terms[at].clone()));
+    let claimed = at_once(claims.collect::<Vec<_>>()).await;
+    for (at, claimed) in claimed.into_iter().enumerate() {
+        match claimed {
+            Ok(claimed) => assert_eq!((claimed, at % 70 == 7), (Claimed::first(1, false), false)),
+            Err(error) => assert!(at % 70 == 7, "{at}: {error:?}"),
+        }
+    }
+    let completions = (0..300).map(|at| {
+        let (adapter, key, mine) = (adapter.clone(), [dedup_key(&id(at))], call_terms[at].clone());
+        async move { adapter.complete(&key, &mine).await }
+    });
+    for (at, completed) in at_once(completions.collect::<Vec<_>>()).await.into_iter().enumerate() {
+        assert_eq!(completed.is_err(), at % 70 == 7, "{at}: {completed:?}");
+        assert!(completed.is_err() || completed.unwrap() == [Completed::Held]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_is_refused_fails_its_caller_only_on_postgres() {
+    let schema = Schema::fresh();
+    let adapter = postgres(&schema).await;
+    let check = "ALTER TABLE webhook_deliveries ADD CHECK (id NOT LIKE 'poison%')";
+    sqlx::query(check).execute(&pool(&schema)).await.unwrap();
+    poison(adapter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_is_refused_fails_its_caller_only_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = sqlite(&dir).await;
+    let mut connection = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    let trigger = "CREATE TRIGGER poison BEFORE INSERT ON webhook_deliveries \
+                   WHEN NEW.id LIKE 'poison%' BEGIN SELECT RAISE(ABORT, 'poison'); END";
+    sqlx::query(trigger).execute(&mut connection).await.unwrap();
+    poison(adapter).await;
+}
+
+/// Beyond what may wait, a call is refused and surely not sent.
+async fn overload<A: LeaseAdapter + Clone>(adapter: A, expected: usize) {
+    let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), terms()));
+    // In one task: nothing is sent before all have asked.
+    let claimed = join_all(claims).await;
+    let mut waited = 0;
+    for (at, claimed) in claimed.into_iter().enumerate() {
+        let next = claim(adapter.clone(), format!("o{at}"), terms()).await.unwrap();
+        match claimed {
+            Ok(claimed) => {
+                assert_eq!((claimed, next), (Claimed::first(1, false), Claimed::InFlight));
+                waited += 1;
+            }
+            Err(error) => {
+                assert!(error.is_transient());
+                let refused = (ErrorKind::Overloaded, Claimed::first(1, false));
+                assert_eq!((error.kind(), next), refused);
+            }
+        }
+    }
+    assert_eq!(waited, expected);
+}
+
+#[tokio::test]
+async fn what_waits_is_bounded_on_postgres() {
+    let schema = Schema::fresh();
+    let adapter = postgres(&schema).await.batching(Batching::new().queue(8));
+    adapter.migrate().await.unwrap();
+    // The first is on its way, and eight wait.
+    overload(adapter, 9).await;
+}
+
+#[tokio::test]
+async fn what_waits_is_bounded_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = sqlite(&dir).await;
+    // Of what is looked up, eight wait as well.
+    let adapter = adapter.batching(Batching::new().queue(8));
+    adapter.migrate().await.unwrap();
+    // The first waits for its turn with the others.
+    overload(adapter, 8).await;
+}
+
+/// A transaction holds one row of a batch, and does not end: the other callers hear without it, and
+/// few statements wait for it in vain. One of ours is told by its lock, somebody else's is looked for
+/// in parts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_the_transaction_of_another_delivery() {
+    let server = Server::start();
+    let schema = Schema::fresh_in(&server.url());
+    let (adapter, pool) = (postgres(&schema).await, pool(&schema));
+    let in_vain = || server.log().matches("due to lock timeout").count();
+    let lent = adapter.open(&[dedup_key("lent")], &terms()).await.unwrap();
+    let mut theirs = pool.begin().await.unwrap();
+    let insert = "INSERT INTO webhook_deliveries \
+        (key, namespace, id, attempts, takeover, first_seen_at, expires_at) SELECT \
+        encode(substring(sha256(convert_to(E'test\\n' || $1, 'UTF8')) from 1 for 16), 'hex')::uuid, \
+        'test', $1, 1, false, now(), now() + interval '1 day'";
+    sqlx::query(insert).bind("theirs").execute(&mut *theirs).await.unwrap();
+    for (held, bound) in [("lent", 3), ("theirs", 8)] {
+        for round in 0..5 {
+            let before = in_vain();
+            let claims = (0..500).map(|at| {
+                let id = if at == 250 { held.to_owned() } else { format!("{held}-{round}-{at}") };
+                let (adapter, is_held) = (adapter.clone(), at == 250);
+                async move {
+                    let claimed = claim(adapter, id, terms()).await.unwrap();
+                    let expected =
+                        if is_held { Claimed::InFlight } else { Claimed::first(1, false) };
+                    assert_eq!(claimed, expected);
+                }
+            });
+            at_once(claims.collect::<Vec<_>>()).await;
+            let waits = in_vain() - before;
+            assert!(waits <= bound, "{held}: {waits} statements waited in vain");
+        }
+    }
+    theirs.rollback().await.unwrap();
+    adapter.rollback(lent.transaction.unwrap()).await.unwrap();
+}
+
+/// Of claims and records, from 64 callers at once.
+async fn storm<A: LeaseAdapter + Clone>(adapter: &A, rounds: usize) {
+    let callers = (0..64_usize).map(|caller| {
+        let adapter = adapter.clone();
+        async move {
+            for round in 0..rounds {
+                let key = [dedup_key(&((caller + round) % 100).to_string())];
+                let claimed = adapter.claim(&key, &terms()).await.unwrap();
+                assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+                let recorded = adapter.record(&key, &terms()).await.unwrap();
+                assert!(matches!(recorded[..], [Recorded::Duplicate(_)]), "{recorded:?}");
+            }
+        }
+    });
+    at_once(callers.collect::<Vec<_>>()).await;
+}
+
+async fn known<A: LeaseAdapter + Clone>(adapter: &A) {
+    for id in 0..100 {
+        adapter.record(&[dedup_key(&id.to_string())], &terms()).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trap_7_a_storm_of_duplicates_writes_no_log() {
+    let server = Server::start();
+    let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
+    known(&adapter).await;
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    for sql in
+        ["ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()", "VACUUM", "CHECKPOINT"]
+    {
+        sqlx::raw_sql(sql).execute(&mut admin).await.unwrap();
+    }
+    let mut position = async || -> i64 {
+        let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::int8";
+        sqlx::query_scalar(sql).fetch_one(&mut admin).await.unwrap()
+    };
+    // The first look may set hint bits, or clean a page.
+    storm(&adapter, 2).await;
+    let before = position().await;
+    storm(&adapter, 50).await;
+    let written = position().await - before;
+    // 6,400 answers. What runs in the background of any server writes a record now and then.
+    assert!(written < 2_000, "{written} bytes of log");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trap_7_a_storm_of_duplicates_writes_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = sqlite(&dir).await;
+    known(&adapter).await;
+    let mut other = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    let mut version = async || -> i64 {
+        sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut other).await.unwrap()
+    };
+    let wal = || std::fs::metadata(dir.path().join("dedup.db-wal")).unwrap().len();
+    let before = (version().await, wal());
+    // Nor does it wait for one who writes.
+    let mut writer = SqliteConnection::connect(&url(&dir)).await.unwrap();
+    sqlx::query("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
+    storm(&adapter, 20).await;
+    sqlx::query("ROLLBACK").execute(&mut writer).await.unwrap();
+    assert_eq!((version().await, wal()), before);
+    adapter.record(&[dedup_key("new")], &terms()).await.unwrap();
+    assert_ne!(version().await, before.0, "a write would be seen");
+}
+
+/// Plans made for a table that is known to be tiny do not read all of it once it is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plans_stay_index_plans_while_the_table_grows() {
+    let server = Server::start();
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    for sql in ["ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()"] {
+        sqlx::raw_sql(sql).execute(&mut admin).await.unwrap();
+    }
+    let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
+    let fill = async |from: usize, to: usize| {
+        for first in (from..to).step_by(1_000) {
+            let mut keys: Vec<_> =
+                (first..first + 1_000).map(|id| dedup_key(&id.to_string())).collect();
+            keys.sort();
+            adapter.record(&keys, &terms()).await.unwrap();
+        }
+    };
+    // Few rows, and all statements planned, for one caller and for many.
+    let warm = async |round: usize| {
+        let calls = (0..40).map(|at| {
+            let (adapter, key, mine) =
+                (adapter.clone(), [dedup_key(&format!("w{round}-{at}"))], terms());
+            async move {
+                adapter.claim(&key, &mine).await.unwrap();
+                adapter.renew(&key, &mine).await.unwrap();
+                adapter.complete(&key, &mine).await.unwrap();
+                adapter.claim(&key, &terms()).await.unwrap();
+                let other = [dedup_key(&format!("x{round}"))];
+                adapter.claim(&other, &mine).await.unwrap();
+                adapter.release(&other, &mine).await.unwrap();
+            }
+        });
+        at_once(calls.collect::<Vec<_>>()).await;
+    };
+    warm(0).await;
+    sqlx::query("ANALYZE webhook_deliveries").execute(&mut admin).await.unwrap();
+    for round in 1..10 {
+        warm(round % 2).await;
+    }
+    fill(0, 200_000).await;
+    let mut read = async || -> i64 {
+        // A session reports its counts at the end of a statement, a second after the last report.
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+        warm(1).await;
+        let sql = "SELECT seq_tup_read FROM pg_stat_user_tables \
+                   WHERE relname = 'webhook_deliveries'";
+        sqlx::query_scalar(sql).fetch_one(&mut admin).await.unwrap()
+    };
+    // A session that has nothing more to do reports what is left after ten seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    let before = read().await;
+    for round in 10..20 {
+        warm(round).await;
+    }
+    let after = read().await;
+    // A thousand keys of a few thousand rows are best looked for in all of them.
+    assert!(before < 5_000_000, "{before} rows were read in sequence while it grew");
+    assert_eq!(after - before, 0, "it is read in sequence when it is large");
+}
+
+/// Runtimes come and go over one adapter, each with calls under way when it ends.
+fn several_runtimes<A: LeaseAdapter + Clone>(connect: impl Future<Output = A>) {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let adapter = runtime().block_on(connect);
+    for round in 0..20 {
+        runtime().block_on(async {
+            for at in 0..100 {
+                // Not waited for: they are cut off with their runtime.
+                tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), terms()));
+            }
+            let claimed = claim(adapter.clone(), format!("{round}"), terms());
+            let claimed = tokio::time::timeout(Duration::from_secs(10), claimed).await;
+            assert_eq!(claimed.expect("an answer").unwrap(), Claimed::first(1, false));
+        });
+    }
+}
+
+#[test]
+fn an_adapter_outlives_its_runtimes_on_postgres() {
+    let schema = Schema::fresh();
+    several_runtimes(postgres(&schema));
+}
+
+#[test]
+fn an_adapter_outlives_its_runtimes_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    several_runtimes(sqlite(&dir));
+}
+
+/// What is switched off opens no connection of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_have_connections_of_their_own_until_they_are_closed() {
+    for (batching, expected) in [(Batching::new(), 2), (Batching::off(), 0)] {
+        let schema = Schema::fresh();
+        let options: PgConnectOptions = schema.url().parse().unwrap();
+        let options = options.application_name(schema.name());
+        let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
+        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        adapter.migrate().await.unwrap();
+        let claims = (0..400).map(|at| claim(adapter.clone(), at.to_string(), terms()));
+        at_once(claims.collect::<Vec<_>>()).await;
+        let own = sessions(&pool).await - i64::from(pool.size());
+        assert!((own > 0) == (expected > 0) && own <= expected, "{own} connections of lanes");
+        adapter.close().await;
+        // A session ends a little later than its connection.
+        let closed = async {
+            while sessions(&pool).await > i64::from(pool.size()) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), closed).await.expect("they are closed");
+        let closed = claim(adapter.clone(), "late".to_owned(), terms()).await;
+        assert_eq!(closed.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+}
+
+/// Of this schema.
+async fn sessions(pool: &PgPool) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = \
+               current_setting('application_name')";
+    sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
+}

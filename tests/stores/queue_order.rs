@@ -1,0 +1,160 @@
+//! What waits for a batch: in which order it is sent, and what becomes of a caller that goes.
+//!
+//! Where a test says "at once", its one task asks for everything before any of it is sent: the lanes
+//! are tasks of the same thread.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::{Either, join, join_all, join3, select};
+use sqlx::postgres::PgPoolOptions;
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Released,
+    Renewed, SqliteAdapter, Token,
+};
+use tower_dedup::{DedupKey, ErrorKind};
+
+use crate::support::postgres::Schema;
+use crate::support::{dedup_key, polled};
+
+fn terms() -> CallTerms {
+    let hour = Duration::from_secs(3_600);
+    CallTerms::new(Token::random(), hour).with_lease(hour)
+}
+
+fn one(id: &str) -> [DedupKey; 1] {
+    [dedup_key(id)]
+}
+
+/// Room for eight rows that wait.
+const FEW: Batching = Batching::new().queue(8);
+
+async fn postgres(schema: &Schema) -> PostgresAdapter {
+    let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap().batching(FEW);
+    adapter.migrate().await.unwrap();
+    adapter
+}
+
+async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
+    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let adapter = SqliteAdapter::connect(&url).await.unwrap().batching(FEW);
+    adapter.migrate().await.unwrap();
+    adapter
+}
+
+/// A call for a key goes after the one for the same key that came before it, although it could go
+/// earlier with those of its kind.
+async fn calls_for_one_key_keep_their_order<A: LeaseAdapter>(adapter: A) {
+    for round in 0..20 {
+        let (mine, other) = (terms(), one(&format!("other-{round}")));
+        let key = one(&format!("key-{round}"));
+        assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
+        let (first, released, renewed) = join3(
+            adapter.renew(&other, &mine),
+            adapter.release(&key, &mine),
+            adapter.renew(&key, &mine),
+        )
+        .await;
+        assert_eq!(first.unwrap(), [Renewed::Held]);
+        assert_eq!(released.unwrap(), [Released::Released]);
+        assert_eq!(renewed.unwrap(), [Renewed::Lost], "it overtook the release");
+    }
+}
+
+#[tokio::test]
+async fn calls_for_one_key_keep_their_order_on_postgres() {
+    calls_for_one_key_keep_their_order(postgres(&Schema::fresh()).await).await;
+}
+
+#[tokio::test]
+async fn calls_for_one_key_keep_their_order_on_sqlite() {
+    calls_for_one_key_keep_their_order(sqlite(&tempfile::tempdir().unwrap()).await).await;
+}
+
+/// So many who ask for a key each, and go at once.
+async fn some_go<A: LeaseAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
+    let gone: Vec<_> = (0..many).map(|at| one(&format!("gone-{round}-{at}"))).collect();
+    for key in &gone {
+        assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
+    }
+    gone
+}
+
+async fn who_is_gone_is_not_sent<A: LeaseAdapter + MaintenanceAdapter>(adapter: A) {
+    for round in 0..20 {
+        let gone = some_go(&adapter, round, 4).await;
+        let stays = one(&format!("stays-{round}"));
+        assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), [Renewed::Held]);
+        for [key] in &gone {
+            assert_eq!(adapter.get(key).await.unwrap(), None, "{}", key.id());
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_is_gone_is_not_sent_on_postgres() {
+    who_is_gone_is_not_sent(postgres(&Schema::fresh()).await).await;
+}
+
+#[tokio::test]
+async fn who_is_gone_is_not_sent_on_sqlite() {
+    who_is_gone_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
+}
+
+/// Nor do they take room from those who wait, who have all of it.
+async fn who_is_gone_takes_no_room<A: LeaseAdapter>(adapter: A) {
+    for round in 0..20 {
+        some_go(&adapter, round, 8).await;
+        let stay: Vec<_> = (0..8).map(|at| one(&format!("stays-{round}-{at}"))).collect();
+        let (mine, late) = (terms(), one(&format!("late-{round}")));
+        let all = join_all(stay.iter().map(|key| adapter.renew(key, &mine)));
+        let (renewed, refused) = join(all, adapter.renew(&late, &mine)).await;
+        for renewed in renewed {
+            assert_eq!(renewed.unwrap(), [Renewed::Held]);
+        }
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
+    }
+}
+
+#[tokio::test]
+async fn who_is_gone_takes_no_room_on_postgres() {
+    who_is_gone_takes_no_room(postgres(&Schema::fresh()).await).await;
+}
+
+#[tokio::test]
+async fn who_is_gone_takes_no_room_on_sqlite() {
+    who_is_gone_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
+}
+
+/// While a batch waits for a row that somebody's transaction holds, what has gathered goes in the
+/// second lane. It is as long as a statement waits for a row, so that a slow machine may need more
+/// than one look.
+#[tokio::test]
+async fn many_do_not_wait_for_the_batch_before_them() {
+    let schema = Schema::fresh();
+    let adapter = postgres(&schema).await.batching(Batching::new());
+    let held = one("held");
+    adapter.claim(&held, &terms()).await.unwrap();
+    let pool = PgPoolOptions::new().max_connections(1).connect_lazy(&schema.url()).unwrap();
+    let mut theirs = pool.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM webhook_deliveries FOR UPDATE").execute(&mut *theirs).await.unwrap();
+    for round in 0..50 {
+        let mine = terms();
+        let keys: Vec<_> = (0..40).map(|at| one(&format!("{round}-{at}"))).collect();
+        let waits = pin!(adapter.renew(&held, &mine));
+        let many = join_all(keys.iter().map(|key| adapter.claim(key, &mine)));
+        match select(waits, pin!(many)).await {
+            Either::Right((claimed, waits)) => {
+                let first = |claimed: &Vec<Claimed>| claimed[..] == [Claimed::first(1, false)];
+                assert!(claimed.iter().all(|claimed| claimed.as_ref().is_ok_and(first)));
+                assert_eq!(waits.await.unwrap_err().kind(), ErrorKind::Refused);
+                return;
+            }
+            Either::Left((waited, many)) => {
+                assert_eq!(waited.unwrap_err().kind(), ErrorKind::Refused);
+                many.await;
+            }
+        }
+    }
+    panic!("they wait for it every time");
+}

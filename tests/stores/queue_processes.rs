@@ -1,0 +1,252 @@
+//! Four processes on one Postgres, each with many callers whose sets of few keys overlap: nobody
+//! waits for one who waits for him, and each key is granted to one at a time.
+//!
+//! 1. The server looks for deadlocks sooner than a statement gives up waiting for a lock, which it
+//!    would else do first: the sets would go again in parts, and nothing would show.
+//! 2. Each key belongs to an epoch, ends complete, and is claimed, renewed, released, completed and
+//!    recorded by all until it is. Leases do not lapse meanwhile, so what its attempts say is the
+//!    proof: none was granted twice, and each after the one before was given up.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::process::Stdio;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rand::seq::SliceRandom;
+use sqlx::{Connection, PgConnection};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+use tower_dedup::adapter::{
+    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Recorded, Released,
+    Renewed, Token,
+};
+use tower_dedup::{DedupKey, Error, ErrorKind};
+
+use crate::support::dedup_key;
+use crate::support::postgres::Server;
+
+const PROCESSES: usize = 4;
+const CALLERS: usize = 24;
+const EPOCHS: usize = 20;
+/// Of an epoch.
+const KEYS: usize = 40;
+const URL: &str = "TOWER_DEDUP_TEST_OVERLAP";
+/// Before what a process has to say, among what the test harness says.
+const MARK: &str = "overlap:";
+const HOUR: Duration = Duration::from_secs(3_600);
+const LATE: Duration = Duration::from_secs(120);
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(HOUR)
+}
+
+fn key(epoch: usize, number: usize) -> DedupKey {
+    dedup_key(&format!("{epoch}-{number}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sets_of_four_processes_that_overlap_do_not_deadlock() {
+    let server = Server::start();
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    for sql in [
+        "ALTER SYSTEM SET deadlock_timeout = '1ms'",
+        // As for a large table: rows are met in the order in which keys are asked for.
+        "ALTER SYSTEM SET enable_seqscan = off",
+        "ALTER SYSTEM SET enable_hashjoin = off",
+        "ALTER SYSTEM SET enable_mergejoin = off",
+        "SELECT pg_reload_conf()",
+    ] {
+        sqlx::raw_sql(sql).execute(&mut admin).await.unwrap();
+    }
+    PostgresAdapter::connect(&server.url()).await.unwrap().migrate().await.unwrap();
+
+    let mut processes: Vec<Child> = (0..PROCESSES).map(|_| start(&server.url())).collect();
+    let mut said = Vec::new();
+    for process in &mut processes {
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        assert_eq!(next(&mut lines).await, "ready");
+        said.push(lines);
+    }
+    // All are connected: now let them race.
+    for process in &mut processes {
+        process.stdin.take().unwrap().write_all(b"go\n").await.unwrap();
+    }
+    let (mut granted, mut completed) = (HashSet::new(), HashSet::new());
+    for lines in &mut said {
+        loop {
+            let line = next(lines).await;
+            match line.split_once(' ') {
+                Some(("granted", grant)) => {
+                    assert!(granted.insert(grant.to_owned()), "granted twice: {grant}");
+                }
+                Some(("completed", key)) => {
+                    assert!(completed.insert(key.to_owned()), "completed twice: {key}");
+                }
+                _ => break assert_eq!(line, "done"),
+            }
+        }
+    }
+    for process in &mut processes {
+        let status = tokio::time::timeout(LATE, process.wait()).await;
+        assert!(status.expect("it ends").unwrap().success());
+    }
+    assert_eq!(completed.len(), EPOCHS * KEYS);
+    // No attempt is left out: what nobody was told of, nobody has been granted.
+    for grant in &granted {
+        let (key, attempt) = grant.split_once(' ').unwrap();
+        let before = attempt.parse::<u32>().unwrap() - 1;
+        assert!(before == 0 || granted.contains(&format!("{key} {before}")), "before {grant}");
+    }
+    // A session has reported its counts when it has ended.
+    let others = "SELECT count(*) FROM pg_stat_activity \
+                  WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+    let ended = async {
+        while sqlx::query_scalar::<_, i64>(others).fetch_one(&mut admin).await.unwrap() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LATE, ended).await.expect("their sessions end");
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    let deadlocks: i64 = sqlx::query_scalar(deadlocks).fetch_one(&mut admin).await.unwrap();
+    assert_eq!(deadlocks, 0, "{}", server.log());
+}
+
+fn start(url: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["queue_processes::a_process_of_them", "--exact", "--nocapture", "--test-threads=1"])
+        .env(URL, url)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
+/// What a process says next.
+async fn next<R: tokio::io::AsyncBufRead + Unpin>(lines: &mut tokio::io::Lines<R>) -> String {
+    loop {
+        let line = tokio::time::timeout(LATE, lines.next_line()).await;
+        let line = line.expect("everybody is answered").unwrap();
+        let line = line.expect("it says all that it has to say");
+        // The test harness may have begun the line.
+        if let Some((_, said)) = line.split_once(MARK) {
+            return said.to_owned();
+        }
+    }
+}
+
+/// Not a test: one of the processes, when it is started as one.
+#[test]
+fn a_process_of_them() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.unwrap().block_on(async {
+        let adapter = PostgresAdapter::connect(&url).await.unwrap();
+        println!("\n{MARK}ready");
+        let mut line = String::new();
+        BufReader::new(tokio::io::stdin()).read_line(&mut line).await.unwrap();
+        let callers = (0..CALLERS).map(|caller| tokio::spawn(call(adapter.clone(), caller)));
+        for said in join_all(callers.collect::<Vec<_>>()).await {
+            for line in said.unwrap() {
+                println!("\n{MARK}{line}");
+            }
+        }
+        println!("\n{MARK}done");
+    });
+}
+
+/// Until all keys are complete. Answers what was granted to it, and what it has completed.
+async fn call(adapter: PostgresAdapter, caller: usize) -> Vec<String> {
+    let mut said = Vec::new();
+    for epoch in 0..EPOCHS {
+        let mut open: Vec<DedupKey> = (0..KEYS).map(|number| key(epoch, number)).collect();
+        for round in 0.. {
+            if open.is_empty() {
+                break;
+            }
+            // In any order, but where the contract asks for that of the keys.
+            open.shuffle(&mut rand::rng());
+            let mut some = open[..rand::random_range(1..=open.len().min(KEYS / 2))].to_vec();
+            some.sort();
+            let known = if (round + caller).is_multiple_of(8) {
+                record(&adapter, some, &mut said).await
+            } else {
+                claim(&adapter, some, &mut said).await
+            };
+            open.retain(|key| !known.contains(key));
+        }
+    }
+    said
+}
+
+/// A call that waits too long for a row is refused: nothing has changed, and it is made again.
+async fn again<T, F: Future<Output = Result<T, Error>>>(call: impl Fn() -> F) -> T {
+    for _ in 0..100 {
+        match call().await {
+            Err(error) if error.kind() == ErrorKind::Refused => {}
+            answer => return answer.unwrap(),
+        }
+    }
+    panic!("it is refused again and again");
+}
+
+/// Answers those that are complete.
+async fn record(
+    adapter: &PostgresAdapter,
+    mut some: Vec<DedupKey>,
+    said: &mut Vec<String>,
+) -> Vec<DedupKey> {
+    let mine = terms();
+    let recorded = again(|| adapter.record(&some, &mine)).await;
+    for (key, recorded) in some.iter().zip(&recorded) {
+        if *recorded == Recorded::First {
+            said.push(format!("completed {}", key.id()));
+        }
+    }
+    let mut recorded = recorded.iter();
+    some.retain(|_| *recorded.next().unwrap() != Recorded::InFlight);
+    some
+}
+
+/// The same. What is claimed is renewed, and then completed, or released by its first holders: many
+/// at once are free then. So that the sets of those who hold nothing in common meet too, renewals
+/// name what others hold, and completions what others have completed.
+async fn claim(
+    adapter: &PostgresAdapter,
+    mut some: Vec<DedupKey>,
+    said: &mut Vec<String>,
+) -> Vec<DedupKey> {
+    let mine = terms();
+    let (mut done, mut failed, mut known) = (Vec::new(), Vec::new(), Vec::new());
+    for (key, claimed) in some.iter().zip(again(|| adapter.claim(&some, &mine)).await) {
+        match claimed {
+            Claimed::First { attempt, takeover, .. } => {
+                assert!(!takeover, "{} is taken from somebody", key.id());
+                said.push(format!("granted {} {attempt}", key.id()));
+                if attempt < 3 { &mut failed } else { &mut done }.push(key.clone());
+            }
+            Claimed::Duplicate(_) => known.push(key.clone()),
+            _ => {}
+        }
+    }
+    some.shuffle(&mut rand::rng());
+    let renewed = again(|| adapter.renew(&some, &mine)).await;
+    for (key, renewed) in some.iter().zip(renewed) {
+        let held = done.contains(key) || failed.contains(key);
+        assert_eq!(renewed == Renewed::Held, held, "{}: {renewed:?}", key.id());
+    }
+    said.extend(done.iter().map(|key| format!("completed {}", key.id())));
+    known.extend_from_slice(&done);
+    known.shuffle(&mut rand::rng());
+    let completed = again(|| adapter.complete(&known, &mine)).await;
+    for (key, completed) in known.iter().zip(completed) {
+        let expected = if done.contains(key) { Completed::Held } else { Completed::LeaseLost };
+        assert_eq!(completed, expected, "{}", key.id());
+    }
+    failed.shuffle(&mut rand::rng());
+    let released = again(|| adapter.release(&failed, &mine)).await;
+    assert!(released.iter().all(|one| *one == Released::Released), "{released:?}");
+    known
+}

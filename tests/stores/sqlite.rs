@@ -1,0 +1,385 @@
+//! The SQLite file in trouble: refusing writes, held by another process, full, gone.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Connection, SqliteConnection, SqlitePool};
+use tower::Layer;
+use tower_dedup::adapter::{
+    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, Recorded, SqliteAdapter,
+    Token,
+};
+use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
+
+use crate::support::{Handler, by_header, dedup_key, request, result, send};
+
+struct File {
+    dir: tempfile::TempDir,
+}
+
+impl File {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.dir.path().join("dedup.db")
+    }
+
+    fn url(&self) -> String {
+        format!("sqlite://{}", self.path().display())
+    }
+
+    async fn connect(&self) -> SqliteAdapter {
+        SqliteAdapter::connect(&self.url()).await.unwrap()
+    }
+
+    async fn connection(&self) -> SqliteConnection {
+        SqliteConnection::connect(&self.url()).await.unwrap()
+    }
+}
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
+}
+
+async fn run(connection: &mut SqliteConnection, sql: &'static str) {
+    sqlx::query(sql).execute(connection).await.unwrap();
+}
+
+async fn recovers<S>(service: &S, id: &str)
+where
+    S: tower::Service<
+            http::Request<crate::support::Body>,
+            Response = http::Response<tower_dedup::ResponseBody<crate::support::Body>>,
+            Error = std::convert::Infallible,
+        > + Clone,
+{
+    let until = Instant::now() + Duration::from_secs(20);
+    while send(service, request(id)).await.status() != 200 {
+        assert!(Instant::now() < until, "it does not recover");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Another process holds the file: known duplicates are still 200, new events 503, a handler that
+/// has succeeded keeps its answer, and everything goes on when the file is let go.
+#[tokio::test]
+async fn a_file_held_by_another_process_delays_nothing_that_can_be_read() {
+    let (file, handler) = (File::new(), Handler::default());
+    let layer = DedupLayer::new(by_header(), file.connect().await)
+        .store_timeout(Duration::from_millis(500));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    send(&service, request("known")).await;
+    handler.hold();
+    let running = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("running")).await.status() }
+    });
+    handler.running(1).await;
+
+    let mut other = file.connection().await;
+    run(&mut other, "BEGIN EXCLUSIVE").await;
+    let started = Instant::now();
+    assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
+    assert!(started.elapsed() < Duration::from_millis(400), "a duplicate waits for nobody");
+    let refused = send(&service, request("new")).await;
+    assert_eq!(
+        (refused.status(), result(&refused)),
+        (503.try_into().unwrap(), Some("unavailable"))
+    );
+    assert!(started.elapsed() < Duration::from_secs(3));
+    handler.release();
+    assert_eq!(running.await.unwrap(), 200, "what succeeded has succeeded");
+    assert_eq!(result(&send(&service, request("running")).await), Some("duplicate"));
+
+    run(&mut other, "ROLLBACK").await;
+    recovers(&service, "new").await;
+    tokio::time::timeout(Duration::from_secs(30), handle.drain()).await.expect("drained");
+    let entry = file.connect().await.get(&dedup_key("running")).await.unwrap().unwrap();
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert_eq!(handler.runs(), 3);
+}
+
+/// A file that refuses writes: duplicates are read, new events are 503.
+#[tokio::test]
+async fn a_file_that_refuses_writes_still_answers_duplicates() {
+    let (file, handler) = (File::new(), Handler::default());
+    let writable = DedupLayer::new(by_header(), file.connect().await).layer(handler.service());
+    send(&writable, request("known")).await;
+    let options = SqliteConnectOptions::new().filename(file.path()).pragma("query_only", "on");
+    let refusing = SqliteAdapter::new(SqlitePool::connect_with(options).await.unwrap());
+    let service = DedupLayer::new(by_header(), refusing).layer(handler.service());
+    assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
+    let refused = send(&service, request("new")).await;
+    assert_eq!(
+        (refused.status(), result(&refused)),
+        (503.try_into().unwrap(), Some("unavailable"))
+    );
+    assert_eq!(handler.runs(), 1);
+    assert_eq!(send(&writable, request("new")).await.status(), 200);
+}
+
+/// A full disk, as SQLite sees one: new events are 503, a running handler keeps its success, and
+/// it recovers when there is room.
+#[tokio::test]
+async fn a_full_file_recovers_when_there_is_room() {
+    let (file, handler) = (File::new(), Handler::default());
+    let options = SqliteConnectOptions::new()
+        .filename(file.path())
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(Duration::from_secs(1));
+    let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
+    let adapter = SqliteAdapter::new(pool.clone());
+    let layer = DedupLayer::new(by_header(), adapter.clone());
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    send(&service, request("known")).await;
+    handler.hold();
+    let running = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("running")).await.status() }
+    });
+    handler.running(1).await;
+
+    // No page more than there are, and no room left in those.
+    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&pool).await.unwrap();
+    let limit = sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"));
+    sqlx::query(limit).execute(&pool).await.unwrap();
+    let filler = "x".repeat(200);
+    let full = async {
+        for n in 0..10_000 {
+            let keys = [dedup_key(&format!("{filler}{n}"))];
+            if adapter.record(&keys, &terms()).await.is_err() {
+                return;
+            }
+        }
+        panic!("the file does not fill");
+    };
+    full.await;
+    let refused = send(&service, request(&filler)).await;
+    assert_eq!(
+        (refused.status(), result(&refused)),
+        (503.try_into().unwrap(), Some("unavailable"))
+    );
+    assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
+    handler.release();
+    assert_eq!(running.await.unwrap(), 200);
+    assert_eq!(result(&send(&service, request("running")).await), Some("duplicate"));
+
+    sqlx::query("PRAGMA max_page_count = 1000000").execute(&pool).await.unwrap();
+    recovers(&service, &filler).await;
+    tokio::time::timeout(Duration::from_secs(30), handle.drain()).await.expect("drained");
+    let entry = adapter.get(&dedup_key("running")).await.unwrap().unwrap();
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+}
+
+/// Trap 29: a migration that failed is tried again.
+#[tokio::test]
+async fn trap_29_a_failed_migration_is_tried_again() {
+    let file = File::new();
+    let adapter = file.connect().await;
+    let mut other = file.connection().await;
+    run(&mut other, "BEGIN EXCLUSIVE").await;
+    let keys = [dedup_key("a")];
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(adapter.migrate().await.unwrap_err().kind(), ErrorKind::Refused);
+    run(&mut other, "ROLLBACK").await;
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+}
+
+/// Migrations of one file by many at once, and by many processes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_migrate_at_once() {
+    for _ in 0..10 {
+        let file = File::new();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let url = file.url();
+            tasks.spawn(async move {
+                let adapter = SqliteAdapter::connect(&url).await.unwrap();
+                adapter.record(&[dedup_key("a")], &terms()).await.unwrap()
+            });
+        }
+        let answers = tasks.join_all().await;
+        let firsts = answers.iter().filter(|answer| **answer == [Recorded::First]).count();
+        assert_eq!(firsts, 1, "{answers:?}");
+    }
+}
+
+const MIGRATE: &str = "TOWER_DEDUP_TEST_MIGRATE";
+
+#[test]
+fn many_processes_migrate_at_once() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    if let Ok(url) = std::env::var(MIGRATE) {
+        runtime.block_on(async {
+            let adapter = SqliteAdapter::connect(&url).await.unwrap();
+            adapter.migrate().await.unwrap();
+            adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
+        });
+        return;
+    }
+    for _ in 0..5 {
+        let file = File::new();
+        let start = || {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["sqlite::many_processes_migrate_at_once", "--exact"])
+                .env(MIGRATE, file.url())
+                .spawn()
+                .unwrap()
+        };
+        let processes: Vec<_> = (0..4).map(|_| start()).collect();
+        for mut process in processes {
+            assert!(process.wait().unwrap().success());
+        }
+        let count = runtime.block_on(async { file.connect().await.count().await.unwrap() });
+        assert_eq!(count, 1);
+    }
+}
+
+/// The user's own tables, and the schema of `sqlx::migrate!`, are left alone.
+#[tokio::test]
+async fn the_migration_touches_nothing_of_the_users() {
+    let file = File::new();
+    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
+    let pool = SqlitePool::connect_with(options).await.unwrap();
+    sqlx::query("PRAGMA user_version = 7").execute(&pool).await.unwrap();
+    sqlx::query("CREATE TABLE orders (id INTEGER)").execute(&pool).await.unwrap();
+    let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("seen").unwrap());
+    adapter.migrate().await.unwrap();
+    adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
+    let mut tables: Vec<String> =
+        sqlx::query_scalar("SELECT name FROM sqlite_schema WHERE type = 'table'")
+            .fetch_all(&pool)
+            .await
+            .unwrap();
+    tables.sort();
+    assert_eq!(tables, ["orders", "seen", "seen_schema"]);
+    let version: i64 = sqlx::query_scalar("PRAGMA user_version").fetch_one(&pool).await.unwrap();
+    assert_eq!(version, 7);
+}
+
+/// A table may bear any name that it can bear, and a pool of the user's is the user's to close.
+#[tokio::test]
+async fn tables_may_be_called_as_words_of_sql() {
+    let file = File::new();
+    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
+    let pool = SqlitePool::connect_with(options).await.unwrap();
+    let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("order").unwrap());
+    let keys = [dedup_key("a")];
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.purge(1).await.unwrap() + adapter.count().await.unwrap(), 1);
+    adapter.close().await;
+    let _: i64 = sqlx::query_scalar("SELECT 1").fetch_one(&pool).await.unwrap();
+    for name in ["", "1a", "a b", "a\"b", "sqlite_x", "SQLite_x", &"a".repeat(49)] {
+        assert_eq!(Identifier::new(name), Err(ConfigError::InvalidIdentifier), "{name}");
+    }
+}
+
+/// Two tables are two stores, and the schema can be made by somebody else.
+#[tokio::test]
+async fn the_schema_can_be_made_by_hand() {
+    let file = File::new();
+    let adapter = file.connect().await.table(Identifier::new("Events_2").unwrap());
+    let mut connection = file.connection().await;
+    for statement in adapter.schema_sql() {
+        sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
+    }
+    let keys = [dedup_key("a")];
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    let other = file.connect().await;
+    assert_eq!(other.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+}
+
+#[tokio::test]
+async fn urls_that_name_no_file_are_refused() {
+    for url in ["sqlite::memory:", "sqlite://", "sqlite://?mode=memory", "postgres://x", "x"] {
+        let refused = SqliteAdapter::connect(url).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Config, "{url}");
+    }
+    let secret = "redis://user:secret@host/";
+    let Err(refused) = tower_dedup::adapter::connect(secret).await else { panic!("connected") };
+    let shown = format!("{refused} {refused:?}");
+    assert!(!shown.contains("secret"), "{shown}");
+    let cause = std::error::Error::source(&refused).unwrap().downcast_ref::<ConfigError>();
+    assert_eq!(cause, Some(&ConfigError::UnknownScheme("redis".to_owned())));
+    let missing = SqliteAdapter::connect("sqlite:///nonexistent/folder/x.db").await.unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::Unavailable);
+}
+
+/// A duplicate writes nothing: not to the table, not to the log.
+#[tokio::test]
+async fn trap_7_a_duplicate_writes_nothing() {
+    let (file, handler) = (File::new(), Handler::default());
+    let service = DedupLayer::new(by_header(), file.connect().await)
+        .on_in_flight(OnInFlight::Reject)
+        .layer(handler.service());
+    send(&service, request("a")).await;
+    handler.hold();
+    let running = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, request("b")).await.status() }
+    });
+    handler.running(1).await;
+    let wal = |path: &Path| {
+        let mut wal = path.as_os_str().to_owned();
+        wal.push("-wal");
+        std::fs::metadata(wal).unwrap().len()
+    };
+    let before = wal(&file.path());
+    for _ in 0..50 {
+        assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+        assert_eq!(result(&send(&service, request("b")).await), Some("in-flight"));
+    }
+    assert_eq!(wal(&file.path()), before);
+    handler.release();
+    assert_eq!(running.await.unwrap(), StatusCode::OK);
+}
+
+/// Look-ups by key and by expiry stay index searches.
+#[tokio::test]
+async fn the_plans_are_index_searches() {
+    let file = File::new();
+    file.connect().await.migrate().await.unwrap();
+    let mut connection = file.connection().await;
+    for (sql, wanted) in [
+        (
+            "EXPLAIN QUERY PLAN SELECT 1 FROM json_each('[]') AS j CROSS JOIN webhook_deliveries \
+             AS t ON t.namespace = j.value ->> 0 AND t.id = j.value ->> 1",
+            "USING PRIMARY KEY (namespace=? AND id=?)",
+        ),
+        (
+            "EXPLAIN QUERY PLAN SELECT namespace, id FROM webhook_deliveries WHERE expires_at >= 0 \
+             AND expires_at <= 1 AND (completed_at IS NOT NULL OR token IS NULL \
+             OR lease_until <= 1) ORDER BY expires_at LIMIT 1",
+            "INDEX webhook_deliveries_expires_at (expires_at>? AND expires_at<?)",
+        ),
+    ] {
+        let rows: Vec<(i64, i64, i64, String)> =
+            sqlx::query_as(sql).fetch_all(&mut connection).await.unwrap();
+        let plan: Vec<&str> = rows.iter().map(|row| row.3.as_str()).collect();
+        assert!(plan.iter().any(|step| step.contains(wanted)), "{plan:?}");
+    }
+}
+
+/// The restart of a process changes nothing: what is complete is complete.
+#[tokio::test]
+async fn keys_survive_a_restart() {
+    let (file, handler) = (File::new(), Handler::default());
+    for round in 0..3 {
+        let adapter = Arc::new(file.connect().await);
+        let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
+        let answer = send(&service, request("a")).await;
+        assert_eq!(result(&answer), (round > 0).then_some("duplicate"));
+        adapter.close().await;
+        let closed = adapter.count().await.unwrap_err();
+        assert_eq!(closed.kind(), ErrorKind::Unavailable);
+    }
+    assert_eq!(handler.runs(), 1);
+}

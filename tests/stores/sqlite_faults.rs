@@ -1,0 +1,350 @@
+//! Faults of a SQLite file that do not announce themselves: transactions that are left open, rows
+//! that expire at birth, futures that nobody polls, files that are replaced.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use http::{Request, Response, StatusCode};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
+use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
+use tower::Layer;
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter,
+    Recorded, SqliteAdapter, Token, TransactionAdapter,
+};
+use tower_dedup::ledger::TxHandle;
+use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
+
+use crate::support::{Body, by_header, dedup_key, request, result, send};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+struct File {
+    dir: tempfile::TempDir,
+}
+
+impl File {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("dedup.db")
+    }
+
+    fn url(&self) -> String {
+        format!("sqlite://{}", self.path().display())
+    }
+
+    async fn connect(&self) -> SqliteAdapter {
+        SqliteAdapter::connect(&self.url()).await.unwrap()
+    }
+
+    /// A pool of the user's, on a file with a table of theirs.
+    async fn pool(&self, connections: u32) -> SqlitePool {
+        let options = SqliteConnectOptions::new()
+            .filename(self.path())
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .foreign_keys(true)
+            .busy_timeout(Duration::from_millis(100));
+        let pool = SqlitePoolOptions::new().max_connections(connections);
+        let pool = pool.connect_with(options).await.unwrap();
+        let tables = "CREATE TABLE IF NOT EXISTS effects (id TEXT); \
+            CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, \
+            after INTEGER REFERENCES orders (id) DEFERRABLE INITIALLY DEFERRED)";
+        sqlx::raw_sql(tables).execute(&pool).await.unwrap();
+        pool
+    }
+
+    async fn connection(&self) -> SqliteConnection {
+        SqliteConnection::connect(&self.url()).await.unwrap()
+    }
+}
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+}
+
+async fn count(pool: &SqlitePool, table: &str) -> i64 {
+    let sql = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+    sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
+}
+
+fn lend(request: &Request<Body>) -> DedupTx<Sqlite> {
+    request.extensions().get::<TxHandle<Sqlite>>().unwrap().lend().unwrap()
+}
+
+fn answer(status: u16) -> Result<Response<Body>, Infallible> {
+    let mut response = Response::new(Body::default());
+    *response.status_mut() = StatusCode::from_u16(status).unwrap();
+    Ok(response)
+}
+
+/// A handler leaks the guards of two savepoints and fails.
+async fn leaks(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let mut tx = lend(&request);
+    let mut one = tx.begin().await.unwrap();
+    sqlx::query("INSERT INTO effects VALUES ('leaked')").execute(&mut *one).await.unwrap();
+    std::mem::forget(one.begin().await.unwrap());
+    std::mem::forget(one);
+    drop(tx);
+    answer(500)
+}
+
+#[tokio::test]
+async fn rollback_after_leaked_savepoints_leaves_no_connection_in_a_transaction() {
+    let file = File::new();
+    let pool = file.pool(2).await;
+    let adapter = SqliteAdapter::new(pool.clone());
+    let service =
+        DedupLayer::transactional(by_header(), adapter.clone()).layer(tower::service_fn(leaks));
+    for _ in 0..3 {
+        assert_eq!(send(&service, request("a")).await.status(), 500);
+    }
+    // The file is free for others at once …
+    let mut other = file.connection().await;
+    sqlx::query("PRAGMA busy_timeout = 0").execute(&mut other).await.unwrap();
+    sqlx::query("INSERT INTO effects VALUES ('other')").execute(&mut other).await.unwrap();
+    // … and what the application writes over any connection of the pool stays.
+    let mut all = vec![pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
+    for connection in &mut all {
+        assert!(!connection.is_in_transaction());
+        let sql = "INSERT INTO effects VALUES ('app')";
+        sqlx::query(sql).execute(&mut **connection).await.unwrap();
+        let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.unwrap();
+        sqlx::query(sql).execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    drop(all);
+    pool.close().await;
+    let pool = file.pool(1).await;
+    assert_eq!(count(&pool, "effects").await, 5);
+    assert_eq!(count(&pool, "webhook_deliveries").await, 0);
+}
+
+/// COMMIT is refused for what the handler wrote: the store is fine.
+async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let mut tx = lend(&request);
+    sqlx::query("INSERT INTO orders VALUES (1, 99)").execute(&mut *tx).await.unwrap();
+    answer(200)
+}
+
+#[tokio::test]
+async fn a_deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
+    let file = File::new();
+    let pool = file.pool(2).await;
+    let service = DedupLayer::transactional(by_header(), SqliteAdapter::new(pool.clone()))
+        .layer(tower::service_fn(violates));
+    for _ in 0..3 {
+        let refused = send(&service, request("a")).await;
+        let shown = (refused.status().as_u16(), result(&refused));
+        assert_eq!(shown, (500, Some("uncommitted")));
+    }
+    assert_eq!(count(&pool, "orders").await, 0);
+    assert_eq!(count(&pool, "webhook_deliveries").await, 0);
+}
+
+#[tokio::test]
+async fn a_transactional_completion_after_its_retention_is_remembered_for_another() {
+    let file = File::new();
+    let adapter = SqliteAdapter::new(file.pool(2).await);
+    let (keys, mine) = ([dedup_key("a")], terms());
+    let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
+    // The handler ran for longer than the retention.
+    sqlx::query("UPDATE webhook_deliveries SET expires_at = 1")
+        .execute(open.connection())
+        .await
+        .unwrap();
+    adapter.commit(open, &keys, &mine).await.unwrap();
+    let again = adapter.claim(&keys, &terms()).await.unwrap();
+    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+    let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
+    let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
+    assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
+    // One that has not expired keeps its expiry.
+    let (keys, mine) = ([dedup_key("b")], terms());
+    let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
+    sqlx::query("UPDATE webhook_deliveries SET expires_at = expires_at + 7200000 WHERE id = 'b'")
+        .execute(open.connection())
+        .await
+        .unwrap();
+    adapter.commit(open, &keys, &mine).await.unwrap();
+    let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
+    assert!(entry.expires_at > std::time::SystemTime::now() + 2 * HOUR);
+}
+
+#[tokio::test]
+async fn purge_that_does_not_get_its_turn_is_refused() {
+    let file = File::new();
+    let adapter = file.connect().await.gate_timeout(Duration::from_millis(50));
+    let open = adapter.open(&[dedup_key("a")], &terms()).await.unwrap().transaction.unwrap();
+    let refused = adapter.purge(10).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused);
+    adapter.rollback(open).await.unwrap();
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+}
+
+/// Polls a call until it has had every chance to take the file, and then never again.
+async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
+    let mut call = Box::pin(call);
+    for _ in 0..3 {
+        let polled = futures_util::poll!(call.as_mut());
+        assert!(polled.is_pending(), "it was answered at once");
+        tokio::task::yield_now().await;
+    }
+    call
+}
+
+async fn others_get_on_beside_an_unpolled_call(batching: Batching) {
+    let file = File::new();
+    let adapter = file.connect().await.batching(batching);
+    adapter.migrate().await.unwrap();
+    let other = file.connect().await;
+    other.migrate().await.unwrap();
+    let (keys, mine) = ([dedup_key("a")], terms());
+    let dedup = dedup_key("a");
+    let renewal = left_unpolled(adapter.renew(&keys, &mine)).await;
+    let forgotten = left_unpolled(adapter.forget(&dedup)).await;
+    let purge = left_unpolled(adapter.purge(10)).await;
+    let started = Instant::now();
+    let claimed = other.claim(&[dedup_key("b")], &terms()).await.unwrap();
+    assert_eq!(claimed, [Claimed::first(1, false)]);
+    let opened = other.open(&[dedup_key("c")], &terms()).await.unwrap();
+    other.rollback(opened.transaction.unwrap()).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    drop((renewal, forgotten, purge));
+}
+
+#[tokio::test]
+async fn an_unpolled_call_holds_nobody_up() {
+    others_get_on_beside_an_unpolled_call(Batching::new()).await;
+}
+
+#[tokio::test]
+async fn an_unpolled_call_without_batching_holds_nobody_up() {
+    others_get_on_beside_an_unpolled_call(Batching::off()).await;
+}
+
+#[tokio::test]
+async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
+    for batching in [Batching::new(), Batching::off()] {
+        let file = File::new();
+        let adapter = SqliteAdapter::new(file.pool(2).await).batching(batching);
+        let keys = [dedup_key("a")];
+        let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
+        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+        let mut other = file.connection().await;
+        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+        let claimed = adapter.claim(&keys, &terms()).await.unwrap();
+        assert_eq!(claimed, [Claimed::first(1, false)]);
+        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+        let open = adapter.open(&keys, &terms()).await.unwrap().transaction.unwrap();
+        adapter.commit(open, &keys, &terms()).await.unwrap_err();
+        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+        assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+        let mut tx = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+        let first = adapter.record_in(&mut tx, &keys[0], HOUR).await.unwrap();
+        assert_eq!(first, Recorded::First);
+        tx.commit().await.unwrap();
+        let again = adapter.record(&keys, &terms()).await.unwrap();
+        assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+    }
+}
+
+/// Callers that miss the table are answered, also those that another caller was quicker than.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_table_is_made_again_for_many_callers_at_once() {
+    for batching in [Batching::new(), Batching::off()] {
+        let file = File::new();
+        let adapter = SqliteAdapter::new(file.pool(4).await).batching(batching);
+        adapter.migrate().await.unwrap();
+        let mut other = file.connection().await;
+        for round in 0..10 {
+            let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
+            sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+            let calls = (0..20).map(|at| {
+                let (adapter, key) = (adapter.clone(), [dedup_key(&format!("{round}-{at}"))]);
+                tokio::spawn(async move {
+                    for _ in 0..at * 20 {
+                        tokio::task::yield_now().await;
+                    }
+                    adapter.complete(&key, &terms()).await
+                })
+            });
+            for completed in futures_util::future::join_all(calls).await {
+                assert_eq!(completed.unwrap().unwrap(), [Completed::Inserted]);
+            }
+        }
+    }
+}
+
+/// Waits until the adapter has noticed, which may take it a second.
+async fn refuses(adapter: &SqliteAdapter) {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let refused = adapter.claim(&[dedup_key("probe")], &terms()).await;
+        match refused {
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
+                assert!(error.to_string().contains("deleted or replaced"), "{error}");
+                break;
+            }
+            Ok(_) => assert!(Instant::now() < until, "it has not noticed"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // All calls alike.
+    let keys = [dedup_key("a")];
+    adapter.record(&keys, &terms()).await.unwrap_err();
+    adapter.complete(&keys, &terms()).await.unwrap_err();
+    adapter.purge(1).await.unwrap_err();
+    adapter.get(&keys[0]).await.unwrap_err();
+    adapter.open(&keys, &terms()).await.unwrap_err();
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_replaced_file_is_refused_until_it_is_back() {
+    let (file, other) = (File::new(), File::new());
+    let users = file.pool(2).await;
+    let adapters = [file.connect().await, SqliteAdapter::new(users)];
+    for (at, adapter) in adapters.iter().enumerate() {
+        let keys = [dedup_key(&format!("k{at}"))];
+        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    }
+    other.connect().await.migrate().await.unwrap();
+    let aside = file.dir.path().join("aside.db");
+    std::fs::rename(file.path(), &aside).unwrap();
+    std::fs::copy(other.path(), file.path()).unwrap();
+    for adapter in &adapters {
+        refuses(adapter).await;
+    }
+    std::fs::remove_file(file.path()).unwrap();
+    for adapter in &adapters {
+        refuses(adapter).await;
+    }
+    std::fs::rename(&aside, file.path()).unwrap();
+    for (at, adapter) in adapters.iter().enumerate() {
+        let again = adapter.record(&[dedup_key(&format!("k{at}"))], &terms()).await.unwrap();
+        assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+    }
+}
+
+/// Nobody compares a database that is in no file.
+#[tokio::test]
+async fn an_in_memory_pool_goes_on_working() {
+    let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await;
+    let adapter = SqliteAdapter::new(pool.unwrap());
+    let keys = [dedup_key("a")];
+    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let again = adapter.record(&keys, &terms()).await.unwrap();
+    assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+}

@@ -1,0 +1,277 @@
+//! Batches in one transaction above READ COMMITTED, where the database refuses what another
+//! transaction has come before (40001): in a statement, or at the COMMIT. The retry finds each event
+//! done, or free.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::Request;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, Postgres};
+use sqlx::{Connection, PgPool};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::ledger::TxHandle;
+use tower_dedup::{DedupLayer, ErrorKind};
+
+use crate::support::multi_event::{
+    Answer, Effects, LATE, Runs, Service, Sql, answer, by_word, id, ids, insert, layers, own,
+    send_to, service, split, words,
+};
+use crate::support::postgres::Schema;
+use crate::support::{Body, dedup_key};
+
+const LEVELS: [&str; 2] = ["repeatable read", "serializable"];
+/// Rows that handlers add to, where transactions meet.
+const TALLIES: usize = 3;
+
+/// Two receivers on one schema, as in two processes, whose sessions are at this level.
+struct Place {
+    level: &'static str,
+    pool: PgPool,
+    services: [Service; 2],
+    effects: Effects,
+    runs: Runs,
+    /// While set, somebody else comes before a handler that is told so.
+    rivals: Arc<AtomicBool>,
+    _schema: Schema,
+}
+
+impl Place {
+    async fn at(level: &'static str) -> Self {
+        let schema = Schema::fresh();
+        let options: PgConnectOptions = schema.url().parse().unwrap();
+        let options = options.options([("default_transaction_isolation", level)]);
+        let pool = || PgPoolOptions::new().max_connections(4).connect_lazy_with(options.clone());
+        let (own, runs, rivals) = (pool(), Runs::default(), Arc::new(AtomicBool::new(true)));
+        sqlx::raw_sql(
+            "CREATE TABLE effects (id text); CREATE TABLE tally (number int PRIMARY KEY, n int); \
+             INSERT INTO tally SELECT number, 0 FROM generate_series(0, 2) AS number",
+        )
+        .execute(&own)
+        .await
+        .unwrap();
+        let services = [(); 2].map(|()| {
+            let (runs, rivals, rival) = (Arc::clone(&runs), Arc::clone(&rivals), own.clone());
+            let layer = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool()));
+            service(layer, move |request| {
+                let rival = rivals.load(Ordering::SeqCst).then(|| rival.clone());
+                handle(request, Arc::clone(&runs), rival)
+            })
+        });
+        let effects = Effects::Pg(own.clone());
+        Self { level, pool: own, services, effects, runs, rivals, _schema: schema }
+    }
+
+    async fn send(&self, words: &str) -> (u16, String) {
+        send_to(&self.services[0], words).await
+    }
+
+    /// What the last run was told to be new.
+    fn news(&self) -> Vec<String> {
+        let last = self.runs.lock().unwrap().last().unwrap().clone();
+        last.keys().map(|key| key.id().to_owned()).collect()
+    }
+
+    /// What took effect, which is what is complete.
+    async fn kept(&self) -> Vec<String> {
+        let effects = self.effects.all().await;
+        let sql = "SELECT id FROM webhook_deliveries WHERE completed_at IS NOT NULL ORDER BY id";
+        let complete: Vec<String> = sqlx::query_scalar(sql).fetch_all(&self.pool).await.unwrap();
+        assert_eq!(effects, complete, "at {}", self.level);
+        effects
+    }
+
+    /// The retry, which nobody comes before, runs these and no other events.
+    async fn retry(&self, words: &str, news: &str) {
+        self.rivals.store(false, Ordering::SeqCst);
+        assert_eq!(self.send(words).await, own(200), "at {}", self.level);
+        let all: Vec<String> =
+            crate::support::multi_event::words(words).map(|(name, _)| name.to_owned()).collect();
+        assert_eq!((self.news(), self.kept().await), (ids(news), all));
+        assert_eq!(self.send(words).await, layers(200, "duplicate"));
+    }
+}
+
+async fn run(tx: &mut sqlx::PgConnection, sql: impl Into<String>) -> Result<(), sqlx::Error> {
+    Postgres::run(tx, sql.into()).await
+}
+
+fn add_to(tally: usize) -> String {
+    format!("UPDATE tally SET n = n + 1 WHERE number = {tally}")
+}
+
+/// Somebody else's transaction, from its begin to its COMMIT.
+async fn rival(pool: &PgPool, statements: &[String]) {
+    let mut transaction = pool.begin().await.unwrap();
+    for sql in statements {
+        run(&mut transaction, sql).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+}
+
+/// Each event's effect under a savepoint, then its mark, in the order of the words. `tallyN` adds
+/// to a tally as well. `skew` and `clash` do what somebody else comes before, `bare` does so under
+/// no savepoint; `fail` fails, and `quit` does at once.
+async fn handle(request: Request<Body>, runs: Runs, before: Option<PgPool>) -> Answer {
+    let (delivery, head, body) = split(request, &runs).await;
+    let mut tx = head.extensions.get::<TxHandle<Postgres>>().unwrap().lend().unwrap();
+    let mut failed = false;
+    for (name, way) in words(&body) {
+        let key = dedup_key(id(name));
+        if !delivery.needs_run(&key) {
+            continue;
+        }
+        if way == "quit" {
+            return answer(500);
+        }
+        if way == "bare" {
+            if let Some(before) = &before {
+                run(&mut tx, "SELECT n FROM tally").await.unwrap();
+                rival(before, &[add_to(0)]).await;
+            }
+            failed |= add(&mut tx, name, Some(0)).await.is_err();
+        } else {
+            let mut savepoint = tx.begin().await.unwrap();
+            let added = effect(&mut savepoint, name, way, before.as_ref()).await;
+            if added.is_ok() && way != "fail" {
+                savepoint.commit().await.unwrap();
+            } else {
+                savepoint.rollback().await.unwrap();
+                failed = true;
+                continue;
+            }
+        }
+        match tx.mark_done(&key).await {
+            Ok(marked) => assert!(marked),
+            Err(error) => {
+                assert_eq!((error.kind(), failed), (ErrorKind::Transaction, true), "{error:?}");
+            }
+        }
+    }
+    answer(if failed { 500 } else { 200 })
+}
+
+async fn effect(
+    connection: &mut sqlx::PgConnection,
+    name: &str,
+    way: &str,
+    before: Option<&PgPool>,
+) -> Result<(), sqlx::Error> {
+    match (way, before) {
+        // Each reads what the other writes.
+        ("skew", Some(before)) => {
+            run(connection, "SELECT n FROM tally WHERE number = 1").await?;
+            add(connection, name, Some(0)).await?;
+            let read = "SELECT n FROM tally WHERE number = 0".to_owned();
+            rival(before, &[read, add_to(1)]).await;
+            Ok(())
+        }
+        ("clash", Some(before)) => {
+            rival(before, &[add_to(0)]).await;
+            add(connection, name, Some(0)).await
+        }
+        _ => {
+            let tally = way.strip_prefix("tally").map(|number| number.parse().unwrap());
+            add(connection, name, tally).await
+        }
+    }
+}
+
+async fn add(
+    connection: &mut sqlx::PgConnection,
+    name: &str,
+    tally: Option<usize>,
+) -> Result<(), sqlx::Error> {
+    if let Some(tally) = tally {
+        run(connection, "SELECT sum(n) FROM tally").await?;
+        run(connection, add_to(tally)).await?;
+    }
+    run(connection, insert([id(name)])).await
+}
+
+/// The answer is retryable, and nothing is kept, though the handler has succeeded.
+#[tokio::test]
+async fn a_commit_that_is_refused_is_retried() {
+    let place = Place::at("serializable").await;
+    assert_eq!(place.send("a b c:skew").await, layers(503, "unavailable"));
+    assert!(place.kept().await.is_empty());
+    place.retry("a b c:skew", "a b c").await;
+}
+
+/// The handler has failed anyway, since its next statement is refused too, or by itself; what it had
+/// marked is lost with the rest.
+#[tokio::test]
+async fn what_was_done_is_not_kept_by_a_commit_that_is_refused() {
+    for words in ["a b:skew c", "a b:skew c:quit"] {
+        let place = Place::at("serializable").await;
+        assert_eq!(place.send(words).await, own(500));
+        assert!(place.kept().await.is_empty(), "{words}");
+        place.rivals.store(false, Ordering::SeqCst);
+        assert_eq!(place.send("c:fail a b").await, own(500));
+        assert_eq!(place.kept().await, ids("a b"));
+        place.retry("a b c", "c").await;
+    }
+}
+
+/// Under a savepoint, it is the event's own failure.
+#[tokio::test]
+async fn a_statement_that_is_refused_fails_its_event() {
+    for level in LEVELS {
+        let place = Place::at(level).await;
+        assert_eq!(place.send("a b:clash c").await, own(500), "at {level}");
+        assert_eq!((place.news(), place.kept().await), (ids("a b c"), ids("a c")));
+        place.retry("a b:clash c", "b").await;
+    }
+}
+
+/// Under none, it aborts the transaction: what was done before is kept, and no mark can be set.
+#[tokio::test]
+async fn a_transaction_that_is_refused_keeps_what_was_done_before() {
+    for level in LEVELS {
+        let place = Place::at(level).await;
+        assert_eq!(place.send("a b:bare").await, own(500), "at {level}");
+        assert_eq!((place.news(), place.kept().await), (ids("a b"), ids("a")));
+        place.retry("a b:bare", "b").await;
+    }
+}
+
+/// Overlapping batches over two receivers, each sent until it is acknowledged: every event has taken
+/// effect once, the tallies included.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_batches_is_exactly_once() {
+    const EVENTS: usize = 30;
+    for level in LEVELS {
+        let place = Place::at(level).await;
+        PostgresAdapter::new(place.pool.clone()).migrate().await.unwrap();
+        let senders = (0..2 * EVENTS).map(|sender: usize| {
+            let service = place.services[sender % 2].clone();
+            // Each event is in eight batches, of which some fail the first time.
+            let events = (0..4).map(|next| (sender * 7 + next) % EVENTS);
+            let events = events.map(|event| format!("e{event:02}:tally{}", event % TALLIES));
+            let body = events.collect::<Vec<_>>().join(" ");
+            tokio::spawn(async move {
+                loop {
+                    match send_to(&service, &body).await {
+                        (200, _) => return,
+                        answer => {
+                            let retryable =
+                                [own(500), layers(503, "unavailable"), layers(503, "in-flight")];
+                            assert!(retryable.contains(&answer), "{answer:?}");
+                        }
+                    }
+                    tokio::time::sleep(Duration::from_millis(rand::random_range(1..10))).await;
+                }
+            })
+        });
+        let senders = join_all(senders.collect::<Vec<_>>());
+        for sender in tokio::time::timeout(LATE * 3, senders).await.expect("an end") {
+            sender.unwrap();
+        }
+        let all: Vec<String> = (0..EVENTS).map(|event| format!("e{event:02}")).collect();
+        assert_eq!(place.kept().await, all, "at {level}");
+        let tallies: i64 =
+            sqlx::query_scalar("SELECT sum(n) FROM tally").fetch_one(&place.pool).await.unwrap();
+        assert_eq!(usize::try_from(tallies).unwrap(), EVENTS, "at {level}");
+    }
+}

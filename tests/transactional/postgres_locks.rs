@@ -1,0 +1,155 @@
+//! The locks of large transactional deliveries: few for each, and a copy is in flight all the same.
+
+use std::time::Duration;
+
+use sqlx::PgPool;
+use sqlx::postgres::{PgPoolOptions, Postgres};
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, DedupAdapter, Forgotten, LeaseAdapter, MaintenanceAdapter,
+    OpenTransaction, PostgresAdapter, Recorded, Token, TransactionAdapter,
+};
+use tower_dedup::{DedupKey, ErrorKind};
+
+use crate::support::dedup_key;
+use crate::support::effects::{Database, MINUTE};
+use crate::support::postgres::Server;
+
+/// As many keys as a delivery has at most, by default.
+const MOST: usize = 4_096;
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+}
+
+fn keys(of: &str, count: usize) -> Vec<DedupKey> {
+    let mut keys: Vec<_> = (0..count).map(|id| dedup_key(&format!("{of}-{id}"))).collect();
+    keys.sort();
+    keys
+}
+
+async fn open(adapter: &PostgresAdapter, keys: &[DedupKey]) -> OpenTransaction<Postgres> {
+    let opened = adapter.open(keys, &terms()).await.unwrap();
+    assert!(opened.answers.iter().all(|answer| *answer == Claimed::first(1, false)));
+    opened.transaction.unwrap()
+}
+
+async fn advisory_locks(pool: &PgPool) -> i64 {
+    let count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+    sqlx::query_scalar(count).fetch_one(pool).await.unwrap()
+}
+
+/// Its lock table has room for 64 locks a connection, as by default.
+#[tokio::test]
+async fn open_deliveries_of_most_keys_leave_the_lock_table_to_others() {
+    const OPEN: usize = 8;
+    let server = Server::start();
+    let pool = PgPoolOptions::new().max_connections(12).connect(&server.url()).await.unwrap();
+    let adapter = PostgresAdapter::new(pool.clone());
+    let mut transactions = Vec::new();
+    for delivery in 0..OPEN {
+        let keys = keys(&format!("{delivery}"), MOST);
+        transactions.push(open(&adapter, &keys).await);
+        // A copy of it is in flight, all of it, and takes no lock that stays.
+        let copy = adapter.open(&keys, &terms()).await.unwrap();
+        assert!(copy.transaction.is_none());
+        assert!(copy.answers.iter().all(|answer| *answer == Claimed::InFlight), "{delivery}");
+    }
+    let locks = advisory_locks(&pool).await;
+    assert!(locks <= 64 * i64::try_from(OPEN).unwrap(), "{locks} locks");
+    for transaction in transactions {
+        adapter.rollback(transaction).await.unwrap();
+    }
+    assert_eq!(advisory_locks(&pool).await, 0);
+}
+
+/// At both ends of the set and in the middle: some of them have a lock of their own.
+#[tokio::test]
+async fn single_key_of_a_large_open_delivery_is_in_flight() {
+    let database = Database::fresh().await;
+    for batching in [Batching::new(), Batching::off()] {
+        let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+        let all = keys("large", 300);
+        let transaction = open(&adapter, &all).await;
+        for place in [0, 1, 62, 63, 64, 150, 299] {
+            let one = &all[place..=place];
+            let opened = adapter.open(one, &terms()).await.unwrap();
+            assert_eq!(opened.answers, [Claimed::InFlight], "{place}");
+            assert!(opened.transaction.is_none());
+            assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
+        }
+        adapter.rollback(transaction).await.unwrap();
+        let opened = adapter.open(&all, &terms()).await.unwrap();
+        assert!(opened.answers.iter().all(|answer| *answer == Claimed::first(1, false)));
+        adapter.rollback(opened.transaction.unwrap()).await.unwrap();
+    }
+}
+
+/// In flight is said of no key that may be free: a layer may acknowledge what is in flight.
+#[tokio::test]
+async fn free_key_beside_one_of_a_large_open_delivery_is_not_said_to_be_in_flight() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(3));
+    let all = keys("large", 300);
+    let transaction = open(&adapter, &all).await;
+    for place in [0, 299] {
+        let mut mixed = vec![all[place].clone(), dedup_key("a-free"), dedup_key("z-free")];
+        mixed.sort();
+        match adapter.open(&mixed, &terms()).await {
+            Ok(opened) => {
+                for (key, answer) in mixed.iter().zip(opened.answers) {
+                    let free = *key != all[place];
+                    assert_eq!(answer != Claimed::InFlight, free, "{place}");
+                }
+                adapter.rollback(opened.transaction.unwrap()).await.unwrap();
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Refused, "{place}"),
+        }
+    }
+    adapter.rollback(transaction).await.unwrap();
+}
+
+/// A lease ledger shares the table: it does not look for each of thousands of held rows.
+#[tokio::test]
+async fn claim_of_a_large_open_delivery_ends_in_time() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(3));
+    let all = keys("large", MOST);
+    let transaction = open(&adapter, &all).await;
+    let mine = terms();
+    let soon = Duration::from_secs(20);
+    let claim = tokio::time::timeout(soon, adapter.claim(&all, &mine));
+    let claimed = claim.await.expect("an end").unwrap();
+    assert!(claimed.iter().all(|answer| *answer == Claimed::InFlight));
+    // Of another set, no more than a part is known to be in flight: the rest is not said to be.
+    let claim = tokio::time::timeout(soon, adapter.claim(&all[7..], &mine));
+    let claimed = claim.await.expect("an end");
+    assert!(claimed.is_err(), "{:?}", claimed.map(|answers| answers.len()));
+    // Those who come after it are served.
+    let other = adapter.claim(&[dedup_key("other")], &terms()).await.unwrap();
+    assert_eq!(other, [Claimed::first(1, false)]);
+    adapter.rollback(transaction).await.unwrap();
+}
+
+#[tokio::test]
+async fn key_of_an_open_delivery_is_not_forgotten() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(3));
+    let all = keys("held", 2);
+    let transaction = open(&adapter, &all[..1]).await;
+    assert_eq!(adapter.forget(&all[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.forget(&all[1]).await.unwrap(), Forgotten::Missing);
+    adapter.rollback(transaction).await.unwrap();
+    assert_eq!(adapter.forget(&all[0]).await.unwrap(), Forgotten::Missing);
+}
+
+/// A batch looks which of its keys a transaction holds.
+#[tokio::test]
+async fn record_beside_a_locked_key_is_granted() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(3));
+    let all = keys("held", 2);
+    let transaction = open(&adapter, &all[..1]).await;
+    let recorded = adapter.record(&all, &terms()).await.unwrap();
+    assert_eq!(recorded, [Recorded::InFlight, Recorded::First]);
+    adapter.rollback(transaction).await.unwrap();
+}

@@ -1,0 +1,299 @@
+//! What a handler sets in its transaction (`search_path`, a role), and a table that goes away.
+
+use std::convert::Infallible;
+
+use http::{Request, Response};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{AssertSqlSafe, Executor};
+use tower::Layer;
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, LeaseAdapter,
+    MaintenanceAdapter, PostgresAdapter, Recorded, Token, TransactionAdapter,
+};
+use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
+
+use crate::support::effects::{Boxed, Database, MINUTE, answer, effect, lend, transactional};
+use crate::support::postgres::Schema;
+use crate::support::{Body, by_header, dedup_key, request, result, send};
+
+/// A handler that writes its effect, then runs this SQL in the delivery's transaction.
+fn writes_and_runs(sql: &str) -> Boxed {
+    let sql = sql.to_owned();
+    Boxed::new(tower::service_fn(move |request: Request<Body>| {
+        let sql = sql.clone();
+        async move {
+            let mut tx = lend(&request);
+            effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
+            tx.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+            Ok::<_, Infallible>(answer(true))
+        }
+    }))
+}
+
+/// A role without any right, for as long as this lives.
+struct Role<'d> {
+    database: &'d Database,
+    name: String,
+}
+
+impl<'d> Role<'d> {
+    async fn fresh(database: &'d Database) -> Self {
+        let name = format!("tower_dedup_tenant_{:016x}", rand::random::<u64>());
+        database.run(format!("CREATE ROLE {name}")).await;
+        Self { database, name }
+    }
+
+    async fn drop(self) {
+        self.database.run(format!("DROP OWNED BY {0}; DROP ROLE {0}", self.name)).await;
+    }
+}
+
+async fn commits_once(database: &Database, sql: &str) {
+    let layer = transactional(&database.pool(2));
+    let service = layer.layer(writes_and_runs(sql));
+    for (id, expected) in [("a", None), ("a", Some("duplicate")), ("b", None)] {
+        let answered = send(&service, request(id)).await;
+        assert_eq!((answered.status().as_u16(), result(&answered)), (200, expected), "{sql}");
+        assert_eq!(database.effects_and_key(id).await, 1, "{sql}");
+    }
+    // With a response that is stored beside the key.
+    let layer = transactional(&database.pool(2)).replay(Replay::new());
+    let service = layer.layer(writes_and_runs(sql));
+    for _ in 0..2 {
+        assert_eq!(send(&service, request("stored")).await.status(), 200, "{sql}");
+        assert_eq!(database.effects_and_key("stored").await, 1, "{sql}");
+    }
+    database.until_nothing_is_open().await;
+}
+
+#[tokio::test]
+async fn search_path_of_a_handler_does_not_hide_the_table() {
+    let database = Database::fresh().await;
+    // One schema without such a table, and one with.
+    let (without, with) = (Schema::fresh(), Schema::fresh());
+    PostgresAdapter::connect(&with.url()).await.unwrap().migrate().await.unwrap();
+    for path in [without.name(), with.name(), "''"] {
+        commits_once(&database, &format!("SET LOCAL search_path = {path}")).await;
+        database.run("TRUNCATE webhook_deliveries, effects").await;
+    }
+}
+
+#[tokio::test]
+async fn role_of_a_handler_does_not_refuse_the_completion() {
+    let database = Database::fresh().await;
+    let role = Role::fresh(&database).await;
+    commits_once(&database, &format!("SET LOCAL ROLE {}", role.name)).await;
+    role.drop().await;
+}
+
+/// A pool may give its connections a role, which is not the role that the session began with.
+#[tokio::test]
+async fn role_of_the_claim_is_the_role_of_the_completion() {
+    let database = Database::fresh().await;
+    let role = Role::fresh(&database).await;
+    PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
+    database
+        .run(format!(
+            "ALTER TABLE webhook_deliveries OWNER TO {0}; GRANT ALL ON effects, effects_run_seq TO {0}; \
+             GRANT ALL ON webhook_deliveries_schema TO {0}; \
+             GRANT USAGE ON SCHEMA {1} TO {0}; REVOKE ALL ON webhook_deliveries FROM PUBLIC",
+            role.name,
+            database.name(),
+        ))
+        .await;
+    let set = format!("SET ROLE {}", role.name);
+    let pool = PgPoolOptions::new()
+        .max_connections(2)
+        .after_connect(move |connection, _| {
+            let set = set.clone();
+            Box::pin(async move { connection.execute(AssertSqlSafe(set)).await.map(drop) })
+        })
+        .connect_lazy_with(database.options());
+    // A trigger sees the role of each write.
+    database
+        .run(
+            "CREATE TABLE roles (role text); GRANT ALL ON roles TO PUBLIC; \
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             INSERT INTO roles VALUES (current_user); RETURN NEW; END $$; \
+             CREATE TRIGGER note BEFORE UPDATE ON webhook_deliveries \
+             FOR EACH ROW EXECUTE FUNCTION note()",
+        )
+        .await;
+    let service = transactional(&pool).layer(writes_and_runs("SET LOCAL ROLE NONE"));
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+    assert_eq!(database.effects_and_key("a").await, 1);
+    let roles: Vec<String> = sqlx::query_scalar("SELECT role FROM roles")
+        .fetch_all(database.effects.pool())
+        .await
+        .unwrap();
+    assert_eq!(roles, [role.name.as_str()]);
+    role.drop().await;
+}
+
+/// A deferred constraint trigger of the handler's table, which a policy may rely on.
+#[tokio::test]
+async fn deferred_triggers_run_as_the_role_of_the_handler() {
+    let database = Database::fresh().await;
+    let role = Role::fresh(&database).await;
+    database
+        .run(
+            "CREATE TABLE roles (role text); GRANT ALL ON roles TO PUBLIC; \
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             INSERT INTO roles VALUES (current_user); RETURN NULL; END $$; \
+             CREATE CONSTRAINT TRIGGER note AFTER INSERT ON effects INITIALLY DEFERRED \
+             FOR EACH ROW EXECUTE FUNCTION note()",
+        )
+        .await;
+    database.run(format!("GRANT USAGE ON SCHEMA {} TO {}", database.name(), role.name)).await;
+    let sql = format!("SET LOCAL ROLE {}", role.name);
+    let service = transactional(&database.pool(2)).layer(writes_and_runs(&sql));
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+    assert_eq!(database.effects_and_key("a").await, 1);
+    let roles: Vec<String> = sqlx::query_scalar("SELECT role FROM roles")
+        .fetch_all(database.effects.pool())
+        .await
+        .unwrap();
+    assert_eq!(roles, [role.name.as_str()]);
+    role.drop().await;
+}
+
+/// Two events, of which the handler marks one as done before it fails: the key of the other is
+/// given back.
+#[tokio::test]
+async fn keys_are_given_back_under_a_role_and_a_search_path_of_the_handler() {
+    let database = Database::fresh().await;
+    let role = Role::fresh(&database).await;
+    let adapter = PostgresAdapter::new(database.pool(2));
+    let mine = CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE);
+    let (done, rest) = ([dedup_key("a")], [dedup_key("b")]);
+    let both = [done[0].clone(), rest[0].clone()];
+    let mut transaction = adapter.open(&both, &mine).await.unwrap().transaction.unwrap();
+    let set = format!("SET LOCAL search_path = ''; SET LOCAL ROLE {}", role.name);
+    transaction.connection().execute(AssertSqlSafe(set)).await.unwrap();
+    adapter.give_back(&mut transaction, &rest, &mine).await.unwrap();
+    adapter.commit(transaction, &done, &mine).await.unwrap();
+    let claimed = adapter.claim(&both, &mine).await.unwrap();
+    assert!(matches!(claimed[..], [Claimed::Duplicate(_), Claimed::First { attempt: 1, .. }]));
+    role.drop().await;
+}
+
+/// A role that cannot be set back: the handler's doing, and no failure of the store.
+#[tokio::test]
+async fn completion_that_is_not_allowed_is_uncommitted() {
+    let database = Database::fresh().await;
+    let role = Role::fresh(&database).await;
+    let sql = format!("SET LOCAL SESSION AUTHORIZATION {}", role.name);
+    let service = transactional(&database.pool(2)).layer(writes_and_runs(&sql));
+    let drops = transactional(&database.pool(2));
+    let drops = drops.layer(writes_and_runs("DROP TABLE webhook_deliveries"));
+    for service in [&service, &drops] {
+        let answered = send(service, request("a")).await;
+        assert_eq!((answered.status().as_u16(), result(&answered)), (500, Some("uncommitted")));
+        assert_eq!(database.effects_and_key("a").await, 0);
+    }
+    database.until_nothing_is_open().await;
+    role.drop().await;
+}
+
+/// A handler that forgets the `LOCAL`: its connection goes back to the pool with another path.
+#[tokio::test]
+async fn search_path_of_a_session_does_not_change_the_table() {
+    let database = Database::fresh().await;
+    let with = Schema::fresh();
+    PostgresAdapter::connect(&with.url()).await.unwrap().migrate().await.unwrap();
+    let service = transactional(&database.pool(1));
+    let service = service.layer(tower::service_fn(async |request: Request<Body>| {
+        let mut tx: DedupTx<_> = lend(&request);
+        let delivery: &Delivery = request.extensions().get().unwrap();
+        let written = tx.execute("SELECT 1 FROM webhook_deliveries LIMIT 1").await.is_ok();
+        let schema = request.headers().get("schema").unwrap().to_str().unwrap();
+        let set = format!("SET search_path = {schema}");
+        tx.execute(AssertSqlSafe(set)).await.unwrap();
+        assert!(written && delivery.attempt() == 1);
+        Ok::<_, Infallible>(Response::new(Body::default()))
+    }));
+    let deliver = async |id: &str| {
+        let mut request = request(id);
+        request.headers_mut().insert("schema", with.name().parse().unwrap());
+        send(&service, request).await
+    };
+    assert_eq!(deliver("a").await.status(), 200);
+    assert_eq!(result(&deliver("a").await), Some("duplicate"));
+    let own = PostgresAdapter::connect(&with.url()).await.unwrap();
+    assert_eq!(own.count().await.unwrap(), 0, "the other table");
+}
+
+fn terms() -> CallTerms {
+    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+}
+
+/// The table is found, and dropped: as by a restore, or by a switch to another database behind the
+/// same address.
+#[tokio::test]
+async fn table_that_goes_away_is_made_again() {
+    for batching in [Batching::new(), Batching::off()] {
+        let database = Database::fresh().await;
+        let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+        let (key, mine) = ([dedup_key("a")], terms());
+        let service = tower_dedup::DedupLayer::transactional(by_header(), adapter.clone());
+        let service = service.layer(writes_and_runs("SELECT"));
+        adapter.migrate().await.unwrap();
+        for case in 0..9 {
+            database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
+            match case {
+                0 => {
+                    let claimed = adapter.claim(&key, &mine).await.unwrap();
+                    assert_eq!(claimed, [Claimed::first(1, false)]);
+                }
+                1 => {
+                    let recorded = adapter.record(&key, &mine).await.unwrap();
+                    assert_eq!(recorded, [Recorded::First]);
+                }
+                2 => {
+                    let completed = adapter.complete(&key, &mine).await.unwrap();
+                    assert_eq!(completed, [Completed::Inserted]);
+                }
+                3 => assert_eq!(adapter.get(&key[0]).await.unwrap(), None),
+                4 => assert_eq!(adapter.purge(10).await.unwrap(), 0),
+                5 => assert_eq!(adapter.forget(&key[0]).await.unwrap(), Forgotten::Missing),
+                6 => assert_eq!(send(&service, request("a")).await.status(), 200),
+                7 => {
+                    let found = tower_dedup::adapter::Recall::recall(
+                        &adapter,
+                        &key,
+                        tower_dedup::adapter::Fetch::Digest,
+                    );
+                    assert_eq!(found.await.unwrap().len(), 1);
+                }
+                _ => {
+                    // The caller's transaction is lost: the next one works.
+                    let once = async || {
+                        let mut tx = database.effects.pool().begin().await.unwrap();
+                        let recorded = adapter.record_in(&mut tx, &key[0], MINUTE).await;
+                        tx.rollback().await.unwrap();
+                        recorded
+                    };
+                    assert_eq!(once().await.unwrap_err().kind(), ErrorKind::Refused);
+                    assert_eq!(once().await.unwrap(), Recorded::First);
+                }
+            }
+        }
+    }
+}
+
+/// Many callers find it gone at once, in one batch.
+#[tokio::test]
+async fn table_that_goes_away_under_a_crowd_is_made_again() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(3));
+    adapter.migrate().await.unwrap();
+    database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
+    let claims = (0..200).map(|id| {
+        let adapter = adapter.clone();
+        tokio::spawn(async move { adapter.claim(&[dedup_key(&id.to_string())], &terms()).await })
+    });
+    let claims = futures_util::future::join_all(claims.collect::<Vec<_>>());
+    for claimed in tokio::time::timeout(MINUTE, claims).await.unwrap() {
+        assert_eq!(claimed.unwrap().unwrap(), [Claimed::first(1, false)]);
+    }
+}
