@@ -59,8 +59,8 @@ impl PostgresOptions {
 
     /// Sets the table's schema. By default it is the first schema of the `search_path`: that in which
     /// the first call finds the table, or makes it.
-    pub fn schema(mut self, schema: &Identifier) -> Self {
-        self.name.schema = Some(schema.as_str().to_owned());
+    pub fn schema(mut self, schema: Identifier) -> Self {
+        self.name.schema = Some(schema.into_string());
         self
     }
 
@@ -120,7 +120,7 @@ impl PostgresOptions {
             self = self.table(table);
         }
         if let Some(schema) = schema {
-            self = self.schema(&schema);
+            self = self.schema(schema);
         }
         Ok((self, connect_options(&url)?))
     }
