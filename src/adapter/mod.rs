@@ -34,8 +34,6 @@
 //! # }).unwrap();
 //! ```
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-mod batch;
 mod connect;
 mod contract;
 #[cfg(feature = "memory")]
@@ -50,8 +48,6 @@ mod stored;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use batch::Batching;
 pub use connect::connect;
 pub(crate) use contract::Payloads;
 pub use contract::{
@@ -63,7 +59,7 @@ pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresAdapter, PostgresOptions};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use sql::Identifier;
+pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub use stored::{Fetch, StoredData, StoredResponse};

@@ -15,7 +15,7 @@ use std::time::Instant;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::batch::Carry;
+use super::super::sql::queue::BatchExecutor;
 use super::super::contract::Claimed;
 use super::super::sql::engine::{
     Call, Dialect, Kind, RowReply, RowStatements, Rows, Written, execute_batch,
@@ -46,14 +46,14 @@ impl Store {
     }
 }
 
-impl Carry<Call> for Store {
-    type Turn = ();
+impl BatchExecutor<Call> for Store {
+    type SendGuard = ();
 
-    async fn turn(&self) -> Result<(), Error> {
+    async fn send_guard(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    async fn carry(&self, (): (), batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
+    async fn execute(&self, (): (), batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
         execute_batch(&mut self.session(Source::Lane), &batch).await
     }
 }

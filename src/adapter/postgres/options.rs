@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
 
-use super::super::batch::Batching;
+use super::super::sql::Batching;
 use super::super::sql::{Identifier, checked_timeout, take_identifiers};
 use super::schema::{Durability, TableName};
 use crate::error::ConfigError;

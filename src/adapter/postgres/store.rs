@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
-use super::super::batch::Batcher;
+use super::super::sql::queue::Batcher;
 use super::super::sql::engine::{Call, REPEATS};
 use super::super::sql::purge::PurgeState;
 use super::connections::{Connections, Source, backoff};

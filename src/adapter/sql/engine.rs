@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 
-use super::super::batch::Ask;
+use super::queue::BatchItem;
 use super::super::contract::{
     CallTerms, Claimed, Completed, Forgotten, Permanence, Released, Renewed, Token,
 };
@@ -162,18 +162,18 @@ pub(in crate::adapter) fn short_hash(hash: u128) -> u64 {
     u64::try_from(hash >> 64).unwrap_or_default()
 }
 
-impl Ask for Call {
-    type Answer = Vec<RowReply>;
+impl BatchItem for Call {
+    type Reply = Vec<RowReply>;
 
-    fn goes_with(&self, other: &Self) -> bool {
+    fn can_join(&self, other: &Self) -> bool {
         self.kind == other.kind
     }
 
-    fn keys(&self) -> &[u64] {
+    fn key_hashes(&self) -> &[u64] {
         &self.short_hashes
     }
 
-    fn shares_keys(&self) -> bool {
+    fn allows_shared_keys(&self) -> bool {
         self.kind.is_claim()
     }
 }

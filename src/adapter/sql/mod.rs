@@ -7,8 +7,10 @@ pub(super) mod engine;
 pub(super) mod errors;
 mod options;
 pub(super) mod purge;
+pub(super) mod queue;
 pub(super) mod row;
 pub(super) mod statement;
 
 pub use options::Identifier;
+pub use queue::Batching;
 pub(super) use options::{checked_timeout, take_identifiers};

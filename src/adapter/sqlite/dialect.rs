@@ -12,7 +12,7 @@ use std::sync::Arc;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::batch::Carry;
+use super::super::sql::queue::BatchExecutor;
 use super::super::contract::Claimed;
 use super::super::sql::engine::{
     Call, Dialect, Kind, RowReply, RowStatements, Rows, Written, execute_batch,
@@ -25,14 +25,14 @@ use super::store::{Lookup, Store, WriteGuard};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-impl Carry<Lookup> for Store {
-    type Turn = ();
+impl BatchExecutor<Lookup> for Store {
+    type SendGuard = ();
 
-    async fn turn(&self) -> Result<(), Error> {
+    async fn send_guard(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    async fn carry(&self, (): (), batch: Vec<Lookup>) -> Vec<Result<Vec<Option<Row>>, Error>> {
+    async fn execute(&self, (): (), batch: Vec<Lookup>) -> Vec<Result<Vec<Option<Row>>, Error>> {
         let fetch = batch.first().map_or(Fetch::Nothing, |lookup| lookup.fetch);
         let keys: Vec<&DedupKey> = batch.iter().flat_map(|lookup| &lookup.keys).collect();
         match self.read(&keys, fetch).await {
@@ -49,18 +49,15 @@ impl Carry<Lookup> for Store {
     }
 }
 
-impl Carry<Call> for Store {
-    // The write lock is that of all adapters on the file. A task is small beside a commit.
-    const LEADS: bool = false;
+impl BatchExecutor<Call> for Store {
+    type SendGuard = WriteGuard;
 
-    type Turn = WriteGuard;
-
-    async fn turn(&self) -> Result<WriteGuard, Error> {
+    async fn send_guard(&self) -> Result<WriteGuard, Error> {
         // Nothing was sent to the file.
         self.write_lock(ErrorKind::Refused).await
     }
 
-    async fn carry(&self, guard: WriteGuard, batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
+    async fn execute(&self, guard: WriteGuard, batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
         execute_batch(&mut self.writer(guard), &batch).await
     }
 }

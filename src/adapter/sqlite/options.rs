@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnectOptions;
 
-use super::super::batch::Batching;
+use super::super::sql::Batching;
 use super::super::sql::{Identifier, checked_timeout, take_identifiers};
 use crate::error::ConfigError;
 

@@ -8,7 +8,7 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
-use super::super::batch::{Ask, Batcher};
+use super::super::sql::queue::{BatchItem, Batcher};
 use super::super::sql::engine::{Call, MAX_RESPONSES, short_hash};
 use super::super::sql::purge::PurgeState;
 use super::super::sql::row::Row;
@@ -66,18 +66,18 @@ impl Lookup {
     }
 }
 
-impl Ask for Lookup {
-    type Answer = Vec<Option<Row>>;
+impl BatchItem for Lookup {
+    type Reply = Vec<Option<Row>>;
 
-    fn goes_with(&self, other: &Self) -> bool {
+    fn can_join(&self, other: &Self) -> bool {
         self.fetch == other.fetch
     }
 
-    fn keys(&self) -> &[u64] {
+    fn key_hashes(&self) -> &[u64] {
         &self.hashes
     }
 
-    fn shares_keys(&self) -> bool {
+    fn allows_shared_keys(&self) -> bool {
         true
     }
 }

@@ -1,5 +1,6 @@
-//! The batcher among callers that come and go, batches that fail and lanes that are stopped, in
-//! many thousand interleavings: the same source over a modelled runtime.
+//! The queue under many thousand interleavings: callers that drop their futures, batches that fail,
+//! hang or are late, and lanes that are dropped early. The source of the queue is compiled a second
+//! time, over a modelled runtime.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,78 +8,82 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::FutureExt;
 use shuttle::rand::{Rng, thread_rng};
 
-use super::batching;
+use super::options;
 use crate::error::{Error, ErrorKind};
 
-#[path = "../gather.rs"]
-mod gather;
-#[path = "../led.rs"]
-mod led;
-mod tasks;
+#[path = "../batcher.rs"]
+mod batcher;
+#[path = "../lane.rs"]
+mod lane;
+#[path = "../queue.rs"]
+mod queue;
+mod runtime;
 
-use batching::Batching;
-use gather::{Ask, Batcher, Carry};
+use batcher::Batcher;
+use lane::BatchExecutor;
+use options::Batching;
+use queue::BatchItem;
 
 const KEYS: usize = 4;
-const MOST_ROWS: usize = 4;
-const MOST_WAITING: usize = 12;
+const MAX_BATCH_KEYS: usize = 4;
+const MAX_QUEUED_KEYS: usize = 12;
 
-/// Of kind 0, which shares its keys, or 1, which does not and goes with it, or 2, which does neither.
-struct Asked {
+/// A call of kind 0 shares its keys. Kind 1 does not, but joins batches of kind 0. Kind 2 does neither.
+struct Item {
     number: usize,
     kind: u8,
     keys: Vec<u64>,
 }
 
-impl Ask for Asked {
-    type Answer = usize;
+impl BatchItem for Item {
+    type Reply = usize;
 
-    fn goes_with(&self, other: &Self) -> bool {
+    fn can_join(&self, other: &Self) -> bool {
         (self.kind == 2) == (other.kind == 2)
     }
 
-    fn keys(&self) -> &[u64] {
+    fn key_hashes(&self) -> &[u64] {
         &self.keys
     }
 
-    fn shares_keys(&self) -> bool {
+    fn allows_shared_keys(&self) -> bool {
         self.kind == 0
     }
 }
 
-/// A store that holds the batcher to its rules.
+/// A store that checks the rules of the queue.
 #[derive(Default)]
 struct Store {
-    /// How often each ask was sent.
+    /// How often each call was sent.
     sent: Vec<AtomicUsize>,
-    /// How many lanes have each key on the wire.
-    wire: [AtomicUsize; KEYS],
+    /// How many lanes are sending each key.
+    sending: [AtomicUsize; KEYS],
     lanes: AtomicUsize,
-    most_lanes: usize,
+    max_lanes: usize,
     fails: bool,
-    /// Whether batches may be dropped half-way, as by runtimes that end.
+    /// Whether batches may be dropped early, as by runtimes that end.
     stops: bool,
-    /// The first call hangs, as on a connection that has fallen silent, until so many callers are
-    /// done.
+    /// How many callers have to be done before the first call gets its reply, as on a connection
+    /// that has fallen silent.
     hangs: Option<usize>,
     done: AtomicUsize,
 }
 
-/// Off the wire, however it ends.
-struct OnWire<'s> {
+/// Ends the sending of a batch, also if the batch is dropped.
+struct Sending<'s> {
     store: &'s Store,
     keys: Vec<u64>,
     ended: bool,
 }
 
-impl Drop for OnWire<'_> {
+impl Drop for Sending<'_> {
     fn drop(&mut self) {
         for key in &self.keys {
-            self.store.wire[index(*key)].fetch_sub(1, Ordering::SeqCst);
+            self.store.sending[index(*key)].fetch_sub(1, Ordering::SeqCst);
         }
         self.store.lanes.fetch_sub(1, Ordering::SeqCst);
         let panics = std::thread::panicking();
-        assert!(self.ended || self.store.stops || panics, "dropped while it was on the wire");
+        assert!(self.ended || self.store.stops || panics, "dropped while it was being sent");
     }
 }
 
@@ -86,51 +91,51 @@ fn index(key: u64) -> usize {
     usize::try_from(key).unwrap()
 }
 
-impl Carry<Asked> for Store {
-    type Turn = ();
+impl BatchExecutor<Item> for Store {
+    type SendGuard = ();
 
-    async fn turn(&self) -> Result<(), Error> {
+    async fn send_guard(&self) -> Result<(), Error> {
         shuttle::future::yield_now().await;
         Ok(())
     }
 
-    async fn carry(&self, (): (), batch: Vec<Asked>) -> Vec<Result<usize, Error>> {
-        let rows: usize = batch.iter().map(|ask| ask.keys.len()).sum();
-        assert!(batch.len() == 1 || rows <= MOST_ROWS, "{rows} rows in one batch");
-        assert!(batch.iter().all(|ask| ask.goes_with(&batch[0])), "what does not go together");
-        let mut keys: Vec<u64> = batch.iter().flat_map(|ask| ask.keys.clone()).collect();
+    async fn execute(&self, (): (), batch: Vec<Item>) -> Vec<Result<usize, Error>> {
+        let count: usize = batch.iter().map(|item| item.keys.len()).sum();
+        assert!(batch.len() == 1 || count <= MAX_BATCH_KEYS, "{count} keys in one batch");
+        assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");
+        let mut keys: Vec<u64> = batch.iter().flat_map(|item| item.keys.clone()).collect();
         keys.sort_unstable();
         keys.dedup();
-        let named_by = |key: &u64, alone: bool| {
-            let asks = batch.iter().filter(|ask| ask.keys.contains(key));
-            asks.filter(|ask| (ask.kind != 0) == alone).count()
+        let named_by = |key: &u64, exclusive: bool| {
+            let items = batch.iter().filter(|item| item.keys.contains(key));
+            items.filter(|item| (item.kind != 0) == exclusive).count()
         };
         let once =
             |key: &u64| named_by(key, true) == 0 || named_by(key, true) + named_by(key, false) == 1;
         assert!(keys.iter().all(once), "a key twice in one batch");
-        assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < self.most_lanes, "too many lanes");
+        assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < self.max_lanes, "too many lanes");
         for key in &keys {
-            let others = self.wire[index(*key)].fetch_add(1, Ordering::SeqCst);
-            assert_eq!(others, 0, "a key on two wires");
+            let others = self.sending[index(*key)].fetch_add(1, Ordering::SeqCst);
+            assert_eq!(others, 0, "a key in two batches");
         }
-        let mut on_wire = OnWire { store: self, keys, ended: false };
-        for ask in &batch {
-            let before = self.sent[ask.number].fetch_add(1, Ordering::SeqCst);
+        let mut sending = Sending { store: self, keys, ended: false };
+        for item in &batch {
+            let before = self.sent[item.number].fetch_add(1, Ordering::SeqCst);
             assert_eq!(before, 0, "sent twice");
         }
         for _ in 0..thread_rng().gen_range(0..4) {
             shuttle::future::yield_now().await;
         }
-        let hangs = self.hangs.filter(|_| batch.iter().any(|ask| ask.number == 0));
+        let hangs = self.hangs.filter(|_| batch.iter().any(|item| item.number == 0));
         while hangs.is_some_and(|callers| self.done.load(Ordering::SeqCst) < callers) {
             shuttle::future::yield_now().await;
         }
-        on_wire.ended = true;
+        sending.ended = true;
         match if self.fails { thread_rng().gen_range(0..4) } else { 3 } {
             0 => batch.iter().map(|_| Err(Error::new(ErrorKind::Refused, "the store"))).collect(),
-            // As a panic, and too few answers.
+            // Too few replies, as after a panic.
             1 => Vec::new(),
-            _ => batch.iter().map(|ask| Ok(ask.number)).collect(),
+            _ => batch.iter().map(|item| Ok(item.number)).collect(),
         }
     }
 }
@@ -143,20 +148,20 @@ struct World {
     stops: u32,
     fails: bool,
     leaves: bool,
-    /// Whether the first caller leaves its first call alone until all others are done.
+    /// Whether the first caller stops polling its call until all others are done.
     stalls: bool,
     /// Whether batches may be late.
     late: bool,
-    /// Whether the first caller's call hangs until all others are done.
+    /// Whether the first caller's call gets its reply only after all others are done.
     hangs: bool,
 }
 
-/// Asks for a key, and does not look after it before `done`.
-async fn stall(batcher: Arc<Batcher<Asked>>, store: Arc<Store>, all: usize) {
-    let ask = Asked { number: 0, kind: 0, keys: vec![0] };
-    let mut answer = Box::pin(batcher.submit(&store, ask));
+/// Submits a call, and stops polling it until all others are done.
+async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
+    let item = Item { number: 0, kind: 0, keys: vec![0] };
+    let mut reply = Box::pin(batcher.submit(&store, item));
     for _ in 0..thread_rng().gen_range(0..6) {
-        if answer.as_mut().now_or_never().is_some() {
+        if reply.as_mut().now_or_never().is_some() {
             return;
         }
         shuttle::future::yield_now().await;
@@ -164,22 +169,22 @@ async fn stall(batcher: Arc<Batcher<Asked>>, store: Arc<Store>, all: usize) {
     while store.done.load(Ordering::SeqCst) < all {
         shuttle::future::yield_now().await;
     }
-    assert_eq!(answer.await.unwrap(), 0);
+    assert_eq!(reply.await.unwrap(), 0);
 }
 
-async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, number: usize) {
-    // A call that hangs has its key, and its kind, to itself.
+async fn call(world: World, batcher: Arc<Batcher<Item>>, store: Arc<Store>, number: usize) {
+    // No other call has the key or the kind of a call that hangs.
     let hangs = usize::from(world.hangs);
     let any = || u64::try_from(thread_rng().gen_range(hangs..KEYS)).unwrap();
     let (one, more) = (any(), any());
     let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
     let kind = thread_rng().gen_range(0..if world.hangs { 2 } else { 3 });
-    let ask = Asked { number, kind, keys };
-    let mut answer = Box::pin(batcher.submit(&store, ask));
+    let item = Item { number, kind, keys };
+    let mut reply = Box::pin(batcher.submit(&store, item));
     if world.leaves && thread_rng().gen_bool(0.4) {
         for _ in 0..thread_rng().gen_range(0..6) {
-            if let Some(answer) = answer.as_mut().now_or_never() {
-                assert!(answer.is_err() || answer.unwrap() == number);
+            if let Some(reply) = reply.as_mut().now_or_never() {
+                assert!(reply.is_err() || reply.unwrap() == number);
                 return;
             }
             shuttle::future::yield_now().await;
@@ -187,28 +192,28 @@ async fn call(world: World, batcher: Arc<Batcher<Asked>>, store: Arc<Store>, num
         return;
     }
     let sent = || store.sent[number].load(Ordering::SeqCst);
-    match answer.await {
-        Ok(answer) => assert_eq!((answer, sent()), (number, 1), "another's answer"),
+    match reply.await {
+        Ok(reply) => assert_eq!((reply, sent()), (number, 1), "the reply of another call"),
         Err(error) if error.kind() == ErrorKind::Overloaded => assert_eq!(sent(), 0),
         Err(error) => {
             assert!(world.fails || world.stops > 0, "{error:?}");
             assert_eq!(sent(), 1, "{error:?}");
         }
     }
-    // And one call that came back from its caller.
-    assert!(batcher.waiting().unwrap_or_default() <= MOST_WAITING + 2, "too much waits");
+    assert!(batcher.waiting().unwrap_or_default() <= MAX_QUEUED_KEYS, "too many keys wait");
 }
 
 fn check(world: World) {
     shuttle::check_random(
         move || {
-            tasks::STOPS.set(world.stops);
-            tasks::LATE.set(world.late);
-            let batching = Batching::new().rows(MOST_ROWS).queue(MOST_WAITING);
+            runtime::STOPS.set(world.stops);
+            runtime::LATE.set(world.late);
+            let batching =
+                Batching::new().max_batch_keys(MAX_BATCH_KEYS).max_queued_keys(MAX_QUEUED_KEYS);
             let batcher = Arc::new(Batcher::new(world.lanes, batching));
             let store = Arc::new(Store {
                 sent: (0..world.callers * world.calls).map(|_| AtomicUsize::new(0)).collect(),
-                most_lanes: world.lanes * if world.late { 2 } else { 1 },
+                max_lanes: world.lanes * if world.late { 2 } else { 1 },
                 fails: world.fails,
                 stops: world.stops > 0,
                 hangs: world.hangs.then_some(world.callers - 1),
@@ -222,8 +227,8 @@ fn check(world: World) {
                             return stall(batcher, store, world.callers - 1).await;
                         }
                         if world.hangs && caller == 0 {
-                            let ask = Asked { number: 0, kind: 2, keys: vec![0] };
-                            assert_eq!(batcher.submit(&store, ask).await.unwrap(), 0);
+                            let item = Item { number: 0, kind: 2, keys: vec![0] };
+                            assert_eq!(batcher.submit(&store, item).await.unwrap(), 0);
                             return;
                         }
                         for round in 0..world.calls {
@@ -238,7 +243,7 @@ fn check(world: World) {
                 for caller in callers {
                     caller.await.unwrap();
                 }
-                // The lanes end, and nothing is left behind: else this goes on for ever.
+                // Ends only if all lanes end and nothing is left behind.
                 while batcher.waiting().is_some() {
                     shuttle::future::yield_now().await;
                 }
@@ -262,38 +267,38 @@ const CALM: World = World {
 };
 
 #[test]
-fn every_caller_has_its_own_answer() {
+fn every_caller_gets_its_own_reply() {
     check(CALM);
     check(World { lanes: 1, ..CALM });
 }
 
 #[test]
-fn callers_that_go_away_and_batches_that_fail_disturb_nobody() {
+fn dropped_callers_and_failed_batches_disturb_nobody() {
     check(World { leaves: true, fails: true, ..CALM });
     check(World { leaves: true, fails: true, callers: 8, calls: 2, ..CALM });
 }
 
 #[test]
-fn a_lane_that_is_stopped_strands_nobody() {
+fn dropped_lane_leaves_no_caller_waiting() {
     check(World { stops: 2, ..CALM });
     check(World { stops: 2, leaves: true, fails: true, ..CALM });
 }
 
 #[test]
-fn a_caller_that_looks_away_holds_up_nobody() {
+fn caller_that_stops_polling_delays_nobody() {
     check(World { stalls: true, ..CALM });
     check(World { stalls: true, leaves: true, ..CALM });
     check(World { stalls: true, leaves: true, lanes: 1, ..CALM });
 }
 
 #[test]
-fn late_batches_open_lanes_and_every_caller_has_its_own_reply() {
+fn late_batches_start_lanes_and_every_caller_gets_its_own_reply() {
     check(World { late: true, ..CALM });
     check(World { late: true, stops: 2, leaves: true, fails: true, ..CALM });
 }
 
 #[test]
-fn a_batch_that_hangs_holds_up_no_other_key() {
+fn hanging_batch_delays_no_other_key() {
     check(World { late: true, hangs: true, ..CALM });
     check(World { late: true, hangs: true, lanes: 1, ..CALM });
 }

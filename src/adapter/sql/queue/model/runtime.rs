@@ -1,4 +1,4 @@
-//! A runtime whose every interleaving may come up, and which may end at any moment.
+//! A runtime that explores interleavings, and may end at any moment.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -9,16 +9,16 @@ use shuttle::rand::{Rng, thread_rng};
 pub(super) use shuttle::future::yield_now;
 pub(super) use shuttle::sync::Mutex;
 
-pub(super) type Place = u8;
+pub(super) type RuntimeId = u8;
 
 thread_local! {
-    /// How many lanes are yet to be stopped in mid-air, as by runtimes that end.
+    /// How many lanes are still to be dropped early, as by runtimes that end.
     pub(super) static STOPS: Cell<u32> = const { Cell::new(0) };
     /// Whether batches may be late.
     pub(super) static LATE: Cell<bool> = const { Cell::new(false) };
 }
 
-pub(super) fn here() -> Place {
+pub(super) fn current() -> RuntimeId {
     0
 }
 
@@ -43,12 +43,4 @@ pub(super) async fn late() {
     while thread_rng().gen_bool(0.8) {
         yield_now().await;
     }
-}
-
-pub(super) type Home = ();
-
-pub(super) fn home() -> Home {}
-
-pub(super) fn spawn_at((): &Home, task: impl Future<Output = ()> + Send + 'static) {
-    spawn(task);
 }

@@ -1,0 +1,80 @@
+//! [`Batcher`]: the callers' side of the queue.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::lane::{BatchExecutor, Lane, Shared, no_reply};
+use super::options::Batching;
+use super::queue::{BatchItem, QueueReply, Queues, Waiting};
+use super::runtime::{Mutex, current};
+use crate::error::{Error, ErrorKind};
+
+/// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys
+/// are cheaper as a part of the next batch.
+const KEYS_WORTH_A_LANE: usize = 32;
+/// How often a call is queued whose lane ended before the call was sent.
+const MAX_TRIES: usize = 4;
+
+/// Collects calls while batches are being sent. It knows nothing of stores.
+pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<Shared<I>>);
+
+impl<I: BatchItem> Batcher<I> {
+    /// Creates a batcher that sends up to `lanes` batches at the same time.
+    pub(in crate::adapter) fn new(lanes: usize, batching: Batching) -> Self {
+        Self(Arc::new(Shared {
+            lanes,
+            max_batch_keys: batching.batch_keys(),
+            max_queued_keys: batching.queued_keys(),
+            queues: Mutex::new(Queues::default()),
+        }))
+    }
+
+    /// Queues a call, and waits for its reply.
+    ///
+    /// A call whose future is dropped may or may not have been sent; no other call is disturbed.
+    pub(in crate::adapter) async fn submit<E: BatchExecutor<I>>(
+        &self,
+        executor: &Arc<E>,
+        mut item: I,
+    ) -> Result<I::Reply, Error> {
+        for _ in 0..MAX_TRIES {
+            match self.push(executor, item)?.await {
+                Ok(QueueReply::Executed(reply)) => return reply,
+                Ok(QueueReply::NotSent(again)) => item = again,
+                Err(_) => return Err(no_reply()),
+            }
+        }
+        Err(Error::new(ErrorKind::Refused, "sending a batch: the runtime is ending"))
+    }
+
+    /// Adds the call to the queue of this runtime, and starts a lane if the queue needs one.
+    fn push<E: BatchExecutor<I>>(
+        &self,
+        executor: &Arc<E>,
+        item: I,
+    ) -> Result<oneshot::Receiver<QueueReply<I>>, Error> {
+        let (runtime, shared) = (current(), &self.0);
+        let (reply, receiver) = oneshot::channel();
+        let opens = {
+            let mut queues = shared.lock();
+            if !queues.has_room(item.key_hashes().len(), shared.max_queued_keys) {
+                return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
+            }
+            let queue = queues.push(runtime, Waiting { item, reply });
+            queue.opens_lane(shared.lanes, KEYS_WORTH_A_LANE.min(shared.max_batch_keys))
+        };
+        if opens {
+            Lane::start(Arc::clone(shared), Arc::clone(executor), runtime);
+        }
+        Ok(receiver)
+    }
+
+    /// Returns how many keys wait; `None` if there are no lanes.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "used by the model, which compiles its own copy of this file")]
+    pub(super) fn waiting(&self) -> Option<usize> {
+        let queues = self.0.lock();
+        (!queues.of.is_empty()).then_some(queues.keys)
+    }
+}

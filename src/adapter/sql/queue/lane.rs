@@ -1,0 +1,180 @@
+//! [`Lane`]: the task that sends one batch after the other.
+
+use std::future::{Future, poll_fn};
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::{Arc, PoisonError};
+use std::task::Poll;
+
+use futures_util::FutureExt;
+
+use super::queue::{BatchItem, QueueReply, Queues, ReplySender, Waiting};
+use super::runtime::{Mutex, RuntimeId, late, spawn, yield_now};
+use crate::error::{Error, ErrorKind};
+
+/// Sends batches to the store.
+pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
+    Send + Sync + 'static
+{
+    /// What a lane acquires before it takes a batch, so that no call counts as being sent while it
+    /// cannot be sent.
+    type SendGuard: Send;
+
+    /// Acquires the guard. An error is the reply to all calls of the batch that the lane takes then.
+    fn send_guard(&self) -> impl Future<Output = Result<Self::SendGuard, Error>> + Send;
+
+    /// Returns one reply for each call, in their order.
+    fn execute(
+        &self,
+        guard: Self::SendGuard,
+        batch: Vec<I>,
+    ) -> impl Future<Output = Vec<Result<I::Reply, Error>>> + Send;
+}
+
+/// The limits of a batcher, and its queues.
+pub(super) struct Shared<I: BatchItem> {
+    pub(super) lanes: usize,
+    pub(super) max_batch_keys: usize,
+    pub(super) max_queued_keys: usize,
+    pub(super) queues: Mutex<Queues<I>>,
+}
+
+impl<I: BatchItem> Shared<I> {
+    pub(super) fn lock(&self) -> impl std::ops::DerefMut<Target = Queues<I>> + '_ {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lane that is dropped early, because its runtime ends, leaves no caller waiting.
+pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
+    shared: Arc<Shared<I>>,
+    executor: Arc<E>,
+    runtime: RuntimeId,
+    /// The keys that this lane is sending.
+    sending: Vec<u64>,
+    /// Whether the queue counts this lane.
+    open: bool,
+    /// Whether the batch is late.
+    late: bool,
+}
+
+impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
+    /// Starts a lane that the queue counts already.
+    pub(super) fn start(shared: Arc<Shared<I>>, executor: Arc<E>, runtime: RuntimeId) {
+        let lane = Self { shared, executor, runtime, sending: Vec::new(), open: true, late: false };
+        spawn(lane.run());
+    }
+
+    async fn run(mut self) {
+        while self.open {
+            // Yield once, so that tasks woken together join one batch.
+            yield_now().await;
+            let guard = self.executor.send_guard().await;
+            let Some((items, replies)) = self.take() else { return };
+            self.send(guard, items, replies).await;
+        }
+    }
+
+    /// Takes the next batch, or closes the lane. Calls that still wait then wait for a batch that
+    /// another lane is sending.
+    fn take(&mut self) -> Option<(Vec<I>, Vec<ReplySender<I>>)> {
+        let mut queues = self.shared.lock();
+        let batch = queues.take(self.runtime, self.shared.lanes, self.shared.max_batch_keys);
+        if batch.is_empty() {
+            self.open = false;
+            queues.close_lane(self.runtime);
+            return None;
+        }
+        drop(queues);
+        let hashes = batch.iter().flat_map(|waiting| waiting.item.key_hashes());
+        self.sending = hashes.copied().collect();
+        Some(batch.into_iter().map(|Waiting { item, reply }| (item, reply)).unzip())
+    }
+
+    async fn send(
+        &mut self,
+        guard: Result<E::SendGuard, Error>,
+        items: Vec<I>,
+        senders: Vec<ReplySender<I>>,
+    ) {
+        let replies = match guard {
+            Ok(guard) => {
+                let executor = Arc::clone(&self.executor);
+                let executed = AssertUnwindSafe(executor.execute(guard, items)).catch_unwind();
+                self.watch(executed).await.unwrap_or_default()
+            }
+            Err(error) => {
+                let error = error.shared();
+                items.iter().map(|_| Err(error())).collect()
+            }
+        };
+        // Before the replies: the last caller's runtime may stop running tasks after its reply.
+        self.finish_batch();
+        let mut replies = replies.into_iter();
+        for sender in senders {
+            // Without a reply, as after a panic, the outcome is unknown.
+            let reply = replies.next().unwrap_or_else(|| Err(no_reply()));
+            // The caller may have dropped its future.
+            let _ = sender.send(QueueReply::Executed(reply));
+        }
+    }
+
+    /// Waits for the batch. If the batch is late, lets another lane send what waits meanwhile: the
+    /// connection may have fallen silent, and other calls need not wait for that to be detected.
+    async fn watch<T>(&mut self, batch: impl Future<Output = T>) -> T {
+        let (mut batch, mut is_late) = (pin!(batch), pin!(late()));
+        poll_fn(|context| {
+            if let Poll::Ready(batch) = batch.as_mut().poll(context) {
+                return Poll::Ready(batch);
+            }
+            if !self.late && is_late.as_mut().poll(context).is_ready() {
+                self.report_late();
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn report_late(&mut self) {
+        self.late = true;
+        let opens = {
+            let mut queues = self.shared.lock();
+            let Some(queue) = queues.of.get_mut(&self.runtime) else { return };
+            queue.add_late();
+            queue.opens_lane(self.shared.lanes, 1)
+        };
+        if opens {
+            Self::start(Arc::clone(&self.shared), Arc::clone(&self.executor), self.runtime);
+        }
+    }
+
+    /// Counts the batch as sent. Closes the lane if nothing waits.
+    fn finish_batch(&mut self) {
+        let mut queues = self.shared.lock();
+        let is_late = std::mem::take(&mut self.late);
+        if queues.finish_batch(self.runtime, &self.sending, is_late) {
+            self.open = false;
+            queues.close_lane(self.runtime);
+        }
+        self.sending.clear();
+    }
+}
+
+impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        self.finish_batch();
+        if self.open {
+            let not_sent = self.shared.lock().close_lane(self.runtime);
+            for Waiting { item, reply } in not_sent {
+                let _ = reply.send(QueueReply::NotSent(item));
+            }
+        }
+    }
+}
+
+pub(super) fn no_reply() -> Error {
+    Error::new(ErrorKind::Unavailable, "sending a batch: the batch ended without a reply")
+}

@@ -1,0 +1,34 @@
+//! The queue: calls that arrive while a statement is in progress are sent together in the next one.
+//!
+//! 1. No timer delays a call. The first call starts a *lane*, a task that sends one batch after the
+//!    other and ends when nothing waits. Without calls nothing runs.
+//! 2. A lane sends one batch at a time, and there are few lanes. Another one starts when 32 keys
+//!    wait, because then one more statement is worth its fixed cost; or when a batch is late
+//!    (500 ms), because its connection may have fallen silent. Lanes whose batches are late do not
+//!    count, up to the configured number of lanes.
+//! 3. A batch holds calls that one statement can do together. It holds a key once, unless all calls
+//!    that name the key allow it to be shared: the store is asked for one of them, and the reply
+//!    decides the others.
+//! 4. Calls that name the same key are sent in the order in which they arrived. A call waits while
+//!    one of its keys is being sent, or is named by a call that waits before it.
+//! 5. A caller that drops its future disturbs nobody. A call that was not sent yet is not sent; one
+//!    that was sent is finished by its lane.
+//! 6. The number of waiting keys is bounded. Past the bound a call is refused with
+//!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded) and nothing was claimed.
+//! 7. Each runtime has lanes of its own, in tasks of that runtime. When a runtime ends, the outcome
+//!    of calls that were being sent is unknown; callers that still wait send the others again.
+
+mod batcher;
+mod lane;
+#[cfg(test)]
+#[allow(clippy::duplicate_mod, reason = "the model compiles the same source over another runtime")]
+mod model;
+mod options;
+#[expect(clippy::module_inception, reason = "the folder is named after its main part")]
+mod queue;
+mod runtime;
+
+pub(in crate::adapter) use batcher::Batcher;
+pub(in crate::adapter) use lane::BatchExecutor;
+pub use options::Batching;
+pub(in crate::adapter) use queue::BatchItem;

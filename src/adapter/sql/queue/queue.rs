@@ -1,0 +1,209 @@
+//! [`Queue`]: the calls that wait in one runtime, and which of them form the next batch.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use tokio::sync::oneshot;
+
+use super::runtime::RuntimeId;
+use crate::error::Error;
+
+/// How many batches a lane looks ahead for calls that it can send.
+const LOOK_AHEAD: usize = 4;
+
+/// One call.
+pub(in crate::adapter) trait BatchItem: Send + 'static {
+    type Reply: Send + 'static;
+
+    /// Returns `true` if one statement can do both calls.
+    fn can_join(&self, other: &Self) -> bool;
+
+    /// Returns a hash of each key. Two keys with the same hash only wait for each other.
+    fn key_hashes(&self) -> &[u64];
+
+    /// Returns `true` if other calls that also return `true` may name the same keys in one batch.
+    fn allows_shared_keys(&self) -> bool;
+}
+
+pub(super) type KeyHashes = HashSet<u64>;
+
+pub(super) type ReplySender<I> = oneshot::Sender<QueueReply<I>>;
+
+pub(super) enum QueueReply<I: BatchItem> {
+    Executed(Result<I::Reply, Error>),
+    /// The call was not sent, and its lane has ended: the caller gets it back.
+    NotSent(I),
+}
+
+pub(super) struct Waiting<I: BatchItem> {
+    pub(super) item: I,
+    pub(super) reply: ReplySender<I>,
+}
+
+/// The queues of all runtimes. A lane ends with its runtime, and a runtime that does not run for a
+/// while must not delay the callers of another one.
+pub(super) struct Queues<I: BatchItem> {
+    pub(super) of: HashMap<RuntimeId, Queue<I>>,
+    /// How many keys wait, in all queues.
+    pub(super) keys: usize,
+}
+
+pub(super) struct Queue<I: BatchItem> {
+    waiting: VecDeque<Waiting<I>>,
+    /// How many keys wait.
+    keys: usize,
+    /// The keys of the batches that are being sent.
+    sending: KeyHashes,
+    lanes: usize,
+    /// How many lanes wait for a batch that is late.
+    late: usize,
+}
+
+impl<I: BatchItem> Default for Queues<I> {
+    fn default() -> Self {
+        Self { of: HashMap::new(), keys: 0 }
+    }
+}
+
+impl<I: BatchItem> Queues<I> {
+    /// Returns `true` if `keys` more may wait. Forgets abandoned calls first, if that is needed.
+    pub(super) fn has_room(&mut self, keys: usize, max: usize) -> bool {
+        if self.keys > 0 && self.keys + keys > max {
+            for queue in self.of.values_mut() {
+                queue.waiting.retain(|waiting| !waiting.reply.is_closed());
+                queue.keys =
+                    queue.waiting.iter().map(|waiting| waiting.item.key_hashes().len()).sum();
+            }
+            self.keys = self.of.values().map(|queue| queue.keys).sum();
+        }
+        self.keys == 0 || self.keys + keys <= max
+    }
+
+    pub(super) fn push(&mut self, runtime: RuntimeId, waiting: Waiting<I>) -> &mut Queue<I> {
+        let keys = waiting.item.key_hashes().len();
+        let queue = self.of.entry(runtime).or_default();
+        self.keys += keys;
+        queue.keys += keys;
+        queue.waiting.push_back(waiting);
+        queue
+    }
+
+    /// Takes the next batch, and counts its keys as being sent. Returns an empty batch if the lane
+    /// is not needed any more.
+    pub(super) fn take(
+        &mut self,
+        runtime: RuntimeId,
+        lanes: usize,
+        max_keys: usize,
+    ) -> Vec<Waiting<I>> {
+        let Some(queue) = self.of.get_mut(&runtime) else { return Vec::new() };
+        // A lane that was started beside a late batch ends after that batch.
+        if queue.lanes > queue.max_lanes(lanes) {
+            return Vec::new();
+        }
+        let before = queue.keys;
+        let batch = queue.take(max_keys);
+        self.keys -= before - queue.keys;
+        let hashes = batch.iter().flat_map(|waiting| waiting.item.key_hashes());
+        queue.sending.extend(hashes);
+        batch
+    }
+
+    /// Counts a batch as sent. Returns `true` if nothing else waits.
+    pub(super) fn finish_batch(&mut self, runtime: RuntimeId, keys: &[u64], late: bool) -> bool {
+        let Some(queue) = self.of.get_mut(&runtime) else { return true };
+        for key in keys {
+            queue.sending.remove(key);
+        }
+        queue.late -= usize::from(late);
+        queue.waiting.is_empty()
+    }
+
+    /// Removes a lane. Returns the calls that wait, if it was the last one.
+    pub(super) fn close_lane(&mut self, runtime: RuntimeId) -> VecDeque<Waiting<I>> {
+        let Some(queue) = self.of.get_mut(&runtime) else { return VecDeque::new() };
+        queue.lanes -= 1;
+        if queue.lanes > 0 {
+            return VecDeque::new();
+        }
+        self.keys -= queue.keys;
+        self.of.remove(&runtime).map(|queue| queue.waiting).unwrap_or_default()
+    }
+}
+
+impl<I: BatchItem> Default for Queue<I> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), keys: 0, sending: KeyHashes::default(), lanes: 0, late: 0 }
+    }
+}
+
+impl<I: BatchItem> Queue<I> {
+    /// Counts another lane if the queue needs one; the caller starts it.
+    ///
+    /// The first call needs a lane, and so does every call while a batch is late. Otherwise
+    /// `min_keys` have to wait.
+    pub(super) fn opens_lane(&mut self, lanes: usize, min_keys: usize) -> bool {
+        let is_urgent = self.lanes == 0 || self.late > 0;
+        let is_needed = if is_urgent { !self.waiting.is_empty() } else { self.keys >= min_keys };
+        let opens = is_needed && self.lanes < self.max_lanes(lanes);
+        self.lanes += usize::from(opens);
+        opens
+    }
+
+    /// Counts a lane whose batch is late.
+    pub(super) fn add_late(&mut self) {
+        self.late += 1;
+    }
+
+    /// Lanes whose batches are late do not count, up to `lanes` of them.
+    fn max_lanes(&self, lanes: usize) -> usize {
+        lanes.saturating_add(self.late.min(lanes))
+    }
+
+    /// Takes the calls that can be sent together, from the front.
+    fn take(&mut self, max_keys: usize) -> Vec<Waiting<I>> {
+        let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
+        let (mut taken_keys, mut skipped_keys) = (0, 0);
+        let mut taken = KeyHashes::default();
+        // Keys of the batch that may not be shared.
+        let mut exclusive = KeyHashes::default();
+        // Keys of skipped calls, which later calls must not overtake.
+        let mut blocked = KeyHashes::default();
+        while let Some(waiting) = self.waiting.pop_front() {
+            let keys = waiting.item.key_hashes();
+            if waiting.reply.is_closed() {
+                self.keys -= keys.len();
+                continue;
+            }
+            let is_full = taken_keys + keys.len() > max_keys;
+            if !batch.is_empty() && (is_full || skipped_keys > max_keys * LOOK_AHEAD) {
+                self.waiting.push_front(waiting);
+                break;
+            }
+            let joins = batch.first().is_none_or(|first| waiting.item.can_join(&first.item));
+            let shares = waiting.item.allows_shared_keys();
+            let is_free = |key: &u64| {
+                !self.sending.contains(key)
+                    && !blocked.contains(key)
+                    && !exclusive.contains(key)
+                    && (shares || !taken.contains(key))
+            };
+            if joins && keys.iter().all(is_free) {
+                if !shares {
+                    exclusive.extend(keys);
+                }
+                taken_keys += keys.len();
+                taken.extend(keys);
+                batch.push(waiting);
+            } else {
+                skipped_keys += keys.len();
+                blocked.extend(keys);
+                skipped.push(waiting);
+            }
+        }
+        self.keys -= taken_keys;
+        for waiting in skipped.into_iter().rev() {
+            self.waiting.push_front(waiting);
+        }
+        batch
+    }
+}
