@@ -284,12 +284,18 @@ pub enum ConfigError {
     InvalidPointer,
     /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and not start with `sqlite_`.
     InvalidIdentifier,
+    /// A setting has a value without meaning.
+    #[non_exhaustive]
+    InvalidSetting {
+        /// The name of the setter.
+        setting: &'static str,
+        /// What the value must be: `"at least 100 ms"`.
+        rule: &'static str,
+    },
     /// Duplicates must be answered with a 2xx: every sender takes anything else for a failure.
     InvalidDuplicateStatus,
     /// A header that belongs to one client, one connection or one moment is not replayed.
     InvalidReplayHeader,
-    /// A timeout must be at least 1 ms.
-    InvalidTimeout,
     /// The adapter has no leases, or stores no data, as this layer needs it.
     UnsupportedByAdapter(&'static str),
     /// The store URL cannot be read. (The URL is not repeated here: it may hold a password.)
@@ -323,8 +329,8 @@ impl fmt::Display for ConfigError {
                 f.write_str("a table or schema name matches [A-Za-z_][A-Za-z0-9_]{0,47}")
             }
             Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
+            Self::InvalidSetting { setting, rule } => write!(f, "`{setting}` must be {rule}"),
             Self::InvalidDuplicateStatus => f.write_str("duplicates are answered with a 2xx"),
-            Self::InvalidTimeout => f.write_str("a timeout is at least 1 ms"),
             Self::UnsupportedByAdapter(what) => write!(f, "the adapter does not support {what}"),
             Self::InvalidUrl => f.write_str("the store URL cannot be read"),
             Self::SeveralHosts => f.write_str(

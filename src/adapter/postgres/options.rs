@@ -9,7 +9,7 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 
 use super::super::sql::Batching;
-use super::super::sql::{Identifier, checked_timeout, take_identifiers};
+use super::super::sql::{Identifier, checked_timeout, take_identifiers, valid};
 use super::schema::{Durability, TableName};
 use crate::error::ConfigError;
 
@@ -98,19 +98,16 @@ impl PostgresOptions {
     /// [`try_statement_timeout`](Self::try_statement_timeout).
     #[track_caller]
     pub fn statement_timeout(self, timeout: Duration) -> Self {
-        match self.try_statement_timeout(timeout) {
-            Ok(options) => options,
-            Err(error) => panic!("{error}"),
-        }
+        valid(self.try_statement_timeout(timeout))
     }
 
     /// Sets how long one statement may take, for a value from a file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidTimeout`] if the time is shorter than 1 ms.
+    /// [`ConfigError::InvalidSetting`] if the time is shorter than 1 ms.
     pub fn try_statement_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { statement_timeout: checked_timeout(timeout)?, ..self })
+        Ok(Self { statement_timeout: checked_timeout("statement_timeout", timeout)?, ..self })
     }
 
     /// Reads a URL: its own parameters into these options, the others into sqlx's.

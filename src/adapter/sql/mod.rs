@@ -13,4 +13,4 @@ pub(super) mod statement;
 
 pub use options::Identifier;
 pub use queue::Batching;
-pub(super) use options::{checked_timeout, take_identifiers};
+pub(super) use options::{checked_timeout, take_identifiers, valid};

@@ -61,8 +61,27 @@ impl fmt::Display for Identifier {
 }
 
 /// Returns `timeout`, if it is at least 1 ms: the unit in which databases take it.
-pub(in crate::adapter) fn checked_timeout(timeout: Duration) -> Result<Duration, ConfigError> {
-    if timeout < Duration::from_millis(1) { Err(ConfigError::InvalidTimeout) } else { Ok(timeout) }
+pub(in crate::adapter) fn checked_timeout(
+    setting: &'static str,
+    timeout: Duration,
+) -> Result<Duration, ConfigError> {
+    if timeout < Duration::from_millis(1) {
+        return Err(ConfigError::InvalidSetting { setting, rule: "at least 1 ms" });
+    }
+    Ok(timeout)
+}
+
+/// Returns the result of a setter that refuses values without meaning.
+///
+/// # Panics
+///
+/// With the error of such a value.
+#[track_caller]
+pub(in crate::adapter) fn valid<T>(checked: Result<T, ConfigError>) -> T {
+    match checked {
+        Ok(options) => options,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// Takes the parameters with these names out of a URL, which the database's own parser would refuse

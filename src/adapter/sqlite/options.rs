@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnectOptions;
 
 use super::super::sql::Batching;
-use super::super::sql::{Identifier, checked_timeout, take_identifiers};
+use super::super::sql::{Identifier, checked_timeout, take_identifiers, valid};
 use crate::error::ConfigError;
 
 /// How a [`SqliteAdapter`](super::SqliteAdapter) works. Set before the adapter exists.
@@ -68,19 +68,16 @@ impl SqliteOptions {
     /// [`try_write_lock_timeout`](Self::try_write_lock_timeout).
     #[track_caller]
     pub fn write_lock_timeout(self, timeout: Duration) -> Self {
-        match self.try_write_lock_timeout(timeout) {
-            Ok(options) => options,
-            Err(error) => panic!("{error}"),
-        }
+        valid(self.try_write_lock_timeout(timeout))
     }
 
     /// Sets how long to wait for the write lock, for a value from a file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidTimeout`] if the time is shorter than 1 ms.
+    /// [`ConfigError::InvalidSetting`] if the time is shorter than 1 ms.
     pub fn try_write_lock_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { write_lock_timeout: checked_timeout(timeout)?, ..self })
+        Ok(Self { write_lock_timeout: checked_timeout("write_lock_timeout", timeout)?, ..self })
     }
 
     /// Reads a URL: its own parameter into these options, the others into sqlx's.
