@@ -14,9 +14,8 @@ use super::super::contract::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
     Released, Renewed, StoreFuture,
 };
-use super::super::sql::engine::{
-    Call, Kind, RowReply, execute_one, forget, replies,
-};
+use super::super::sql::call::{Call, Kind, RowReply, replies};
+use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
 use super::super::stored::Fetch;
 use super::connections::Source;
@@ -227,9 +226,8 @@ impl Store {
 impl MaintenanceAdapter for PostgresAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let store = &self.0;
-        let portion = move |limit, from| {
-            store.with_table(move || Box::pin(store.purge(limit, from)))
-        };
+        let portion =
+            move |limit, from| store.with_table(move || Box::pin(store.purge(limit, from)));
         Box::pin(store.purge_state.purge(limit, portion))
     }
 

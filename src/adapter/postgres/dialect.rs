@@ -15,11 +15,11 @@ use std::time::Instant;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::sql::queue::BatchExecutor;
 use super::super::contract::Claimed;
-use super::super::sql::engine::{
-    Call, Dialect, Kind, RowReply, RowStatements, Rows, Written, execute_batch,
-};
+use super::super::sql::call::{Call, Kind, RowReply, Rows};
+use super::super::sql::engine::{Dialect, execute_batch};
+use super::super::sql::queue::BatchExecutor;
+use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
 use super::connections::Source;

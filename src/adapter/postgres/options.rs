@@ -70,8 +70,7 @@ impl PostgresOptions {
     /// A crash of the *database* can then lose a claim that it has granted, and the event's retry runs
     /// beside the handler. By default claims are durable too.
     pub fn asynchronous_claims(mut self, asynchronous: bool) -> Self {
-        self.claims =
-            if asynchronous { Durability::Asynchronous } else { Durability::Synchronous };
+        self.claims = if asynchronous { Durability::Asynchronous } else { Durability::Synchronous };
         self
     }
 

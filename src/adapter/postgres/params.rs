@@ -15,7 +15,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Decode, Encode, Row as _, Type};
 
 use super::super::contract::{CallTerms, Claimed, Token};
-use super::super::sql::engine::{RowCall, Rows};
+use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Row, StoredColumns, attempt};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use crate::key::DedupKey;

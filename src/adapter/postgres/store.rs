@@ -8,9 +8,10 @@ use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
-use super::super::sql::queue::Batcher;
-use super::super::sql::engine::{Call, REPEATS};
+use super::super::sql::call::Call;
+use super::super::sql::engine::REPEATS;
 use super::super::sql::purge::PurgeState;
+use super::super::sql::queue::Batcher;
 use super::connections::{Connections, Source, backoff};
 use super::errors::{
     is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,

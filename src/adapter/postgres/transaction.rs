@@ -22,7 +22,8 @@ use sqlx::postgres::{PgConnection, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row as _};
 
 use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
-use super::super::sql::engine::{Kind, Rounds, RowReply, RowStatements, Rows, Written, read_rows};
+use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::rounds::{Rounds, RowStatements, Written, read_rows};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::transaction::{
@@ -236,8 +237,7 @@ impl Store {
             let lost = move |lost| server_session::end(connections, timeout, lock, lost);
             let transaction = OpenTransaction::begin_on(connection, Some(BEGIN), lost).await;
             let mut transaction = transaction.map_err(fault)?;
-            let mut session =
-                InTransaction::new(transaction.connection(), &statements, rows, lock);
+            let mut session = InTransaction::new(transaction.connection(), &statements, rows, lock);
             let mut rounds = Rounds::new(Kind::Claim, rows);
             let ran = rounds.run(&mut session, false).await;
             let begun = session.begun.take();
@@ -248,7 +248,8 @@ impl Store {
                     return Err(error);
                 }
                 (Ok(()), Ok(claimed)) => {
-                    let granted = claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
+                    let granted =
+                        claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
                     if let Some(begun) = begun.filter(|_| granted) {
                         return Ok((claimed, Some(transaction.with(begun))));
                     }

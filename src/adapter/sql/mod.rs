@@ -3,14 +3,16 @@
 //! A dialect ([`engine::Dialect`]) supplies single statements. The engine decides which statements
 //! are sent for a call, or for a batch of calls.
 
+pub(super) mod call;
 pub(super) mod engine;
 pub(super) mod errors;
 mod options;
 pub(super) mod purge;
 pub(super) mod queue;
+pub(super) mod rounds;
 pub(super) mod row;
 pub(super) mod statement;
 
 pub use options::Identifier;
-pub use queue::Batching;
 pub(super) use options::{checked_timeout, take_identifiers, valid};
+pub use queue::Batching;

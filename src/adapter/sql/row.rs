@@ -134,7 +134,11 @@ impl Row {
     }
 
     /// Returns the row of a key that a claim with these terms has just got.
-    pub(in crate::adapter) fn row_after(key: &DedupKey, terms: &CallTerms, reply: &Claimed) -> Self {
+    pub(in crate::adapter) fn row_after(
+        key: &DedupKey,
+        terms: &CallTerms,
+        reply: &Claimed,
+    ) -> Self {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         let (attempts, takeover) = match reply {
             Claimed::First { attempt, takeover, .. } => (i64::from(*attempt), *takeover),

@@ -14,7 +14,8 @@ use super::super::contract::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
     Released, Renewed, StoreFuture,
 };
-use super::super::sql::engine::{Call, Kind, RowReply, execute_one, forget, replies};
+use super::super::sql::call::{Call, Kind, RowReply, replies};
+use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
 use super::super::stored::Fetch;
 use super::errors::{is_busy, store_error};
@@ -129,7 +130,9 @@ impl SqliteAdapter {
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
         let rows = match &self.0.queues {
-            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(keys, terms.fetch())).await?,
+            Some(queues) => {
+                queues.lookups.submit(&self.0, Lookup::new(keys, terms.fetch())).await?
+            }
             None => {
                 let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
                 rows.map_err(|error| store_error("looking up keys", error))?
@@ -226,9 +229,8 @@ impl DedupAdapter for SqliteAdapter {
 impl MaintenanceAdapter for SqliteAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let delete = |limit, from| {
-            let purge = move |store: Arc<Store>, _guard| async move {
-                store.purge(limit, from).await
-            };
+            let purge =
+                move |store: Arc<Store>, _guard| async move { store.purge(limit, from).await };
             self.0.write_in_task(purge)
         };
         Box::pin(self.0.with_table(move || self.0.purge_state.purge(limit, delete)))
@@ -254,11 +256,10 @@ impl MaintenanceAdapter for SqliteAdapter {
 
     fn count(&self) -> StoreFuture<'_, u64> {
         Box::pin(self.0.with_table(move || async move {
-            let keys: i64 =
-                sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.0.statements.count)))
-                    .fetch_one(&self.0.readers)
-                    .await
-                    .map_err(|error| store_error("counting keys", error))?;
+            let keys: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.0.statements.count)))
+                .fetch_one(&self.0.readers)
+                .await
+                .map_err(|error| store_error("counting keys", error))?;
             u64::try_from(keys)
                 .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
         }))

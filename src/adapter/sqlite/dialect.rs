@@ -12,11 +12,11 @@ use std::sync::Arc;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::sql::queue::BatchExecutor;
 use super::super::contract::Claimed;
-use super::super::sql::engine::{
-    Call, Dialect, Kind, RowReply, RowStatements, Rows, Written, execute_batch,
-};
+use super::super::sql::call::{Call, Kind, RowReply, Rows};
+use super::super::sql::engine::{Dialect, execute_batch};
+use super::super::sql::queue::BatchExecutor;
+use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
 use super::errors::{is_row_error, store_error};
@@ -57,7 +57,11 @@ impl BatchExecutor<Call> for Store {
         self.write_lock(ErrorKind::Refused).await
     }
 
-    async fn execute(&self, guard: WriteGuard, batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
+    async fn execute(
+        &self,
+        guard: WriteGuard,
+        batch: Vec<Call>,
+    ) -> Vec<Result<Vec<RowReply>, Error>> {
         execute_batch(&mut self.writer(guard), &batch).await
     }
 }

@@ -7,7 +7,7 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use super::super::contract::Claimed;
-use super::super::sql::engine::{RowCall, Rows};
+use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Row, StoredColumns, attempt};
 use super::super::stored::{Fetch, StoredResponse};
 use crate::key::{DedupKey, hex};

@@ -8,9 +8,10 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
-use super::super::sql::queue::{BatchItem, Batcher};
-use super::super::sql::engine::{Call, MAX_RESPONSES, short_hash};
+use super::super::sql::call::{Call, short_hash};
 use super::super::sql::purge::PurgeState;
+use super::super::sql::queue::{BatchItem, Batcher};
+use super::super::sql::rounds::MAX_RESPONSES;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::errors::{is_sql_error, store_error};

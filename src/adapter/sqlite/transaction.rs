@@ -20,7 +20,8 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection};
 
 use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
-use super::super::sql::engine::{Kind, Rounds, RowReply, RowStatements, Rows, Written};
+use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::rounds::{Rounds, RowStatements, Written};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::transaction::{
