@@ -29,7 +29,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use sqlx::{Executor, PgPool};
 use tokio::net::{TcpListener, TcpStream};
-use tower_dedup::adapter::{LeaseAdapter, MemoryAdapter, PostgresAdapter};
+use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, PostgresAdapter};
 use tower_dedup::{DedupLayer, key};
 
 #[path = "shared/mod.rs"]

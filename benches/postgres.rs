@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, PostgresAdapter, Recorded, Token};
+use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, PostgresAdapter, Token};
 
 #[path = "shared/mod.rs"]
 mod shared;
@@ -150,8 +150,8 @@ async fn test(run: &Run) {
     let memory = Arc::new(MemoryAdapter::with_capacity(1_000_000));
     for number in 1..=10 {
         let key = DedupKey::new(NAMESPACE, &old_id(number)).expect("a key");
-        let recorded = memory.record(&[key], &terms(Token::random())).await;
-        assert_eq!(recorded.expect("a record"), [Recorded::First]);
+        let recorded = memory.claim(&[key], &on_claim(&terms(Token::random()))).await;
+        assert_eq!(recorded.expect("a record"), [FIRST]);
     }
     let store = Ours(memory);
     store.duplicate(&DedupKey::new(NAMESPACE, &old_id(1)).expect("a key")).await;

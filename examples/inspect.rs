@@ -23,8 +23,8 @@ use clap::{Args, Parser, Subcommand};
 use sqlx::sqlite::SqliteConnectOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    self, DynAdapter, Entry, EntryState, Fetch, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, Recall, SqliteAdapter, StoredData,
+    self, Entry, EntryState, Fetch, Forgotten, Identifier, MaintenanceAdapter, PostgresAdapter,
+    SqliteAdapter, StoredData,
 };
 
 mod shared;
@@ -117,7 +117,7 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
 }
 
 /// A store for which the default table is good enough is `adapter::connect(url)`, whatever it is.
-async fn connect(options: &Options) -> Result<Arc<dyn DynAdapter>, Box<dyn Error>> {
+async fn connect(options: &Options) -> Result<Arc<dyn MaintenanceAdapter>, Box<dyn Error>> {
     let url = options.store.as_str();
     if url.starts_with("sqlite:") {
         if options.schema.is_some() {

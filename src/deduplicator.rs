@@ -13,13 +13,11 @@ use crate::adapter::{DedupAdapter, Seen};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error};
 use crate::key::{DedupKey, Keys};
-use crate::ledger::{
-    Begin, BeginContext, Claim, HandlerSuccess, Lease, Ledger, OnArrival,
-};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
+use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Lease, Ledger, OnArrival};
 
 /// Runs the work of each key until it has succeeded once, under a [ledger](crate::ledger).
 ///

@@ -68,8 +68,8 @@ pub use extract::MissingDelivery;
 pub use extract::TxRejection;
 pub use key::{DedupKey, KeyExtractor};
 pub use layer::{
-    Dedup, DedupHandle, DedupLayer, DedupResult, InnerBody, LogIds, OnInFlight, OnMismatch, OnMissingKey,
-    OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified,
+    Dedup, DedupHandle, DedupLayer, DedupResult, InnerBody, LogIds, OnInFlight, OnMismatch,
+    OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};

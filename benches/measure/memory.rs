@@ -23,8 +23,7 @@ use moka::sync::Cache;
 use rustix::time::{ClockId, clock_gettime};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter, MemoryAdapter,
-    Recorded, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
 
 /// So many of one, then as many of the other.
@@ -88,7 +87,7 @@ fn key(number: usize) -> DedupKey {
 }
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), RETENTION).with_lease(LEASE)
+    CallTerms::on_completion(Token::random(), RETENTION, LEASE)
 }
 
 /// The keys of a turn, block by block.
@@ -131,8 +130,8 @@ fn moka_block(start: usize) -> Vec<(String, Value)> {
 fn record(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
     let start = clock();
     for (key, terms) in block {
-        let recorded = adapter.record(std::slice::from_ref(key), terms).now_or_never();
-        assert_eq!(recorded.expect("no wait").expect("room"), [Recorded::First]);
+        let recorded = adapter.claim(std::slice::from_ref(key), &on_claim(terms)).now_or_never();
+        assert_eq!(recorded.expect("no wait").expect("room"), [FIRST]);
     }
     clock() - start
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{CallTerms, Claimed, Completed, LeaseAdapter, Token};
+use tower_dedup::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Token};
 
 use super::rounds::Caller;
 
@@ -14,7 +14,7 @@ const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 const LEASE: Duration = Duration::from_secs(60);
 
 pub(crate) fn terms(token: Token) -> CallTerms {
-    CallTerms::new(token, RETENTION).with_lease(LEASE)
+    CallTerms::on_completion(token, RETENTION, LEASE)
 }
 
 /// An id that was not used before, of 28 bytes in no order, as senders make them.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{LeaseAdapter, PostgresAdapter};
+use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
 
 use super::calls::{NAMESPACE, Ours, Store, old_id};
 

@@ -90,8 +90,8 @@ use sqlx::{Postgres, Sqlite};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
-use tower_dedup::adapter::{self, DynAdapter, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
-use tower_dedup::ledger::{Lease, Ledger, OnArrival, Transactional};
+use tower_dedup::adapter::{self, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
+use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, Purger, provider};
 
 /// How long a shutdown may take in all.
@@ -157,25 +157,28 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let url = options.store.as_str();
     let checks = secrets::checks(env::vars_os(), options.public_url.as_deref())?;
     let routes = Routes { lease: Duration::from_secs(options.lease_seconds), checks };
-    let (store, (webhooks, handles)): (Arc<dyn DynAdapter>, _) = match options.ledger {
+    let (store, (webhooks, handles)): (Arc<dyn MaintenanceAdapter>, _) = match options.ledger {
         LedgerKind::Lease => {
             let store = adapter::connect(url).await?;
-            (store.clone(), routes.over(&Lease::new(store), receive))
+            (store.clone(), routes.over(|preset| DedupLayer::new(preset, store.clone()), receive))
         }
         LedgerKind::OnArrival => {
             let store = adapter::connect(url).await?;
-            (store.clone(), routes.over(&OnArrival::new(store), receive))
+            (
+                store.clone(),
+                routes.over(|preset| DedupLayer::on_arrival(preset, store.clone()), receive),
+            )
         }
         // A transaction is of one kind of database, and so is the handler that takes it.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
             let store = SqliteAdapter::connect(url).await?;
-            let ledger = Transactional::new(store.clone());
-            (Arc::new(store), routes.over(&ledger, receive_in::<Sqlite>))
+            let layer = |preset| DedupLayer::transactional(preset, store.clone());
+            (Arc::new(store.clone()), routes.over(layer, receive_in::<Sqlite>))
         }
         LedgerKind::Transactional if url.starts_with("postgres") => {
             let store = PostgresAdapter::connect(url).await?;
-            let ledger = Transactional::new(store.clone());
-            (Arc::new(store), routes.over(&ledger, receive_in::<Postgres>))
+            let layer = |preset| DedupLayer::transactional(preset, store.clone());
+            (Arc::new(store.clone()), routes.over(layer, receive_in::<Postgres>))
         }
         LedgerKind::Transactional => {
             return Err("--ledger transactional needs a database: \
@@ -239,16 +242,20 @@ struct Routes {
 type Handles = Vec<(&'static str, DedupHandle)>;
 
 impl Routes {
-    /// One route for every sender, each with the sender's own key, all over one ledger.
-    fn over<L, H, T>(&self, ledger: &L, handler: H) -> (Router<Effects>, Handles)
+    /// One route for every sender, each with the sender's own key, all over one store.
+    fn over<L, H, T>(
+        &self,
+        layer: impl Fn(Preset) -> DedupLayer<L>,
+        handler: H,
+    ) -> (Router<Effects>, Handles)
     where
-        L: Ledger + Clone,
+        L: Ledger,
         H: Handler<T, Effects> + Copy,
         T: 'static,
     {
         let (mut router, mut handles) = (Router::new(), Vec::new());
         for preset in provider::ALL {
-            let mut dedup = DedupLayer::with_ledger(*preset, ledger.clone()).lease(self.lease);
+            let mut dedup = layer(*preset).lease(self.lease);
             let check = self.checks.get(preset.name());
             if check.is_some() {
                 dedup = dedup.require_verified();

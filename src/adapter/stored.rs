@@ -141,7 +141,8 @@ mod tests {
         headers.append("content-type", HeaderValue::from_static("text/xml"));
         headers.append("link", HeaderValue::from_static("<a>"));
         headers.append("link", HeaderValue::from_bytes("<\u{e9}>\t\"b\"".as_bytes()).unwrap());
-        let stored = StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0\xff"));
+        let stored =
+            StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0\xff"));
         let again = StoredResponse::from_stored(201, &stored.headers_json(), b"\0\xff".to_vec());
         assert_eq!(again.unwrap(), stored);
         for (status, headers) in [(20, "[]"), (200, "{}"), (200, r#"[["a b","c"]]"#)] {

@@ -17,7 +17,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::call::{claim, release};
 use super::contract::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder,
+    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
 };
 use super::pending::Pending;
 use super::resolve::{KeyState, flatten, resolve, states};
@@ -143,6 +143,8 @@ impl fmt::Debug for OnArrival {
         f.debug_struct("OnArrival").finish_non_exhaustive()
     }
 }
+
+impl Sealed for OnArrival {}
 
 impl Ledger for OnArrival {
     type Claim = ArrivalClaim;

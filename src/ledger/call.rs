@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::coop::unconstrained;
 
-use crate::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Released, Renewed, StoreFuture,
-};
+use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Released, Renewed, StoreFuture};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 use crate::observe;

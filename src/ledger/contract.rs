@@ -14,9 +14,16 @@ use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::key::Keys;
 
+/// Keeps other crates from implementing [`Ledger`].
+pub trait Sealed {}
+
 /// Decides whether a delivery is the first, and makes its keys permanent.
-pub trait Ledger: Send + Sync + 'static {
+///
+/// A bound for code that is generic over the ledger, such as
+/// `fn settings<L: Ledger>(layer: DedupLayer<L>) -> DedupLayer<L>`. It is sealed.
+pub trait Ledger: Sealed + Send + Sync + 'static {
     /// What a first delivery holds while its handler runs.
+    #[doc(hidden)]
     type Claim: Claim;
 
     /// Begins a delivery of these keys.
@@ -28,6 +35,7 @@ pub trait Ledger: Send + Sync + 'static {
     ///
     /// The store did not reply, and the context does not fail open. What the call may have claimed is
     /// released in the background.
+    #[doc(hidden)]
     fn begin(
         self: &Arc<Self>,
         keys: &Keys,
@@ -35,12 +43,15 @@ pub trait Ledger: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
 
     /// Returns `true` if the store keeps payload digests and responses.
+    #[doc(hidden)]
     fn stores_data(&self) -> bool;
 
     /// Returns the number of background writes.
+    #[doc(hidden)]
     fn pending_writes(&self) -> usize;
 
     /// Waits until there is no background write.
+    #[doc(hidden)]
     fn drain(&self) -> impl Future<Output = ()> + Send;
 }
 

@@ -30,10 +30,38 @@ mod retry;
 pub(crate) mod transaction;
 
 pub use arrival::OnArrival;
+pub use contract::Ledger;
 pub(crate) use contract::{
-    Begin, BeginContext, CanReplay, Claim, DuplicateInfo, FailOpen, HandlerSuccess, Ledger,
-    Remainder,
+    Begin, BeginContext, CanReplay, Claim, DuplicateInfo, FailOpen, HandlerSuccess, Remainder,
 };
 pub use lease::Lease;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::Transactional;
+
+/// For this crate's own tests, which stop a delivery at every point. Not part of the API.
+#[doc(hidden)]
+pub mod internals {
+    use std::sync::Arc;
+
+    pub use super::contract::{Begin, BeginContext, Claim, HandlerSuccess};
+    use crate::adapter::DedupAdapter;
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    use crate::adapter::TransactionAdapter;
+    use crate::error::ConfigError;
+
+    #[expect(clippy::missing_errors_doc, reason = "hidden")]
+    pub fn lease(adapter: impl DedupAdapter) -> Result<Arc<super::Lease>, ConfigError> {
+        super::Lease::new(Arc::new(adapter)).map(Arc::new)
+    }
+
+    pub fn on_arrival(adapter: impl DedupAdapter) -> Arc<super::OnArrival> {
+        Arc::new(super::OnArrival::new(Arc::new(adapter)))
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub fn transactional<A: TransactionAdapter>(
+        adapter: A,
+    ) -> Arc<super::Transactional<A::Database>> {
+        Arc::new(super::Transactional::new(Arc::new(adapter)))
+    }
+}

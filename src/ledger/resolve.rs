@@ -81,10 +81,11 @@ pub(super) fn states(
     if let ([_], None) = (flat, pending.peek()) {
         return replies.next().map_or_else(List::default, List::one);
     }
-    let states = flat.iter().map_while(|key| match pending.next_if(|(pending, _)| pending == key) {
-        Some((_, stored)) => Some(known(stored)),
-        None => replies.next(),
-    });
+    let states =
+        flat.iter().map_while(|key| match pending.next_if(|(pending, _)| pending == key) {
+            Some((_, stored)) => Some(known(stored)),
+            None => replies.next(),
+        });
     states.collect::<Vec<_>>().into()
 }
 

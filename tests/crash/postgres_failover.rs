@@ -19,15 +19,15 @@ use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Recorded,
-    Released, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Released, Token,
+    TransactionAdapter,
 };
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
 use crate::support::cluster::{Cluster, blocking, scalar, until_true};
 use crate::support::effects::{Boxed, Effects, answer, effect, lend};
 use crate::support::postgres::Schema;
-use crate::support::{Body, by_header, dedup_key, request, result, send};
+use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// Far more than it takes: only a test that hangs reaches it.
@@ -39,7 +39,7 @@ const SENDERS: usize = 32;
 type Service = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), HOUR).with_lease(HOUR)
+    CallTerms::on_completion(Token::random(), HOUR, HOUR)
 }
 
 fn pool_of(url: &str, connections: u32, synchronous_commit: &str) -> PgPool {
@@ -405,11 +405,11 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
         let (claimed, recorded, mine) = (key("claimed"), key("recorded"), terms());
         adapter.claim(&batched, &mine).await.unwrap();
         single.claim(&one, &mine).await.unwrap();
-        single.record(&undone, &mine).await.unwrap();
+        single.claim(&undone, &on_claim(&mine)).await.unwrap();
         let opened = single.open(&open, &mine).await.unwrap().transaction.unwrap();
         let mut transaction = pool.begin().await.unwrap();
         let first = single.record_in(&mut transaction, &user[0], HOUR).await.unwrap();
-        assert_eq!(first, Recorded::First);
+        assert_eq!(first, FIRST);
 
         let standby = Arc::clone(&cluster.standby);
         blocking(move || standby.stop_immediately()).await;
@@ -427,7 +427,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                     end("a completion");
                 },
                 async {
-                    let released = single.unrecord(&undone, &mine).await.unwrap();
+                    let released = single.release(&undone, &on_claim(&mine)).await.unwrap();
                     assert_eq!(released, [Released::Released]);
                     end("an undone record");
                 },
@@ -440,7 +440,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                     end("a commit of the user's");
                 },
                 async {
-                    assert_eq!(single.record(&recorded, &mine).await.unwrap(), [Recorded::First]);
+                    assert_eq!(single.claim(&recorded, &on_claim(&mine)).await.unwrap(), [FIRST]);
                     end("a record");
                 },
                 async {
@@ -552,9 +552,11 @@ async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
     let demoted = Demoted::start().await;
     for (name, batching) in [("batched", Batching::new()), ("single", Batching::off())] {
         let adapter = async || PostgresAdapter::new(demoted.pool().await).batching(batching);
-        let recorded =
-            adapter().await.record(&[dedup_key(&format!("{name} record"))], &terms()).await;
-        assert_eq!(recorded.unwrap(), [Recorded::First]);
+        let recorded = adapter()
+            .await
+            .claim(&[dedup_key(&format!("{name} record"))], &on_claim(&terms()))
+            .await;
+        assert_eq!(recorded.unwrap(), [FIRST]);
         let claimed = adapter().await.claim(&[dedup_key(&format!("{name} claim"))], &terms()).await;
         assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
     }

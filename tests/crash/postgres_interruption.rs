@@ -8,11 +8,11 @@ use std::time::Duration;
 use http::{Extensions, Request, Response, StatusCode};
 use sqlx::Postgres;
 use tower::{Layer, Service, ServiceExt};
+use tower_dedup::TxHandle;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{
-    Begin, BeginContext, Claim, HandlerSuccess, Ledger, Transactional, TxHandle,
-};
+use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupLayer, Delivery, OnInFlight, ResponseBody};
 
 use crate::support::effects::{

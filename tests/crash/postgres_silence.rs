@@ -14,8 +14,8 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, LeaseAdapter, MaintenanceAdapter, PostgresAdapter,
-    Recorded, Released, Token,
+    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter, Released,
+    Token,
 };
 use tower_dedup::{DedupHandle, DedupLayer, ErrorKind, OnInFlight};
 
@@ -23,7 +23,7 @@ use crate::support::effects::{
     Boxed, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged, write,
 };
 use crate::support::proxy::{Cut, Proxy};
-use crate::support::{Body, Handler, by_header, dedup_key, request, send};
+use crate::support::{Body, FIRST, Handler, by_header, dedup_key, on_claim, request, send};
 
 const STORE_TIMEOUT: Duration = Duration::from_millis(400);
 const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
@@ -407,7 +407,7 @@ fn a_runtime_that_is_not_driven_delays_no_other() {
     let claim = |id: &str| {
         let (adapter, keys) = (adapter.clone(), [dedup_key(id)]);
         async move {
-            let terms = CallTerms::new([1; 16].into(), MINUTE).with_lease(MINUTE);
+            let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
             tokio::time::timeout(IN_TIME, adapter.claim(&keys, &terms)).await.expect("in time")
         }
     };
@@ -433,7 +433,7 @@ async fn lanes_follow_the_connect_options_of_the_pool() {
     let pool = database.pool_with(2, options("old"));
     let adapter = adapter(&pool, Batching::new());
     let claim = async |id: &str| {
-        let terms = CallTerms::new([1; 16].into(), MINUTE).with_lease(MINUTE);
+        let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
         adapter.claim(&[dedup_key(id)], &terms).await
     };
     claim("a").await.unwrap();
@@ -577,23 +577,24 @@ async fn record_that_waits_in_its_commit_is_not_said_to_be_absent() {
         adapter.migrate().await.unwrap();
         let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
         let (keys, mine) =
-            ([dedup_key(&format!("{batching:?}"))], CallTerms::new(rand_token(), MINUTE));
-        let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.record(&keys, &mine));
+            ([dedup_key(&format!("{batching:?}"))], CallTerms::on_claim(rand_token(), MINUTE));
+        let recorded =
+            tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &on_claim(&mine)));
         assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
         let start = Instant::now();
         while start.elapsed() < 3 * STATEMENT_TIMEOUT {
-            let undone = adapter.unrecord(&keys, &mine);
+            let undone = adapter.release(&keys, &on_claim(&mine));
             let undone = tokio::time::timeout(STATEMENT_TIMEOUT, undone).await;
             assert!(!matches!(undone, Ok(Ok(_))), "{undone:?} after {:?}", start.elapsed());
         }
         drop(gate);
         let undone = async || {
-            let undone = adapter.unrecord(&keys, &mine).await;
+            let undone = adapter.release(&keys, &on_claim(&mine)).await;
             undone.is_ok_and(|undone| undone == [Released::Released])
         };
         // The row appears when the record's COMMIT ends.
         until(undone).await;
-        assert_eq!(adapter.record(&keys, &mine).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&keys, &on_claim(&mine)).await.unwrap(), [FIRST]);
     }
 }
 
@@ -647,11 +648,11 @@ async fn a_closed_adapter_opens_no_connection() {
         for opened in [false, true] {
             let pool = database.pool(2);
             let adapter = adapter(&pool, batching);
-            let terms = CallTerms::new([1; 16].into(), MINUTE);
-            let record = async |id: &str| adapter.record(&[dedup_key(id)], &terms).await;
+            let terms = CallTerms::on_claim([1; 16].into(), MINUTE);
+            let record = async |id: &str| adapter.claim(&[dedup_key(id)], &on_claim(&terms)).await;
             if opened {
                 let id = format!("{batching:?}");
-                assert_eq!(record(&id).await.unwrap(), [Recorded::First]);
+                assert_eq!(record(&id).await.unwrap(), [FIRST]);
             }
             adapter.close().await;
             let error = record("after").await.unwrap_err();

@@ -19,13 +19,13 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnectio
 use tokio::sync::Barrier;
 use tower::ServiceExt;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, LeaseAdapter,
-    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Renewed, SqliteAdapter, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
+    PostgresAdapter, Released, Renewed, SqliteAdapter, Token,
 };
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
 use crate::support::postgres::{Schema, Server};
-use crate::support::{by_header, dedup_key, result};
+use crate::support::{FIRST, by_header, dedup_key, on_claim, result};
 
 const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
 const README: &str = include_str!("../../README.md");
@@ -40,7 +40,7 @@ fn sql(words: &str) -> String {
 }
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
+    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
 }
 
 /// The event that the guide looks for, among others.
@@ -52,9 +52,9 @@ async fn record<A: DedupAdapter>(adapter: &A) {
     let others = [("github", "THE-OTHER-ID"), ("acme", "THE-ID")];
     for (namespace, id) in others {
         let key = [DedupKey::new(namespace, id).unwrap()];
-        assert_eq!(adapter.record(&key, &terms()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), [FIRST]);
     }
-    assert_eq!(adapter.record(&the_event(), &terms()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&the_event(), &on_claim(&terms())).await.unwrap(), [FIRST]);
 }
 
 #[tokio::test]
@@ -138,8 +138,8 @@ async fn the_privileges_of_the_guide_are_enough() {
     let (app, mine) = (adapter("app"), terms());
     app.migrate().await.unwrap();
     let [a, b, c] = ["a", "b", "c"].map(|id| [dedup_key(id)]);
-    assert_eq!(app.record(&a, &mine).await.unwrap(), [Recorded::First]);
-    assert_eq!(app.unrecord(&a, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(app.claim(&a, &on_claim(&mine)).await.unwrap(), [FIRST]);
+    assert_eq!(app.release(&a, &on_claim(&mine)).await.unwrap(), [Released::Released]);
     assert_eq!(app.claim(&b, &mine).await.unwrap(), [Claimed::first(1, false)]);
     assert_eq!(app.renew(&b, &mine).await.unwrap(), [Renewed::Held]);
     assert_eq!(app.release(&b, &mine).await.unwrap(), [Released::Released]);
@@ -147,8 +147,8 @@ async fn the_privileges_of_the_guide_are_enough() {
     assert_eq!(app.complete(&b, &mine).await.unwrap(), [Completed::Held]);
     assert!(app.get(&b[0]).await.unwrap().is_some());
     assert_eq!(app.forget(&b[0]).await.unwrap(), Forgotten::Removed);
-    let past = CallTerms::new(Token::random(), Duration::ZERO);
-    assert_eq!(app.record(&c, &past).await.unwrap(), [Recorded::First]);
+    let past = CallTerms::on_claim(Token::random(), Duration::ZERO);
+    assert_eq!(app.claim(&c, &on_claim(&past)).await.unwrap(), [FIRST]);
     let aged = "UPDATE webhooks.webhook_deliveries SET expires_at = now() - interval '1 hour'";
     run(&mut admin, aged.to_owned()).await;
     assert_eq!(app.purge(10).await.unwrap(), 1);

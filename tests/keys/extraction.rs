@@ -17,7 +17,7 @@ use http_body_util::Full;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_dedup::adapter::{DynAdapter, MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
 use tower_dedup::key::{self, Event, Extracted, KeyExtractor, KeyPart, Keys, Pointer, RequestRef};
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, Delivery, KeyError, KeyErrorKind, OnMissingKey,
@@ -716,14 +716,14 @@ fn keys_say_where_they_were_read_and_never_what() {
 
 /// A handler behind a layer, counting its runs, and the store that the layer writes to.
 struct Bench {
-    layer: DedupLayer<tower_dedup::ledger::Lease<Arc<dyn DynAdapter>>>,
-    store: Arc<dyn DynAdapter>,
+    layer: DedupLayer<tower_dedup::ledger::Lease<Arc<dyn MaintenanceAdapter>>>,
+    store: Arc<dyn MaintenanceAdapter>,
     runs: Arc<AtomicUsize>,
 }
 
 impl Bench {
     fn new(key: KeyExtractor) -> Self {
-        let store: Arc<dyn DynAdapter> = Arc::new(MemoryAdapter::new());
+        let store: Arc<dyn MaintenanceAdapter> = Arc::new(MemoryAdapter::new());
         let layer = DedupLayer::new(key, Arc::clone(&store));
         Self { layer, store, runs: Arc::default() }
     }

@@ -8,8 +8,8 @@ use http::{Request, StatusCode};
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, EntryState, Fetch, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, PostgresAdapter,
-    Recall, Token,
+    CallTerms, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, MemoryAdapter, PostgresAdapter,
+    Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{DedupLayer, OnMismatch, Replay, provider};
@@ -44,14 +44,16 @@ fn refused() -> (u16, Option<String>) {
 
 async fn another_payload_is_refused_by_choice<S: Setup>(setup: S) {
     let handler = Handler::default();
-    let layer = DedupLayer::with_ledger(by_header(), setup.ledger().await)
-        .compare_payload(key::body_digest(), OnMismatch::Refuse);
+    let layer =
+        setup.layer(by_header()).await.compare_payload(key::body_digest(), OnMismatch::Refuse);
     let service = layer.layer(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
     assert_eq!(answer!(&service, event("a", "two")), refused());
     assert_eq!(answer!(&service, event("a", "one")), duplicate());
     // Another process compares as well.
-    let other = DedupLayer::with_ledger(by_header(), setup.ledger().await)
+    let other = setup
+        .layer(by_header())
+        .await
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&other, event("a", "two")), refused());
@@ -62,7 +64,9 @@ async fn another_payload_is_refused_by_choice<S: Setup>(setup: S) {
 
 async fn another_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
     let handler = Handler::default();
-    let service = DedupLayer::with_ledger(by_header(), setup.ledger().await)
+    let service = setup
+        .layer(by_header())
+        .await
         .compare_payload(key::body_digest(), OnMismatch::Report)
         .layer(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
@@ -73,7 +77,9 @@ async fn another_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
 /// In a batch each event is compared by its own bytes, wherever it is batched.
 async fn elements_of_a_batch_are_compared_one_by_one<S: Setup>(setup: S) {
     let handler = Handler::default();
-    let service = DedupLayer::with_ledger(by_word(), setup.ledger().await)
+    let service = setup
+        .layer(by_word())
+        .await
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&service, words("a=1 b=1 c=1")), ran());
@@ -96,7 +102,7 @@ async fn elements_of_a_batch_are_compared_one_by_one<S: Setup>(setup: S) {
 async fn a_second_identity_under_which_nothing_was_handled_stays_free<S: Setup>(setup: S) {
     let handler = Handler::default();
     let keys = by_header().second_identity("body", key::body_digest());
-    let service = DedupLayer::with_ledger(keys, setup.ledger().await).layer(handler.service());
+    let service = setup.layer(keys).await.layer(handler.service());
     assert_eq!(answer!(&service, event("k1", "one")), ran());
     assert_eq!(answer!(&service, event("k1", "two")), duplicate());
     assert_eq!(answer!(&service, event("k2", "two")), ran());
@@ -207,7 +213,7 @@ async fn a_second_identity_is_not_compared() {
 async fn a_store_that_does_not_recall_gives_the_new_events_back() {
     for fault in [Fault::Fail, Fault::Hang] {
         let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
-        let known = CallTerms::new(Token::random(), Duration::from_secs(60));
+        let known = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         store.complete(&[dedup_key("known")], &known).await.unwrap();
         store.set(Op::Recall, fault);
         let bound = Duration::from_millis(50);
@@ -272,9 +278,10 @@ async fn responses_are_asked_for_only_where_one_is_replayed() {
 /// The caller of a worker may go away between the claim and what follows.
 #[tokio::test]
 async fn a_delivery_that_is_dropped_while_it_recalls_leaves_nothing_behind() {
-    use tower_dedup::ledger::{BeginContext, Lease, Ledger, OnArrival, Recalls};
+    use tower_dedup::ledger::Ledger;
+    use tower_dedup::ledger::internals::BeginContext;
     let store = Faulty::new(MemoryAdapter::new());
-    let known = CallTerms::new(Token::random(), Duration::from_secs(60));
+    let known = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     store.complete(&[dedup_key("known")], &known).await.unwrap();
     store.set(Op::Recall, Fault::Hang);
     let keys =

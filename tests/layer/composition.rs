@@ -35,8 +35,7 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::{
-    DedupAdapter, DynAdapter, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter,
-    SqliteAdapter,
+    DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter,
 };
 use tower_dedup::key::{KeyExtractor, KeyPart};
 use tower_dedup::ledger::{Lease, OnArrival};
@@ -312,7 +311,8 @@ async fn two_dedup_layers_nested_with_keys_of_their_own() {
 #[tokio::test]
 async fn a_store_chosen_at_run_time() {
     let handler = Handler::default();
-    let store: Arc<dyn DynAdapter> = tower_dedup::adapter::connect("memory:").await.unwrap();
+    let store: Arc<dyn MaintenanceAdapter> =
+        tower_dedup::adapter::connect("memory:").await.unwrap();
     let dedup = DedupLayer::new(key::header("x-id").namespace("acme"), store);
     delivers_once::<_, axum::body::Body, _>(handler.router().layer(dedup), &handler).await;
 }
@@ -684,7 +684,7 @@ fn is_maintained<T: MaintenanceAdapter>() {}
 /// A body that can be sent, and is not `Sync`: what axum's is.
 type Unsync = axum::body::Body;
 
-type Erased = Lease<Arc<dyn DynAdapter>>;
+type Erased = Lease<Arc<dyn MaintenanceAdapter>>;
 
 /// Clone and Send, and not Sync.
 type Inner = BoxCloneService<Request<Full<Bytes>>, Response<Unsync>, Infallible>;
@@ -726,15 +726,16 @@ fn types_show_themselves() {
 
 #[test]
 fn a_boxed_store_is_a_store() {
-    is_shared::<dyn DynAdapter>();
-    is_adapter::<Arc<dyn DynAdapter>>();
-    is_maintained::<Arc<dyn DynAdapter>>();
-    is_adapter::<Box<dyn DynAdapter>>();
+    is_shared::<dyn MaintenanceAdapter>();
+    is_adapter::<Arc<dyn MaintenanceAdapter>>();
+    is_maintained::<Arc<dyn MaintenanceAdapter>>();
+    is_adapter::<Box<dyn MaintenanceAdapter>>();
     is_adapter::<Arc<Arc<MemoryAdapter>>>();
-    let _: fn(MemoryAdapter) -> Arc<dyn DynAdapter> = |adapter| Arc::new(adapter);
-    let _: fn(SqliteAdapter) -> Box<dyn DynAdapter> = |adapter| Box::new(adapter);
+    let _: fn(MemoryAdapter) -> Arc<dyn MaintenanceAdapter> = |adapter| Arc::new(adapter);
+    let _: fn(SqliteAdapter) -> Box<dyn MaintenanceAdapter> = |adapter| Box::new(adapter);
     // And boxed once more.
-    let _: fn(Arc<dyn DynAdapter>) -> Box<dyn DynAdapter> = |adapter| Box::new(adapter);
+    let _: fn(Arc<dyn MaintenanceAdapter>) -> Box<dyn MaintenanceAdapter> =
+        |adapter| Box::new(adapter);
 }
 
 #[test]

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Token,
+    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Token,
 };
 use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::{
-    Begin, BeginContext, Claim, HandlerSuccess, Lease, Ledger, OnArrival, Recalls,
-};
+use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::ledger::{Lease, Ledger};
 use tower_dedup::{Deduplicator, Delivery, RunContext, RunOutcome};
 
 use crate::support::{Fault, Faulty, Op, dedup_key, polled, until};
@@ -26,7 +25,7 @@ fn store() -> Store {
 }
 
 fn worker(store: &Store) -> Deduplicator<Lease<Store>> {
-    Deduplicator::new(Lease::new(Arc::clone(store)))
+    Deduplicator::new((Arc::clone(store)))
 }
 
 /// Waits for what the ledger does in the background.
@@ -190,7 +189,7 @@ async fn claim_dropped_outside_a_runtime_does_not_panic() {
 async fn on_arrival_worker_dropped_while_recording_frees_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let store = store();
-        let worker = Deduplicator::new(OnArrival::new(Arc::clone(&store)));
+        let worker = Deduplicator::on_arrival((Arc::clone(&store)));
         store.set(Op::Record, fault);
         assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
         store.set(Op::Record, Fault::None);
@@ -251,7 +250,7 @@ async fn lose_a_lease(told: &Told) {
     *told.0.lock().unwrap() = Some(claim("ends", HOUR).await);
     store.set(Op::Renew, Fault::Fail);
     let loses = claim("a", Duration::from_millis(100)).await;
-    let elsewhere = CallTerms::new(Token::random(), HOUR).with_lease(HOUR);
+    let elsewhere = CallTerms::on_completion(Token::random(), HOUR, HOUR);
     while !matches!(
         store.claim(&[dedup_key("a")], &elsewhere).await.unwrap()[..],
         [Claimed::First { .. }]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Token,
+    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Token,
 };
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{DedupLayer, OnUnavailable, Purger};
@@ -130,7 +130,7 @@ async fn success_is_success_even_if_the_store_goes_away() {
             // Long past the lease: it is renewed until the completion is there.
             tokio::time::sleep(Duration::from_millis(150)).await;
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-            let other = CallTerms::new(Token::random(), Duration::from_secs(60));
+            let other = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
             let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
             assert!(
                 !matches!(elsewhere[..], [tower_dedup::adapter::Claimed::First { .. }]),
@@ -252,7 +252,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
         async move { send(&service, request("a")).await.status() }
     });
     until(|| store.calls(Op::Renew) >= 3).await;
-    let twin = CallTerms::new(Token::random(), Duration::from_secs(60));
+    let twin = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     let twin = store.inner().claim(&[dedup_key("a")], &twin).await.unwrap();
     assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
     assert_eq!(run.await.unwrap(), 200);
@@ -271,8 +271,11 @@ async fn trap_4_a_lost_lease_is_told_and_undoes_nothing() {
         let late = tokio::spawn(async move { send(&service, request("a")).await.status() });
         handler.running(1).await;
         store.inner().advance(Duration::from_secs(1));
-        let taker = CallTerms::new(Token::random(), Duration::from_secs(60))
-            .with_lease(Duration::from_secs(60));
+        let taker = CallTerms::on_completion(
+            Token::random(),
+            Duration::from_secs(60),
+            Duration::from_secs(60),
+        );
         let keys = [dedup_key("a")];
         let taken = store.inner().claim(&keys, &taker).await.unwrap();
         assert_eq!(taken, [tower_dedup::adapter::Claimed::first(2, true)]);
@@ -422,7 +425,7 @@ async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
     assert_eq!(first.await.unwrap(), 500);
     for _ in 0..6 {
         tokio::time::sleep(SOON).await;
-        let other = CallTerms::new(Token::random(), Duration::from_secs(60));
+        let other = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
         assert_eq!(elsewhere, [tower_dedup::adapter::Claimed::InFlight]);
     }
@@ -528,7 +531,7 @@ async fn background_work_is_bounded() {
 async fn the_purger_survives_its_store() {
     let store = store();
     for id in 0..250 {
-        let brief = CallTerms::new(Token::random(), Duration::from_secs(3_600));
+        let brief = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
         let keys = [dedup_key(&id.to_string())];
         tower_dedup::adapter::DedupAdapter::record(&*store, &keys, &brief).await.unwrap();
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::postgres::{PgPoolOptions, Postgres};
-use tower_dedup::adapter::{LeaseAdapter, MaintenanceAdapter, PostgresAdapter};
+use tower_dedup::adapter::{DedupAdapter, MaintenanceAdapter, PostgresAdapter};
 use tower_dedup::{DedupKey, DedupLayer};
 
 use crate::support::multi_event::{

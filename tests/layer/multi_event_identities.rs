@@ -7,11 +7,12 @@ use http::{Request, StatusCode};
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, Recorded,
-    Released, Token,
+    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Released,
+    Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{Begin, BeginContext, Ledger, OnArrival};
+use tower_dedup::ledger::Ledger;
+use tower_dedup::ledger::internals::{Begin, BeginContext};
 use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
 
 use crate::support::{Body, Handler, dedup_key, result, send};
@@ -131,8 +132,8 @@ async fn what_the_handler_marks_as_done_is_complete_even_if_it_fails() {
 async fn a_batch_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
-        .with_lease(Duration::from_secs(60));
+    let elsewhere =
+        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     adapter.claim(&[dedup_key("b")], &elsewhere).await.unwrap();
     let partial = send(&service, batch("a b c")).await;
     assert_eq!((partial.status(), result(&partial)), (503.try_into().unwrap(), Some("in-flight")));
@@ -233,8 +234,8 @@ async fn on_arrival_batches_and_twins_behave_alike() {
     send(&service, batch("a b=x")).await;
     send(&service, batch("b c=x d")).await;
     assert_eq!(ids(&handler.last()), ["d"]);
-    let elsewhere = CallTerms::new(Token::random(), Duration::from_secs(60))
-        .with_lease(Duration::from_secs(60));
+    let elsewhere =
+        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     adapter.claim(&[dedup_key("e")], &elsewhere).await.unwrap();
     assert_eq!(send(&service, batch("e f")).await.status(), 503);
     assert_eq!(ids(&handler.last()), ["f"]);
@@ -315,7 +316,7 @@ impl Gate {
 }
 
 impl DedupAdapter for Gated {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
         let answers = self.inner.record(keys, terms).await;
         self.records.pass().await;
         answers
@@ -335,7 +336,7 @@ async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
         let store = Arc::new(Gated::default());
         let ledger = OnArrival::new(Arc::clone(&store));
         let minute = Duration::from_secs(60);
-        let elsewhere = CallTerms::new(Token::random(), minute).with_lease(minute);
+        let elsewhere = CallTerms::on_completion(Token::random(), minute, minute);
         let second = [DedupKey::new("test.second", "w").unwrap()];
         store.inner.claim(&second, &elsewhere).await.unwrap();
         let event = Event::new(dedup_key("g")).with_second_identity(second[0].clone());

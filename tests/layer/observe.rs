@@ -8,12 +8,12 @@ use std::time::Duration;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower::Layer;
 use tower_dedup::adapter::{
-    AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Recorded, Token,
+    AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
 use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key};
 use tracing::field::{Field, Visit};
 
-use crate::support::{Fault, Faulty, Handler, Op, by_header, request, send};
+use crate::support::{FIRST, Fault, Faulty, Handler, Op, by_header, on_claim, request, send};
 
 /// Collects the events of the layer.
 #[derive(Clone, Default)]
@@ -184,7 +184,7 @@ fn every_outcome_is_counted_under_its_name() {
         handle.drain().await;
         let ended = log.all("completed in the background");
         assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
-        let dying = CallTerms::new(Token::random(), Duration::from_secs(3_600));
+        let dying = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
         let keys = [crate::support::dedup_key("taken")];
         tower_dedup::adapter::LeaseAdapter::claim(&*store, &keys, &dying).await.unwrap();
         let _ = deliver("taken").await;
@@ -339,8 +339,8 @@ const NEARLY_FULL: &str = "nearly full: the memory store has taken four fifths o
 async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
     for id in ids {
         let keys = [crate::support::dedup_key(&id.to_string())];
-        let day = CallTerms::new(Token::random(), Duration::from_secs(86_400));
-        assert_eq!(adapter.record(&keys, &day).await.unwrap(), [Recorded::First]);
+        let day = CallTerms::on_claim(Token::random(), Duration::from_secs(86_400));
+        assert_eq!(adapter.claim(&keys, &on_claim(&day)).await.unwrap(), [FIRST]);
     }
 }
 
@@ -371,8 +371,8 @@ fn evictions_of_a_full_memory_store_are_counted_and_logged_with_their_age() {
         let mut set: Vec<_> =
             (20..22).map(|id| crate::support::dedup_key(&id.to_string())).collect();
         set.sort();
-        let day = CallTerms::new(Token::random(), Duration::from_secs(86_400));
-        adapter.record(&set, &day).await.unwrap();
+        let day = CallTerms::on_claim(Token::random(), Duration::from_secs(86_400));
+        adapter.claim(&set, &on_claim(&day)).await.unwrap();
         assert_eq!(measured(&snapshotter).get(&evicted), Some(&2.0));
     });
 }

@@ -14,8 +14,8 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::{DedupKey, Error, ErrorKind, Purger};
 
-use crate::support::dedup_key;
 use crate::support::postgres::Schema;
+use crate::support::{dedup_key, on_claim};
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
@@ -188,8 +188,8 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
     let pool = with_a_clock(&schema).await;
     let adapter = PostgresAdapter::new(pool.clone());
     let keys = [dedup_key("a")];
-    let day = CallTerms::new(Token::random(), 24 * PURGE_GRACE);
-    adapter.record(&keys, &day).await.unwrap();
+    let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
+    adapter.claim(&keys, &on_claim(&day)).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
     set_ahead(&pool, "1 month").await;
     // The clock has jumped, as far as claims can tell.
@@ -218,7 +218,10 @@ async fn purge_on_postgres_goes_on_where_the_last_portion_ended_and_misses_nothi
     let record = async |ids: std::ops::Range<u32>, expired: &str| {
         for id in ids {
             let keys = [dedup_key(&format!("{expired}-{id}"))];
-            adapter.record(&keys, &CallTerms::new(Token::random(), PURGE_GRACE)).await.unwrap();
+            adapter
+                .claim(&keys, &on_claim(&CallTerms::on_claim(Token::random(), PURGE_GRACE)))
+                .await
+                .unwrap();
             let at = "UPDATE webhook_deliveries \
                 SET expires_at = now() - $1::text::interval WHERE id = $2";
             let at = sqlx::query(at).bind(expired).bind(keys[0].id());

@@ -15,9 +15,8 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_dedup::adapter::{CallTerms, PostgresAdapter, SqliteAdapter, Token, TransactionAdapter};
 use tower_dedup::key::Keys;
-use tower_dedup::ledger::{
-    Begin, BeginContext, Claim, HandlerSuccess, Ledger, Remainder, Transactional,
-};
+use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
 
 use crate::support::postgres::Schema;
@@ -237,7 +236,7 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
     nobody_starves(layer, async || {
-        let terms = CallTerms::new(Token::random(), Duration::from_secs(60));
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
     })
     .await;

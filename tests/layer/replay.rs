@@ -14,11 +14,10 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, LeaseAdapter,
-    MaintenanceAdapter, MemoryAdapter, Recall, Recorded, Released, Renewed, StoredData, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter,
+    MemoryAdapter, Released, Renewed, StoredData, Token,
 };
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{Lease, Replays};
 use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Error, Replay};
 
 use crate::support::ledgers::Setup;
@@ -26,8 +25,8 @@ use crate::support::{Body, Fault, Faulty, Op, by_header, dedup_key, request, res
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-async fn layer<S: Setup<Ledger: Replays>>(setup: &S) -> DedupLayer<S::Ledger> {
-    DedupLayer::with_ledger(by_header(), setup.ledger().await).replay(Replay::new())
+async fn layer<S: Setup<Layer: Replaying>>(setup: &S) -> S::Layer {
+    setup.layer(by_header()).await.replay(Replay::new())
 }
 
 /// Answers with a status, some headers and a body that count its runs.
@@ -78,7 +77,7 @@ fn empty() -> (u16, Option<String>, Option<String>, Bytes) {
     (200, Some("duplicate".to_owned()), None, Bytes::new())
 }
 
-async fn a_duplicate_gets_the_first_response<S: Setup<Ledger: Replays>>(setup: S) {
+async fn a_duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
     let handler = Counted::default();
     let run = handler.clone();
     let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
@@ -102,7 +101,7 @@ async fn a_duplicate_gets_the_first_response<S: Setup<Ledger: Replays>>(setup: S
     assert_eq!(handler.runs(), 2);
 }
 
-async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replays>>(setup: S) {
+async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
     let handler = Counted::default();
     let (run, go) = (handler.clone(), Arc::new(tokio::sync::Semaphore::new(0)));
     let (started, until_go) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&go));
@@ -128,7 +127,7 @@ async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replays
     assert_eq!(seen(two.await.unwrap().unwrap()).await, again("<Response>1</Response>"));
 }
 
-async fn a_failure_is_not_kept_and_a_success_after_it_is<S: Setup<Ledger: Replays>>(setup: S) {
+async fn a_failure_is_not_kept_and_a_success_after_it_is<S: Setup<Layer: Replaying>>(setup: S) {
     let runs = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&runs);
     let service = layer(&setup).await.layer(tower::service_fn(move |_: Request<Body>| {
@@ -147,7 +146,7 @@ async fn a_failure_is_not_kept_and_a_success_after_it_is<S: Setup<Ledger: Replay
 }
 
 /// A key that starts anew has lost what was kept with it, whoever completes it this time.
-async fn what_was_kept_in_a_former_life_is_gone<S: Setup<Ledger: Replays>>(setup: S) {
+async fn what_was_kept_in_a_former_life_is_gone<S: Setup<Layer: Replaying>>(setup: S) {
     let handler = Counted::default();
     let run = handler.clone();
     let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
@@ -155,7 +154,7 @@ async fn what_was_kept_in_a_former_life_is_gone<S: Setup<Ledger: Replays>>(setup
     let answer = briefly.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
     tokio::time::sleep(Duration::from_millis(150)).await;
-    let plain = DedupLayer::with_ledger(by_header(), setup.ledger().await).layer(inner.clone());
+    let plain = setup.layer(by_header()).await.layer(inner.clone());
     let answer = plain.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>2</Response>"));
     let replaying = layer(&setup).await.layer(inner);
@@ -359,7 +358,7 @@ async fn what_is_not_recorded_yet_is_replayed_all_the_same() {
 #[tokio::test]
 async fn an_event_without_a_kept_response_is_a_plain_duplicate() {
     let adapter = Arc::new(MemoryAdapter::new());
-    let earlier = CallTerms::new(Token::random(), Duration::from_secs(60));
+    let earlier = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     adapter.complete(&[dedup_key("a")], &earlier).await.unwrap();
     let handler = Counted::default();
     let run = handler.clone();
@@ -468,12 +467,12 @@ async fn the_response_to_a_head_is_not_kept() {
 struct Forgetful(MemoryAdapter);
 
 impl DedupAdapter for Forgetful {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Recorded>, Error> {
-        self.0.record(keys, terms).await
+    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
+        self.0.claim(keys, &on_claim(terms)).await
     }
 
     async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.0.unrecord(keys, terms).await
+        self.0.release(keys, &on_claim(terms)).await
     }
 }
 

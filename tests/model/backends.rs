@@ -7,15 +7,14 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::{
-    Batching, LeaseAdapter, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, Recall,
-    SqliteAdapter,
+    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter,
 };
 
 use super::support::postgres::Schema;
 use super::support::time_travel::{age_file, age_schema};
 
 pub(crate) trait World {
-    type Adapter: LeaseAdapter + MaintenanceAdapter + Recall;
+    type Adapter: MaintenanceAdapter;
 
     /// Whether a call may be more than one step to others.
     const IN_SEVERAL_STATEMENTS: bool = true;

@@ -12,13 +12,14 @@ pub(crate) const FOR_EVER: u32 = u32::MAX;
 /// What a call asks for.
 #[derive(Clone)]
 pub(crate) enum Call {
-    Record(Keys, Terms),
-    Unrecord(Keys, Terms),
+    /// Claims under `OnClaim`.
+    ClaimAtOnce(Keys, Terms),
+    /// Releases under `OnClaim`.
+    ReleaseAtOnce(Keys, Terms),
     Claim(Keys, Terms),
     Renew(Keys, Terms),
     Complete(Keys, Terms),
     Release(Keys, Terms),
-    Recall(Keys),
     Get(usize),
     Forget(usize),
     Purge(u32),
@@ -36,19 +37,20 @@ pub(crate) struct Terms {
     pub(crate) retention: u32,
     pub(crate) lease: u32,
     pub(crate) payload: Option<u8>,
+    /// Whether a duplicate is to carry its stored payload.
+    pub(crate) fetches: bool,
 }
 
 /// One line, so that a schedule can be read.
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Record(keys, terms) => write!(f, "record {keys:?} {terms:?}"),
-            Self::Unrecord(keys, terms) => write!(f, "unrecord {keys:?} {terms:?}"),
+            Self::ClaimAtOnce(keys, terms) => write!(f, "claim at once {keys:?} {terms:?}"),
+            Self::ReleaseAtOnce(keys, terms) => write!(f, "release at once {keys:?} {terms:?}"),
             Self::Claim(keys, terms) => write!(f, "claim {keys:?} {terms:?}"),
             Self::Renew(keys, terms) => write!(f, "renew {keys:?} {terms:?}"),
             Self::Complete(keys, terms) => write!(f, "complete {keys:?} {terms:?}"),
             Self::Release(keys, terms) => write!(f, "release {keys:?} {terms:?}"),
-            Self::Recall(keys) => write!(f, "recall {keys:?}"),
             Self::Get(key) => write!(f, "get {key}"),
             Self::Forget(key) => write!(f, "forget {key}"),
             Self::Purge(limit) => write!(f, "purge at most {limit}"),
@@ -63,7 +65,8 @@ impl fmt::Debug for Terms {
         let Self { token, retention, lease, .. } = self;
         write!(f, "by {token}, lease {lease}, kept ")?;
         if *retention == FOR_EVER { write!(f, "for ever") } else { write!(f, "{retention}") }?;
-        self.payload.map_or(Ok(()), |payload| write!(f, ", payload {payload}"))
+        self.payload.map_or(Ok(()), |payload| write!(f, ", payload {payload}"))?;
+        if self.fetches { write!(f, ", fetches") } else { Ok(()) }
     }
 }
 
@@ -87,21 +90,27 @@ fn terms() -> impl Strategy<Value = Terms> {
         1 => Just(0),
         1 => 6_u32..10,
     ];
-    (1_u8..4, retention, lease, prop::option::of(0_u8..2))
-        .prop_map(|(token, retention, lease, payload)| Terms { token, retention, lease, payload })
+    (1_u8..4, retention, lease, prop::option::of(0_u8..2), any::<bool>()).prop_map(
+        |(token, retention, lease, payload, fetches)| Terms {
+            token,
+            retention,
+            lease,
+            payload,
+            fetches,
+        },
+    )
 }
 
 /// One that can be told from its answers key by key, whatever else is under way.
 pub(crate) fn asked(of: usize) -> impl Strategy<Value = Call> {
     let asked = move || (some_keys(of), terms());
     prop_oneof![
-        3 => asked().prop_map(|(keys, terms)| Call::Record(keys, terms)),
-        2 => asked().prop_map(|(keys, terms)| Call::Unrecord(keys, terms)),
+        3 => asked().prop_map(|(keys, terms)| Call::ClaimAtOnce(keys, terms)),
+        2 => asked().prop_map(|(keys, terms)| Call::ReleaseAtOnce(keys, terms)),
         6 => asked().prop_map(|(keys, terms)| Call::Claim(keys, terms)),
         3 => asked().prop_map(|(keys, terms)| Call::Renew(keys, terms)),
         4 => asked().prop_map(|(keys, terms)| Call::Complete(keys, terms)),
         3 => asked().prop_map(|(keys, terms)| Call::Release(keys, terms)),
-        1 => some_keys(of).prop_map(Call::Recall),
         2 => (0..of).prop_map(Call::Get),
         1 => (0..of).prop_map(Call::Forget),
     ]

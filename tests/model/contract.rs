@@ -52,6 +52,21 @@ impl Row {
             && (self.complete || self.token.is_none() || is_past(self.lease_until))
     }
 
+    fn duplicate(&self, terms: Terms, now: u32) -> Answer {
+        Answer::Duplicate(now - self.first_seen_at, terms.fetches.then_some(self.payload))
+    }
+
+    /// What a claim makes of a row that nobody holds.
+    fn claimed_again(&self, anew: Self) -> Self {
+        Self {
+            attempts: self.attempts + 1,
+            // Not if it was released.
+            takeover: self.token.is_some(),
+            first_seen_at: self.first_seen_at,
+            ..anew
+        }
+    }
+
     fn is_claim_of(&self, terms: Terms) -> bool {
         !self.complete && self.token == Some(terms.token)
     }
@@ -62,16 +77,13 @@ impl Row {
 pub(crate) enum Answer {
     /// Of a claim: attempt and takeover.
     Granted(u32, bool),
-    First,
-    /// First seen so many steps ago.
-    Duplicate(u32),
+    /// First seen so many steps ago; with the stored payload, if that is fetched.
+    Duplicate(u32, Option<Option<u8>>),
     InFlight,
     Renewed(Renewed),
     Completed(Completed),
     Released(Released),
     Forgotten(Forgotten),
-    /// The payload, if any, of a complete key.
-    Recalled(Option<Option<u8>>),
     /// State, attempts, takeover, first seen so many steps ago, expires in so many.
     Entry(Option<(State, u32, bool, i64, i64)>),
 }
@@ -89,13 +101,21 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Answer, O
     // What has expired is as good as absent, for all but those who hold it.
     let live = stored.clone().filter(|row| !row.is_expired(now));
     match (call, stored) {
-        (Call::Record(_, terms), stored) => match live {
-            Some(row) if row.complete && row.token == Some(terms.token) => (Answer::First, stored),
-            Some(row) if row.complete => (Answer::Duplicate(now - row.first_seen_at), stored),
-            Some(row) if row.is_leased(now) => (Answer::InFlight, stored),
-            _ => (Answer::First, Some(Row::completed(*terms, now))),
-        },
-        (Call::Unrecord(_, terms), stored) => match stored {
+        (Call::ClaimAtOnce(_, terms), stored) => {
+            let anew = Row::completed(*terms, now);
+            let claim = match live {
+                Some(row) if row.complete && row.token == Some(terms.token) => {
+                    // A repetition; a completion that was inserted counts no attempt.
+                    return (Answer::Granted(row.attempts.max(1), row.takeover), stored);
+                }
+                Some(row) if row.complete => return (row.duplicate(*terms, now), stored),
+                Some(row) if row.is_leased(now) => return (Answer::InFlight, stored),
+                Some(row) => row.claimed_again(anew),
+                None => anew,
+            };
+            (Answer::Granted(claim.attempts, claim.takeover), Some(claim))
+        }
+        (Call::ReleaseAtOnce(_, terms), stored) => match stored {
             Some(row) if row.complete && row.token == Some(terms.token) => {
                 (Answer::Released(Released::Released), None)
             }
@@ -109,16 +129,10 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Answer, O
                     Row { attempts, takeover, first_seen_at, ..anew }
                 }
                 (None, Some(row)) if row.complete => {
-                    return (Answer::Duplicate(now - row.first_seen_at), stored);
+                    return (row.duplicate(*terms, now), stored);
                 }
                 (None, Some(row)) if row.is_leased(now) => return (Answer::InFlight, stored),
-                (None, Some(row)) => Row {
-                    attempts: row.attempts + 1,
-                    // Not if it was released.
-                    takeover: row.token.is_some(),
-                    first_seen_at: row.first_seen_at,
-                    ..anew
-                },
+                (None, Some(row)) => row.claimed_again(anew),
                 (None, None) => anew,
             };
             (Answer::Granted(claim.attempts, claim.takeover), Some(claim))
@@ -158,10 +172,6 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Answer, O
             }
             stored => (Answer::Released(Released::NotHeld), stored),
         },
-        (Call::Recall(_), stored) => {
-            let complete = live.filter(|row| row.complete);
-            (Answer::Recalled(complete.map(|row| row.payload)), stored)
-        }
         (Call::Get(_), stored) => {
             let entry = live.map(|row| {
                 let state = match (row.complete, row.token) {

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Entry, EntryState, Fetch, LeaseAdapter, MaintenanceAdapter, PURGE_GRACE,
-    Recall, Recorded, StoredData, Token,
+    CallTerms, Claimed, Entry, EntryState, Fetch, MaintenanceAdapter, PURGE_GRACE, StoredData,
+    Token,
 };
 
 use super::call::{Call, FOR_EVER, Terms};
@@ -25,23 +25,22 @@ pub(crate) enum Told {
     Number(u64),
 }
 
-pub(crate) async fn ask<A: LeaseAdapter + MaintenanceAdapter + Recall>(
-    adapter: &A,
-    call: &Call,
-) -> Result<Told, String> {
+pub(crate) async fn ask<A: MaintenanceAdapter>(adapter: &A, call: &Call) -> Result<Told, String> {
     fn text(error: impl Debug) -> String {
         format!("{error:?}")
     }
     let (places, answers) = match call {
-        Call::Record(places, terms) => {
+        Call::ClaimAtOnce(places, terms) => {
             let keys = keys(places);
-            let recorded = adapter.record(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
-            (places.clone(), all(recorded, read_recorded))
+            let terms = at_once(&keys, *terms);
+            let claimed = adapter.claim(&keys, &terms).await.map_err(text)?;
+            (places.clone(), all(claimed, read_claimed))
         }
-        Call::Unrecord(places, terms) => {
+        Call::ReleaseAtOnce(places, terms) => {
             let keys = keys(places);
-            let undone = adapter.unrecord(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
-            (places.clone(), all(undone, Answer::Released))
+            let terms = at_once(&keys, *terms);
+            let released = adapter.release(&keys, &terms).await.map_err(text)?;
+            (places.clone(), all(released, Answer::Released))
         }
         Call::Claim(places, terms) => {
             let keys = keys(places);
@@ -64,11 +63,6 @@ pub(crate) async fn ask<A: LeaseAdapter + MaintenanceAdapter + Recall>(
             let released =
                 adapter.release(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
             (places.clone(), all(released, Answer::Released))
-        }
-        Call::Recall(places) => {
-            let recalled =
-                adapter.recall(&keys(places), Fetch::DigestAndResponse).await.map_err(text)?;
-            (places.clone(), all(recalled, read_recalled))
         }
         Call::Get(place) => {
             let entry = adapter.get(&key(*place)).await.map_err(text)?;
@@ -96,10 +90,23 @@ fn keys(places: &[usize]) -> Vec<DedupKey> {
     places.iter().copied().map(key).collect()
 }
 
+fn time(steps: u32) -> Duration {
+    if steps == FOR_EVER { Duration::MAX } else { STEP * steps }
+}
+
+fn at_once(keys: &[DedupKey], terms: Terms) -> CallTerms {
+    let call = CallTerms::on_claim(Token::from([terms.token; 16]), time(terms.retention));
+    with_data(call, keys, terms)
+}
+
 fn call_terms(keys: &[DedupKey], terms: Terms) -> CallTerms {
-    let time = |steps| if steps == FOR_EVER { Duration::MAX } else { STEP * steps };
-    let call = CallTerms::new(Token::from([terms.token; 16]), time(terms.retention))
-        .with_lease(time(terms.lease));
+    let (token, retention) = (Token::from([terms.token; 16]), time(terms.retention));
+    let call = CallTerms::on_completion(token, retention, time(terms.lease));
+    with_data(call, keys, terms)
+}
+
+fn with_data(call: CallTerms, keys: &[DedupKey], terms: Terms) -> CallTerms {
+    let call = call.with_fetch(if terms.fetches { Fetch::Digest } else { Fetch::Nothing });
     match terms.payload {
         Some(payload) => call.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32]))),
         None => call,
@@ -132,26 +139,16 @@ fn read_entry(entry: &Entry) -> (State, u32, bool, i64, i64) {
     (state, entry.attempts, entry.takeover, ago, left)
 }
 
-fn read_recorded(recorded: Recorded) -> Answer {
-    match recorded {
-        Recorded::First => Answer::First,
-        Recorded::Duplicate(seen) => Answer::Duplicate(steps(seen.age)),
-        Recorded::InFlight => Answer::InFlight,
-        other => panic!("{other:?}"),
-    }
-}
-
 fn read_claimed(claimed: Claimed) -> Answer {
     match claimed {
         Claimed::First { attempt, takeover, .. } => Answer::Granted(attempt, takeover),
-        Claimed::Duplicate(seen) => Answer::Duplicate(steps(seen.age)),
+        Claimed::Duplicate(seen) => {
+            let payload = |data: &StoredData| data.payload_sha256.map(|payload| payload[0]);
+            Answer::Duplicate(steps(seen.age), seen.stored.as_deref().map(payload))
+        }
         Claimed::InFlight => Answer::InFlight,
         other => panic!("{other:?}"),
     }
-}
-
-fn read_recalled(kept: Option<StoredData>) -> Answer {
-    Answer::Recalled(kept.map(|kept| kept.payload_sha256.map(|payload| payload[0])))
 }
 
 fn all<T>(answers: Vec<T>, read: impl Fn(T) -> Answer) -> Vec<Answer> {

@@ -153,7 +153,7 @@ fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<
                 }
                 for row in &rows {
                     let (answer, left) = contract(&event.call, row.clone(), now);
-                    if answer == event.answer {
+                    if answer == event.answer || (loosely && is_read_apart(&answer, event)) {
                         next.entry(been | 1 << place).or_default().insert(left);
                     }
                 }
@@ -168,11 +168,17 @@ fn mask(events: &[&Event], such: impl Fn(&Event) -> bool) -> u32 {
     events.iter().enumerate().map(|(place, event)| u32::from(such(event)) << place).sum()
 }
 
-/// A claim or a record of several keys may be sent again because of one of them: what the first
+/// Stored data is read by a statement of its own: a key that was complete in one statement, and not in
+/// the other, is in flight.
+fn is_read_apart(answer: &Answer, event: &Event) -> bool {
+    matches!((answer, &event.answer), (Answer::Duplicate(_, Some(_)), Answer::InFlight))
+}
+
+/// A claim of several keys may be sent again because of one of them: what the first
 /// sending has left behind, if it was granted this one.
 fn is_sent_again(event: &Event, row: &Option<Row>, now: u32) -> Option<Option<Row>> {
-    let (Call::Claim(keys, _) | Call::Record(keys, _)) = &event.call else { return None };
+    let (Call::Claim(keys, _) | Call::ClaimAtOnce(keys, _)) = &event.call else { return None };
     let (answer, left) = contract(&event.call, row.clone(), now);
-    let granted = matches!(answer, Answer::Granted(..) | Answer::First);
+    let granted = matches!(answer, Answer::Granted(..));
     (keys.len() > 1 && granted).then_some(left)
 }

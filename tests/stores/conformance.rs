@@ -10,7 +10,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
 use tower_dedup::adapter::{
-    Batching, DynAdapter, Identifier, MemoryAdapter, PostgresAdapter, SqliteAdapter,
+    Batching, Identifier, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter,
 };
 use tower_dedup::conformance::Store;
 
@@ -153,10 +153,10 @@ impl Store for UsersPool {
 }
 
 /// The boxed twin.
-struct Boxed(Sqlite, Arc<Arc<dyn DynAdapter>>);
+struct Boxed(Sqlite, Arc<Arc<dyn MaintenanceAdapter>>);
 
 impl Store for Boxed {
-    type Adapter = Arc<dyn DynAdapter>;
+    type Adapter = Arc<dyn MaintenanceAdapter>;
 
     async fn create() -> Self {
         let store = Sqlite::create().await;

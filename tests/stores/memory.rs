@@ -6,8 +6,8 @@ use std::time::Duration;
 use allocation_counter::AllocationInfo;
 use futures_util::FutureExt;
 use tower_dedup::adapter::{
-    AtCapacity, CallTerms, Claimed, Completed, DedupAdapter, Fetch, LeaseAdapter,
-    MaintenanceAdapter, MemoryAdapter, PURGE_GRACE, Recall, Recorded, Token,
+    AtCapacity, CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter,
+    MemoryAdapter, PURGE_GRACE, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
@@ -23,15 +23,15 @@ fn keys(ids: std::ops::Range<usize>) -> Vec<DedupKey> {
 }
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), RETENTION).with_lease(Duration::from_secs(10))
+    CallTerms::on_completion(Token::random(), RETENTION, Duration::from_secs(10))
 }
 
 fn now<T>(call: impl Future<Output = T>) -> T {
     call.now_or_never().expect("memory never waits")
 }
 
-fn record(adapter: &MemoryAdapter, keys: &[DedupKey]) -> Result<Vec<Recorded>, Error> {
-    now(adapter.record(keys, &terms()))
+fn record(adapter: &MemoryAdapter, keys: &[DedupKey]) -> Result<Vec<Claimed>, Error> {
+    now(adapter.claim(keys, &on_claim(&terms())))
 }
 
 fn is_full<T>(answer: Result<T, Error>) -> bool {
@@ -140,7 +140,7 @@ fn the_smallest_stores_hold_what_they_say() {
     for (asked, held) in [(0, 1), (1, 1), (2, 2), (17, 17), (2_047, 2_047)] {
         let adapter = MemoryAdapter::with_capacity(asked);
         for id in 0..held {
-            assert_eq!(record(&adapter, &[key(id)]).unwrap(), [Recorded::First], "{asked} {id}");
+            assert_eq!(record(&adapter, &[key(id)]).unwrap(), [FIRST], "{asked} {id}");
         }
         assert!(is_full(record(&adapter, &[key(held)])), "{asked}");
         assert!(is_full(now(adapter.claim(&[key(held)], &terms()))), "{asked}");
@@ -148,7 +148,7 @@ fn the_smallest_stores_hold_what_they_say() {
         assert!(is_full(now(adapter.complete(&[key(held)], &terms()))), "{asked}");
         // What is there is served.
         let again = record(&adapter, &[key(0)]).unwrap();
-        assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{asked}");
+        assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{asked}");
     }
 }
 
@@ -168,7 +168,7 @@ fn a_set_that_fits_exactly_is_taken_and_one_more_is_not() {
         let adapter = MemoryAdapter::with_capacity(8).at_capacity(at_capacity);
         assert!(is_full(record(&adapter, &keys(0..9))), "{at_capacity:?}");
         assert_eq!(now(adapter.count()).unwrap(), 0);
-        assert_eq!(record(&adapter, &keys(0..8)).unwrap(), [Recorded::First; 8]);
+        assert_eq!(record(&adapter, &keys(0..8)).unwrap(), [FIRST; 8]);
         // Seven of it are known, and only those.
         let refused = is_full(record(&adapter, &keys(1..9)));
         assert_eq!(refused, at_capacity == AtCapacity::Refuse);
@@ -189,7 +189,7 @@ fn a_set_that_does_not_fit_evicts_nobody() {
     for id in 0..4 {
         assert!(now(adapter.get(&key(id))).unwrap().is_some(), "{id}");
     }
-    assert_eq!(record(&adapter, &keys(10..13)).unwrap(), [Recorded::First; 3]);
+    assert_eq!(record(&adapter, &keys(10..13)).unwrap(), [FIRST; 3]);
     assert_eq!(now(adapter.claim(&[key(3)], &terms())).unwrap(), [Claimed::InFlight]);
 }
 
@@ -201,7 +201,7 @@ fn a_set_evicts_none_of_its_own_keys() {
     }
     // The oldest is one of the set.
     let answers = record(&adapter, &[key(0), key(10)]).unwrap();
-    assert!(matches!(answers[..], [Recorded::Duplicate(_), Recorded::First]), "{answers:?}");
+    assert!(matches!(answers[..], [Claimed::Duplicate(_), FIRST]), "{answers:?}");
     assert!(now(adapter.get(&key(1))).unwrap().is_none());
     assert_eq!(now(adapter.count()).unwrap(), 4);
 }
@@ -210,8 +210,8 @@ fn a_set_evicts_none_of_its_own_keys() {
 fn the_key_nearest_to_its_expiry_is_evicted_first() {
     let adapter = MemoryAdapter::with_capacity(6).at_capacity(AtCapacity::EvictOldest);
     let keep = |id: usize, seconds: u64| {
-        let terms = CallTerms::new(Token::random(), Duration::from_secs(seconds));
-        assert_eq!(now(adapter.record(&[key(id)], &terms)).unwrap(), [Recorded::First]);
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(seconds));
+        assert_eq!(now(adapter.claim(&[key(id)], &on_claim(&terms))).unwrap(), [FIRST]);
     };
     for (id, seconds) in [(0, 500), (1, 100), (2, 300), (3, 600), (4, 200), (5, 400)] {
         keep(id, seconds);
@@ -230,7 +230,7 @@ fn trap_32_the_longest_and_the_shortest_times_do_no_harm() {
     let odd = odd.map(|time| [time, Duration::from_secs(600 * 365 * 86_400)]);
     for (id, retention) in odd.into_iter().flatten().enumerate() {
         for lease in odd.into_iter().flatten() {
-            let (keys, mine) = ([key(id)], CallTerms::new(Token::random(), retention));
+            let (keys, mine) = ([key(id)], CallTerms::on_claim(Token::random(), retention));
             let mine = mine.with_lease(lease);
             now(adapter.claim(&keys, &mine)).unwrap();
             now(adapter.renew(&keys, &mine)).unwrap();
@@ -244,7 +244,7 @@ fn trap_32_the_longest_and_the_shortest_times_do_no_harm() {
         adapter.advance(by);
         now(adapter.purge(10)).unwrap();
         let recorded = record(&adapter, &[key(100)]).unwrap();
-        assert!(matches!(recorded[..], [Recorded::First]), "{recorded:?}");
+        assert!(matches!(recorded[..], [FIRST]), "{recorded:?}");
     }
     // The end of time, an hour after which never comes.
     assert_eq!(now(adapter.purge(10)).unwrap(), 0);

@@ -7,18 +7,18 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, LeaseAdapter,
-    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Token, TransactionAdapter,
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
+    PostgresAdapter, Released, Token, TransactionAdapter,
 };
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
-use crate::support::dedup_key;
 use crate::support::postgres::{Schema, Server, shared};
+use crate::support::{FIRST, dedup_key, on_claim};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
 }
 
 fn keys(ids: std::ops::Range<u32>) -> Vec<DedupKey> {
@@ -46,11 +46,11 @@ async fn many_processes_may_make_the_schema_at_once() {
             let name = name.clone();
             tokio::spawn(async move {
                 let adapter = PostgresAdapter::connect(shared()).await.unwrap().schema(name);
-                adapter.record(&[dedup_key("a")], &terms()).await.unwrap()
+                adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap()
             })
         });
         let answers = join_all(all).await;
-        let first = answers.iter().filter(|answer| **answer.as_ref().unwrap() == [Recorded::First]);
+        let first = answers.iter().filter(|answer| **answer.as_ref().unwrap() == [FIRST]);
         assert_eq!(first.count(), 1);
         let mut connection = PgConnection::connect(shared()).await.unwrap();
         let drop = AssertSqlSafe(format!("DROP SCHEMA {name} CASCADE"));
@@ -75,12 +75,12 @@ async fn trap_29_a_failed_migration_is_retried() {
     let options = PgConnectOptions::from_str(&schema.url()).unwrap().username(&role).password("");
     let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(options));
     for _ in 0..2 {
-        let refused = adapter.record(&[dedup_key("a")], &terms()).await.unwrap_err();
+        let refused = adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused, "{refused:?}");
     }
     run(&mut admin, format!("GRANT CREATE ON SCHEMA {} TO {role}", schema.name())).await;
-    let recorded = adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
-    assert_eq!(recorded, [Recorded::First]);
+    let recorded = adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap();
+    assert_eq!(recorded, [FIRST]);
     run(&mut admin, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
@@ -148,7 +148,7 @@ async fn trap_7_duplicates_write_nothing() {
         assert!(claimed.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{round}");
         let claimed = adapter.claim(&in_flight, &terms()).await.unwrap();
         assert_eq!(claimed, [Claimed::InFlight; 100]);
-        adapter.record(&known, &terms()).await.unwrap();
+        adapter.claim(&known, &on_claim(&terms())).await.unwrap();
         let opened = adapter.open(&known, &terms()).await.unwrap();
         assert!(opened.transaction.is_none());
     }
@@ -207,7 +207,7 @@ async fn a_crash_of_the_database_takes_nothing_that_was_acknowledged() {
         let mine = terms();
         adapter.claim(&completed, &mine).await.unwrap();
         adapter.complete(&completed, &mine).await.unwrap();
-        adapter.record(&recorded, &terms()).await.unwrap();
+        adapter.claim(&recorded, &on_claim(&terms())).await.unwrap();
         let opened = adapter.open(&committed, &mine).await.unwrap();
         adapter.commit(opened.transaction.unwrap(), &committed, &mine).await.unwrap();
         // At once: what was not flushed is lost.
@@ -227,13 +227,13 @@ async fn a_standby_answers_nothing_until_it_is_promoted() {
     let primary = Server::start();
     let adapter = PostgresAdapter::connect(&primary.url()).await.unwrap();
     let (known, new, mine) = ([dedup_key("known")], [dedup_key("new")], terms());
-    adapter.record(&known, &mine).await.unwrap();
+    adapter.claim(&known, &on_claim(&mine)).await.unwrap();
     let standby = primary.standby();
     let other = PostgresAdapter::new(pool(&standby.url()).await);
     // Operators may look.
     assert!(other.get(&known[0]).await.unwrap().is_some());
     for keys in [&known, &new] {
-        assert!(other.record(keys, &terms()).await.unwrap_err().is_transient());
+        assert!(other.claim(keys, &on_claim(&terms())).await.unwrap_err().is_transient());
         assert!(other.claim(keys, &terms()).await.unwrap_err().is_transient());
         assert!(other.complete(keys, &terms()).await.unwrap_err().is_transient());
         assert!(other.open(keys, &terms()).await.unwrap_err().is_transient());
@@ -241,8 +241,8 @@ async fn a_standby_answers_nothing_until_it_is_promoted() {
     primary.stop_immediately();
     standby.promote();
     // The same pool, with no restart.
-    let again = other.record(&known, &terms()).await.unwrap();
-    assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+    let again = other.claim(&known, &on_claim(&terms())).await.unwrap();
+    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
     assert_eq!(other.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
 }
 
@@ -252,7 +252,7 @@ async fn a_read_only_database_is_no_answer_and_recovers() {
     let schema = Schema::fresh();
     let (known, new) = ([dedup_key("known")], [dedup_key("new")]);
     let writing = adapter(&schema).await;
-    writing.record(&known, &terms()).await.unwrap();
+    writing.claim(&known, &on_claim(&terms())).await.unwrap();
     let read_only = PgConnectOptions::from_str(&schema.url())
         .unwrap()
         .options([("default_transaction_read_only", "on")]);
@@ -284,10 +284,12 @@ async fn a_pool_of_dead_connections_is_no_outage() {
         // All connections are open.
         let open = (0..4).map(|id| {
             let adapter = adapter.clone();
-            async move { adapter.record(&[dedup_key(&format!("{round}-{id}"))], &terms()).await }
+            async move {
+                adapter.claim(&[dedup_key(&format!("{round}-{id}"))], &on_claim(&terms())).await
+            }
         });
         for answer in join_all(open).await {
-            assert_eq!(answer.unwrap(), [Recorded::First], "round {round}");
+            assert_eq!(answer.unwrap(), [FIRST], "round {round}");
         }
         let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                    WHERE application_name = 'cut'";
@@ -299,7 +301,7 @@ async fn a_pool_of_dead_connections_is_no_outage() {
 async fn many_replicas_may_purge_at_once() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
-    adapter.record(&keys(0..2_000), &terms()).await.unwrap();
+    adapter.claim(&keys(0..2_000), &on_claim(&terms())).await.unwrap();
     let live = [dedup_key("live")];
     adapter.claim(&live, &terms()).await.unwrap();
     let sql = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '2 hours'";
@@ -331,7 +333,10 @@ async fn purging_goes_by_the_index() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
     for batch in 0..5 {
-        adapter.record(&keys(batch * 4_000..(batch + 1) * 4_000), &terms()).await.unwrap();
+        adapter
+            .claim(&keys(batch * 4_000..(batch + 1) * 4_000), &on_claim(&terms()))
+            .await
+            .unwrap();
     }
     sqlx::query("ANALYZE webhook_deliveries").execute(&pool).await.unwrap();
     adapter.purge(100).await.unwrap();

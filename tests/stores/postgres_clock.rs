@@ -7,12 +7,11 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten,
-    LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Recorded, Renewed, Token,
-    TransactionAdapter,
+    MaintenanceAdapter, PostgresAdapter, Renewed, Token, TransactionAdapter,
 };
 
-use crate::support::dedup_key;
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
+use crate::support::{FIRST, dedup_key, on_claim};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -20,7 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A lease of a minute, and a day's retention.
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), DAY).with_lease(MINUTE)
+    CallTerms::on_completion(Token::random(), DAY, MINUTE)
 }
 
 fn one(id: &str) -> [DedupKey; 1] {
@@ -71,7 +70,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         let transaction =
             adapter.open(&one("transactional"), &mine).await.unwrap().transaction.unwrap();
         adapter.commit(transaction, &one("transactional"), &mine).await.unwrap();
-        assert_eq!(adapter.record(&one("recorded"), &mine).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&one("recorded"), &on_claim(&mine)).await.unwrap(), [FIRST]);
         // Times are told as the store knows them, give or take what a test takes.
         let told = entry(&adapter, "a").await;
         let EntryState::InFlight { lease_until } = told.state else { panic!("{told:?}") };
@@ -229,8 +228,8 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                 async move {
                     match case {
                         "record" => {
-                            let recorded = adapter.record(&keys, &terms()).await.unwrap();
-                            matches!(recorded[..], [Recorded::Duplicate(_)])
+                            let recorded = adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
+                            matches!(recorded[..], [Claimed::Duplicate(_)])
                         }
                         "open" => {
                             let opened = adapter.open(&keys, &terms()).await.unwrap();
@@ -241,7 +240,7 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                             let mut transaction = pool.begin().await.unwrap();
                             let key = &keys[0];
                             let recorded = adapter.record_in(&mut transaction, key, DAY).await;
-                            matches!(recorded.unwrap(), Recorded::Duplicate(_))
+                            matches!(recorded.unwrap(), Claimed::Duplicate(_))
                         }
                         _ => {
                             let claimed = adapter.claim(&keys, &terms()).await.unwrap();

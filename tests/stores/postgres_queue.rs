@@ -6,16 +6,15 @@ use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Recorded,
-    Token,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Token,
 };
 
-use crate::support::dedup_key;
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
 use crate::support::postgres::Server;
+use crate::support::{FIRST, dedup_key, on_claim};
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
 }
 
 fn key(of: &str, id: usize) -> [DedupKey; 1] {
@@ -32,8 +31,8 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
     let adapter = PostgresAdapter::new(database.pool(2)).batching(Batching::new().lanes(1));
     let mine = terms();
     for id in 0..DUPLICATES {
-        let recorded = adapter.record(&key("known", id), &terms()).await.unwrap();
-        assert_eq!(recorded, [Recorded::First]);
+        let recorded = adapter.claim(&key("known", id), &on_claim(&terms())).await.unwrap();
+        assert_eq!(recorded, [FIRST]);
     }
     let held: Vec<_> = (0..OTHERS).flat_map(|id| key("held", id)).collect();
     adapter.claim(&held, &mine).await.unwrap();

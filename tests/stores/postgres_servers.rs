@@ -7,18 +7,18 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, LeaseAdapter,
-    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Renewed, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter,
+    PostgresAdapter, Released, Renewed, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::dedup_key;
 use crate::support::effects::{Database, MINUTE, transactional, write};
 use crate::support::postgres::{Schema, Server, shared};
-use crate::support::{request, result, send};
+use crate::support::{FIRST, on_claim, request, result, send};
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
 }
 
 fn one(id: &str) -> [DedupKey; 1] {
@@ -41,9 +41,9 @@ async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
     assert_eq!(adapter.complete(&key, &mine).await.unwrap(), [Completed::Held]);
     assert!(matches!(adapter.claim(&key, &mine).await.unwrap()[..], [Claimed::Duplicate(_)]));
     let recorded = one("recorded");
-    assert_eq!(adapter.record(&recorded, &mine).await.unwrap(), [Recorded::First]);
-    assert_eq!(adapter.unrecord(&recorded, &mine).await.unwrap(), [Released::Released]);
-    assert_eq!(adapter.record(&recorded, &mine).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.release(&recorded, &on_claim(&mine)).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), [FIRST]);
     let many: Vec<_> = (10..40).flat_map(|id| one(&id.to_string())).collect();
     let claimed = adapter.claim(&many, &mine).await.unwrap();
     assert!(claimed.iter().all(|answer| *answer == Claimed::first(1, false)));
@@ -60,8 +60,8 @@ async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
         [Claimed::Duplicate(_)]
     ));
     assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::Removed);
-    let short = CallTerms::new(Token::random(), Duration::ZERO);
-    adapter.record(&one("purged"), &short).await.unwrap();
+    let short = CallTerms::on_claim(Token::random(), Duration::ZERO);
+    adapter.claim(&one("purged"), &on_claim(&short)).await.unwrap();
     let aged = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '61 minutes' \
                 WHERE id = 'purged'";
     sqlx::query(aged).execute(pool).await.unwrap();

@@ -7,16 +7,16 @@ use http::{Request, Response};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, CallTerms, DedupAdapter, Fetch, LeaseAdapter, MaintenanceAdapter, PostgresAdapter,
-    Recall, Token, TransactionAdapter,
+    Batching, CallTerms, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, Token,
+    TransactionAdapter,
 };
 use tower_dedup::{DedupKey, Replay};
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
-use crate::support::{Body, dedup_key, request, send};
+use crate::support::{Body, dedup_key, on_claim, request, send};
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
 }
 
 fn keys(of: &str, count: usize) -> Vec<DedupKey> {
@@ -88,9 +88,9 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             adapter.recall(&leased, Fetch::DigestAndResponse).await.unwrap();
             watch.nothing_is_left("recall").await;
             let recorded = keys(&format!("recorded{count}"), count);
-            adapter.record(&recorded, &mine).await.unwrap();
+            adapter.claim(&recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("record").await;
-            adapter.unrecord(&recorded, &mine).await.unwrap();
+            adapter.release(&recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("unrecord").await;
 
             let opened = keys(&format!("opened{count}"), count);

@@ -7,18 +7,18 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter,
-    PostgresAdapter, Recorded, Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
+    Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
 };
 use tower_dedup::{Error, ErrorKind};
 
-use crate::support::dedup_key;
 use crate::support::postgres::{Schema, Server};
+use crate::support::{FIRST, dedup_key, on_claim};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
 }
 
 fn pool(schema: &Schema) -> PgPool {
@@ -96,17 +96,18 @@ async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
         let (adapter, again) = (adapter.clone(), again.clone());
         async move {
             let mine = if at < 2 { again } else { terms() };
-            let recorded = adapter.record(&[dedup_key(&format!("r{}", at / 100))], &mine).await;
+            let recorded =
+                adapter.claim(&[dedup_key(&format!("r{}", at / 100))], &on_claim(&mine)).await;
             recorded.unwrap()[0]
         }
     });
     let recorded = at_once(records.collect::<Vec<_>>()).await;
     for (key, recorded) in recorded.chunks(100).enumerate() {
-        let firsts = recorded.iter().filter(|one| **one == Recorded::First).count();
-        let repeats = usize::from(key == 0 && recorded[0] == Recorded::First);
+        let firsts = recorded.iter().filter(|one| **one == FIRST).count();
+        let repeats = usize::from(key == 0 && recorded[0] == FIRST);
         assert_eq!(firsts, 1 + repeats);
         if key == 0 {
-            assert_eq!(recorded[0] == Recorded::First, recorded[1] == Recorded::First);
+            assert_eq!(recorded[0] == FIRST, recorded[1] == FIRST);
         }
     }
 }
@@ -287,8 +288,8 @@ async fn storm<A: LeaseAdapter + Clone>(adapter: &A, rounds: usize) {
                 let key = [dedup_key(&((caller + round) % 100).to_string())];
                 let claimed = adapter.claim(&key, &terms()).await.unwrap();
                 assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
-                let recorded = adapter.record(&key, &terms()).await.unwrap();
-                assert!(matches!(recorded[..], [Recorded::Duplicate(_)]), "{recorded:?}");
+                let recorded = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
+                assert!(matches!(recorded[..], [Claimed::Duplicate(_)]), "{recorded:?}");
             }
         }
     });
@@ -297,7 +298,7 @@ async fn storm<A: LeaseAdapter + Clone>(adapter: &A, rounds: usize) {
 
 async fn known<A: LeaseAdapter + Clone>(adapter: &A) {
     for id in 0..100 {
-        adapter.record(&[dedup_key(&id.to_string())], &terms()).await.unwrap();
+        adapter.claim(&[dedup_key(&id.to_string())], &on_claim(&terms())).await.unwrap();
     }
 }
 
@@ -342,7 +343,7 @@ async fn trap_7_a_storm_of_duplicates_writes_no_file() {
     storm(&adapter, 20).await;
     sqlx::query("ROLLBACK").execute(&mut writer).await.unwrap();
     assert_eq!((version().await, wal()), before);
-    adapter.record(&[dedup_key("new")], &terms()).await.unwrap();
+    adapter.claim(&[dedup_key("new")], &on_claim(&terms())).await.unwrap();
     assert_ne!(version().await, before.0, "a write would be seen");
 }
 
@@ -360,7 +361,7 @@ async fn plans_stay_index_plans_while_the_table_grows() {
             let mut keys: Vec<_> =
                 (first..first + 1_000).map(|id| dedup_key(&id.to_string())).collect();
             keys.sort();
-            adapter.record(&keys, &terms()).await.unwrap();
+            adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
         }
     };
     // Few rows, and all statements planned, for one caller and for many.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::{Either, join, join_all, join3, select};
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Released,
+    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter, Released,
     Renewed, SqliteAdapter, Token,
 };
 use tower_dedup::{DedupKey, ErrorKind};
@@ -19,7 +19,7 @@ use crate::support::{dedup_key, polled};
 
 fn terms() -> CallTerms {
     let hour = Duration::from_secs(3_600);
-    CallTerms::new(Token::random(), hour).with_lease(hour)
+    CallTerms::on_completion(Token::random(), hour, hour)
 }
 
 fn one(id: &str) -> [DedupKey; 1] {

@@ -18,13 +18,12 @@ use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, PostgresAdapter, Recorded, Released,
-    Renewed, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Released, Renewed, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
-use crate::support::dedup_key;
 use crate::support::postgres::Server;
+use crate::support::{FIRST, dedup_key, on_claim};
 
 const PROCESSES: usize = 4;
 const CALLERS: usize = 24;
@@ -38,7 +37,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const LATE: Duration = Duration::from_secs(120);
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), HOUR).with_lease(HOUR)
+    CallTerms::on_completion(Token::random(), HOUR, HOUR)
 }
 
 fn key(epoch: usize, number: usize) -> DedupKey {
@@ -199,14 +198,14 @@ async fn record(
     said: &mut Vec<String>,
 ) -> Vec<DedupKey> {
     let mine = terms();
-    let recorded = again(|| adapter.record(&some, &mine)).await;
+    let recorded = again(|| adapter.claim(&some, &on_claim(&mine))).await;
     for (key, recorded) in some.iter().zip(&recorded) {
-        if *recorded == Recorded::First {
+        if *recorded == FIRST {
             said.push(format!("completed {}", key.id()));
         }
     }
     let mut recorded = recorded.iter();
-    some.retain(|_| *recorded.next().unwrap() != Recorded::InFlight);
+    some.retain(|_| *recorded.next().unwrap() != Claimed::InFlight);
     some
 }
 

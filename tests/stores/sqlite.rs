@@ -10,12 +10,11 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, Recorded, SqliteAdapter,
-    Token,
+    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter, Token,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
-use crate::support::{Handler, by_header, dedup_key, request, result, send};
+use crate::support::{FIRST, Handler, by_header, dedup_key, on_claim, request, result, send};
 
 struct File {
     dir: tempfile::TempDir,
@@ -44,7 +43,7 @@ impl File {
 }
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
+    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
 }
 
 async fn run(connection: &mut SqliteConnection, sql: &'static str) {
@@ -155,7 +154,7 @@ async fn a_full_file_recovers_when_there_is_room() {
     let full = async {
         for n in 0..10_000 {
             let keys = [dedup_key(&format!("{filler}{n}"))];
-            if adapter.record(&keys, &terms()).await.is_err() {
+            if adapter.claim(&keys, &on_claim(&terms())).await.is_err() {
                 return;
             }
         }
@@ -187,10 +186,13 @@ async fn trap_29_a_failed_migration_is_tried_again() {
     let mut other = file.connection().await;
     run(&mut other, "BEGIN EXCLUSIVE").await;
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &terms()).await.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(
+        adapter.claim(&keys, &on_claim(&terms())).await.unwrap_err().kind(),
+        ErrorKind::Refused
+    );
     assert_eq!(adapter.migrate().await.unwrap_err().kind(), ErrorKind::Refused);
     run(&mut other, "ROLLBACK").await;
-    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
 }
 
 /// Migrations of one file by many at once, and by many processes.
@@ -203,11 +205,11 @@ async fn many_migrate_at_once() {
             let url = file.url();
             tasks.spawn(async move {
                 let adapter = SqliteAdapter::connect(&url).await.unwrap();
-                adapter.record(&[dedup_key("a")], &terms()).await.unwrap()
+                adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap()
             });
         }
         let answers = tasks.join_all().await;
-        let firsts = answers.iter().filter(|answer| **answer == [Recorded::First]).count();
+        let firsts = answers.iter().filter(|answer| **answer == [FIRST]).count();
         assert_eq!(firsts, 1, "{answers:?}");
     }
 }
@@ -221,7 +223,7 @@ fn many_processes_migrate_at_once() {
         runtime.block_on(async {
             let adapter = SqliteAdapter::connect(&url).await.unwrap();
             adapter.migrate().await.unwrap();
-            adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
+            adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap();
         });
         return;
     }
@@ -253,7 +255,7 @@ async fn the_migration_touches_nothing_of_the_users() {
     sqlx::query("CREATE TABLE orders (id INTEGER)").execute(&pool).await.unwrap();
     let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("seen").unwrap());
     adapter.migrate().await.unwrap();
-    adapter.record(&[dedup_key("a")], &terms()).await.unwrap();
+    adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap();
     let mut tables: Vec<String> =
         sqlx::query_scalar("SELECT name FROM sqlite_schema WHERE type = 'table'")
             .fetch_all(&pool)
@@ -273,7 +275,7 @@ async fn tables_may_be_called_as_words_of_sql() {
     let pool = SqlitePool::connect_with(options).await.unwrap();
     let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("order").unwrap());
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
     assert_eq!(adapter.purge(1).await.unwrap() + adapter.count().await.unwrap(), 1);
     adapter.close().await;
     let _: i64 = sqlx::query_scalar("SELECT 1").fetch_one(&pool).await.unwrap();
@@ -292,9 +294,9 @@ async fn the_schema_can_be_made_by_hand() {
         sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
     }
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
     let other = file.connect().await;
-    assert_eq!(other.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    assert_eq!(other.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
 }
 
 #[tokio::test]

@@ -9,14 +9,14 @@ use http::{Request, Response, StatusCode};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
 use tower::Layer;
+use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, LeaseAdapter, MaintenanceAdapter,
-    Recorded, SqliteAdapter, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter,
+    Token, TransactionAdapter,
 };
-use tower_dedup::ledger::TxHandle;
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
 
-use crate::support::{Body, by_header, dedup_key, request, result, send};
+use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -64,7 +64,7 @@ impl File {
 }
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
 }
 
 async fn count(pool: &SqlitePool, table: &str) -> i64 {
@@ -234,10 +234,10 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
         let adapter = SqliteAdapter::new(file.pool(2).await).batching(batching);
         let keys = [dedup_key("a")];
         let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
-        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
         let mut other = file.connection().await;
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
         let claimed = adapter.claim(&keys, &terms()).await.unwrap();
         assert_eq!(claimed, [Claimed::first(1, false)]);
@@ -251,10 +251,10 @@ async fn a_dropped_table_is_made_again_by_the_call_that_misses_it() {
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
         let mut tx = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
         let first = adapter.record_in(&mut tx, &keys[0], HOUR).await.unwrap();
-        assert_eq!(first, Recorded::First);
+        assert_eq!(first, FIRST);
         tx.commit().await.unwrap();
-        let again = adapter.record(&keys, &terms()).await.unwrap();
-        assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+        let again = adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
+        assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
     }
 }
 
@@ -302,7 +302,7 @@ async fn refuses(adapter: &SqliteAdapter) {
     }
     // All calls alike.
     let keys = [dedup_key("a")];
-    adapter.record(&keys, &terms()).await.unwrap_err();
+    adapter.claim(&keys, &on_claim(&terms())).await.unwrap_err();
     adapter.complete(&keys, &terms()).await.unwrap_err();
     adapter.purge(1).await.unwrap_err();
     adapter.get(&keys[0]).await.unwrap_err();
@@ -317,7 +317,7 @@ async fn a_replaced_file_is_refused_until_it_is_back() {
     let adapters = [file.connect().await, SqliteAdapter::new(users)];
     for (at, adapter) in adapters.iter().enumerate() {
         let keys = [dedup_key(&format!("k{at}"))];
-        assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+        assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
     }
     other.connect().await.migrate().await.unwrap();
     let aside = file.dir.path().join("aside.db");
@@ -332,8 +332,9 @@ async fn a_replaced_file_is_refused_until_it_is_back() {
     }
     std::fs::rename(&aside, file.path()).unwrap();
     for (at, adapter) in adapters.iter().enumerate() {
-        let again = adapter.record(&[dedup_key(&format!("k{at}"))], &terms()).await.unwrap();
-        assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+        let again =
+            adapter.claim(&[dedup_key(&format!("k{at}"))], &on_claim(&terms())).await.unwrap();
+        assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
     }
 }
 
@@ -343,8 +344,8 @@ async fn an_in_memory_pool_goes_on_working() {
     let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await;
     let adapter = SqliteAdapter::new(pool.unwrap());
     let keys = [dedup_key("a")];
-    assert_eq!(adapter.record(&keys, &terms()).await.unwrap(), [Recorded::First]);
+    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    let again = adapter.record(&keys, &terms()).await.unwrap();
-    assert!(matches!(again[..], [Recorded::Duplicate(_)]), "{again:?}");
+    let again = adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
+    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, LeaseAdapter,
-    MaintenanceAdapter, Recall, Recorded, Released, Renewed, SqliteAdapter, StoredData, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, Released,
+    Renewed, SqliteAdapter, StoredData, Token,
 };
 use tower_dedup::{Error, ErrorKind};
 
-use crate::support::dedup_key;
+use crate::support::{FIRST, dedup_key, on_claim};
 
 /// As many as make batches.
 const CALLERS: usize = 40;
@@ -20,7 +20,7 @@ const CALLERS: usize = 40;
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), HOUR).with_lease(Duration::from_secs(60))
+    CallTerms::on_completion(Token::random(), HOUR, Duration::from_secs(60))
 }
 
 /// A file, and somebody else who writes to it.
@@ -124,18 +124,18 @@ async fn records_meet_what_was_written_since_they_looked() {
     let calls = (0..CALLERS).map(|at| {
         let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
         async move {
-            let recorded = patiently(|| adapter.record(&key, &mine)).await;
-            let again = adapter.record(&key, &mine).await.unwrap();
-            assert_eq!(recorded.as_slice() == [Recorded::First], again == [Recorded::First]);
+            let recorded = patiently(|| adapter.claim(&key, &on_claim(&mine))).await;
+            let again = adapter.claim(&key, &on_claim(&mine)).await.unwrap();
+            assert_eq!(recorded.as_slice() == [FIRST], again == [FIRST]);
             recorded[0]
         }
     });
     let recorded = while_held(other, calls, strangers).await;
     for (at, recorded) in recorded.into_iter().enumerate() {
         let as_expected = match at {
-            1 => matches!(recorded, Recorded::Duplicate(_)),
-            2 => recorded == Recorded::InFlight,
-            _ => recorded == Recorded::First,
+            1 => matches!(recorded, Claimed::Duplicate(_)),
+            2 => recorded == Claimed::InFlight,
+            _ => recorded == FIRST,
         };
         assert!(as_expected, "{at}: {recorded:?}");
     }

@@ -10,8 +10,9 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
 use tower::Service;
 use tower::util::BoxCloneSyncService;
+use tower_dedup::TxHandle;
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::ledger::{Transactional, TxHandle};
+use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
 use super::postgres::Schema;

@@ -1,33 +1,138 @@
 //! Every ledger over every store.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
+use http::{Request, Response};
+use tower::Service;
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, SqliteAdapter};
-use tower_dedup::ledger::{Lease, Ledger, OnArrival, Recalls, Transactional};
+use tower_dedup::key::KeyPart;
+use tower_dedup::ledger::{Lease, OnArrival, Transactional};
+use tower_dedup::{
+    DedupHandle, DedupLayer, KeyExtractor, OnInFlight, OnMismatch, Replay, ResponseBody,
+};
 
+use super::Body;
 use super::postgres::Schema;
+
+/// A service that any layer can wrap.
+pub(crate) trait Inner:
+    Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<S> Inner for S where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static
+{
+}
+
+/// A deduplicated service.
+pub(crate) trait Outer:
+    Service<
+        Request<Body>,
+        Response = Response<ResponseBody<Body>>,
+        Error = Infallible,
+        Future: Send,
+    > + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<S> Outer for S where
+    S: Service<
+            Request<Body>,
+            Response = Response<ResponseBody<Body>>,
+            Error = Infallible,
+            Future: Send,
+        > + Clone
+        + Send
+        + 'static
+{
+}
+
+/// A layer under any ledger.
+pub(crate) trait AnyLayer: Sized {
+    fn compare_payload(self, part: KeyPart, on_mismatch: OnMismatch) -> Self;
+    fn on_in_flight(self, policy: OnInFlight) -> Self;
+    fn retention(self, retention: Duration) -> Self;
+    fn handle(&self) -> DedupHandle;
+    fn layer<S: Inner>(&self, inner: S) -> impl Outer;
+}
+
+/// A layer whose ledger keeps responses.
+pub(crate) trait Replaying: AnyLayer {
+    fn replay(self, replay: Replay) -> Self;
+}
+
+macro_rules! any_layer {
+    ($($ledger:ty),+) => {$(
+        impl AnyLayer for DedupLayer<$ledger> {
+            fn compare_payload(self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
+                self.compare_payload(part, on_mismatch)
+            }
+
+            fn on_in_flight(self, policy: OnInFlight) -> Self {
+                self.on_in_flight(policy)
+            }
+
+            fn retention(self, retention: Duration) -> Self {
+                self.retention(retention)
+            }
+
+            fn handle(&self) -> DedupHandle {
+                self.handle()
+            }
+
+            fn layer<S: Inner>(&self, inner: S) -> impl Outer {
+                tower::Layer::layer(self, inner)
+            }
+        }
+    )+};
+}
+
+any_layer!(Lease, OnArrival, Transactional<sqlx::Sqlite>, Transactional<sqlx::Postgres>);
+
+macro_rules! replaying {
+    ($($ledger:ty),+) => {$(
+        impl Replaying for DedupLayer<$ledger> {
+            fn replay(self, replay: Replay) -> Self {
+                self.replay(replay)
+            }
+        }
+    )+};
+}
+
+replaying!(Lease, Transactional<sqlx::Sqlite>, Transactional<sqlx::Postgres>);
 
 /// A ledger over a fresh store.
 pub(crate) trait Setup: Sized {
-    type Ledger: Ledger + Recalls;
+    type Layer: AnyLayer;
 
     fn create() -> impl Future<Output = Self>;
-    /// A ledger over the same store, as another process has it.
-    fn ledger(&self) -> impl Future<Output = Self::Ledger>;
+    /// A layer over the same store, as another process has it.
+    fn layer(&self, key: KeyExtractor) -> impl Future<Output = Self::Layer>;
 }
 
 pub(crate) struct OnMemory(Arc<MemoryAdapter>);
 
 impl Setup for OnMemory {
-    type Ledger = Lease<Arc<MemoryAdapter>>;
+    type Layer = DedupLayer;
 
     async fn create() -> Self {
         Self(Arc::new(MemoryAdapter::new()))
     }
 
-    async fn ledger(&self) -> Self::Ledger {
-        Lease::new(Arc::clone(&self.0))
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::new(key, Arc::clone(&self.0))
     }
 }
 
@@ -41,28 +146,28 @@ impl OnSqlite {
 }
 
 impl Setup for OnSqlite {
-    type Ledger = Lease<SqliteAdapter>;
+    type Layer = DedupLayer;
 
     async fn create() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    async fn ledger(&self) -> Self::Ledger {
-        Lease::new(self.adapter().await)
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::new(key, self.adapter().await)
     }
 }
 
 pub(crate) struct InSqlite(OnSqlite);
 
 impl Setup for InSqlite {
-    type Ledger = Transactional<SqliteAdapter>;
+    type Layer = DedupLayer<Transactional<sqlx::Sqlite>>;
 
     async fn create() -> Self {
         Self(OnSqlite::create().await)
     }
 
-    async fn ledger(&self) -> Self::Ledger {
-        Transactional::new(self.0.adapter().await)
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::transactional(key, self.0.adapter().await)
     }
 }
 
@@ -75,28 +180,28 @@ impl OnPostgres {
 }
 
 impl Setup for OnPostgres {
-    type Ledger = Lease<PostgresAdapter>;
+    type Layer = DedupLayer;
 
     async fn create() -> Self {
         Self(Schema::fresh())
     }
 
-    async fn ledger(&self) -> Self::Ledger {
-        Lease::new(self.adapter().await)
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::new(key, self.adapter().await)
     }
 }
 
 pub(crate) struct InPostgres(OnPostgres);
 
 impl Setup for InPostgres {
-    type Ledger = Transactional<PostgresAdapter>;
+    type Layer = DedupLayer<Transactional<sqlx::Postgres>>;
 
     async fn create() -> Self {
         Self(OnPostgres::create().await)
     }
 
-    async fn ledger(&self) -> Self::Ledger {
-        Transactional::new(self.0.adapter().await)
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::transactional(key, self.0.adapter().await)
     }
 }
 
@@ -104,38 +209,38 @@ impl Setup for InPostgres {
 pub(crate) struct ArrivedIn<S>(S);
 
 impl Setup for ArrivedIn<OnMemory> {
-    type Ledger = OnArrival<Arc<MemoryAdapter>>;
+    type Layer = DedupLayer<OnArrival>;
 
     async fn create() -> Self {
         Self(OnMemory::create().await)
     }
 
-    async fn ledger(&self) -> Self::Ledger {
-        OnArrival::new(Arc::clone(&self.0.0))
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::on_arrival(key, Arc::clone(&self.0.0))
     }
 }
 
 impl Setup for ArrivedIn<OnSqlite> {
-    type Ledger = OnArrival<SqliteAdapter>;
+    type Layer = DedupLayer<OnArrival>;
 
     async fn create() -> Self {
         Self(OnSqlite::create().await)
     }
 
-    async fn ledger(&self) -> Self::Ledger {
-        OnArrival::new(self.0.adapter().await)
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::on_arrival(key, self.0.adapter().await)
     }
 }
 
 impl Setup for ArrivedIn<OnPostgres> {
-    type Ledger = OnArrival<PostgresAdapter>;
+    type Layer = DedupLayer<OnArrival>;
 
     async fn create() -> Self {
         Self(OnPostgres::create().await)
     }
 
-    async fn ledger(&self) -> Self::Ledger {
-        OnArrival::new(self.0.adapter().await)
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::on_arrival(key, self.0.adapter().await)
     }
 }
 

@@ -11,7 +11,7 @@ pub(crate) mod time_travel;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -24,8 +24,8 @@ use http_body_util::Full;
 use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten, LeaseAdapter,
-    MaintenanceAdapter, Recall, Recorded, Released, Renewed, StoredData,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten,
+    MaintenanceAdapter, Released, Renewed, StoreFuture,
 };
 use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
 
@@ -39,6 +39,14 @@ pub(crate) fn by_header() -> KeyExtractor {
 pub(crate) fn dedup_key(id: &str) -> DedupKey {
     DedupKey::new("test", id).unwrap()
 }
+
+/// The same token and retention, for a claim that is complete at once.
+pub(crate) fn on_claim(terms: &CallTerms) -> CallTerms {
+    CallTerms::on_claim(terms.token(), terms.retention())
+}
+
+/// The reply to the first claim of a key.
+pub(crate) const FIRST: Claimed = Claimed::first(1, false);
 
 pub(crate) fn request(id: &str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Full::from("payload")).unwrap()
@@ -221,6 +229,8 @@ pub(crate) enum Fault {
     LoseReply,
     /// Does it half a second later, and never answers.
     DoLate,
+    /// Does it, and fails: what it would answer cannot be read.
+    DoAndFail,
     /// Panics.
     Panic,
 }
@@ -228,25 +238,24 @@ pub(crate) enum Fault {
 /// The operations that can be given a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    Record,
-    Unrecord,
     Claim,
+    /// A claim that fetches stored data, beside `Claim`.
+    Fetch,
     Renew,
     Complete,
     Release,
-    Recall,
     Purge,
 }
 
-const OPS: usize = 8;
+const OPS: usize = 6;
 
 /// A store that does as it is told, around one that works.
 pub(crate) struct Faulty<A> {
     inner: Arc<A>,
     faults: [Mutex<Fault>; OPS],
     calls: [AtomicU32; OPS],
-    /// What each recall has wanted.
-    wanted: Mutex<Vec<Fetch>>,
+    /// What each claim has fetched.
+    fetched: Mutex<Vec<Fetch>>,
 }
 
 impl<A> Faulty<A> {
@@ -255,7 +264,7 @@ impl<A> Faulty<A> {
             inner: Arc::new(inner),
             faults: Default::default(),
             calls: Default::default(),
-            wanted: Mutex::default(),
+            fetched: Mutex::default(),
         })
     }
 
@@ -273,13 +282,17 @@ impl<A> Faulty<A> {
         self.calls[op as usize].load(Ordering::SeqCst)
     }
 
-    /// What each recall has wanted since this was asked last.
-    pub(crate) fn wanted(&self) -> Vec<Fetch> {
-        std::mem::take(&mut self.wanted.lock().unwrap())
+    /// What each claim has fetched since this was asked last.
+    pub(crate) fn fetched(&self) -> Vec<Fetch> {
+        std::mem::take(&mut self.fetched.lock().unwrap())
     }
 
     pub(crate) fn inner(&self) -> &A {
         &self.inner
+    }
+
+    fn has_fault(&self, op: Op) -> bool {
+        *self.faults[op as usize].lock().unwrap() != Fault::None
     }
 
     async fn call<T, F>(&self, op: Op, call: F) -> Result<T, Error>
@@ -304,61 +317,65 @@ impl<A> Faulty<A> {
                 });
                 std::future::pending().await
             }
+            Fault::DoAndFail => {
+                let _ = call.await;
+                Err(Error::new(ErrorKind::Corrupt, "being faulty"))
+            }
             Fault::Panic => panic!("the store was told to panic"),
         }
     }
 }
 
 macro_rules! faulty {
-    ($trait:ident: $($method:ident $op:ident $answer:ty),+) => {
-        impl<A: LeaseAdapter> $trait for Faulty<A> {
-            $(async fn $method(
-                &self,
-                keys: &[DedupKey],
-                terms: &CallTerms,
-            ) -> Result<Vec<$answer>, Error> {
+    ($($method:ident $op:ident $reply:ty),+) => {
+        impl<A: DedupAdapter> DedupAdapter for Faulty<A> {
+            fn abilities(&self) -> Abilities {
+                self.inner.abilities()
+            }
+
+            $(fn $method<'a>(
+                &'a self,
+                keys: &'a [DedupKey],
+                terms: &'a CallTerms,
+            ) -> StoreFuture<'a, Vec<$reply>> {
                 let (inner, keys, terms) = (Arc::clone(&self.inner), keys.to_vec(), terms.clone());
-                self.call(Op::$op, async move { inner.$method(&keys, &terms).await }).await
+                Box::pin(async move {
+                    let mut op = Op::$op;
+                    if op == Op::Claim {
+                        self.fetched.lock().unwrap().push(terms.fetch());
+                        if terms.fetch() != Fetch::Nothing && self.has_fault(Op::Fetch) {
+                            op = Op::Fetch;
+                        }
+                    }
+                    self.call(op, async move { inner.$method(&keys, &terms).await }).await
+                })
             })+
         }
     };
 }
 
-faulty!(DedupAdapter: record Record Recorded, unrecord Unrecord Released);
-faulty!(LeaseAdapter: claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
+faulty!(claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
     release Release Released);
 
-impl<A: Recall> Recall for Faulty<A> {
-    async fn recall(
-        &self,
-        keys: &[DedupKey],
-        wanted: Fetch,
-    ) -> Result<Vec<Option<StoredData>>, Error> {
-        self.wanted.lock().unwrap().push(wanted);
-        let (inner, keys) = (Arc::clone(&self.inner), keys.to_vec());
-        self.call(Op::Recall, async move { inner.recall(&keys, wanted).await }).await
-    }
-}
-
 impl<A: MaintenanceAdapter> MaintenanceAdapter for Faulty<A> {
-    async fn purge(&self, limit: u32) -> Result<u64, Error> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let inner = Arc::clone(&self.inner);
-        self.call(Op::Purge, async move { inner.purge(limit).await }).await
+        Box::pin(self.call(Op::Purge, async move { inner.purge(limit).await }))
     }
 
-    async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        self.inner.forget(key).await
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        self.inner.forget(key)
     }
 
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        self.inner.get(key).await
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        self.inner.get(key)
     }
 
-    async fn count(&self) -> Result<u64, Error> {
-        self.inner.count().await
+    fn count(&self) -> StoreFuture<'_, u64> {
+        self.inner.count()
     }
 
-    async fn close(&self) {
-        self.inner.close().await;
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        self.inner.close()
     }
 }

@@ -15,12 +15,12 @@ use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection, Database, PgPool};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
+use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    CallTerms, DynAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter,
-    SqliteAdapter, Token,
+    CallTerms, EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter, Token,
 };
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{Ledger, TxHandle};
+use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, Delivery, OnInFlight, ResponseBody};
 
 use crate::support::postgres::Schema;
@@ -257,7 +257,7 @@ pub(crate) enum Kind {
 /// A receiver, in two processes as it were.
 pub(crate) struct Rig {
     pub(crate) kind: Kind,
-    pub(crate) store: Arc<dyn DynAdapter>,
+    pub(crate) store: Arc<dyn MaintenanceAdapter>,
     pub(crate) services: [Service; 2],
     pub(crate) effects: Effects,
     pub(crate) runs: Runs,
@@ -285,7 +285,7 @@ where
 
 pub(crate) fn with_effects_apart(
     kind: Kind,
-    stores: [Arc<dyn DynAdapter>; 2],
+    stores: [Arc<dyn MaintenanceAdapter>; 2],
     place: impl std::any::Any,
 ) -> Rig {
     let (runs, log) = (Runs::default(), Arc::<Mutex<Vec<String>>>::default());
@@ -338,14 +338,14 @@ pub(crate) fn lite_adapter(pool: SqlitePool) -> SqliteAdapter {
 }
 
 pub(crate) async fn memory_under(kind: Kind) -> Rig {
-    let store: Arc<dyn DynAdapter> = Arc::new(MemoryAdapter::new());
+    let store: Arc<dyn MaintenanceAdapter> = Arc::new(MemoryAdapter::new());
     with_effects_apart(kind, [Arc::clone(&store), store], ())
 }
 
 pub(crate) async fn sqlite_under(kind: Kind) -> Rig {
     let (dir, pools) = lite().await;
     if kind != Kind::Transactional {
-        let stores = pools.map(|pool| Arc::new(lite_adapter(pool)) as Arc<dyn DynAdapter>);
+        let stores = pools.map(|pool| Arc::new(lite_adapter(pool)) as Arc<dyn MaintenanceAdapter>);
         return with_effects_apart(kind, stores, dir);
     }
     let (runs, effects) = (Runs::default(), Effects::Lite(pools[0].clone()));
@@ -362,7 +362,8 @@ pub(crate) async fn sqlite_under(kind: Kind) -> Rig {
 pub(crate) async fn postgres_under(kind: Kind) -> Rig {
     let (schema, pools) = pg().await;
     if kind != Kind::Transactional {
-        let stores = pools.map(|pool| Arc::new(PostgresAdapter::new(pool)) as Arc<dyn DynAdapter>);
+        let stores =
+            pools.map(|pool| Arc::new(PostgresAdapter::new(pool)) as Arc<dyn MaintenanceAdapter>);
         return with_effects_apart(kind, stores, schema);
     }
     let (runs, effects) = (Runs::default(), Effects::Pg(pools[0].clone()));
@@ -448,5 +449,5 @@ pub(crate) fn ids(words: &str) -> Vec<String> {
 }
 
 pub(crate) fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), Duration::from_secs(3_600)).with_lease(Duration::from_secs(60))
+    CallTerms::on_completion(Token::random(), Duration::from_secs(3_600), Duration::from_secs(60))
 }

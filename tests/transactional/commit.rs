@@ -19,18 +19,18 @@ use sqlx::{AssertSqlSafe, Connection, Database, PgPool};
 use tokio::sync::{Notify, Semaphore};
 use tower::ServiceExt;
 use tower_dedup::adapter::{
-    CallTerms, EntryState, Forgotten, LeaseAdapter, MaintenanceAdapter, PostgresAdapter, Recorded,
+    CallTerms, Claimed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter, PostgresAdapter,
     SqliteAdapter, Token, TransactionAdapter,
 };
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::{Lease, Transactional, TxHandle, TxUnavailable};
 use tower_dedup::{
     DedupKey, DedupLayer, DedupTx, Deduplicator, Delivery, ErrorKind, OnInFlight, Purger,
     RunContext, RunError, RunOutcome,
 };
+use tower_dedup::{TxHandle, TxUnavailable};
 
 use crate::support::postgres::Schema;
-use crate::support::{by_header, dedup_key, result, until};
+use crate::support::{FIRST, by_header, dedup_key, result, until};
 
 /// A database with a table of effects.
 trait Db: Send + Sync + 'static {
@@ -589,8 +589,8 @@ async fn a_batch_commits_what_is_new<D: Db>() {
     assert_eq!(ids(&world.last()), ["d", "c"]);
     assert_eq!(result(&send_batch(&app, "a d", "insert").await), Some("duplicate"));
     // One of them is leased by somebody else: the rest commits, and the answer is 503.
-    let lease = CallTerms::new(Token::random(), Duration::from_secs(60))
-        .with_lease(Duration::from_secs(60));
+    let lease =
+        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     db.adapter().claim(&[dedup_key("e")], &lease).await.unwrap();
     let partial = send_batch(&app, "e f", "insert").await;
     assert_eq!((partial.status().as_u16(), result(&partial)), (503, Some("in-flight")));
@@ -611,8 +611,8 @@ async fn second_identities_commit_with_the_first<D: Db>() {
     assert_eq!(result(&send_batch(&app, "b=y", "insert").await), Some("duplicate"));
     // It runs elsewhere under its other name: what was granted is given back.
     let second = DedupKey::new("test.second", "z").unwrap();
-    let lease = CallTerms::new(Token::random(), Duration::from_secs(60))
-        .with_lease(Duration::from_secs(60));
+    let lease =
+        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     db.adapter().claim(std::slice::from_ref(&second), &lease).await.unwrap();
     assert_eq!(result(&send_batch(&app, "c=z", "insert").await), Some("in-flight"));
     let partial = send_batch(&app, "c=z d", "insert").await;
@@ -628,8 +628,11 @@ async fn leases_on_the_same_table_are_respected<D: Db>() {
     let layer = DedupLayer::transactional(by_header(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
     let lease = || {
-        CallTerms::new(Token::random(), Duration::from_secs(3_600))
-            .with_lease(Duration::from_secs(60))
+        CallTerms::on_completion(
+            Token::random(),
+            Duration::from_secs(3_600),
+            Duration::from_secs(60),
+        )
     };
     let (live, released) = ([dedup_key("live")], [dedup_key("released")]);
     db.adapter().claim(&live, &lease()).await.unwrap();
@@ -744,7 +747,7 @@ async fn a_commit_that_fails_is_no_2xx<D: Db>() {
 
 async fn a_worker_commits_with_its_key<D: Db>() {
     let db = D::create().await;
-    let worker = Deduplicator::new(Transactional::new(db.adapter()));
+    let worker = Deduplicator::transactional((db.adapter()));
     let key = dedup_key("a");
     let insert = async |work: RunContext| {
         let mut tx = work.transaction::<D::Database>().unwrap();
@@ -781,7 +784,7 @@ async fn a_worker_commits_with_its_key<D: Db>() {
     let again = worker.run(&key, async |_| Ok::<_, &str>(())).await.unwrap();
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
     assert_eq!(db.effects().await, ["a"]);
-    let leased = Deduplicator::new(Lease::new(db.adapter()));
+    let leased = Deduplicator::new((db.adapter()));
     let other = dedup_key("b");
     let absent = leased
         .run(&other, async |work| Err::<(), _>(work.transaction::<D::Database>().unwrap_err()));
@@ -806,27 +809,27 @@ async fn recording_in_a_transaction_on_postgres() {
     let db = Pg::create().await;
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
     let (mut one, mut two) = (db.pool.begin().await.unwrap(), db.pool.begin().await.unwrap());
-    assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), Recorded::First);
-    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), Recorded::InFlight);
+    assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
+    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), Claimed::InFlight);
     one.rollback().await.unwrap();
     // What was in flight was not written, and the transaction lives.
-    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), Recorded::First);
+    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), FIRST);
     two.commit().await.unwrap();
     let mut three = db.pool.begin().await.unwrap();
     let again = adapter.record_in(&mut three, &key, hour).await.unwrap();
-    assert!(matches!(again, Recorded::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
     three.rollback().await.unwrap();
     // A lapsed lease is taken, a live one is not.
-    let lease = CallTerms::new(Token::random(), hour).with_lease(Duration::from_secs(60));
+    let lease = CallTerms::on_completion(Token::random(), hour, Duration::from_secs(60));
     adapter.claim(&[dedup_key("b")], &lease).await.unwrap();
     let mut four = db.pool.begin().await.unwrap();
     let live = adapter.record_in(&mut four, &dedup_key("b"), hour).await.unwrap();
-    assert_eq!(live, Recorded::InFlight);
+    assert_eq!(live, Claimed::InFlight);
     four.rollback().await.unwrap();
     db.advance(Duration::from_secs(61)).await;
     let mut five = db.pool.begin().await.unwrap();
     let lapsed = adapter.record_in(&mut five, &dedup_key("b"), hour).await.unwrap();
-    assert_eq!(lapsed, Recorded::First);
+    assert_eq!(lapsed, FIRST);
     five.commit().await.unwrap();
     assert_eq!(adapter.count().await.unwrap(), 2);
 }
@@ -837,14 +840,14 @@ async fn recording_in_a_transaction_on_sqlite() {
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
     // The table may be made by that very transaction, and goes with it.
     let mut one = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
-    assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), Recorded::First);
+    assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
     one.rollback().await.unwrap();
     let mut two = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
-    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), Recorded::First);
+    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), FIRST);
     two.commit().await.unwrap();
     let mut three = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
     let again = adapter.record_in(&mut three, &key, hour).await.unwrap();
-    assert!(matches!(again, Recorded::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
     three.rollback().await.unwrap();
 }
 

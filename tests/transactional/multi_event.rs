@@ -8,13 +8,13 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::{Connection, PgPool};
 use tokio::io::{AsyncBufReadExt, BufReader};
+use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    EntryState, LeaseAdapter, MaintenanceAdapter, PostgresAdapter, TransactionAdapter,
+    DedupAdapter, EntryState, MaintenanceAdapter, PostgresAdapter, TransactionAdapter,
 };
 use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::{
-    Begin, BeginContext, Claim, HandlerSuccess, Ledger, TransactionClaim, Transactional, TxHandle,
-};
+use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupTx, Deduplicator, ErrorKind, RunContext, RunError, RunOutcome};
 
 use crate::support::multi_event::{

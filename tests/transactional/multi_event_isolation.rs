@@ -10,8 +10,8 @@ use futures_util::future::join_all;
 use http::Request;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, Postgres};
 use sqlx::{Connection, PgPool};
+use tower_dedup::TxHandle;
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::ledger::TxHandle;
 use tower_dedup::{DedupLayer, ErrorKind};
 
 use crate::support::multi_event::{

@@ -5,20 +5,20 @@ use std::time::Duration;
 use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, Forgotten, LeaseAdapter, MaintenanceAdapter,
-    OpenTransaction, PostgresAdapter, Recorded, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction,
+    PostgresAdapter, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
-use crate::support::dedup_key;
 use crate::support::effects::{Database, MINUTE};
 use crate::support::postgres::Server;
+use crate::support::{FIRST, dedup_key, on_claim};
 
 /// As many keys as a delivery has at most, by default.
 const MOST: usize = 4_096;
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
 }
 
 fn keys(of: &str, count: usize) -> Vec<DedupKey> {
@@ -149,7 +149,7 @@ async fn record_beside_a_locked_key_is_granted() {
     let adapter = PostgresAdapter::new(database.pool(3));
     let all = keys("held", 2);
     let transaction = open(&adapter, &all[..1]).await;
-    let recorded = adapter.record(&all, &terms()).await.unwrap();
-    assert_eq!(recorded, [Recorded::InFlight, Recorded::First]);
+    let recorded = adapter.claim(&all, &on_claim(&terms())).await.unwrap();
+    assert_eq!(recorded, [Claimed::InFlight, FIRST]);
     adapter.rollback(transaction).await.unwrap();
 }

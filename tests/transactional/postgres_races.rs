@@ -13,8 +13,8 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, Postgres, 
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, Identifier, LeaseAdapter,
-    MaintenanceAdapter, PostgresAdapter, Recorded, Released, Renewed, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, Identifier,
+    MaintenanceAdapter, PostgresAdapter, Released, Renewed, Token,
 };
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
 
@@ -23,7 +23,9 @@ use crate::support::effects::{
     writes_and_waits,
 };
 use crate::support::postgres::Server;
-use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
+use crate::support::{
+    Body, FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, until,
+};
 
 /// 200 duplicates of a delivery that does not end, five connections, and another process that has
 /// some of the duplicates too: everything else goes on meanwhile.
@@ -77,7 +79,7 @@ async fn duplicates_of_a_slow_delivery_hold_nobody_up() {
 }
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
 }
 
 /// The row of a key, as somebody writes it who uses no adapter.
@@ -92,7 +94,7 @@ async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
     let soon = async {
         let one = std::slice::from_ref(held);
         assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
-        assert_eq!(adapter.record(one, &terms()).await.unwrap(), [Recorded::InFlight]);
+        assert_eq!(adapter.claim(one, &on_claim(&terms())).await.unwrap(), [Claimed::InFlight]);
         // In the middle of a set, and so early and so late in the order of rows.
         for _ in 0..3 {
             let mut keys: Vec<_> =
@@ -194,7 +196,7 @@ async fn a_key_of_another_schema_is_another_key() {
 async fn record_in(
     adapter: &PostgresAdapter,
     transaction: &mut Transaction<'static, Postgres>,
-) -> Recorded {
+) -> Claimed {
     let key = dedup_key("a");
     let recorded = adapter.record_in(transaction, &key, MINUTE);
     let recorded = tokio::time::timeout(MINUTE, recorded);
@@ -209,20 +211,20 @@ async fn a_twin_of_a_record_in_an_open_transaction_is_in_flight() {
     adapter.migrate().await.unwrap();
     for commits in [false, true] {
         let (mut one, mut other) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
-        assert_eq!(record_in(&adapter, &mut one).await, Recorded::First);
-        assert_eq!(record_in(&adapter, &mut other).await, Recorded::InFlight);
+        assert_eq!(record_in(&adapter, &mut one).await, FIRST);
+        assert_eq!(record_in(&adapter, &mut other).await, Claimed::InFlight);
         // Another table's keys are other keys.
         let elsewhere = adapter.clone().table(Identifier::new("elsewhere").unwrap());
         elsewhere.migrate().await.unwrap();
-        assert_eq!(record_in(&elsewhere, &mut other).await, Recorded::First);
+        assert_eq!(record_in(&elsewhere, &mut other).await, FIRST);
         is_in_flight(&adapter, &dedup_key("a")).await;
         if commits {
             one.commit().await.unwrap();
             let recorded = record_in(&adapter, &mut other).await;
-            assert!(matches!(recorded, Recorded::Duplicate(_)), "{recorded:?}");
+            assert!(matches!(recorded, Claimed::Duplicate(_)), "{recorded:?}");
         } else {
             one.rollback().await.unwrap();
-            assert_eq!(record_in(&adapter, &mut other).await, Recorded::First);
+            assert_eq!(record_in(&adapter, &mut other).await, FIRST);
         }
         other.rollback().await.unwrap();
     }
@@ -239,7 +241,7 @@ async fn recording_in_a_transaction_needs_no_other_connection() {
     let pool = database.pool(1);
     let adapter = PostgresAdapter::new(pool.clone());
     let mut transaction = pool.begin().await.unwrap();
-    assert_eq!(record_in(&adapter, &mut transaction).await, Recorded::First);
+    assert_eq!(record_in(&adapter, &mut transaction).await, FIRST);
     transaction.commit().await.unwrap();
 }
 
@@ -322,7 +324,7 @@ async fn what_is_complete_is_committed_to_disk() {
         until_acknowledged(&transactional(&pool).layer(handler), "transactional").await;
         let mut transaction = pool.begin().await.unwrap();
         let recorded = adapter.record_in(&mut transaction, &dedup_key("user's"), MINUTE).await;
-        assert_eq!(recorded.unwrap(), Recorded::First);
+        assert_eq!(recorded.unwrap(), FIRST);
         transaction.commit().await.unwrap();
         let service = DedupLayer::on_arrival(by_header(), adapter.clone());
         until_acknowledged(&service.layer(apart(&database)), "on arrival").await;
@@ -375,11 +377,11 @@ async fn the_users_lock_timeout_is_in_force_in_the_handler() {
         }
         let mut one = pool.begin().await.unwrap();
         let mut other = pool.begin().await.unwrap();
-        assert_eq!(record_in(&adapter, &mut one).await, Recorded::First);
-        assert_eq!(record_in(&adapter, &mut other).await, Recorded::InFlight);
+        assert_eq!(record_in(&adapter, &mut one).await, FIRST);
+        assert_eq!(record_in(&adapter, &mut other).await, Claimed::InFlight);
         assert_eq!([shows(&mut one).await, shows(&mut other).await], [setting; 2]);
         one.commit().await.unwrap();
-        assert!(matches!(record_in(&adapter, &mut other).await, Recorded::Duplicate(_)));
+        assert!(matches!(record_in(&adapter, &mut other).await, Claimed::Duplicate(_)));
         assert_eq!(shows(&mut other).await, setting);
         other.rollback().await.unwrap();
     }
@@ -532,14 +534,14 @@ async fn a_leaked_savepoint_leaves_no_connection_in_its_transaction() {
         held.running(1).await;
         let records = (0..5).map(|record| {
             let (adapter, keys) = (adapter.clone(), [dedup_key(&record.to_string())]);
-            tokio::spawn(async move { adapter.record(&keys, &terms()).await.unwrap() })
+            tokio::spawn(async move { adapter.claim(&keys, &on_claim(&terms())).await.unwrap() })
         });
         let records: Vec<_> = records.collect();
         tokio::task::yield_now().await;
         held.release();
         assert_eq!(delivery.await.unwrap(), 500);
         for record in records {
-            assert_eq!(record.await.unwrap(), [Recorded::First]);
+            assert_eq!(record.await.unwrap(), [FIRST]);
         }
         let complete = "SELECT count(completed_at) FROM webhook_deliveries";
         let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
@@ -574,8 +576,8 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     adapter.migrate().await.unwrap();
     let (first, none) = (Claimed::first(1, false), terms().with_lease(Duration::ZERO));
     let ([a, b, c], mine) = (["a", "b", "c"].map(|id| [dedup_key(id)]), terms());
-    assert_eq!(adapter.record(&a, &mine).await.unwrap(), [Recorded::First]);
-    assert_eq!(adapter.unrecord(&a, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.claim(&a, &on_claim(&mine)).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.release(&a, &on_claim(&mine)).await.unwrap(), [Released::Released]);
     assert_eq!(adapter.claim(&a, &mine).await.unwrap(), [first]);
     assert_eq!(adapter.renew(&a, &mine).await.unwrap(), [Renewed::Held]);
     assert_eq!(adapter.forget(&a[0]).await.unwrap(), Forgotten::InFlight);
@@ -584,8 +586,8 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     assert_eq!(adapter.claim(&b, &mine).await.unwrap(), [Claimed::first(2, true)]);
     assert_eq!(adapter.release(&b, &mine).await.unwrap(), [Released::Released]);
     assert_eq!(adapter.forget(&b[0]).await.unwrap(), Forgotten::Removed);
-    let brief = CallTerms::new(Token::random(), Duration::ZERO);
-    assert_eq!(adapter.record(&c, &brief).await.unwrap(), [Recorded::First]);
+    let brief = CallTerms::on_claim(Token::random(), Duration::ZERO);
+    assert_eq!(adapter.claim(&c, &on_claim(&brief)).await.unwrap(), [FIRST]);
     let aged = "UPDATE keys.webhook_deliveries SET expires_at = now() - interval '1 hour' \
         WHERE id = 'c'";
     sqlx::query(aged).execute(&admin).await.unwrap();
@@ -594,7 +596,7 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     assert_eq!(adapter.count().await.unwrap(), 1);
     let mut transaction = pool.begin().await.unwrap();
     let key = dedup_key("d");
-    assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), Recorded::First);
+    assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), FIRST);
     // A twin that asks for a set of keys looks which of them is held.
     let claimed = adapter.claim(&[b[0].clone(), key], &mine).await.unwrap();
     assert_eq!(claimed, [first, Claimed::InFlight]);

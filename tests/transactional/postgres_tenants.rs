@@ -7,14 +7,14 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, LeaseAdapter,
-    MaintenanceAdapter, PostgresAdapter, Recorded, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter,
+    PostgresAdapter, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
 use crate::support::effects::{Boxed, Database, MINUTE, answer, effect, lend, transactional};
 use crate::support::postgres::Schema;
-use crate::support::{Body, by_header, dedup_key, request, result, send};
+use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
 
 /// A handler that writes its effect, then runs this SQL in the delivery's transaction.
 fn writes_and_runs(sql: &str) -> Boxed {
@@ -164,7 +164,7 @@ async fn keys_are_given_back_under_a_role_and_a_search_path_of_the_handler() {
     let database = Database::fresh().await;
     let role = Role::fresh(&database).await;
     let adapter = PostgresAdapter::new(database.pool(2));
-    let mine = CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE);
+    let mine = CallTerms::on_completion(Token::random(), MINUTE, MINUTE);
     let (done, rest) = ([dedup_key("a")], [dedup_key("b")]);
     let both = [done[0].clone(), rest[0].clone()];
     let mut transaction = adapter.open(&both, &mine).await.unwrap().transaction.unwrap();
@@ -224,7 +224,7 @@ async fn search_path_of_a_session_does_not_change_the_table() {
 }
 
 fn terms() -> CallTerms {
-    CallTerms::new(Token::random(), MINUTE).with_lease(MINUTE)
+    CallTerms::on_completion(Token::random(), MINUTE, MINUTE)
 }
 
 /// The table is found, and dropped: as by a restore, or by a switch to another database behind the
@@ -246,8 +246,8 @@ async fn table_that_goes_away_is_made_again() {
                     assert_eq!(claimed, [Claimed::first(1, false)]);
                 }
                 1 => {
-                    let recorded = adapter.record(&key, &mine).await.unwrap();
-                    assert_eq!(recorded, [Recorded::First]);
+                    let recorded = adapter.claim(&key, &on_claim(&mine)).await.unwrap();
+                    assert_eq!(recorded, [FIRST]);
                 }
                 2 => {
                     let completed = adapter.complete(&key, &mine).await.unwrap();
@@ -274,7 +274,7 @@ async fn table_that_goes_away_is_made_again() {
                         recorded
                     };
                     assert_eq!(once().await.unwrap_err().kind(), ErrorKind::Refused);
-                    assert_eq!(once().await.unwrap(), Recorded::First);
+                    assert_eq!(once().await.unwrap(), FIRST);
                 }
             }
         }

@@ -211,7 +211,10 @@ mod tests {
             assert!(matches!(again[..], [Claimed::Duplicate(_)]));
         }
         adapter.advance(Duration::from_secs(100));
-        assert_eq!(adapter.claim(&key(3), &complete_at_once()).await.unwrap(), [Claimed::first(1, false)]);
+        assert_eq!(
+            adapter.claim(&key(3), &complete_at_once()).await.unwrap(),
+            [Claimed::first(1, false)]
+        );
     }
 
     #[tokio::test]

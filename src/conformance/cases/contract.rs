@@ -71,7 +71,10 @@ pub async fn a_record_respects_leases<S: Store>(store: S) {
     let again = adapter.claim(&released, &complete_at_once()).await.unwrap();
     assert_eq!(again, [Claimed::first(2, false)]);
     // A release under `OnClaim` never releases a lease.
-    assert_eq!(adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(
+        adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap(),
+        [Released::NotHeld]
+    );
     assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), [Claimed::InFlight]);
 }
 

@@ -56,7 +56,8 @@ pub async fn workers_race_for_claims<S: Store>(store: S) {
 /// 16 workers, 60 rounds: one record is first a round.
 pub async fn workers_race_for_records<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
-        let recorded = adapter.claim(&[key(&round.to_string())], &complete_at_once()).await.unwrap();
+        let recorded =
+            adapter.claim(&[key(&round.to_string())], &complete_at_once()).await.unwrap();
         recorded == [FIRST]
     })
     .await;

@@ -184,8 +184,7 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
     let adapter = store.adapter();
     for round in 0..20_u8 {
         let keys = [key(&format!("{round}-a")), key(&format!("{round}-b"))];
-        let (mine, answer) =
-            (with_payload(leased(), &keys, round), response(vec![round; 10_000]));
+        let (mine, answer) = (with_payload(leased(), &keys, round), response(vec![round; 10_000]));
         adapter.claim(&keys, &mine).await.unwrap();
         let whole = data(round, Some(&answer));
         let readers = (0..4).map(|reader| {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::super::call;
 use super::super::contract::{
-    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Remainder,
+    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
 };
 use super::super::pending::Pending;
 use super::super::resolve::{KeyState, Resolution, flatten, identities, resolve, states};
@@ -166,6 +166,8 @@ impl fmt::Debug for Lease {
         f.debug_struct("Lease").finish_non_exhaustive()
     }
 }
+
+impl Sealed for Lease {}
 
 impl Ledger for Lease {
     type Claim = LeaseClaim;

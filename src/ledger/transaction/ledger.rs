@@ -8,7 +8,7 @@ use sqlx::Database;
 
 use super::super::call::bounded;
 use super::super::contract::{
-    Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger,
+    Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger, Sealed,
 };
 use super::super::pending::{Pending, PendingGuard};
 use super::super::resolve::{KeyState, flatten, resolve, states};
@@ -40,6 +40,8 @@ impl<DB: Database> fmt::Debug for Transactional<DB> {
         f.debug_struct("Transactional").finish_non_exhaustive()
     }
 }
+
+impl<DB: Database> Sealed for Transactional<DB> {}
 
 impl<DB: Database> Ledger for Transactional<DB> {
     type Claim = TransactionClaim<DB>;
@@ -151,6 +153,8 @@ impl<DB: Database> Drop for TransactionClaim<DB> {
 
 impl<DB: Database> fmt::Debug for TransactionClaim<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransactionClaim").field("delivery", self.delivery()).finish_non_exhaustive()
+        f.debug_struct("TransactionClaim")
+            .field("delivery", self.delivery())
+            .finish_non_exhaustive()
     }
 }

@@ -293,7 +293,10 @@ impl<DB: Database> DedupTx<DB> {
         }
         let Some(transaction) = &mut self.transaction else { return Ok(false) };
         if slot.is_closed() {
-            return Err(Error::new(ErrorKind::Transaction, "marking an event: the delivery has ended"));
+            return Err(Error::new(
+                ErrorKind::Transaction,
+                "marking an event: the delivery has ended",
+            ));
         }
         let (savepoint, replaces) = lock(&slot.marks).ask(key);
         let reply = slot.open.savepoint(transaction, savepoint, replaces).await;

@@ -98,8 +98,7 @@ impl<DB: Database> OpenDelivery<DB> {
             }
         };
         if !rest.is_empty()
-            && let Err(error) =
-                self.adapter.release_in(&mut transaction, &rest, &self.terms).await
+            && let Err(error) = self.adapter.release_in(&mut transaction, &rest, &self.terms).await
         {
             let _ = self.adapter.rollback(transaction).await;
             return Err(error);
