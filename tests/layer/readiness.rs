@@ -13,7 +13,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
-use tower_dedup::adapter::{CallTerms, PostgresAdapter, SqliteAdapter, Token, TransactionAdapter};
+use tower_dedup::adapter::{
+    CallTerms, PostgresAdapter, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
+};
 use tower_dedup::key::Keys;
 use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Ledger, Transactional};
@@ -232,7 +234,10 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
     let options =
         SqliteConnectOptions::new().filename(dir.path().join("app.db")).create_if_missing(true);
     let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::new(pool).gate_timeout(Duration::from_secs(3));
+    let adapter = SqliteAdapter::with_options(
+        pool,
+        SqliteOptions::new().write_lock_timeout(Duration::from_secs(3)),
+    );
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
     nobody_starves(layer, async || {

@@ -7,7 +7,8 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::{
-    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter,
+    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
+    SqliteOptions,
 };
 
 use super::support::postgres::Schema;
@@ -61,7 +62,11 @@ impl World for Memory {
 /// How the adapters of a world batch: large batches, and batches that are soon full in several
 /// lanes; or not at all.
 pub(crate) fn batching(on: bool) -> [Batching; 2] {
-    if on { [Batching::new(), Batching::new().lanes(3).rows(3)] } else { [Batching::off(); 2] }
+    if on {
+        [Batching::new(), Batching::new().lanes(3).max_batch_keys(3)]
+    } else {
+        [Batching::off(); 2]
+    }
 }
 
 pub(crate) struct File {
@@ -76,8 +81,9 @@ impl File {
         let path = dir.path().join("dedup.db");
         let mut adapters = Vec::new();
         for batching in batching {
-            let adapter = SqliteAdapter::connect(&format!("sqlite://{}", path.display())).await;
-            let adapter = adapter.unwrap().batching(batching);
+            let url = format!("sqlite://{}", path.display());
+            let options = SqliteOptions::new().batching(batching);
+            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
             adapter.migrate().await.unwrap();
             adapters.push(Arc::new(adapter));
         }
@@ -115,8 +121,8 @@ impl Server {
         let schema = Schema::fresh();
         let mut adapters = Vec::new();
         for batching in batching {
-            let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
-            let adapter = adapter.batching(batching);
+            let options = PostgresOptions::new().batching(batching);
+            let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
             adapter.migrate().await.unwrap();
             adapters.push(Arc::new(adapter));
         }

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Token,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, PostgresOptions, Token,
 };
 
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
@@ -28,7 +28,10 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
     const DUPLICATES: usize = 10;
     const OTHERS: usize = 30;
     let database = Database::fresh().await;
-    let adapter = PostgresAdapter::new(database.pool(2)).batching(Batching::new().lanes(1));
+    let adapter = PostgresAdapter::with_options(
+        database.pool(2),
+        PostgresOptions::new().batching(Batching::new().lanes(1)),
+    );
     let mine = terms();
     for id in 0..DUPLICATES {
         let recorded = adapter.claim(&key("known", id), &on_claim(&terms())).await.unwrap();

@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    Released, Renewed, SqliteAdapter, Token, TransactionAdapter,
+    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
 };
 use tower_dedup::{Error, ErrorKind};
 
@@ -224,20 +224,21 @@ async fn overload<A: LeaseAdapter + Clone>(adapter: A, expected: usize) {
 #[tokio::test]
 async fn what_waits_is_bounded_on_postgres() {
     let schema = Schema::fresh();
-    let adapter = postgres(&schema).await.batching(Batching::new().queue(8));
+    let options = PostgresOptions::new().batching(Batching::new().max_queued_keys(8));
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
     adapter.migrate().await.unwrap();
-    // The first is on its way, and eight wait.
-    overload(adapter, 9).await;
+    // No lane runs before all have asked, so eight wait.
+    overload(adapter, 8).await;
 }
 
 #[tokio::test]
 async fn what_waits_is_bounded_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let adapter = sqlite(&dir).await;
-    // Of what is looked up, eight wait as well.
-    let adapter = adapter.batching(Batching::new().queue(8));
+    // Of the lookups, eight wait as well.
+    let options = SqliteOptions::new().batching(Batching::new().max_queued_keys(8));
+    let adapter = SqliteAdapter::connect_with(&url(&dir), options).await.unwrap();
     adapter.migrate().await.unwrap();
-    // The first waits for its turn with the others.
+    // The same.
     overload(adapter, 8).await;
 }
 
@@ -444,7 +445,8 @@ async fn lanes_have_connections_of_their_own_until_they_are_closed() {
         let options: PgConnectOptions = schema.url().parse().unwrap();
         let options = options.application_name(schema.name());
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
-        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        let adapter =
+            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
         adapter.migrate().await.unwrap();
         let claims = (0..400).map(|at| claim(adapter.clone(), at.to_string(), terms()));
         at_once(claims.collect::<Vec<_>>()).await;

@@ -10,7 +10,8 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter, Token,
+    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter,
+    SqliteOptions, Token,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
@@ -253,7 +254,10 @@ async fn the_migration_touches_nothing_of_the_users() {
     let pool = SqlitePool::connect_with(options).await.unwrap();
     sqlx::query("PRAGMA user_version = 7").execute(&pool).await.unwrap();
     sqlx::query("CREATE TABLE orders (id INTEGER)").execute(&pool).await.unwrap();
-    let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("seen").unwrap());
+    let adapter = SqliteAdapter::with_options(
+        pool.clone(),
+        SqliteOptions::new().table(Identifier::new("seen").unwrap()),
+    );
     adapter.migrate().await.unwrap();
     adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap();
     let mut tables: Vec<String> =
@@ -273,7 +277,10 @@ async fn tables_may_be_called_as_words_of_sql() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePool::connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("order").unwrap());
+    let adapter = SqliteAdapter::with_options(
+        pool.clone(),
+        SqliteOptions::new().table(Identifier::new("order").unwrap()),
+    );
     let keys = [dedup_key("a")];
     assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
     assert_eq!(adapter.purge(1).await.unwrap() + adapter.count().await.unwrap(), 1);
@@ -288,7 +295,8 @@ async fn tables_may_be_called_as_words_of_sql() {
 #[tokio::test]
 async fn the_schema_can_be_made_by_hand() {
     let file = File::new();
-    let adapter = file.connect().await.table(Identifier::new("Events_2").unwrap());
+    let options = SqliteOptions::new().table(Identifier::new("Events_2").unwrap());
+    let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
     let mut connection = file.connection().await;
     for statement in adapter.schema_sql() {
         sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();

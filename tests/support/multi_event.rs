@@ -17,7 +17,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    CallTerms, EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter, Token,
+    CallTerms, EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions, Token,
 };
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
@@ -334,7 +334,7 @@ pub(crate) async fn pg() -> (Schema, [PgPool; 2]) {
 }
 
 pub(crate) fn lite_adapter(pool: SqlitePool) -> SqliteAdapter {
-    SqliteAdapter::new(pool).gate_timeout(LATE)
+    SqliteAdapter::with_options(pool, SqliteOptions::new().write_lock_timeout(LATE))
 }
 
 pub(crate) async fn memory_under(kind: Kind) -> Rig {

@@ -20,7 +20,7 @@ use tokio::sync::{Notify, Semaphore};
 use tower::ServiceExt;
 use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter, PostgresAdapter,
-    SqliteAdapter, Token, TransactionAdapter,
+    SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
 };
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{
@@ -122,6 +122,12 @@ impl Lite {
         let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(CONNECTIONS);
         pool.connect_with(options).await.unwrap()
     }
+
+    /// An adapter that waits this long for the write lock.
+    fn waiting_for(&self, timeout: Duration) -> SqliteAdapter {
+        let options = SqliteOptions::new().write_lock_timeout(timeout);
+        SqliteAdapter::with_options(self.pool.clone(), options)
+    }
 }
 
 impl Db for Lite {
@@ -137,11 +143,14 @@ impl Db for Lite {
     }
 
     fn adapter(&self) -> SqliteAdapter {
-        SqliteAdapter::new(self.pool.clone()).gate_timeout(Duration::from_secs(20))
+        self.waiting_for(Duration::from_secs(20))
     }
 
     async fn other_adapter(&self) -> SqliteAdapter {
-        SqliteAdapter::new(Self::pool(&self.dir).await).gate_timeout(Duration::from_millis(300))
+        SqliteAdapter::with_options(
+            Self::pool(&self.dir).await,
+            SqliteOptions::new().write_lock_timeout(Duration::from_millis(300)),
+        )
     }
 
     async fn effects(&self) -> Vec<String> {
@@ -887,7 +896,7 @@ async fn what_a_transaction_runs_is_not_forgotten() {
     assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), Forgotten::Removed);
 
     let (db, world) = (Lite::create().await, World::default());
-    let adapter = db.adapter().gate_timeout(Duration::from_millis(100));
+    let adapter = db.waiting_for(Duration::from_millis(100));
     let app = transactional::<Lite>(adapter.clone(), &world);
     let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
     world.waiting(1).await;
@@ -963,7 +972,7 @@ async fn transactions_leases_and_purges_share_a_file() {
 #[tokio::test]
 async fn the_line_for_a_file_is_bounded_in_time() {
     let (db, world) = (Lite::create().await, World::default());
-    let adapter = db.adapter().gate_timeout(Duration::from_millis(100));
+    let adapter = db.waiting_for(Duration::from_millis(100));
     let app = transactional::<Lite>(adapter, &world);
     let slow = tokio::spawn({
         let app = app.clone();

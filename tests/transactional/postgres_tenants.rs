@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter,
-    PostgresAdapter, Token, TransactionAdapter,
+    PostgresAdapter, PostgresOptions, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
@@ -233,7 +233,10 @@ fn terms() -> CallTerms {
 async fn table_that_goes_away_is_made_again() {
     for batching in [Batching::new(), Batching::off()] {
         let database = Database::fresh().await;
-        let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+        let adapter = PostgresAdapter::with_options(
+            database.pool(3),
+            PostgresOptions::new().batching(batching),
+        );
         let (key, mine) = ([dedup_key("a")], terms());
         let service = tower_dedup::DedupLayer::transactional(by_header(), adapter.clone());
         let service = service.layer(writes_and_runs("SELECT"));
