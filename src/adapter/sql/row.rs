@@ -151,7 +151,9 @@ impl Row {
             takeover,
             first_seen_at: 0,
             completed_at: on_claim.then_some(0),
-            expires_at: terms.retention_ms(),
+            // The statement does not return when an earlier claim first saw the key. So this row answers
+            // no other call: an expired row does not.
+            expires_at: if on_claim && attempts > 1 { 0 } else { terms.retention_ms() },
             lease_until: (!on_claim).then(|| terms.lease_ms()),
             now: 0,
             stored: StoredColumns {
