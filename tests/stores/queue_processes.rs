@@ -200,7 +200,7 @@ async fn record(
     let mine = terms();
     let recorded = again(|| adapter.claim(&some, &on_claim(&mine))).await;
     for (key, recorded) in some.iter().zip(&recorded) {
-        if *recorded == FIRST {
+        if matches!(recorded, Claimed::First { .. }) {
             said.push(format!("completed {}", key.id()));
         }
     }

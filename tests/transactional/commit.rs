@@ -838,7 +838,7 @@ async fn recording_in_a_transaction_on_postgres() {
     db.advance(Duration::from_secs(61)).await;
     let mut five = db.pool.begin().await.unwrap();
     let lapsed = adapter.record_in(&mut five, &dedup_key("b"), hour).await.unwrap();
-    assert_eq!(lapsed, FIRST);
+    assert_eq!(lapsed, Claimed::first(2, true));
     five.commit().await.unwrap();
     assert_eq!(adapter.count().await.unwrap(), 2);
 }
