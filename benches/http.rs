@@ -165,7 +165,7 @@ fn handle(body: &Bytes) -> String {
     body.len().to_string()
 }
 
-fn layered<A: LeaseAdapter>(adapter: A) -> Router {
+fn layered<A: DedupAdapter>(adapter: A) -> Router {
     let layer = DedupLayer::new(key::header("webhook-id").namespace(NAMESPACE), adapter);
     Router::new().route("/hook", post(async |body: Bytes| handle(&body))).layer(layer)
 }

@@ -7,14 +7,17 @@
 //! Under `cargo test` it asks the memory adapter, and starts no server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, PostgresAdapter, Token};
+use tower_dedup::adapter::{
+    CallTerms, Claimed, DedupAdapter, MemoryAdapter, PostgresAdapter, Token,
+};
 
 #[path = "shared/mod.rs"]
 mod shared;
 
-use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, old_id, terms};
+use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, old_id};
 use shared::database::{Database, FEW, Schema, fill};
 use shared::goals::grouped;
 use shared::one_by_one::{self, OneByOne};
@@ -150,8 +153,10 @@ async fn test(run: &Run) {
     let memory = Arc::new(MemoryAdapter::with_capacity(1_000_000));
     for number in 1..=10 {
         let key = DedupKey::new(NAMESPACE, &old_id(number)).expect("a key");
-        let recorded = memory.claim(&[key], &on_claim(&terms(Token::random()))).await;
-        assert_eq!(recorded.expect("a record"), [FIRST]);
+        let recorded = memory
+            .claim(&[key], &CallTerms::on_claim(Token::random(), Duration::from_secs(3_600)))
+            .await;
+        assert_eq!(recorded.expect("a record"), [Claimed::first(1, false)]);
     }
     let store = Ours(memory);
     store.duplicate(&DedupKey::new(NAMESPACE, &old_id(1)).expect("a key")).await;

@@ -16,15 +16,15 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, SecondsFormat};
 use clap::{Args, Parser, Subcommand};
 use sqlx::sqlite::SqliteConnectOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    self, Entry, EntryState, Fetch, Forgotten, Identifier, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, SqliteAdapter, SqliteOptions, StoredData,
+    self, CallTerms, Claimed, Entry, EntryState, Fetch, Forgotten, Identifier, MaintenanceAdapter,
+    PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData, Token,
 };
 
 mod shared;
@@ -79,18 +79,32 @@ async fn main() -> ExitCode {
     }
 }
 
+/// Returns what is stored with a complete key: a claim of it changes nothing, and returns that.
+async fn stored_data(
+    store: &dyn MaintenanceAdapter,
+    key: DedupKey,
+) -> Result<Option<Arc<StoredData>>, tower_dedup::Error> {
+    let keys = [key];
+    let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+    let terms = terms.with_fetch(Fetch::DigestAndResponse);
+    match store.claim(&keys, &terms).await?.pop() {
+        Some(Claimed::Duplicate(seen)) => Ok(seen.stored),
+        // The key has expired since.
+        _ => store.release(&keys, &terms).await.map(|_| None),
+    }
+}
+
 /// Answers whether what was asked for was there, or was done.
 async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     let store = connect(&options).await?;
     let (found, text) = match &options.command {
         Command::Get(event) => match store.get(&event.key()?).await? {
             Some(entry) => {
-                let kept = store
-                    .recall(&[event.key()?], Fetch::DigestAndResponse)
-                    .await?
-                    .into_iter()
-                    .next();
-                (true, described(event, &entry, &kept.flatten().unwrap_or_default()))
+                let stored = match entry.state {
+                    EntryState::Complete { .. } => stored_data(&*store, event.key()?).await?,
+                    _ => None,
+                };
+                (true, described(event, &entry, &stored.unwrap_or_default()))
             }
             None => (false, "there is no such key".to_owned()),
         },

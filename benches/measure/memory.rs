@@ -130,8 +130,10 @@ fn moka_block(start: usize) -> Vec<(String, Value)> {
 fn record(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
     let start = clock();
     for (key, terms) in block {
-        let recorded = adapter.claim(std::slice::from_ref(key), &on_claim(terms)).now_or_never();
-        assert_eq!(recorded.expect("no wait").expect("room"), [FIRST]);
+        let recorded = adapter
+            .claim(std::slice::from_ref(key), &CallTerms::on_claim(terms.token(), RETENTION))
+            .now_or_never();
+        assert_eq!(recorded.expect("no wait").expect("room"), [Claimed::first(1, false)]);
     }
     clock() - start
 }

@@ -43,7 +43,7 @@ pub(crate) trait Store: Clone + Send + Sync + 'static {
 #[derive(Clone)]
 pub(crate) struct Ours<A>(pub(crate) A);
 
-impl<A: LeaseAdapter + Clone> Store for Ours<A> {
+impl<A: DedupAdapter + Clone> Store for Ours<A> {
     async fn claim(&self, key: &DedupKey, token: Token) {
         let claimed = self.0.claim(std::slice::from_ref(key), &terms(token)).await;
         let claimed = claimed.expect("a claim");

@@ -98,7 +98,7 @@ pub(crate) async fn fill(pool: &PgPool, rows: u64) {
 
 /// That the adapter finds the rows that were filled in: else claims would be measured beside rows
 /// that are no keys.
-pub(crate) async fn assert_found<A: LeaseAdapter + Clone>(adapter: &Ours<A>, rows: u64) {
+pub(crate) async fn assert_found<A: DedupAdapter + Clone>(adapter: &Ours<A>, rows: u64) {
     for number in [1, rows / 2, rows] {
         adapter.duplicate(&DedupKey::new(NAMESPACE, &old_id(number)).expect("a key")).await;
     }

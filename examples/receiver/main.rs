@@ -245,7 +245,7 @@ impl Routes {
     /// One route for every sender, each with the sender's own key, all over one store.
     fn over<L, H, T>(
         &self,
-        layer: impl Fn(Preset) -> DedupLayer<L>,
+        layer: impl Fn(provider::Preset) -> DedupLayer<L>,
         handler: H,
     ) -> (Router<Effects>, Handles)
     where

@@ -575,7 +575,7 @@ async fn a_pool_full_of_connections_to_a_demoted_server_opens_a_transaction() {
     let adapter = PostgresAdapter::new(demoted.pool().await);
     let (keys, mine) = ([dedup_key("opened")], terms());
     let opened = adapter.open(&keys, &mine).await.unwrap();
-    assert_eq!(opened.answers, [Claimed::first(1, false)]);
+    assert_eq!(opened.replies, [Claimed::first(1, false)]);
     adapter.commit(opened.transaction.unwrap(), &keys, &mine).await.unwrap();
 }
 

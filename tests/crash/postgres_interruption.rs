@@ -3,15 +3,16 @@
 //! without its effect, no effect twice, and the next delivery of the event ends well.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Extensions, Request, Response, StatusCode};
+use http::{Extensions, Request, Response};
 use sqlx::Postgres;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupLayer, Delivery, OnInFlight, ResponseBody};
 
@@ -55,8 +56,9 @@ async fn a_dropped_call_leaves_nothing_behind() {
     // By a detour: no answer is there so soon that nobody waits for it.
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(3, proxy.options(database.options()));
-    let ledger = Transactional::new(PostgresAdapter::new(pool));
-    let layer = DedupLayer::with_ledger(by_header(), ledger.clone());
+    let adapter = PostgresAdapter::new(pool);
+    let ledger = internals::transactional(adapter.clone());
+    let layer = DedupLayer::transactional(by_header(), adapter);
     let service = layer.layer(tower::service_fn(write));
     send(&service, request("the schema is there")).await;
     for (stage, most) in [
@@ -80,7 +82,7 @@ async fn a_dropped_call_leaves_nothing_behind() {
 
 /// A delivery whose `stage` is dropped after so many polls. Answers whether it had ended by then.
 async fn cut_off(
-    ledger: &Transactional<PostgresAdapter>,
+    ledger: &Arc<Transactional<Postgres>>,
     id: &str,
     stage: Stage,
     polls: usize,
@@ -110,9 +112,7 @@ async fn cut_off(
     drop(tx);
     let ended = match stage {
         Stage::Begin | Stage::Mark => return true,
-        Stage::Commit => {
-            polled(claim.commit(&HandlerSuccess::new(StatusCode::OK)), polls, again).await
-        }
+        Stage::Commit => polled(claim.commit(&HandlerSuccess::default()), polls, again).await,
         Stage::Rollback | Stage::Keep => polled(claim.rollback(), polls, again).await,
     };
     ended.map(Result::unwrap).is_some()

@@ -582,23 +582,22 @@ async fn record_that_waits_in_its_commit_is_not_said_to_be_absent() {
         let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
         let (keys, mine) =
             ([dedup_key(&format!("{batching:?}"))], CallTerms::on_claim(rand_token(), MINUTE));
-        let recorded =
-            tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &on_claim(&mine)));
+        let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
         assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
         let start = Instant::now();
         while start.elapsed() < 3 * STATEMENT_TIMEOUT {
-            let undone = adapter.release(&keys, &on_claim(&mine));
+            let undone = adapter.release(&keys, &mine);
             let undone = tokio::time::timeout(STATEMENT_TIMEOUT, undone).await;
             assert!(!matches!(undone, Ok(Ok(_))), "{undone:?} after {:?}", start.elapsed());
         }
         drop(gate);
         let undone = async || {
-            let undone = adapter.release(&keys, &on_claim(&mine)).await;
+            let undone = adapter.release(&keys, &mine).await;
             undone.is_ok_and(|undone| undone == [Released::Released])
         };
         // The row appears when the record's COMMIT ends.
         until(undone).await;
-        assert_eq!(adapter.claim(&keys, &on_claim(&mine)).await.unwrap(), [FIRST]);
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
     }
 }
 

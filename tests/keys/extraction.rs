@@ -716,7 +716,7 @@ fn keys_say_where_they_were_read_and_never_what() {
 
 /// A handler behind a layer, counting its runs, and the store that the layer writes to.
 struct Bench {
-    layer: DedupLayer<tower_dedup::ledger::Lease<Arc<dyn MaintenanceAdapter>>>,
+    layer: DedupLayer,
     store: Arc<dyn MaintenanceAdapter>,
     runs: Arc<AtomicUsize>,
 }

@@ -14,9 +14,11 @@ use tower_dedup::adapter::{
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{DedupLayer, OnMismatch, Replay, provider};
 
-use crate::support::ledgers::Setup;
+use crate::support::ledgers::{AnyLayer, Setup};
 use crate::support::postgres::Schema;
-use crate::support::{Body, Fault, Faulty, Handler, Op, by_header, dedup_key, result, send};
+use crate::support::{
+    Body, Fault, Faulty, Handler, Op, by_header, dedup_key, result, send, stored_data,
+};
 
 fn event(id: &str, body: &'static str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Body::from(body)).unwrap()
@@ -46,7 +48,7 @@ async fn another_payload_is_refused_by_choice<S: Setup>(setup: S) {
     let handler = Handler::default();
     let layer =
         setup.layer(by_header()).await.compare_payload(key::body_digest(), OnMismatch::Refuse);
-    let service = layer.layer(handler.service());
+    let service = layer.wrap(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
     assert_eq!(answer!(&service, event("a", "two")), refused());
     assert_eq!(answer!(&service, event("a", "one")), duplicate());
@@ -55,7 +57,7 @@ async fn another_payload_is_refused_by_choice<S: Setup>(setup: S) {
         .layer(by_header())
         .await
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .layer(handler.service());
+        .wrap(handler.service());
     assert_eq!(answer!(&other, event("a", "two")), refused());
     assert_eq!(answer!(&other, event("a", "one")), duplicate());
     assert_eq!(answer!(&other, event("b", "two")), ran());
@@ -68,7 +70,7 @@ async fn another_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
         .layer(by_header())
         .await
         .compare_payload(key::body_digest(), OnMismatch::Report)
-        .layer(handler.service());
+        .wrap(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
     assert_eq!(answer!(&service, event("a", "two")), duplicate());
     assert_eq!(handler.runs(), 1);
@@ -81,7 +83,7 @@ async fn elements_of_a_batch_are_compared_one_by_one<S: Setup>(setup: S) {
         .layer(by_word())
         .await
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .layer(handler.service());
+        .wrap(handler.service());
     assert_eq!(answer!(&service, words("a=1 b=1 c=1")), ran());
     assert_eq!(answer!(&service, words("c=1 a=1")), duplicate());
     assert_eq!(answer!(&service, words("b=1")), duplicate());
@@ -102,7 +104,7 @@ async fn elements_of_a_batch_are_compared_one_by_one<S: Setup>(setup: S) {
 async fn a_second_identity_under_which_nothing_was_handled_stays_free<S: Setup>(setup: S) {
     let handler = Handler::default();
     let keys = by_header().second_identity("body", key::body_digest());
-    let service = setup.layer(keys).await.layer(handler.service());
+    let service = setup.layer(keys).await.wrap(handler.service());
     assert_eq!(answer!(&service, event("k1", "one")), ran());
     assert_eq!(answer!(&service, event("k1", "two")), duplicate());
     assert_eq!(answer!(&service, event("k2", "two")), ran());
@@ -207,15 +209,15 @@ async fn a_second_identity_is_not_compared() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A store that does not answer what it has kept leaves nothing of the batch claimed, recorded or
-/// answered.
+/// A store that does not return stored data leaves no event of the delivery claimed, complete or
+/// acknowledged.
 #[tokio::test]
-async fn a_store_that_does_not_recall_gives_the_new_events_back() {
-    for fault in [Fault::Fail, Fault::Hang] {
+async fn store_that_does_not_return_stored_data_releases_the_new_events() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::DoAndFail] {
         let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
         let known = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         store.complete(&[dedup_key("known")], &known).await.unwrap();
-        store.set(Op::Recall, fault);
+        store.set(Op::Fetch, fault);
         let bound = Duration::from_millis(50);
         let lease = DedupLayer::new(by_word(), Arc::clone(&store))
             .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -225,7 +227,11 @@ async fn a_store_that_does_not_recall_gives_the_new_events_back() {
         assert_eq!(answer!(&service, words("known=1 new=1")).0, 503, "{fault:?}");
         handle.drain().await;
         let entry = store.get(&dedup_key("new")).await.unwrap();
-        assert_eq!(entry.unwrap().state, EntryState::Released, "{fault:?}");
+        if matches!(fault, Fault::LoseReply | Fault::DoAndFail) {
+            assert_eq!(entry.unwrap().state, EntryState::Released, "{fault:?}");
+        } else {
+            assert_eq!(entry, None, "{fault:?}");
+        }
 
         let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
             .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -236,7 +242,7 @@ async fn a_store_that_does_not_recall_gives_the_new_events_back() {
         handle.drain().await;
         assert_eq!(store.get(&dedup_key("fresh")).await.unwrap(), None, "{fault:?}");
         assert_eq!(handler.runs(), 0);
-        store.set(Op::Recall, Fault::None);
+        store.set(Op::Fetch, Fault::None);
         assert_eq!(answer!(&service, words("known=1 fresh=1")), ran());
     }
 }
@@ -255,54 +261,51 @@ async fn responses_are_asked_for_only_where_one_is_replayed() {
     }
     assert_eq!(answer!(&lease, words("a=1 b=1")), ran());
     assert_eq!(answer!(&lease, words("a=1 b=1")), duplicate());
-    assert_eq!(store.wanted(), [Fetch::Digest; 4]);
+    assert_eq!(store.fetched(), [Fetch::Digest; 5]);
 
     let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&arrival, words("a=1")), duplicate());
     assert_eq!(answer!(&arrival, words("a=1 c=1")), ran());
-    let wanted = store.wanted();
-    assert!(!wanted.is_empty() && wanted.iter().all(|wanted| *wanted == Fetch::Digest));
+    assert_eq!(store.fetched(), [Fetch::Digest; 2]);
 
     // A response that is replayed is that to one event: a batch has none.
     let replaying = DedupLayer::new(by_word(), Arc::clone(&store))
         .replay(Replay::new())
         .layer(handler.service());
     assert_eq!(answer!(&replaying, words("a=1")), duplicate());
-    assert_eq!(store.wanted(), [Fetch::DigestAndResponse]);
+    assert_eq!(store.fetched(), [Fetch::DigestAndResponse]);
     assert_eq!(answer!(&replaying, words("a=1 b=1")), duplicate());
-    assert_eq!(store.wanted(), [Fetch::Digest]);
+    assert_eq!(store.fetched(), [Fetch::Digest]);
 }
 
 /// The caller of a worker may go away between the claim and what follows.
 #[tokio::test]
-async fn a_delivery_that_is_dropped_while_it_recalls_leaves_nothing_behind() {
+async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     use tower_dedup::ledger::Ledger;
-    use tower_dedup::ledger::internals::BeginContext;
+    use tower_dedup::ledger::internals::{self, BeginContext};
     let store = Faulty::new(MemoryAdapter::new());
     let known = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     store.complete(&[dedup_key("known")], &known).await.unwrap();
-    store.set(Op::Recall, Fault::Hang);
+    store.set(Op::Fetch, Fault::LoseReply);
     let keys =
         |new| Keys::new(["known", new].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
-    let mut context = BeginContext::new(
-        Duration::from_secs(60),
-        Duration::from_secs(60),
-        Duration::from_secs(60),
-    );
-    let lease = Lease::new(Arc::clone(&store));
-    context.recaller = Some(lease.recaller());
+    let minute = Duration::from_secs(60);
+    let context = || BeginContext::new(minute, minute, minute).with_fetch(Fetch::Digest);
+    let lease = internals::lease(Arc::clone(&store)).unwrap();
     let claimed = keys("claimed");
-    let begun = tokio::time::timeout(Duration::from_millis(50), lease.begin(&claimed, &context));
+    let terms = context();
+    let begun = tokio::time::timeout(Duration::from_millis(50), lease.begin(&claimed, &terms));
     assert!(begun.await.is_err());
     lease.drain().await;
     let entry = store.get(&dedup_key("claimed")).await.unwrap();
     assert_eq!(entry.unwrap().state, EntryState::Released);
 
-    let arrival = OnArrival::new(Arc::clone(&store));
+    let arrival = internals::on_arrival(Arc::clone(&store));
     let recorded = keys("recorded");
-    let begun = tokio::time::timeout(Duration::from_millis(50), arrival.begin(&recorded, &context));
+    let terms = context();
+    let begun = tokio::time::timeout(Duration::from_millis(50), arrival.begin(&recorded, &terms));
     assert!(begun.await.is_err());
     arrival.drain().await;
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
@@ -371,15 +374,9 @@ async fn a_reported_mismatch_replays() {
     let body: Bytes = answer.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "handled");
     // What is stored is the digest that anybody can compute.
-    let kept = adapter
-        .recall(&[dedup_key("a")], Fetch::DigestAndResponse)
-        .await
-        .unwrap()
-        .pop()
-        .unwrap()
-        .unwrap();
+    let stored = stored_data(&*adapter, &dedup_key("a")).await.unwrap();
     let hex: String =
-        kept.payload_sha256.unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
+        stored.payload_sha256.unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
     // `printf one | sha256sum`
     assert_eq!(hex, "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed");
 }

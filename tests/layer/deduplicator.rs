@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use http::StatusCode;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Token,
+    CallTerms, Claimed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, MemoryAdapter, Token,
 };
 use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Lease, Ledger};
 use tower_dedup::{Deduplicator, Delivery, RunContext, RunOutcome};
 
@@ -24,14 +23,13 @@ fn store() -> Store {
     Faulty::new(MemoryAdapter::new())
 }
 
-fn worker(store: &Store) -> Deduplicator<Lease<Store>> {
-    Deduplicator::new((Arc::clone(store)))
+fn worker(store: &Store) -> Deduplicator {
+    Deduplicator::new(Arc::clone(store))
 }
 
 /// Waits for what the ledger does in the background.
 async fn drained<L: Ledger>(worker: &Deduplicator<L>) {
-    let drained = worker.ledger().drain();
-    tokio::time::timeout(Duration::from_secs(30), drained).await.expect("drained");
+    tokio::time::timeout(Duration::from_secs(30), worker.drain()).await.expect("drained");
 }
 
 async fn delivery_of(worker: &Deduplicator<impl Ledger>, id: &str) -> RunOutcome<Delivery> {
@@ -138,7 +136,7 @@ async fn worker_dropped_while_completing_what_is_done_completes_its_key() {
 #[tokio::test]
 async fn claim_of_several_events_dropped_completes_those_that_are_done() {
     let store = store();
-    let ledger = Lease::new(Arc::clone(&store));
+    let ledger = internals::lease(Arc::clone(&store)).unwrap();
     let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
     let keys = Keys::new(vec![twin, Event::new(dedup_key("b"))]).unwrap();
     let context = BeginContext::new(HOUR, HOUR, HOUR);
@@ -157,18 +155,16 @@ async fn claim_of_several_events_dropped_completes_those_that_are_done() {
 #[tokio::test]
 async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let store = store();
-    let ledger = Lease::new(Arc::clone(&store));
-    let mut context = BeginContext::new(HOUR, HOUR, HOUR);
-    context.recaller = Some(ledger.recaller());
-    let known = ledger.begin(&Keys::one(dedup_key("a")), &context).await.unwrap();
+    let ledger = internals::lease(Arc::clone(&store)).unwrap();
+    let context = || BeginContext::new(HOUR, HOUR, HOUR).with_fetch(Fetch::Digest);
+    let known = ledger.begin(&Keys::one(dedup_key("a")), &context()).await.unwrap();
     let Begin::First { claim, .. } = known else { panic!("{known:?}") };
-    claim.commit(&HandlerSuccess::new(StatusCode::OK)).await.unwrap();
-    store.set(Op::Recall, Fault::Hang);
+    claim.commit(&HandlerSuccess::default()).await.unwrap();
+    store.set(Op::Fetch, Fault::LoseReply);
     let events = ["a", "b"].map(|id| Event::new(dedup_key(id))).to_vec();
     let keys = Keys::new(events).unwrap();
-    context.token = Token::random();
-    assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
-    assert_eq!(store.calls(Op::Recall), 1);
+    assert!(polled(ledger.begin(&keys, &context()), 1, false).await.is_none());
+    assert_eq!(store.calls(Op::Fetch), 1);
     ledger.drain().await;
     let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
     assert_eq!(entry.state, EntryState::Released);
@@ -176,7 +172,7 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
 
 #[tokio::test]
 async fn claim_dropped_outside_a_runtime_does_not_panic() {
-    let ledger = Lease::new(store());
+    let ledger = internals::lease(store()).unwrap();
     let keys = Keys::one(dedup_key("a"));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
@@ -189,10 +185,10 @@ async fn claim_dropped_outside_a_runtime_does_not_panic() {
 async fn on_arrival_worker_dropped_while_recording_frees_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let store = store();
-        let worker = Deduplicator::on_arrival((Arc::clone(&store)));
-        store.set(Op::Record, fault);
+        let worker = Deduplicator::on_arrival(Arc::clone(&store));
+        store.set(Op::Claim, fault);
         assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
-        store.set(Op::Record, Fault::None);
+        store.set(Op::Claim, Fault::None);
         // Until it is undone.
         if fault == Fault::LoseReply {
             assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
@@ -239,7 +235,7 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
 
 async fn lose_a_lease(told: &Told) {
     let store = store();
-    let ledger = Lease::new(Arc::clone(&store));
+    let ledger = internals::lease(Arc::clone(&store)).unwrap();
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
         match ledger.begin(&Keys::one(dedup_key(id)), &context).await.unwrap() {
@@ -259,11 +255,11 @@ async fn lose_a_lease(told: &Told) {
     }
     store.set(Op::Renew, Fault::None);
     until(|| loses.delivery().lease_lost() && told.0.lock().unwrap().is_none()).await;
-    loses.commit(&HandlerSuccess::new(StatusCode::OK)).await.unwrap();
+    loses.commit(&HandlerSuccess::default()).await.unwrap();
 }
 
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Option<<Lease<Store> as Ledger>::Claim>>>);
+struct Told(Arc<Mutex<Option<<Lease as Ledger>::Claim>>>);
 
 impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Told {
     fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {

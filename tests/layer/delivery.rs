@@ -34,7 +34,7 @@ async fn a_duplicate_is_answered_without_the_handler() {
 /// handler everyone is told 200.
 async fn every_key_runs_once<A>(adapter: A)
 where
-    A: tower_dedup::adapter::LeaseAdapter,
+    A: tower_dedup::adapter::DedupAdapter,
 {
     let handler = Handler::default();
     let service = DedupLayer::new(by_header(), adapter).layer(handler.service());

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Token,
+    CallTerms, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Token,
 };
-use tower_dedup::ledger::{Lease, OnArrival};
+use tower_dedup::ledger::OnArrival;
 use tower_dedup::{DedupLayer, OnUnavailable, Purger};
 
 use crate::support::{
@@ -24,11 +24,11 @@ fn store() -> Store {
     Faulty::new(MemoryAdapter::new())
 }
 
-fn lease(store: &Store) -> DedupLayer<Lease<Store>> {
+fn lease(store: &Store) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
-fn arrival(store: &Store) -> DedupLayer<OnArrival<Store>> {
+fn arrival(store: &Store) -> DedupLayer<OnArrival> {
     DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
@@ -102,9 +102,9 @@ async fn a_record_whose_answer_was_lost_does_not_lose_its_event() {
         let (store, handler) = (store(), Handler::default());
         let layer = arrival(&store);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set(Op::Record, fault);
+        store.set(Op::Claim, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
-        store.set(Op::Record, Fault::None);
+        store.set(Op::Claim, Fault::None);
         // Drains once the record was found and undone, however late it was made.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
         let retry = send(&service, request("a")).await;
@@ -130,7 +130,8 @@ async fn success_is_success_even_if_the_store_goes_away() {
             // Long past the lease: it is renewed until the completion is there.
             tokio::time::sleep(Duration::from_millis(150)).await;
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-            let other = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+            let minute = Duration::from_secs(60);
+            let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
             let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
             assert!(
                 !matches!(elsewhere[..], [tower_dedup::adapter::Claimed::First { .. }]),
@@ -252,7 +253,8 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
         async move { send(&service, request("a")).await.status() }
     });
     until(|| store.calls(Op::Renew) >= 3).await;
-    let twin = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+    let minute = Duration::from_secs(60);
+    let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
     let twin = store.inner().claim(&[dedup_key("a")], &twin).await.unwrap();
     assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
     assert_eq!(run.await.unwrap(), 200);
@@ -342,15 +344,15 @@ async fn a_retry_during_the_undoing_is_never_told_200() {
     let (store, handler) = (store(), Handler::default());
     let layer = arrival(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(Op::Record, Fault::LoseReply);
-    store.set(Op::Unrecord, Fault::Fail);
+    store.set(Op::Claim, Fault::LoseReply);
+    store.set(Op::Release, Fault::Fail);
     assert_eq!(send(&service, request("a")).await.status(), 503);
-    store.set(Op::Record, Fault::None);
+    store.set(Op::Claim, Fault::None);
     for _ in 0..5 {
         assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
     }
     assert_eq!(handle.background(), 1);
-    store.set(Op::Unrecord, Fault::None);
+    store.set(Op::Release, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
     assert_eq!(result(&send(&service, request("a")).await), None);
     assert_eq!(handler.runs(), 1);
@@ -425,7 +427,8 @@ async fn what_is_done_keeps_its_lease_until_it_is_recorded() {
     assert_eq!(first.await.unwrap(), 500);
     for _ in 0..6 {
         tokio::time::sleep(SOON).await;
-        let other = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+        let minute = Duration::from_secs(60);
+        let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
         let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
         assert_eq!(elsewhere, [tower_dedup::adapter::Claimed::InFlight]);
     }
@@ -533,7 +536,7 @@ async fn the_purger_survives_its_store() {
     for id in 0..250 {
         let brief = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
         let keys = [dedup_key(&id.to_string())];
-        tower_dedup::adapter::DedupAdapter::record(&*store, &keys, &brief).await.unwrap();
+        store.claim(&keys, &brief).await.unwrap();
     }
     store.inner().advance(Duration::from_secs(7_200));
     store.set(Op::Purge, Fault::Fail);

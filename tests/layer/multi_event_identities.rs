@@ -8,12 +8,12 @@ use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Released,
-    Token,
+    StoreFuture, Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::ledger::internals::{Begin, BeginContext};
-use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
+use tower_dedup::ledger::internals::{self, Begin, BeginContext};
+use tower_dedup::{DedupLayer, Delivery, OnInFlight};
 
 use crate::support::{Body, Handler, dedup_key, result, send};
 
@@ -289,8 +289,8 @@ async fn second_identities_of_closures() {
 #[derive(Default)]
 struct Gated {
     inner: MemoryAdapter,
-    records: Gate,
-    unrecords: Gate,
+    claims: Gate,
+    releases: Gate,
 }
 
 /// Holds calls, in the order in which they came, until each is let pass.
@@ -316,15 +316,27 @@ impl Gate {
 }
 
 impl DedupAdapter for Gated {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
-        let answers = self.inner.record(keys, terms).await;
-        self.records.pass().await;
-        answers
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move {
+            let replies = self.inner.claim(keys, terms).await;
+            self.claims.pass().await;
+            replies
+        })
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.unrecords.pass().await;
-        self.inner.unrecord(keys, terms).await
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(async move {
+            self.releases.pass().await;
+            self.inner.release(keys, terms).await
+        })
     }
 }
 
@@ -334,7 +346,7 @@ impl DedupAdapter for Gated {
 async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
     for given_back_in_between in [true, false] {
         let store = Arc::new(Gated::default());
-        let ledger = OnArrival::new(Arc::clone(&store));
+        let ledger = internals::on_arrival(Arc::clone(&store));
         let minute = Duration::from_secs(60);
         let elsewhere = CallTerms::on_completion(Token::random(), minute, minute);
         let second = [DedupKey::new("test.second", "w").unwrap()];
@@ -347,39 +359,39 @@ async fn on_arrival_what_is_given_back_is_never_a_duplicate() {
             })
         };
         let first = begin();
-        store.records.came(0).await;
+        store.claims.came(0).await;
         store.inner.release(&second, &elsewhere).await.unwrap();
         if given_back_in_between {
-            store.records.open(0).await;
+            store.claims.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
             // It has met the record, and hears of it when that is undone.
             let twin = begin();
-            store.records.came(1).await;
-            store.unrecords.open(0).await;
-            crate::support::until(|| ledger.background() == 0).await;
-            store.records.open(1).await;
+            store.claims.came(1).await;
+            store.releases.open(0).await;
+            crate::support::until(|| ledger.pending_writes() == 0).await;
+            store.claims.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
         } else {
             // It hears of the record before the one who has made it does.
             let twin = begin();
-            store.records.open(1).await;
+            store.claims.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
-            store.records.open(0).await;
+            store.claims.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
-            store.unrecords.open(0).await;
+            store.releases.open(0).await;
         }
         // The twin has given the other identity back as well.
-        store.unrecords.open(1).await;
+        store.releases.open(1).await;
         ledger.drain().await;
         let retry = begin();
-        store.records.open(2).await;
+        store.claims.open(2).await;
         assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
         // What is complete under both is a duplicate, however many ask at once.
         let [one, other] = [begin(), begin()];
-        store.records.came(4).await;
-        store.records.open(3).await;
+        store.claims.came(4).await;
+        store.claims.open(3).await;
         assert!(matches!(one.await.unwrap(), Begin::Duplicate(_)));
-        store.records.open(4).await;
+        store.claims.open(4).await;
         assert!(matches!(other.await.unwrap(), Begin::Duplicate(_)));
     }
 }

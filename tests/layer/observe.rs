@@ -184,9 +184,10 @@ fn every_outcome_is_counted_under_its_name() {
         handle.drain().await;
         let ended = log.all("completed in the background");
         assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
-        let dying = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
+        let hour = Duration::from_secs(3_600);
+        let dying = CallTerms::on_completion(Token::random(), hour, Duration::ZERO);
         let keys = [crate::support::dedup_key("taken")];
-        tower_dedup::adapter::LeaseAdapter::claim(&*store, &keys, &dying).await.unwrap();
+        store.claim(&keys, &dying).await.unwrap();
         let _ = deliver("taken").await;
         let takeover = "takeover: an earlier handler of this event died or lost its lease";
         assert_eq!(log.last(takeover)["attempt"], "2");
@@ -198,7 +199,7 @@ fn every_outcome_is_counted_under_its_name() {
         handler.running(1).await;
         store.inner().advance(Duration::from_secs(61));
         let keys = [crate::support::dedup_key("lost")];
-        tower_dedup::adapter::LeaseAdapter::claim(&*store, &keys, &dying).await.unwrap();
+        store.claim(&keys, &dying).await.unwrap();
         handler.release();
         let _ = losing.await.unwrap();
         assert!(handler.last().lease_lost());
@@ -271,7 +272,7 @@ fn mismatches_and_responses_that_are_not_kept_are_told() {
         assert_eq!(count("tower_dedup_mismatches_total", &["test"]), 2.0);
         assert_eq!(count("tower_dedup_responses_not_kept_total", &["test"]), 1.0);
         assert_eq!(count("tower_dedup_deliveries_total", &["test", "mismatch"]), 2.0);
-        assert_eq!(count("tower_dedup_store_duration_seconds", &["recall", "ok"]), 2.0);
+        assert_eq!(count("tower_dedup_store_duration_seconds", &["claim", "ok"]), 3.0);
     });
 }
 

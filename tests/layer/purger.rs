@@ -1,6 +1,8 @@
 //! The purger: when its rounds come, what they count, and what they leave alone.
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,8 +11,8 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE, PostgresAdapter,
-    Token,
+    CallTerms, Claimed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE,
+    PostgresAdapter, Released, StoreFuture, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind, Purger};
 
@@ -47,29 +49,47 @@ impl Scripted {
     }
 }
 
-impl MaintenanceAdapter for Scripted {
-    async fn purge(&self, _: u32) -> Result<u64, Error> {
-        self.begun_at.lock().unwrap().push(Instant::now());
-        self.begun.notify_one();
-        let step = self.script.lock().unwrap().pop_front();
-        let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
-        tokio::time::sleep(takes).await;
-        purged.map_err(|kind| Error::new(kind, "purging"))
+impl DedupAdapter for Scripted {
+    fn claim<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, Vec<Claimed>> {
+        unreachable!("nobody claims")
     }
 
-    async fn forget(&self, _: &DedupKey) -> Result<Forgotten, Error> {
+    fn release<'a>(
+        &'a self,
+        _: &'a [DedupKey],
+        _: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        unreachable!("nobody releases")
+    }
+}
+
+impl MaintenanceAdapter for Scripted {
+    fn purge(&self, _: u32) -> StoreFuture<'_, u64> {
+        Box::pin(async {
+            self.begun_at.lock().unwrap().push(Instant::now());
+            self.begun.notify_one();
+            let step = self.script.lock().unwrap().pop_front();
+            let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
+            tokio::time::sleep(takes).await;
+            purged.map_err(|kind| Error::new(kind, "purging"))
+        })
+    }
+
+    fn forget<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
         unreachable!("nobody forgets")
     }
 
-    async fn get(&self, _: &DedupKey) -> Result<Option<Entry>, Error> {
+    fn get<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         unreachable!("nobody looks")
     }
 
-    async fn count(&self) -> Result<u64, Error> {
+    fn count(&self) -> StoreFuture<'_, u64> {
         unreachable!("nobody counts")
     }
 
-    async fn close(&self) {}
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {})
+    }
 }
 
 fn purger(store: &Arc<Scripted>) -> Purger<Arc<Scripted>> {

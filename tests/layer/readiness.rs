@@ -7,22 +7,21 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Extensions, Request, Response};
+use http::{Request, Response};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_dedup::adapter::{
-    CallTerms, PostgresAdapter, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
+    CallTerms, Claimed, DedupAdapter, PostgresAdapter, Released, SqliteAdapter, SqliteOptions,
+    StoreFuture, Token, TransactionAdapter,
 };
-use tower_dedup::key::Keys;
-use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
-use tower_dedup::ledger::{Ledger, Transactional};
-use tower_dedup::{DedupLayer, Delivery, Error, OnInFlight};
+use tower_dedup::ledger::Transactional;
+use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 
 use crate::support::postgres::Schema;
-use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
+use crate::support::{Body, FIRST, Handler, by_header, dedup_key, request, result, send, until};
 
 /// What an inner service and a ledger saw, and what they are to do.
 #[derive(Default)]
@@ -96,41 +95,26 @@ impl Service<Request<Body>> for Inner {
 /// Every event is in flight elsewhere until it is free.
 struct Elsewhere(Arc<Stage>);
 
-impl Ledger for Elsewhere {
-    type Claim = Free;
-
-    async fn begin(&self, _: &Keys, _: &BeginContext) -> Result<Begin<Free>, Error> {
-        let ready = self.0.ready.load(Ordering::SeqCst);
-        self.0.ready_at_begin.lock().unwrap().push(ready);
-        if !self.0.is_free.load(Ordering::SeqCst) {
-            return Ok(Begin::InFlight);
-        }
-        let delivery = Delivery::new(Vec::new(), 1, false);
-        Ok(Begin::first(Free(delivery), Remainder::default()))
+impl DedupAdapter for Elsewhere {
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        _: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move {
+            let ready = self.0.ready.load(Ordering::SeqCst);
+            self.0.ready_at_begin.lock().unwrap().push(ready);
+            let is_free = self.0.is_free.load(Ordering::SeqCst);
+            Ok(vec![if is_free { FIRST } else { Claimed::InFlight }; keys.len()])
+        })
     }
 
-    fn background(&self) -> usize {
-        0
-    }
-
-    async fn drain(&self) {}
-}
-
-struct Free(Delivery);
-
-impl Claim for Free {
-    fn delivery(&self) -> &Delivery {
-        &self.0
-    }
-
-    fn attach(&self, _: &mut Extensions) {}
-
-    async fn commit(self, _: &HandlerSuccess) -> Result<(), Error> {
-        Ok(())
-    }
-
-    async fn rollback(self) -> Result<(), Error> {
-        Ok(())
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        _: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(async move { Ok(vec![Released::Released; keys.len()]) })
     }
 }
 
@@ -146,7 +130,7 @@ fn staged(
     > + Send,
 ) {
     let stage = Arc::new(Stage::default());
-    let layer = DedupLayer::with_ledger(by_header(), Elsewhere(Arc::clone(&stage)))
+    let layer = DedupLayer::on_arrival(by_header(), Elsewhere(Arc::clone(&stage)))
         .on_in_flight(OnInFlight::Wait(wait));
     let inner = Inner { stage: Arc::clone(&stage), ready: false };
     (stage, layer.layer(inner))
@@ -185,12 +169,10 @@ async fn a_waiter_whose_inner_service_breaks_returns_its_error_and_claims_nothin
 /// A `ConcurrencyLimit` of two inside a transactional layer. The test holds the only connection (or
 /// the file's turn) until a waiter of a failed event stands in line for it, and other events hold
 /// the places of the limit.
-async fn nobody_starves<A, H>(
-    layer: DedupLayer<Transactional<A>>,
+async fn nobody_starves<DB: sqlx::Database, H>(
+    layer: DedupLayer<Transactional<DB>>,
     hold_the_store: impl AsyncFnOnce() -> H,
-) where
-    A: TransactionAdapter,
-{
+) {
     let handler = Handler::default().then(500);
     handler.hold();
     let layer = layer
@@ -241,7 +223,8 @@ async fn nobody_starves_behind_a_waiter_on_sqlite() {
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
     nobody_starves(layer, async || {
-        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+        let terms =
+            CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::ZERO);
         turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
     })
     .await;

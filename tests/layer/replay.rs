@@ -14,14 +14,16 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter,
-    MemoryAdapter, Released, Renewed, StoredData, Token,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter,
+    MemoryAdapter, Released, Renewed, StoreFuture, StoredData, Token,
 };
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Error, Replay};
+use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Replay};
 
-use crate::support::ledgers::Setup;
-use crate::support::{Body, Fault, Faulty, Op, by_header, dedup_key, request, result, until};
+use crate::support::ledgers::{AnyLayer, Replaying, Setup};
+use crate::support::{
+    Body, Fault, Faulty, Op, by_header, dedup_key, request, result, stored_data, until,
+};
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
@@ -81,7 +83,7 @@ async fn a_duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: 
     let handler = Counted::default();
     let run = handler.clone();
     let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
-    let service = layer(&setup).await.layer(inner.clone());
+    let service = layer(&setup).await.wrap(inner.clone());
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(answer.headers()[SET_COOKIE], "session=secret", "the first has all of it");
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
@@ -93,7 +95,7 @@ async fn a_duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: 
         assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     }
     // Another process, another event.
-    let other = layer(&setup).await.layer(inner);
+    let other = layer(&setup).await.wrap(inner);
     let answer = other.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     let answer = other.oneshot(request("b")).await.unwrap();
@@ -109,7 +111,7 @@ async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replayin
     let layer = layer(&setup).await;
     let (handle, service) = (
         layer.handle(),
-        layer.layer(tower::service_fn(move |_: Request<Body>| {
+        layer.wrap(tower::service_fn(move |_: Request<Body>| {
             let (run, go) = (run.clone(), Arc::clone(&until_go));
             count.fetch_add(1, Ordering::SeqCst);
             async move {
@@ -130,7 +132,7 @@ async fn a_delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replayin
 async fn a_failure_is_not_kept_and_a_success_after_it_is<S: Setup<Layer: Replaying>>(setup: S) {
     let runs = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&runs);
-    let service = layer(&setup).await.layer(tower::service_fn(move |_: Request<Body>| {
+    let service = layer(&setup).await.wrap(tower::service_fn(move |_: Request<Body>| {
         let run = count.fetch_add(1, Ordering::SeqCst) + 1;
         async move {
             let status = if run == 1 { 500 } else { 202 };
@@ -150,14 +152,14 @@ async fn what_was_kept_in_a_former_life_is_gone<S: Setup<Layer: Replaying>>(setu
     let handler = Counted::default();
     let run = handler.clone();
     let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
-    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).layer(inner.clone());
+    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).wrap(inner.clone());
     let answer = briefly.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
     tokio::time::sleep(Duration::from_millis(150)).await;
-    let plain = setup.layer(by_header()).await.layer(inner.clone());
+    let plain = setup.layer(by_header()).await.wrap(inner.clone());
     let answer = plain.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>2</Response>"));
-    let replaying = layer(&setup).await.layer(inner);
+    let replaying = layer(&setup).await.wrap(inner);
     assert_eq!(seen(replaying.oneshot(request("a")).await.unwrap()).await, empty());
     assert_eq!(handler.runs(), 2);
 }
@@ -202,10 +204,7 @@ fn data(bytes: &'static str) -> Result<Frame<Bytes>, BoxError> {
     Ok(Frame::data(Bytes::from_static(bytes.as_bytes())))
 }
 
-fn replaying(
-    adapter: &Arc<MemoryAdapter>,
-    replay: Replay,
-) -> DedupLayer<Lease<Arc<MemoryAdapter>>> {
+fn replaying(adapter: &Arc<MemoryAdapter>, replay: Replay) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(adapter)).replay(replay)
 }
 
@@ -309,7 +308,7 @@ async fn a_response_that_takes_too_long_is_completed_without() {
 
 /// An empty 200 in the place of the response would be a wrong answer.
 #[tokio::test]
-async fn a_store_that_does_not_recall_is_503() {
+async fn store_that_does_not_return_stored_data_is_503() {
     let store = Faulty::new(MemoryAdapter::new());
     let handler = Counted::default();
     let run = handler.clone();
@@ -318,13 +317,13 @@ async fn a_store_that_does_not_recall_is_503() {
         .store_timeout(Duration::from_millis(50))
         .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
     assert_eq!(seen(service.clone().oneshot(request("a")).await.unwrap()).await.0, 202);
-    for fault in [Fault::Fail, Fault::Hang, Fault::Panic] {
-        store.set(Op::Recall, fault);
+    for fault in [Fault::Fail, Fault::Hang, Fault::Panic, Fault::DoAndFail] {
+        store.set(Op::Fetch, fault);
         let answer = service.clone().oneshot(request("a")).await.unwrap();
         let unavailable = (StatusCode::SERVICE_UNAVAILABLE, Some("unavailable"));
         assert_eq!((answer.status(), result(&answer)), unavailable, "{fault:?}");
     }
-    store.set(Op::Recall, Fault::None);
+    store.set(Op::Fetch, Fault::None);
     let answer = service.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     assert_eq!(handler.runs(), 1);
@@ -344,7 +343,7 @@ async fn what_is_not_recorded_yet_is_replayed_all_the_same() {
     store.set(Op::Complete, Fault::Fail);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
-    assert_eq!(store.recall(&[dedup_key("a")], Fetch::DigestAndResponse).await.unwrap(), [None]);
+    assert_eq!(stored_data(&*store, &dedup_key("a")).await, None);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     store.set(Op::Complete, Fault::None);
@@ -370,7 +369,7 @@ async fn an_event_without_a_kept_response_is_a_plain_duplicate() {
 
 /// A batch's response answers for other events too; that of an event of two identities does not.
 #[tokio::test]
-async fn a_batch_is_not_kept_and_either_identity_recalls() {
+async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_replays() {
     let by_query = KeyExtractor::from_fn("test", |request| {
         let events = request.uri().query().unwrap_or_default().split('&').map(|id| {
             let event = |id| DedupKey::new("test", id).map(Event::new);
@@ -459,55 +458,58 @@ async fn the_response_to_a_head_is_not_kept() {
     let mut head = request("a");
     *head.method_mut() = Method::HEAD;
     assert_eq!(seen(service.clone().oneshot(head).await.unwrap()).await.0, 200);
-    let kept = adapter.recall(&[dedup_key("a")], Fetch::DigestAndResponse).await.unwrap();
-    assert_eq!(kept, [Some(StoredData::default())]);
+    let stored = stored_data(&*adapter, &dedup_key("a")).await;
+    assert_eq!(stored, Some(StoredData::default()));
 }
 
-/// A store in which keys are forgotten as soon as somebody asks what is kept with them.
+/// A store in which a key is forgotten as soon as its response is asked for: the claim that finds the
+/// key complete replies that it is in flight.
 struct Forgetful(MemoryAdapter);
 
 impl DedupAdapter for Forgetful {
-    async fn record(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
-        self.0.claim(keys, &on_claim(terms)).await
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
     }
 
-    async fn unrecord(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.0.release(keys, &on_claim(terms)).await
-    }
-}
-
-impl LeaseAdapter for Forgetful {
-    async fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
-        self.0.claim(keys, terms).await
-    }
-
-    async fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Renewed>, Error> {
-        self.0.renew(keys, terms).await
-    }
-
-    async fn complete(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Completed>, Error> {
-        self.0.complete(keys, terms).await
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move {
+            let mut replies = self.0.claim(keys, terms).await?;
+            for (key, reply) in keys.iter().zip(&mut replies) {
+                if matches!(reply, Claimed::Duplicate(_)) {
+                    self.0.forget(key).await?;
+                    *reply = Claimed::InFlight;
+                }
+            }
+            Ok(replies)
+        })
     }
 
-    async fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Released>, Error> {
-        self.0.release(keys, terms).await
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        self.0.release(keys, terms)
     }
-}
 
-impl Recall for Forgetful {
-    async fn recall(
-        &self,
-        keys: &[DedupKey],
-        wanted: Fetch,
-    ) -> Result<Vec<Option<StoredData>>, Error> {
-        for key in keys {
-            self.0.forget(key).await?;
-        }
-        self.0.recall(keys, wanted).await
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        self.0.renew(keys, terms)
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        self.0.complete(keys, terms)
     }
 }
 

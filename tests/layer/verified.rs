@@ -39,7 +39,6 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
-use tower_dedup::ledger::Lease;
 use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
 
 /// Every vector: the scheme, the file, and how many of its cases are genuine and forged.
@@ -566,7 +565,7 @@ impl Site {
         Self { verify, ..self.clone() }
     }
 
-    fn dedup(&self) -> DedupLayer<Lease<Store>> {
+    fn dedup(&self) -> DedupLayer {
         DedupLayer::new(self.key.clone(), Arc::clone(&self.store)).require_verified()
     }
 

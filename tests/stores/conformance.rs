@@ -321,45 +321,45 @@ impl Store for UnbatchedFile {
 
 mod memory {
     tower_dedup::conformance_suite!(super::Memory);
-    tower_dedup::recall_conformance_suite!(super::Memory);
+    tower_dedup::stored_data_conformance_suite!(super::Memory);
 }
 
 mod memory_few_shards {
     tower_dedup::conformance_suite!(super::FewShards);
-    tower_dedup::recall_conformance_suite!(super::FewShards);
+    tower_dedup::stored_data_conformance_suite!(super::FewShards);
 }
 
 mod sqlite {
     tower_dedup::conformance_suite!(super::Sqlite);
-    tower_dedup::recall_conformance_suite!(super::Sqlite);
+    tower_dedup::stored_data_conformance_suite!(super::Sqlite);
 }
 
 mod sqlite_users_pool {
     tower_dedup::conformance_suite!(super::UsersPool);
-    tower_dedup::recall_conformance_suite!(super::UsersPool);
+    tower_dedup::stored_data_conformance_suite!(super::UsersPool);
 }
 
 mod postgres {
     tower_dedup::conformance_suite!(super::Postgres);
-    tower_dedup::recall_conformance_suite!(super::Postgres);
+    tower_dedup::stored_data_conformance_suite!(super::Postgres);
 }
 
 mod postgres_serializable {
     tower_dedup::conformance_suite!(super::Serializable);
-    tower_dedup::recall_conformance_suite!(super::Serializable);
+    tower_dedup::stored_data_conformance_suite!(super::Serializable);
 }
 
 mod postgres_unbatched {
     tower_dedup::conformance_suite!(super::Unbatched);
-    tower_dedup::recall_conformance_suite!(super::Unbatched);
+    tower_dedup::stored_data_conformance_suite!(super::Unbatched);
 }
 
 mod sqlite_unbatched {
     tower_dedup::conformance_suite!(super::UnbatchedFile);
-    tower_dedup::recall_conformance_suite!(super::UnbatchedFile);
+    tower_dedup::stored_data_conformance_suite!(super::UnbatchedFile);
 }
 
 mod boxed {
     tower_dedup::conformance_suite!(super::Boxed);
-    tower_dedup::recall_conformance_suite!(super::Boxed);
+    tower_dedup::stored_data_conformance_suite!(super::Boxed);
 }

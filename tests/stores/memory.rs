@@ -11,6 +11,8 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
+use crate::support::{FIRST, on_claim};
+
 const KEYS: usize = 100_000;
 const RETENTION: Duration = Duration::from_secs(1_000);
 
@@ -230,13 +232,14 @@ fn trap_32_the_longest_and_the_shortest_times_do_no_harm() {
     let odd = odd.map(|time| [time, Duration::from_secs(600 * 365 * 86_400)]);
     for (id, retention) in odd.into_iter().flatten().enumerate() {
         for lease in odd.into_iter().flatten() {
-            let (keys, mine) = ([key(id)], CallTerms::on_claim(Token::random(), retention));
-            let mine = mine.with_lease(lease);
+            let keys = [key(id)];
+            let mine = CallTerms::on_completion(Token::random(), retention, lease);
             now(adapter.claim(&keys, &mine)).unwrap();
             now(adapter.renew(&keys, &mine)).unwrap();
             now(adapter.get(&keys[0])).unwrap();
             now(adapter.complete(&keys, &mine)).unwrap();
-            now(adapter.recall(&keys, Fetch::DigestAndResponse)).unwrap();
+            let fetching = mine.clone().with_fetch(Fetch::DigestAndResponse);
+            now(adapter.claim(&keys, &fetching)).unwrap();
             now(adapter.purge(10)).unwrap();
         }
     }

@@ -97,7 +97,7 @@ async fn the_schema_sql_is_enough() {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&pool).await.unwrap();
     }
     let claimed = adapter.claim(&keys(0..3), &terms()).await.unwrap();
-    assert_eq!(claimed, [Claimed::first(1, false); 3]);
+    assert_eq!(claimed, vec![FIRST; 3]);
     assert_eq!(adapter.count().await.unwrap(), 3);
     adapter.close().await;
     assert!(!pool.is_closed(), "the pool is its owner's");
@@ -146,7 +146,7 @@ async fn trap_7_duplicates_write_nothing() {
         let claimed = adapter.claim(&known, &terms()).await.unwrap();
         assert!(claimed.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{round}");
         let claimed = adapter.claim(&in_flight, &terms()).await.unwrap();
-        assert_eq!(claimed, [Claimed::InFlight; 100]);
+        assert_eq!(claimed, vec![Claimed::InFlight; 100]);
         adapter.claim(&known, &on_claim(&terms())).await.unwrap();
         let opened = adapter.open(&known, &terms()).await.unwrap();
         assert!(opened.transaction.is_none());

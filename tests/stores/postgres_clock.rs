@@ -67,7 +67,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         let (mine, before) = (terms(), store_now());
         let set: Vec<_> = ["a", "b", "c"].into_iter().flat_map(one).collect();
         let claimed = adapter.claim(&set, &mine).await.unwrap();
-        assert_eq!(claimed, [Claimed::first(1, false); 3]);
+        assert_eq!(claimed, vec![FIRST; 3]);
         let transaction =
             adapter.open(&one("transactional"), &mine).await.unwrap().transaction.unwrap();
         adapter.commit(transaction, &one("transactional"), &mine).await.unwrap();
@@ -82,8 +82,8 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
 
         // The lease has a second left.
         set_clock(&database, start + 30).await;
-        assert_eq!(adapter.claim(&set, &terms()).await.unwrap(), [Claimed::InFlight; 3]);
-        assert_eq!(adapter.open(&one("a"), &terms()).await.unwrap().answers, [Claimed::InFlight]);
+        assert_eq!(adapter.claim(&set, &terms()).await.unwrap(), vec![Claimed::InFlight; 3]);
+        assert_eq!(adapter.open(&one("a"), &terms()).await.unwrap().replies, [Claimed::InFlight]);
         assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
         assert_eq!(adapter.renew(&one("b"), &mine).await.unwrap(), [Renewed::Held]);
         assert_eq!(adapter.complete(&one("c"), &mine).await.unwrap(), [Completed::Held]);
@@ -150,7 +150,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
                         // To be seen, it has to be there: the transaction of the claim commits.
                         let mut transaction = opened.transaction.unwrap();
                         transaction.connection().execute("COMMIT").await.unwrap();
-                        opened.answers
+                        opened.replies
                     } else {
                         adapter.claim(&keys, &terms()).await.unwrap()
                     }
@@ -242,7 +242,7 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                         }
                         "open" => {
                             let opened = adapter.open(&keys, &terms()).await.unwrap();
-                            matches!(opened.answers[..], [Claimed::Duplicate(_)])
+                            matches!(opened.replies[..], [Claimed::Duplicate(_)])
                                 && opened.transaction.is_none()
                         }
                         "record_in" => {

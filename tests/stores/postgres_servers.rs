@@ -53,10 +53,10 @@ async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
     let held = one("transactional");
     let transaction = adapter.open(&held, &mine).await.unwrap().transaction.unwrap();
     assert_eq!(adapter.claim(&held, &terms()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.open(&held, &terms()).await.unwrap().answers, [Claimed::InFlight]);
+    assert_eq!(adapter.open(&held, &terms()).await.unwrap().replies, [Claimed::InFlight]);
     adapter.commit(transaction, &held, &mine).await.unwrap();
     assert!(matches!(
-        adapter.open(&held, &terms()).await.unwrap().answers[..],
+        adapter.open(&held, &terms()).await.unwrap().replies[..],
         [Claimed::Duplicate(_)]
     ));
     assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::Removed);
@@ -82,7 +82,7 @@ async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &Pg
     for answer in set.iter().zip(adapter.claim(&set, &terms()).await.unwrap()) {
         assert_eq!(answer.1 == Claimed::InFlight, *answer.0 == key[0]);
     }
-    assert_eq!(adapter.open(&key, &terms()).await.unwrap().answers, [Claimed::InFlight]);
+    assert_eq!(adapter.open(&key, &terms()).await.unwrap().replies, [Claimed::InFlight]);
     theirs.rollback().await.unwrap();
 }
 

@@ -88,8 +88,9 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             watch.nothing_is_left("complete").await;
             adapter.claim(&leased, &mine).await.unwrap();
             watch.nothing_is_left("duplicate").await;
-            adapter.recall(&leased, Fetch::DigestAndResponse).await.unwrap();
-            watch.nothing_is_left("recall").await;
+            let fetching = terms().with_fetch(Fetch::DigestAndResponse);
+            adapter.claim(&leased, &fetching).await.unwrap();
+            watch.nothing_is_left("duplicate with stored data").await;
             let recorded = keys(&format!("recorded{count}"), count);
             adapter.claim(&recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("record").await;
@@ -105,9 +106,9 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             adapter.rollback(transaction).await.unwrap();
             watch.nothing_is_left("rollback").await;
             let mut transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
-            adapter.mark(&mut transaction, 1, None).await.unwrap();
-            adapter.give_back(&mut transaction, &opened[..1], &mine).await.unwrap();
-            assert!(adapter.roll_back_to(&mut transaction, 1).await.unwrap());
+            adapter.savepoint(&mut transaction, 1, None).await.unwrap();
+            adapter.release_in(&mut transaction, &opened[..1], &mine).await.unwrap();
+            assert!(adapter.rollback_to(&mut transaction, 1).await.unwrap());
             adapter.commit(transaction, &opened, &mine).await.unwrap();
             watch.nothing_is_left("commit").await;
             let mut theirs = watch.pool.begin().await.unwrap();

@@ -52,12 +52,12 @@ where
     all.expect("everybody is answered").into_iter().map(Result::unwrap).collect()
 }
 
-async fn claim<A: LeaseAdapter>(adapter: A, id: String, mine: CallTerms) -> Result<Claimed, Error> {
-    adapter.claim(&[dedup_key(&id)], &mine).await.map(|claimed| claimed[0])
+async fn claim<A: DedupAdapter>(adapter: A, id: String, mine: CallTerms) -> Result<Claimed, Error> {
+    adapter.claim(&[dedup_key(&id)], &mine).await.map(|mut claimed| claimed.remove(0))
 }
 
 /// Twenty callers for each of thirty keys: one has it. Whatever the others do then is theirs.
-async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
+async fn one_winner<A: DedupAdapter + Clone>(adapter: A) {
     let call_terms: Vec<_> = (0..600).map(|_| terms()).collect();
     let id = |caller: usize| format!("k{}", caller % 30);
     let claims = call_terms.iter().enumerate();
@@ -98,7 +98,7 @@ async fn one_winner<A: LeaseAdapter + Clone>(adapter: A) {
             let mine = if at < 2 { again } else { terms() };
             let recorded =
                 adapter.claim(&[dedup_key(&format!("r{}", at / 100))], &on_claim(&mine)).await;
-            recorded.unwrap()[0]
+            recorded.unwrap().remove(0)
         }
     });
     let recorded = at_once(records.collect::<Vec<_>>()).await;
@@ -123,7 +123,7 @@ async fn twins_of_a_batch_have_one_winner_on_sqlite() {
 }
 
 /// Callers that go away at any moment leave nobody waiting, and nothing that cannot be released.
-async fn some_go_away<A: LeaseAdapter + Clone>(adapter: A) {
+async fn some_go_away<A: DedupAdapter + Clone>(adapter: A) {
     for round in 0..20 {
         let calls = (0..100_u64).map(|at| {
             let (adapter, mine) = (adapter.clone(), terms());
@@ -157,7 +157,7 @@ async fn a_caller_that_goes_away_disturbs_nobody_on_sqlite() {
 }
 
 /// Rows that the database refuses are refused to those who asked for them.
-async fn poison<A: LeaseAdapter + Clone>(adapter: A) {
+async fn poison<A: DedupAdapter + Clone>(adapter: A) {
     let id = |at| if at % 70 == 7 { format!("poison-{at}") } else { format!("good-{at}") };
     let call_terms: Vec<_> = (0..300).map(|_| terms()).collect();
     let claims = (0..300).map(|at| claim(adapter.clone(), id(at), call_terms[at].clone()));
@@ -199,7 +199,7 @@ async fn a_row_that_is_refused_fails_its_caller_only_on_sqlite() {
 }
 
 /// Beyond what may wait, a call is refused and surely not sent.
-async fn overload<A: LeaseAdapter + Clone>(adapter: A, expected: usize) {
+async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
     let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), terms()));
     // In one task: nothing is sent before all have asked.
     let claimed = join_all(claims).await;
@@ -281,7 +281,7 @@ async fn nobody_waits_for_the_transaction_of_another_delivery() {
 }
 
 /// Of claims and records, from 64 callers at once.
-async fn storm<A: LeaseAdapter + Clone>(adapter: &A, rounds: usize) {
+async fn storm<A: DedupAdapter + Clone>(adapter: &A, rounds: usize) {
     let callers = (0..64_usize).map(|caller| {
         let adapter = adapter.clone();
         async move {
@@ -297,7 +297,7 @@ async fn storm<A: LeaseAdapter + Clone>(adapter: &A, rounds: usize) {
     at_once(callers.collect::<Vec<_>>()).await;
 }
 
-async fn known<A: LeaseAdapter + Clone>(adapter: &A) {
+async fn known<A: DedupAdapter + Clone>(adapter: &A) {
     for id in 0..100 {
         adapter.claim(&[dedup_key(&id.to_string())], &on_claim(&terms())).await.unwrap();
     }
@@ -409,7 +409,7 @@ async fn plans_stay_index_plans_while_the_table_grows() {
 }
 
 /// Runtimes come and go over one adapter, each with calls under way when it ends.
-fn several_runtimes<A: LeaseAdapter + Clone>(connect: impl Future<Output = A>) {
+fn several_runtimes<A: DedupAdapter + Clone>(connect: impl Future<Output = A>) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let adapter = runtime().block_on(connect);
     for round in 0..20 {

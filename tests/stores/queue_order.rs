@@ -48,7 +48,7 @@ async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
 
 /// A call for a key goes after the one for the same key that came before it, although it could go
 /// earlier with those of its kind.
-async fn calls_for_one_key_keep_their_order<A: LeaseAdapter>(adapter: A) {
+async fn calls_for_one_key_keep_their_order<A: DedupAdapter>(adapter: A) {
     for round in 0..20 {
         let (mine, other) = (terms(), one(&format!("other-{round}")));
         let key = one(&format!("key-{round}"));
@@ -76,7 +76,7 @@ async fn calls_for_one_key_keep_their_order_on_sqlite() {
 }
 
 /// So many who ask for a key each, and go at once.
-async fn some_go<A: LeaseAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
+async fn some_go<A: DedupAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
     let gone: Vec<_> = (0..many).map(|at| one(&format!("gone-{round}-{at}"))).collect();
     for key in &gone {
         assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
@@ -84,7 +84,7 @@ async fn some_go<A: LeaseAdapter>(adapter: &A, round: usize, many: usize) -> Vec
     gone
 }
 
-async fn who_is_gone_is_not_sent<A: LeaseAdapter + MaintenanceAdapter>(adapter: A) {
+async fn who_is_gone_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
     for round in 0..20 {
         let gone = some_go(&adapter, round, 4).await;
         let stays = one(&format!("stays-{round}"));
@@ -106,7 +106,7 @@ async fn who_is_gone_is_not_sent_on_sqlite() {
 }
 
 /// Nor do they take room from those who wait, who have all of it.
-async fn who_is_gone_takes_no_room<A: LeaseAdapter>(adapter: A) {
+async fn who_is_gone_takes_no_room<A: DedupAdapter>(adapter: A) {
     for round in 0..20 {
         some_go(&adapter, round, 8).await;
         let stay: Vec<_> = (0..8).map(|at| one(&format!("stays-{round}-{at}"))).collect();

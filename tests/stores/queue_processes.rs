@@ -197,8 +197,8 @@ async fn record(
     mut some: Vec<DedupKey>,
     said: &mut Vec<String>,
 ) -> Vec<DedupKey> {
-    let mine = terms();
-    let recorded = again(|| adapter.claim(&some, &on_claim(&mine))).await;
+    let mine = on_claim(&terms());
+    let recorded = again(|| adapter.claim(&some, &mine)).await;
     for (key, recorded) in some.iter().zip(&recorded) {
         if matches!(recorded, Claimed::First { .. }) {
             said.push(format!("completed {}", key.id()));

@@ -238,7 +238,7 @@ pub(crate) fn answer(success: bool) -> Response<Body> {
     response
 }
 
-pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<Transactional<PostgresAdapter>> {
+pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<Transactional<Postgres>> {
     DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
 }
 

@@ -65,7 +65,7 @@ pub(crate) trait AnyLayer: Sized {
     fn on_in_flight(self, policy: OnInFlight) -> Self;
     fn retention(self, retention: Duration) -> Self;
     fn handle(&self) -> DedupHandle;
-    fn layer<S: Inner>(&self, inner: S) -> impl Outer;
+    fn wrap<S: Inner>(&self, inner: S) -> impl Outer;
 }
 
 /// A layer whose ledger keeps responses.
@@ -92,7 +92,7 @@ macro_rules! any_layer {
                 self.handle()
             }
 
-            fn layer<S: Inner>(&self, inner: S) -> impl Outer {
+            fn wrap<S: Inner>(&self, inner: S) -> impl Outer {
                 tower::Layer::layer(self, inner)
             }
         }

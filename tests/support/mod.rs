@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten,
-    MaintenanceAdapter, Released, Renewed, StoreFuture,
+    MaintenanceAdapter, Released, Renewed, StoreFuture, StoredData, Token,
 };
 use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
 
@@ -43,6 +43,24 @@ pub(crate) fn dedup_key(id: &str) -> DedupKey {
 /// The same token and retention, for a claim that is complete at once.
 pub(crate) fn on_claim(terms: &CallTerms) -> CallTerms {
     CallTerms::on_claim(terms.token(), terms.retention())
+}
+
+/// What is stored with this key, if it is complete.
+pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    key: &DedupKey,
+) -> Option<StoredData> {
+    let keys = std::slice::from_ref(key);
+    let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+    let terms = terms.with_fetch(Fetch::DigestAndResponse);
+    match adapter.claim(keys, &terms).await.unwrap().pop() {
+        Some(Claimed::Duplicate(seen)) => seen.stored.map(|stored| (*stored).clone()),
+        Some(Claimed::First { .. }) => {
+            adapter.release(keys, &terms).await.unwrap();
+            None
+        }
+        _ => None,
+    }
 }
 
 /// The reply to the first claim of a key.

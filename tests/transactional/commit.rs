@@ -35,7 +35,7 @@ use crate::support::{FIRST, by_header, dedup_key, result, until};
 /// A database with a table of effects.
 trait Db: Send + Sync + 'static {
     type Database: Database;
-    type Adapter: TransactionAdapter<Database = Self::Database> + LeaseAdapter + Clone;
+    type Adapter: MaintenanceAdapter + TransactionAdapter<Database = Self::Database> + Clone;
 
     fn create() -> impl Future<Output = Self> + Send;
     fn adapter(&self) -> Self::Adapter;
@@ -756,7 +756,7 @@ async fn a_commit_that_fails_is_no_2xx<D: Db>() {
 
 async fn a_worker_commits_with_its_key<D: Db>() {
     let db = D::create().await;
-    let worker = Deduplicator::transactional((db.adapter()));
+    let worker = Deduplicator::transactional(db.adapter());
     let key = dedup_key("a");
     let insert = async |work: RunContext| {
         let mut tx = work.transaction::<D::Database>().unwrap();
@@ -793,7 +793,7 @@ async fn a_worker_commits_with_its_key<D: Db>() {
     let again = worker.run(&key, async |_| Ok::<_, &str>(())).await.unwrap();
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
     assert_eq!(db.effects().await, ["a"]);
-    let leased = Deduplicator::new((db.adapter()));
+    let leased = Deduplicator::new(db.adapter());
     let other = dedup_key("b");
     let absent = leased
         .run(&other, async |work| Err::<(), _>(work.transaction::<D::Database>().unwrap_err()));

@@ -3,19 +3,19 @@
 
 use std::future::pending;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::{Connection, PgPool};
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    DedupAdapter, EntryState, MaintenanceAdapter, PostgresAdapter, TransactionAdapter,
+    CallTerms, DedupAdapter, EntryState, MaintenanceAdapter, PostgresAdapter, Token,
 };
 use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::internals::{Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Ledger, Transactional};
-use tower_dedup::{DedupTx, Deduplicator, ErrorKind, RunContext, RunError, RunOutcome};
+use tower_dedup::{DedupTx, Deduplicator, ErrorKind, RunContext, RunError, RunOutcome, TxHandle};
 
 use crate::support::multi_event::{
     Effects, LATE, Rig, Sql, cases, ids, insert, layers, lite_adapter, lite_pool, own, terms,
@@ -49,7 +49,8 @@ in_a_transaction!(
 
 /// Free at once; no attempt more; and a takeover is still to be told of.
 async fn what_is_not_done_is_left_as_a_rollback_leaves_it(rig: Rig) {
-    let (mine, dead) = (terms(), terms().with_lease(Duration::ZERO));
+    let mine = terms();
+    let dead = CallTerms::on_completion(Token::random(), mine.retention(), Duration::ZERO);
     for _ in 0..2 {
         rig.store.claim(&[dedup_key("released")], &mine).await.unwrap();
         rig.store.release(&[dedup_key("released")], &mine).await.unwrap();
@@ -174,25 +175,25 @@ async fn misuse_costs_no_connection(rig: Rig) {
 }
 
 /// A delivery at the ledger's own interface.
-struct Held<A: TransactionAdapter> {
-    claim: TransactionClaim<A>,
-    tx: DedupTx<A::Database>,
+struct Held<DB: Sql> {
+    claim: <Transactional<DB> as Ledger>::Claim,
+    tx: DedupTx<DB>,
 }
 
-impl<A: TransactionAdapter<Database: Sql>> Held<A> {
-    async fn of(ledger: &Transactional<A>, ids: &[&str]) -> Self {
+impl<DB: Sql> Held<DB> {
+    async fn of(ledger: &Arc<Transactional<DB>>, ids: &[&str]) -> Self {
         let keys = ids.iter().map(|id| Event::new(dedup_key(id))).collect();
         let context = BeginContext::new(LATE, LATE, LATE);
         let begun = ledger.begin(&Keys::new(keys).unwrap(), &context).await;
         let Ok(Begin::First { claim, .. }) = begun else { panic!("{begun:?}") };
         let mut extensions = http::Extensions::new();
         claim.attach(&mut extensions);
-        let tx = extensions.get::<TxHandle<A::Database>>().unwrap().lend().unwrap();
+        let tx = extensions.get::<TxHandle<DB>>().unwrap().lend().unwrap();
         Self { claim, tx }
     }
 
     async fn effect(&mut self, id: &str) {
-        A::Database::run(&mut self.tx, insert([id])).await.unwrap();
+        DB::run(&mut self.tx, insert([id])).await.unwrap();
     }
 
     async fn mark_done(&mut self, id: &str) -> bool {
@@ -205,12 +206,12 @@ macro_rules! with_ledger {
     ($rig:ident, $case:ident $(, $more:expr)*) => {
         match &$rig.effects {
             Effects::Pg(pool) => {
-                let ledger = Transactional::new(PostgresAdapter::new(pool.clone()));
-                $case(&$rig, &ledger $(, $more)*).await
+                let adapter = PostgresAdapter::new(pool.clone());
+                $case(&$rig, &internals::transactional(adapter) $(, $more)*).await
             }
             Effects::Lite(pool) => {
-                let ledger = Transactional::new(lite_adapter(pool.clone()));
-                $case(&$rig, &ledger $(, $more)*).await
+                let adapter = lite_adapter(pool.clone());
+                $case(&$rig, &internals::transactional(adapter) $(, $more)*).await
             }
             Effects::Log(_) => unreachable!("no database"),
         }
@@ -230,9 +231,9 @@ async fn a_call_that_is_cut_off_keeps_both_or_neither(rig: Rig) {
     assert!(cut > 0, "it was never cut off");
 }
 
-async fn cut_off<A: TransactionAdapter<Database: Sql>>(
+async fn cut_off<DB: Sql>(
     rig: &Rig,
-    ledger: &Transactional<A>,
+    ledger: &Arc<Transactional<DB>>,
     polls: usize,
     again: bool,
     end: &str,
@@ -255,7 +256,7 @@ async fn cut_off<A: TransactionAdapter<Database: Sql>>(
     }
     drop(held.tx);
     if end == "succeeds" {
-        held.claim.commit(&HandlerSuccess::new(http::StatusCode::OK)).await.unwrap();
+        held.claim.commit(&HandlerSuccess::default()).await.unwrap();
     } else {
         held.claim.rollback().await.unwrap();
     }
@@ -295,18 +296,14 @@ async fn a_statement_that_nobody_waited_for_takes_nothing_along(rig: Rig) {
     assert_eq!(rig.effects.all().await, ids("a0 a1 a2 b0 b1 b2"));
 }
 
-async fn hasty<A: TransactionAdapter<Database: Sql>>(
-    _: &Rig,
-    ledger: &Transactional<A>,
-    statements: usize,
-) {
+async fn hasty<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>, statements: usize) {
     let (done, other) = (format!("a{statements}"), format!("b{statements}"));
     let mut held = Held::of(ledger, &[&done, &other]).await;
     held.effect(&done).await;
     assert!(held.mark_done(&done).await);
     held.effect(&other).await;
     for _ in 0..statements {
-        let wrong = A::Database::run(&mut held.tx, "SELECT nonsense".to_owned());
+        let wrong = DB::run(&mut held.tx, "SELECT nonsense".to_owned());
         let _ = polled(wrong, 1, false).await;
     }
     drop(held.tx);
@@ -320,7 +317,7 @@ async fn a_claim_that_is_dropped_keeps_what_is_done(rig: Rig) {
     assert_eq!((rig.news(), rig.effects.all().await), (ids("b"), ids("a b")));
 }
 
-async fn dropped<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transactional<A>) {
+async fn dropped<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>) {
     let mut held = Held::of(ledger, &["a", "b"]).await;
     held.effect("a").await;
     assert!(held.mark_done("a").await && !held.mark_done("not of this delivery").await);
@@ -331,18 +328,27 @@ async fn dropped<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transac
 
 /// Its one key is as an event of a batch.
 async fn a_worker_that_fails_is_done_if_it_says_so(rig: Rig) {
-    with_ledger!(rig, works);
+    match &rig.effects {
+        Effects::Pg(pool) => {
+            let adapter = PostgresAdapter::new(pool.clone());
+            works(Deduplicator::transactional(adapter)).await;
+        }
+        Effects::Lite(pool) => {
+            works(Deduplicator::transactional(lite_adapter(pool.clone()))).await;
+        }
+        Effects::Log(_) => unreachable!("no database"),
+    }
     assert_eq!(rig.effects.all().await, ids("a"));
 }
 
-async fn works<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transactional<A>) {
-    let (worker, key) = (Deduplicator::new(ledger.clone()), dedup_key("a"));
+async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
+    let key = dedup_key("a");
     let failed = worker.run(&key, async |work: RunContext| {
-        let mut tx = work.transaction::<A::Database>().unwrap();
-        A::Database::run(&mut tx, insert(["a"])).await.unwrap();
+        let mut tx = work.transaction::<DB>().unwrap();
+        DB::run(&mut tx, insert(["a"])).await.unwrap();
         assert!(!work.delivery().mark_done(&dedup_key("a")));
         assert!(tx.mark_done(&dedup_key("a")).await.unwrap());
-        A::Database::run(&mut tx, insert(["nobody"])).await.unwrap();
+        DB::run(&mut tx, insert(["nobody"])).await.unwrap();
         Err::<(), _>("no")
     });
     assert!(matches!(failed.await, Err(RunError::Handler("no"))));
@@ -356,7 +362,7 @@ async fn a_transaction_that_is_kept_is_rolled_back_all_of_it(rig: Rig) {
     assert_eq!((rig.news(), rig.effects.all().await), (ids("a b"), ids("a b")));
 }
 
-async fn kept<A: TransactionAdapter<Database: Sql>>(_: &Rig, ledger: &Transactional<A>) {
+async fn kept<DB: Sql>(_: &Rig, ledger: &Arc<Transactional<DB>>) {
     let Held { claim, tx } = {
         let mut held = Held::of(ledger, &["a", "b"]).await;
         held.effect("a").await;
@@ -380,17 +386,17 @@ fn half_way() {
         match place.strip_prefix("postgres:") {
             Some(_) => {
                 let pool = PgPool::connect(&place).await.unwrap();
-                stop_half_way(Transactional::new(PostgresAdapter::new(pool))).await;
+                stop_half_way(internals::transactional(PostgresAdapter::new(pool))).await;
             }
             None => {
                 let pool = lite_pool(place.as_ref()).await;
-                stop_half_way(Transactional::new(lite_adapter(pool))).await;
+                stop_half_way(internals::transactional(lite_adapter(pool))).await;
             }
         }
     });
 }
 
-async fn stop_half_way<A: TransactionAdapter<Database: Sql>>(ledger: Transactional<A>) {
+async fn stop_half_way<DB: Sql>(ledger: Arc<Transactional<DB>>) {
     let mut held = Held::of(&ledger, &["a", "b", "c"]).await;
     for id in ["a", "b"] {
         held.effect(id).await;

@@ -29,7 +29,7 @@ fn keys(of: &str, count: usize) -> Vec<DedupKey> {
 
 async fn open(adapter: &PostgresAdapter, keys: &[DedupKey]) -> OpenTransaction<Postgres> {
     let opened = adapter.open(keys, &terms()).await.unwrap();
-    assert!(opened.answers.iter().all(|answer| *answer == Claimed::first(1, false)));
+    assert!(opened.replies.iter().all(|answer| *answer == Claimed::first(1, false)));
     opened.transaction.unwrap()
 }
 
@@ -52,7 +52,7 @@ async fn open_deliveries_of_most_keys_leave_the_lock_table_to_others() {
         // A copy of it is in flight, all of it, and takes no lock that stays.
         let copy = adapter.open(&keys, &terms()).await.unwrap();
         assert!(copy.transaction.is_none());
-        assert!(copy.answers.iter().all(|answer| *answer == Claimed::InFlight), "{delivery}");
+        assert!(copy.replies.iter().all(|answer| *answer == Claimed::InFlight), "{delivery}");
     }
     let locks = advisory_locks(&pool).await;
     assert!(locks <= 64 * i64::try_from(OPEN).unwrap(), "{locks} locks");
@@ -76,13 +76,13 @@ async fn single_key_of_a_large_open_delivery_is_in_flight() {
         for place in [0, 1, 62, 63, 64, 150, 299] {
             let one = &all[place..=place];
             let opened = adapter.open(one, &terms()).await.unwrap();
-            assert_eq!(opened.answers, [Claimed::InFlight], "{place}");
+            assert_eq!(opened.replies, [Claimed::InFlight], "{place}");
             assert!(opened.transaction.is_none());
             assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
         }
         adapter.rollback(transaction).await.unwrap();
         let opened = adapter.open(&all, &terms()).await.unwrap();
-        assert!(opened.answers.iter().all(|answer| *answer == Claimed::first(1, false)));
+        assert!(opened.replies.iter().all(|answer| *answer == Claimed::first(1, false)));
         adapter.rollback(opened.transaction.unwrap()).await.unwrap();
     }
 }
@@ -99,7 +99,7 @@ async fn free_key_beside_one_of_a_large_open_delivery_is_not_said_to_be_in_fligh
         mixed.sort();
         match adapter.open(&mixed, &terms()).await {
             Ok(opened) => {
-                for (key, answer) in mixed.iter().zip(opened.answers) {
+                for (key, answer) in mixed.iter().zip(opened.replies) {
                     let free = *key != all[place];
                     assert_eq!(answer != Claimed::InFlight, free, "{place}");
                 }

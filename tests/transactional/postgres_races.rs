@@ -368,7 +368,7 @@ async fn the_users_lock_timeout_is_in_force_in_the_handler() {
             }));
         // A new row, one that is released, one that is taken over.
         for (id, lease) in [("released", MINUTE), ("lapsed", Duration::ZERO)] {
-            let claimed = terms().with_lease(lease);
+            let claimed = CallTerms::on_completion(Token::random(), MINUTE, lease);
             adapter.claim(&[dedup_key(id)], &claimed).await.unwrap();
             if lease == MINUTE {
                 adapter.release(&[dedup_key(id)], &claimed).await.unwrap();
@@ -581,15 +581,15 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     assert!(refused.is_err(), "the role may do too much to show anything");
 
     adapter.migrate().await.unwrap();
-    let (first, none) = (Claimed::first(1, false), terms().with_lease(Duration::ZERO));
+    let none = CallTerms::on_completion(Token::random(), MINUTE, Duration::ZERO);
     let ([a, b, c], mine) = (["a", "b", "c"].map(|id| [dedup_key(id)]), terms());
     assert_eq!(adapter.claim(&a, &on_claim(&mine)).await.unwrap(), [FIRST]);
     assert_eq!(adapter.release(&a, &on_claim(&mine)).await.unwrap(), [Released::Released]);
-    assert_eq!(adapter.claim(&a, &mine).await.unwrap(), [first]);
+    assert_eq!(adapter.claim(&a, &mine).await.unwrap(), [FIRST]);
     assert_eq!(adapter.renew(&a, &mine).await.unwrap(), [Renewed::Held]);
     assert_eq!(adapter.forget(&a[0]).await.unwrap(), Forgotten::InFlight);
     assert_eq!(adapter.complete(&a, &mine).await.unwrap(), [Completed::Held]);
-    assert_eq!(adapter.claim(&b, &none).await.unwrap(), [first]);
+    assert_eq!(adapter.claim(&b, &none).await.unwrap(), [FIRST]);
     assert_eq!(adapter.claim(&b, &mine).await.unwrap(), [Claimed::first(2, true)]);
     assert_eq!(adapter.release(&b, &mine).await.unwrap(), [Released::Released]);
     assert_eq!(adapter.forget(&b[0]).await.unwrap(), Forgotten::Removed);
@@ -606,7 +606,7 @@ async fn a_role_needs_select_insert_update_and_delete_only() {
     assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), FIRST);
     // A twin that asks for a set of keys looks which of them is held.
     let claimed = adapter.claim(&[b[0].clone(), key], &mine).await.unwrap();
-    assert_eq!(claimed, [first, Claimed::InFlight]);
+    assert_eq!(claimed, [FIRST, Claimed::InFlight]);
     transaction.commit().await.unwrap();
 
     let handler = Handler::default().then(200).then(200).then(200).then(500);

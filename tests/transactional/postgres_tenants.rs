@@ -7,8 +7,10 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter,
+use tower_dedup::adapter::{
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, Forgotten, MaintenanceAdapter,
     PostgresAdapter, PostgresOptions, Token, TransactionAdapter,
+};
 };
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
@@ -170,7 +172,7 @@ async fn keys_are_given_back_under_a_role_and_a_search_path_of_the_handler() {
     let mut transaction = adapter.open(&both, &mine).await.unwrap().transaction.unwrap();
     let set = format!("SET LOCAL search_path = ''; SET LOCAL ROLE {}", role.name);
     transaction.connection().execute(AssertSqlSafe(set)).await.unwrap();
-    adapter.give_back(&mut transaction, &rest, &mine).await.unwrap();
+    adapter.release_in(&mut transaction, &rest, &mine).await.unwrap();
     adapter.commit(transaction, &done, &mine).await.unwrap();
     let claimed = adapter.claim(&both, &mine).await.unwrap();
     assert!(matches!(claimed[..], [Claimed::Duplicate(_), Claimed::First { attempt: 1, .. }]));
@@ -261,12 +263,8 @@ async fn table_that_goes_away_is_made_again() {
                 5 => assert_eq!(adapter.forget(&key[0]).await.unwrap(), Forgotten::Missing),
                 6 => assert_eq!(send(&service, request("a")).await.status(), 200),
                 7 => {
-                    let found = tower_dedup::adapter::Recall::recall(
-                        &adapter,
-                        &key,
-                        tower_dedup::adapter::Fetch::Digest,
-                    );
-                    assert_eq!(found.await.unwrap().len(), 1);
+                    let fetching = mine.clone().with_fetch(Fetch::Digest);
+                    assert_eq!(adapter.claim(&key, &fetching).await.unwrap(), [FIRST]);
                 }
                 _ => {
                     // The caller's transaction is lost: the next one works.
