@@ -23,7 +23,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::support::postgres::Server;
-use crate::support::{FIRST, dedup_key, on_claim};
+use crate::support::{dedup_key, on_claim};
 
 const PROCESSES: usize = 4;
 const CALLERS: usize = 24;

@@ -7,10 +7,8 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
 use tower_dedup::adapter::{
-use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, Forgotten, MaintenanceAdapter,
     PostgresAdapter, PostgresOptions, Token, TransactionAdapter,
-};
 };
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
