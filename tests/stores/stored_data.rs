@@ -38,13 +38,12 @@ fn stored(claimed: &Claimed) -> Option<Arc<StoredData>> {
 
 /// Completes keys, each with its own payload and response.
 async fn complete<A: DedupAdapter>(adapter: &A) {
-    let completions = (0..KEYS).map(|id| async move {
+    for id in 0..KEYS {
         let key = dedup_key(&id.to_string());
         let payload = (key.clone(), [u8::try_from(id).unwrap(); 32]);
         let mine = terms().with_payloads([payload]).with_response(response(id).into());
         assert_eq!(adapter.complete(&[key], &mine).await.unwrap(), [Completed::Inserted]);
-    });
-    join_all(completions).await;
+    }
 }
 
 /// Claims every key three times at once, each time with another `Fetch`.
@@ -52,8 +51,8 @@ async fn claim_all<A: DedupAdapter>(adapter: &A) -> Vec<(usize, Fetch, Result<Cl
     let fetches = [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse];
     let calls = (0..KEYS).flat_map(|id| fetches.map(|fetch| (id, fetch)));
     join_all(calls.map(|(id, fetch)| async move {
-        let claimed = adapter.claim(&[dedup_key(&id.to_string())], &terms().with_fetch(fetch));
-        (id, fetch, claimed.await.map(|mut claimed| claimed.remove(0)))
+        let (key, mine) = ([dedup_key(&id.to_string())], terms().with_fetch(fetch));
+        (id, fetch, adapter.claim(&key, &mine).await.map(|mut claimed| claimed.remove(0)))
     }))
     .await
 }
