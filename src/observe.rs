@@ -51,14 +51,14 @@
 //! | `tower_dedup_deliveries_total` | counter | `namespace`, `outcome` | deliveries by outcome, as above |
 //! | `tower_dedup_running` | gauge | `namespace` | deliveries that have begun and not ended |
 //! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | from the head of the request to the answer |
-//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | calls to the store: `record`, `unrecord`; `claim`, `renew`, `complete`, `release`; `recall`; `begin`, `give_back`, `mark`, `commit`, `rollback` of transactions. `result` is `ok` or the kind of the error |
+//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | calls to the store: `claim`, `renew`, `complete`, `release`; `begin`, `release_in`, `savepoint`, `commit`, `rollback` of transactions. `result` is `ok` or the kind of the error |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | first runs after somebody else's lease lapsed |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that ended after somebody took their event over |
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers run although the store did not answer |
 //! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than the one on which this process has handled their event |
 //! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
 //! | `tower_dedup_responses_not_kept_total` | counter | `namespace` | responses that were to be kept and cannot be |
-//! | `tower_dedup_background_total` | counter | `operation`, `result` | completions, releases and undone records that ended in the background; `result` is `ok`, `gave_up` or `refused` |
+//! | `tower_dedup_background_total` | counter | `operation`, `result` | completions, releases and claims that ended in the background; `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 //! | `tower_dedup_evicted_total` | counter | | keys that a full `MemoryAdapter` has forgotten before they had expired |
 
@@ -355,7 +355,7 @@ pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<
                 )
             };
         }
-        duration!("record" "claim" "complete" "release" "begin" "commit").record(took);
+        duration!("claim" "complete" "release" "begin" "commit").record(took);
     }
 }
 

@@ -1,10 +1,10 @@
-//! The conformance suite: what every store has to keep, as tests that you run against yours.
+//! The conformance suite: the rules of every store, as tests that you run against yours.
 //!
-//! 1. Implement [`Store`] for your adapter: how a fresh one is made, and how time passes in it.
-//! 2. Expand [`conformance_suite!`](crate::conformance_suite) in a test module: it makes one named
-//!    `#[test]` of every case.
-//! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says
-//!    what is missing. The suite skips nothing.
+//! 1. Implement [`Store`] for your adapter: how a fresh store is made, and how time passes in it.
+//! 2. In a test module, expand [`conformance_suite!`](crate::conformance_suite) and the macro of each
+//!    ability that the adapter has. Each macro makes one named `#[test]` of every case.
+//! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says what is
+//!    missing. The suite skips nothing.
 //!
 //! # Example
 //!
@@ -38,8 +38,9 @@
 //!
 //! mod memory {
 //!     tower_dedup::conformance_suite!(super::Memory);
-//!     // For a store that keeps payloads and responses too:
+//!     tower_dedup::lease_conformance_suite!(super::Memory);
 //!     tower_dedup::stored_data_conformance_suite!(super::Memory);
+//!     tower_dedup::maintenance_conformance_suite!(super::Memory);
 //! }
 //! ```
 
@@ -54,7 +55,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::adapter::MaintenanceAdapter;
+use crate::adapter::DedupAdapter;
 
 pub mod cases;
 mod processes;
@@ -63,36 +64,33 @@ pub use processes::processes_race_for_keys;
 
 /// A store under test.
 pub trait Store: Sized + Send + Sync + 'static {
-    /// The adapter under test.
-    type Adapter: MaintenanceAdapter + ?Sized;
+    /// The adapter under test. A `dyn` adapter is one too.
+    type Adapter: DedupAdapter + ?Sized;
 
-    /// How many processes race for one store, where it has an [`address`](Self::address).
-    const PROCESSES: usize = 2;
-
-    /// A fresh, empty store. What it leaves behind, `Drop` cleans away.
+    /// Makes a fresh, empty store. Its `Drop` removes what it leaves behind.
     fn create() -> impl Future<Output = Self> + Send;
 
-    /// A handle to the store.
+    /// Returns a handle to the store.
     fn adapter(&self) -> Arc<Self::Adapter>;
 
-    /// Lets this much time pass in the store: by moving its clock, or by moving the times it has
-    /// stored. Sleep only if there is no other way.
+    /// Lets this much time pass in the store: by moving its clock, or by moving the stored times.
+    /// Sleep only if there is no other way.
     fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send;
 
-    /// Sets the store's clock back by this much, or moves the times that it has stored forward.
+    /// Sets the store's clock back by this much, or moves the stored times forward.
     fn set_back(&self, by: Duration) -> impl Future<Output = ()> + Send;
+}
 
-    /// What another process needs to [`attach`](Self::attach); `None` for a store of one process.
-    fn address(&self) -> Option<String> {
-        None
-    }
+/// A store that several processes share.
+pub trait SharedStore: Store {
+    /// How many processes race for one store.
+    const PROCESSES: usize = 2;
 
-    /// The store at this address, from another process.
-    #[must_use]
-    fn attach(address: &str) -> impl Future<Output = Arc<Self::Adapter>> + Send {
-        let address = address.to_owned();
-        async move { unreachable!("a store without an address cannot be attached to: {address}") }
-    }
+    /// Returns what another process needs to [`attach`](Self::attach).
+    fn address(&self) -> String;
+
+    /// Attaches to the store at this address, in another process.
+    fn attach(address: &str) -> impl Future<Output = Arc<Self::Adapter>> + Send;
 }
 
 /// Runs a case on a runtime of its own, with threads that really race.
@@ -108,8 +106,63 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap_or_else(|error| panic!("no runtime: {error}"))
 }
 
-/// Expands to one `#[test]` for every case of the [conformance suite](crate::conformance) for stores
-/// with [stored data](crate::adapter::Abilities::stored_data).
+/// Expands to one `#[test]` for every case that every adapter has to pass: keys that are complete at
+/// once.
+#[macro_export]
+macro_rules! conformance_suite {
+    ($store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            a_key_is_first_once,
+            a_record_repeated_with_its_token_is_first_again,
+            an_undone_record_is_first_again,
+            key_complete_at_once_is_forgotten_after_its_retention,
+            workers_race_for_records,
+            dropped_records_can_be_undone,
+        }
+    };
+    (@cases $store:ty: $($case:ident,)+) => {$(
+        #[test]
+        fn $case() {
+            $crate::conformance::run($crate::conformance::cases::$case::<$store>);
+        }
+    )+};
+}
+
+/// Expands to one `#[test]` for every case of an adapter with [leases](crate::adapter::Abilities::leases).
+#[macro_export]
+macro_rules! lease_conformance_suite {
+    ($store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            lease_claim_of_a_key_complete_at_once_is_a_duplicate,
+            claim_complete_at_once_counts_attempts_and_takeovers,
+            release_follows_the_permanence_of_its_terms,
+            a_record_respects_leases,
+            a_key_is_forgotten_after_its_retention,
+            a_claim_is_first_then_in_flight_then_duplicate,
+            a_claim_repeated_with_its_token_answers_the_same,
+            a_released_key_is_free_and_counts_its_attempts,
+            a_lapsed_lease_is_taken_over_by_one,
+            a_stale_token_changes_nothing,
+            a_late_completion_is_recorded_and_told,
+            a_completion_of_a_missing_row_is_recorded,
+            a_completion_can_be_repeated,
+            a_renewal_keeps_a_lease,
+            a_renewal_revives_what_nobody_took,
+            a_renewal_revives_nothing_that_was_given_up,
+            a_claim_again_refreshes_the_retention,
+            sets_are_answered_key_by_key,
+            as_many_keys_as_a_request_may_carry,
+            workers_race_for_claims,
+            workers_race_for_a_lapsed_lease,
+            overlapping_sets_do_not_deadlock,
+            calls_of_all_kinds_at_once_keep_to_their_keys,
+            dropped_completions_can_be_repeated,
+        }
+    };
+}
+
+/// Expands to one `#[test]` for every case of an adapter with leases and
+/// [stored data](crate::adapter::Abilities::stored_data).
 #[macro_export]
 macro_rules! stored_data_conformance_suite {
     ($store:ty) => {
@@ -127,44 +180,19 @@ macro_rules! stored_data_conformance_suite {
     };
 }
 
-/// Expands to one `#[test]` for every case of the [conformance suite](crate::conformance).
+/// Expands to one `#[test]` for every case of an adapter with leases that is a
+/// [`MaintenanceAdapter`](crate::adapter::MaintenanceAdapter).
 #[macro_export]
-macro_rules! conformance_suite {
+macro_rules! maintenance_conformance_suite {
     ($store:ty) => {
         $crate::conformance_suite! { @cases $store:
-            a_key_is_first_once,
-            a_record_repeated_with_its_token_is_first_again,
-            an_undone_record_is_first_again,
-            a_record_respects_leases,
-            a_key_is_forgotten_after_its_retention,
-            a_claim_is_first_then_in_flight_then_duplicate,
-            a_claim_repeated_with_its_token_answers_the_same,
-            a_released_key_is_free_and_counts_its_attempts,
-            a_lapsed_lease_is_taken_over_by_one,
             an_expired_key_starts_anew,
-            a_stale_token_changes_nothing,
-            a_late_completion_is_recorded_and_told,
-            a_completion_of_a_missing_row_is_recorded,
-            a_completion_can_be_repeated,
-            a_renewal_keeps_a_lease,
-            a_renewal_revives_what_nobody_took,
-            a_renewal_revives_nothing_that_was_given_up,
             a_live_lease_outlives_its_retention,
             a_completion_is_never_expired_at_birth,
-            a_claim_again_refreshes_the_retention,
-            sets_are_answered_key_by_key,
             extreme_durations_do_no_harm,
             hostile_keys_are_just_keys,
-            as_many_keys_as_a_request_may_carry,
-            workers_race_for_claims,
-            workers_race_for_records,
-            workers_race_for_a_lapsed_lease,
-            overlapping_sets_do_not_deadlock,
-            calls_of_all_kinds_at_once_keep_to_their_keys,
             calls_that_hang_hold_up_no_other,
             dropped_calls_can_be_undone,
-            dropped_records_can_be_undone,
-            dropped_completions_can_be_repeated,
             a_clock_that_goes_back_grants_nothing_twice,
             purge_deletes_what_expired_an_hour_ago_and_nothing_else,
             purge_goes_on_after_a_dropped_call,
@@ -172,17 +200,28 @@ macro_rules! conformance_suite {
             calls_after_close_fail,
             forget_get_and_count,
         }
+    };
+}
 
+/// Expands to one `#[test]` for an adapter without leases or without stored data.
+#[macro_export]
+macro_rules! refusal_conformance_suite {
+    ($store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            unsupported_terms_are_refused_before_anything_is_written,
+        }
+    };
+}
+
+/// Expands to one `#[test]` in which processes race, for a [`SharedStore`](crate::conformance::SharedStore)
+/// with leases.
+#[macro_export]
+macro_rules! process_conformance_suite {
+    ($store:ty) => {
         #[test]
         fn processes_race_for_keys() {
             let name = concat!(module_path!(), "::processes_race_for_keys");
             $crate::conformance::processes_race_for_keys::<$store>(name);
         }
     };
-    (@cases $store:ty: $($case:ident,)+) => {$(
-        #[test]
-        fn $case() {
-            $crate::conformance::run($crate::conformance::cases::$case::<$store>);
-        }
-    )+};
 }

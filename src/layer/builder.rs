@@ -339,12 +339,16 @@ impl<L> DedupLayer<L> {
     }
 }
 
-impl<L: FailOpen> DedupLayer<L> {
+impl<L: Ledger> DedupLayer<L> {
     /// What to do with a delivery when the store does not answer.
     ///
     /// Not for [`transactional`](Self::transactional) layers: without the database there is no
     /// transaction to lend, and this does not compile.
-    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
+    // The bound is the method's, so that the compiler shows the message of `FailOpen`.
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self
+    where
+        L: FailOpen,
+    {
         self.config.on_unavailable = policy;
         self
     }
@@ -406,7 +410,7 @@ impl<L: Ledger> DedupLayer<L> {
     }
 }
 
-impl<L: CanReplay> DedupLayer<L> {
+impl<L: Ledger> DedupLayer<L> {
     /// Keeps the response to the first delivery of an event that succeeds, and answers its
     /// duplicates with it, for senders to whom the answer matters: a Telegram bot's
     /// method call, the instructions of a Twilio webhook.
@@ -433,7 +437,10 @@ impl<L: CanReplay> DedupLayer<L> {
     ///
     /// Panics if the adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
     #[track_caller]
-    pub fn replay(self, replay: Replay) -> Self {
+    pub fn replay(self, replay: Replay) -> Self
+    where
+        L: CanReplay,
+    {
         supported(self.try_replay(replay))
     }
 
@@ -443,7 +450,10 @@ impl<L: CanReplay> DedupLayer<L> {
     ///
     /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
     /// [`stored_data`](crate::adapter::Abilities::stored_data).
-    pub fn try_replay(mut self, replay: Replay) -> Result<Self, ConfigError> {
+    pub fn try_replay(mut self, replay: Replay) -> Result<Self, ConfigError>
+    where
+        L: CanReplay,
+    {
         self.check_stored_data()?;
         self.config.replay = Some(replay);
         Ok(self)

@@ -9,11 +9,12 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Batching, Identifier, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions,
-    SqliteAdapter, SqliteOptions,
+    Batching, CallTerms, Claimed, DedupAdapter, Identifier, MaintenanceAdapter, MemoryAdapter,
+    PostgresAdapter, PostgresOptions, Released, SqliteAdapter, SqliteOptions, StoreFuture,
 };
-use tower_dedup::conformance::Store;
+use tower_dedup::conformance::{SharedStore, Store};
 
 use crate::support::postgres::{Schema, shared};
 use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
@@ -103,10 +104,12 @@ impl Store for Sqlite {
     async fn set_back(&self, by: Duration) {
         shift(&self.path, milliseconds(by)).await;
     }
+}
 
-    fn address(&self) -> Option<String> {
+impl SharedStore for Sqlite {
+    fn address(&self) -> String {
         assert!(self.dir.path().exists());
-        Some(url(&self.path))
+        url(&self.path)
     }
 
     async fn attach(address: &str) -> Arc<SqliteAdapter> {
@@ -153,16 +156,16 @@ impl Store for UsersPool {
     }
 }
 
-/// The boxed twin.
-struct Boxed(Sqlite, Arc<Arc<dyn MaintenanceAdapter>>);
+/// An adapter without its type.
+struct Boxed(Sqlite, Arc<dyn MaintenanceAdapter>);
 
 impl Store for Boxed {
-    type Adapter = Arc<dyn MaintenanceAdapter>;
+    type Adapter = dyn MaintenanceAdapter;
 
     async fn create() -> Self {
         let store = Sqlite::create().await;
         let adapter = tower_dedup::adapter::connect(&url(&store.path)).await.unwrap();
-        Self(store, Arc::new(adapter))
+        Self(store, adapter)
     }
 
     fn adapter(&self) -> Arc<Self::Adapter> {
@@ -209,8 +212,6 @@ impl Postgres {
 impl Store for Postgres {
     type Adapter = PostgresAdapter;
 
-    const PROCESSES: usize = 8;
-
     async fn create() -> Self {
         Self::over(PostgresOptions::new(), connect_shared).await
     }
@@ -226,9 +227,13 @@ impl Store for Postgres {
     async fn set_back(&self, by: Duration) {
         self.shift(milliseconds(by)).await;
     }
+}
 
-    fn address(&self) -> Option<String> {
-        Some(format!("{} {}", shared(), self.schema.name()))
+impl SharedStore for Postgres {
+    const PROCESSES: usize = 8;
+
+    fn address(&self) -> String {
+        format!("{} {}", shared(), self.schema.name())
     }
 
     async fn attach(address: &str) -> Arc<PostgresAdapter> {
@@ -319,47 +324,85 @@ impl Store for UnbatchedFile {
     }
 }
 
-mod memory {
-    tower_dedup::conformance_suite!(super::Memory);
-    tower_dedup::stored_data_conformance_suite!(super::Memory);
+/// A store that has no more than it needs.
+struct Plain(MemoryAdapter);
+
+impl DedupAdapter for Plain {
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move {
+            self.abilities().check(terms)?;
+            self.0.claim(keys, terms).await
+        })
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        self.0.release(keys, terms)
+    }
 }
 
-mod memory_few_shards {
-    tower_dedup::conformance_suite!(super::FewShards);
-    tower_dedup::stored_data_conformance_suite!(super::FewShards);
+struct PlainStore(Arc<Plain>);
+
+impl Store for PlainStore {
+    type Adapter = Plain;
+
+    async fn create() -> Self {
+        Self(Arc::new(Plain(MemoryAdapter::new())))
+    }
+
+    fn adapter(&self) -> Arc<Plain> {
+        Arc::clone(&self.0)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.0.advance(by);
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.0.set_back(by);
+    }
 }
 
-mod sqlite {
-    tower_dedup::conformance_suite!(super::Sqlite);
-    tower_dedup::stored_data_conformance_suite!(super::Sqlite);
+/// Expands every macro of an adapter that can do everything.
+macro_rules! everything {
+    ($($name:ident = $store:ident),+ $(,)?) => {$(
+        mod $name {
+            tower_dedup::conformance_suite!(super::$store);
+            tower_dedup::lease_conformance_suite!(super::$store);
+            tower_dedup::stored_data_conformance_suite!(super::$store);
+            tower_dedup::maintenance_conformance_suite!(super::$store);
+        }
+    )+};
 }
 
-mod sqlite_users_pool {
-    tower_dedup::conformance_suite!(super::UsersPool);
-    tower_dedup::stored_data_conformance_suite!(super::UsersPool);
+everything!(
+    memory = Memory,
+    memory_few_shards = FewShards,
+    sqlite = Sqlite,
+    sqlite_users_pool = UsersPool,
+    postgres = Postgres,
+    postgres_serializable = Serializable,
+    postgres_unbatched = Unbatched,
+    sqlite_unbatched = UnbatchedFile,
+    boxed = Boxed,
+);
+
+mod plain {
+    tower_dedup::conformance_suite!(super::PlainStore);
+    tower_dedup::refusal_conformance_suite!(super::PlainStore);
 }
 
-mod postgres {
-    tower_dedup::conformance_suite!(super::Postgres);
-    tower_dedup::stored_data_conformance_suite!(super::Postgres);
+mod sqlite_processes {
+    tower_dedup::process_conformance_suite!(super::Sqlite);
 }
 
-mod postgres_serializable {
-    tower_dedup::conformance_suite!(super::Serializable);
-    tower_dedup::stored_data_conformance_suite!(super::Serializable);
-}
-
-mod postgres_unbatched {
-    tower_dedup::conformance_suite!(super::Unbatched);
-    tower_dedup::stored_data_conformance_suite!(super::Unbatched);
-}
-
-mod sqlite_unbatched {
-    tower_dedup::conformance_suite!(super::UnbatchedFile);
-    tower_dedup::stored_data_conformance_suite!(super::UnbatchedFile);
-}
-
-mod boxed {
-    tower_dedup::conformance_suite!(super::Boxed);
-    tower_dedup::stored_data_conformance_suite!(super::Boxed);
+mod postgres_processes {
+    tower_dedup::process_conformance_suite!(super::Postgres);
 }

@@ -6,7 +6,7 @@ use super::{
     FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, leased_for,
 };
 use crate::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter,
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, Forgotten, MaintenanceAdapter,
     PURGE_GRACE, Released, Renewed, Token,
 };
 use crate::conformance::Store;
@@ -31,7 +31,103 @@ pub async fn a_key_is_first_once<S: Store>(store: S) {
             ref other => panic!("{other:?}"),
         }
     }
+}
+
+/// A key that is complete at once is a duplicate for claims under a lease too.
+pub async fn lease_claim_of_a_key_complete_at_once_is_a_duplicate<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+}
+
+/// A key that is complete at once is a duplicate until its retention ends, and new from then on.
+pub async fn key_complete_at_once_is_forgotten_after_its_retention<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("r")]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    store.advance(RETENTION - SLACK).await;
+    assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
+    store.advance(SLACK).await;
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+}
+
+/// A claim that is complete at once counts attempts and takeovers, as a claim under a lease does.
+pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let [released, lapsed, expired] = ["released", "lapsed", "expired"].map(|id| [key(id)]);
+    let brief = CallTerms::on_completion(Token::random(), LEASE, LEASE);
+    adapter.claim(&expired, &brief).await.unwrap();
+    adapter.claim(&lapsed, &leased()).await.unwrap();
+    for _ in 0..2 {
+        let mine = leased();
+        adapter.claim(&released, &mine).await.unwrap();
+        adapter.release(&released, &mine).await.unwrap();
+    }
+    store.advance(LEASE + SLACK).await;
+    for (keys, expected) in
+        [(released, Claimed::first(3, false)), (lapsed, Claimed::first(2, true)), (expired, FIRST)]
+    {
+        let mine = complete_at_once();
+        for _ in 0..3 {
+            let claimed = adapter.claim(&keys, &mine).await.unwrap();
+            assert_eq!(claimed, std::slice::from_ref(&expected));
+        }
+        assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
+        // A release deletes the row, with its attempts.
+        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
+        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    }
+}
+
+/// Release: under `OnCompletion` only an incomplete row of its token, under `OnClaim` only a complete
+/// one.
+pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
+    let (adapter, at_once, held) = (store.adapter(), [key("at once")], [key("held")]);
+    let (claim, lease) = (complete_at_once(), leased());
+    adapter.claim(&at_once, &claim).await.unwrap();
+    let under_lease = CallTerms::on_completion(claim.token(), claim.retention(), LEASE);
+    assert_eq!(adapter.release(&at_once, &under_lease).await.unwrap(), [Released::NotHeld]);
+    assert!(is_duplicate(&adapter.claim(&at_once, &complete_at_once()).await.unwrap()));
+    assert_eq!(adapter.release(&at_once, &claim).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
+
+    adapter.claim(&held, &lease).await.unwrap();
+    let as_complete = as_on_claim(&lease);
+    assert_eq!(adapter.release(&held, &as_complete).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.release(&held, &lease).await.unwrap(), [Released::Released]);
+    // The row stays: the attempts go on.
+    assert_eq!(adapter.claim(&held, &lease).await.unwrap(), [Claimed::first(2, false)]);
+    assert_eq!(adapter.complete(&held, &lease).await.unwrap(), [Completed::Held]);
+    // A late release never undoes a completion.
+    assert_eq!(adapter.release(&held, &lease).await.unwrap(), [Released::NotHeld]);
+    assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
+}
+
+/// An adapter without leases or without stored data refuses the terms that need them, and writes
+/// nothing.
+pub async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let abilities = adapter.abilities();
+    assert!(!abilities.leases || !abilities.stored_data, "the adapter supports everything");
+    let mut refused = Vec::new();
+    if !abilities.leases {
+        refused.push(leased());
+        for kind in [
+            adapter.renew(&keys, &leased()).await.map(drop),
+            adapter.complete(&keys, &leased()).await.map(drop),
+        ] {
+            assert_eq!(kind.unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+    }
+    if !abilities.stored_data {
+        refused.push(complete_at_once().with_fetch(Fetch::Digest));
+        refused.push(complete_at_once().with_payloads([(keys[0].clone(), [7; 32])]));
+    }
+    for terms in refused {
+        let error = adapter.claim(&keys, &terms).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{terms:?}");
+    }
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
 /// Record: a caller that lost the answer asks again, and is told the same.
@@ -148,7 +244,10 @@ pub async fn a_lapsed_lease_is_taken_over_by_one<S: Store>(store: S) {
 }
 
 /// A key whose retention has ended is as new, whatever state it was left in.
-pub async fn an_expired_key_starts_anew<S: Store>(store: S) {
+pub async fn an_expired_key_starts_anew<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let adapter = store.adapter();
     let (lapsed, released) = ([key("lapsed")], [key("released")]);
     adapter.claim(&lapsed, &leased()).await.unwrap();
@@ -282,7 +381,10 @@ pub async fn a_renewal_revives_nothing_that_was_given_up<S: Store>(store: S) {
 
 /// A handler that outlives its key's retention keeps the key: it is not purged, not taken, not
 /// forgotten.
-pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
+pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let (adapter, keys) = (store.adapter(), [key("a")]);
     let brief =
         CallTerms::on_completion(Token::random(), Duration::from_millis(1), 3 * PURGE_GRACE);
@@ -298,7 +400,10 @@ pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S) {
 }
 
 /// A completion after the retention has ended is still remembered for one.
-pub async fn a_completion_is_never_expired_at_birth<S: Store>(store: S) {
+pub async fn a_completion_is_never_expired_at_birth<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased_for(4 * RETENTION));
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
@@ -349,7 +454,10 @@ pub async fn sets_are_answered_key_by_key<S: Store>(store: S) {
 }
 
 /// Retentions and leases of nothing and of everything neither panic nor overflow into the past.
-pub async fn extreme_durations_do_no_harm<S: Store>(store: S) {
+pub async fn extreme_durations_do_no_harm<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let adapter = store.adapter();
     let longest = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
     let keys = [key("longest")];
@@ -372,7 +480,10 @@ pub async fn extreme_durations_do_no_harm<S: Store>(store: S) {
 }
 
 /// Keys that look like SQL, like JSON, like each other.
-pub async fn hostile_keys_are_just_keys<S: Store>(store: S) {
+pub async fn hostile_keys_are_just_keys<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let adapter = store.adapter();
     let long = "x".repeat(255);
     let wide = "\u{10FFFF}".repeat(63);
@@ -444,7 +555,10 @@ pub async fn as_many_keys_as_a_request_may_carry<S: Store>(store: S) {
 
 /// Purge: keys that expired an hour ago go, up to the limit. Those that expired since then stay,
 /// although claims take them for expired; so do live ones, leased ones and fresh ones.
-pub async fn purge_deletes_what_expired_an_hour_ago_and_nothing_else<S: Store>(store: S) {
+pub async fn purge_deletes_what_expired_an_hour_ago_and_nothing_else<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let adapter = store.adapter();
     for id in 0..10 {
         adapter.claim(&[key(&format!("old-{id}"))], &complete_at_once()).await.unwrap();
@@ -481,7 +595,10 @@ pub async fn purge_deletes_what_expired_an_hour_ago_and_nothing_else<S: Store>(s
 
 /// A clock that goes back by an hour: leases and retentions last for an hour more, and nothing that
 /// was granted is granted again.
-pub async fn a_clock_that_goes_back_grants_nothing_twice<S: Store>(store: S) {
+pub async fn a_clock_that_goes_back_grants_nothing_twice<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let adapter = store.adapter();
     let [lapsed, recorded, claimed, released, new] =
         ["lapsed", "recorded", "claimed", "released", "new"].map(|id| [key(id)]);
@@ -523,7 +640,10 @@ pub async fn a_clock_that_goes_back_grants_nothing_twice<S: Store>(store: S) {
 }
 
 /// Close: every later call fails at once, and says that the store is unavailable.
-pub async fn calls_after_close_fail<S: Store>(store: S) {
+pub async fn calls_after_close_fail<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     let closed_and_asked = async {
@@ -550,7 +670,10 @@ pub async fn calls_after_close_fail<S: Store>(store: S) {
 }
 
 /// Forget, get and count: what an operator sees and does.
-pub async fn forget_get_and_count<S: Store>(store: S) {
+pub async fn forget_get_and_count<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);

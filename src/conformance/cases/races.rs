@@ -110,7 +110,10 @@ pub async fn overlapping_sets_do_not_deadlock<S: Store>(store: S) {
 }
 
 /// A call that was dropped half-way, at any point, can be undone by its token.
-pub async fn dropped_calls_can_be_undone<S: Store>(store: S) {
+pub async fn dropped_calls_can_be_undone<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let keys = [key(&format!("dropped-{polls}"))];
@@ -149,7 +152,10 @@ pub async fn dropped_calls_can_be_undone<S: Store>(store: S) {
 
 /// Calls that hang, because nobody polls them, hold up no other: later calls of every kind succeed
 /// within a bound, and so do those that hung once they are polled again.
-pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S) {
+pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     const BOUND: Duration = Duration::from_secs(20);
     let adapter = store.adapter();
     for polls in 1..12_usize {
@@ -318,7 +324,10 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &[DedupKe
 }
 
 /// Purge: a call that was dropped half-way is followed by one that goes on, and nothing is left.
-pub async fn purge_goes_on_after_a_dropped_call<S: Store>(store: S) {
+pub async fn purge_goes_on_after_a_dropped_call<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..300).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();
@@ -338,7 +347,10 @@ pub async fn purge_goes_on_after_a_dropped_call<S: Store>(store: S) {
 }
 
 /// Purge beside claims: both get on, and no live key is lost.
-pub async fn purge_runs_beside_claims<S: Store>(store: S) {
+pub async fn purge_runs_beside_claims<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();
