@@ -24,7 +24,7 @@ use sqlx::sqlite::SqliteConnectOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     self, CallTerms, Claimed, Entry, EntryState, Fetch, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, SqliteAdapter, StoredData, Token,
+    PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData, Token,
 };
 
 mod shared;
@@ -143,21 +143,21 @@ async fn connect(options: &Options) -> Result<Arc<dyn MaintenanceAdapter>, Box<d
         if !file.get_filename().exists() {
             return Err(format!("there is no file {}", file.get_filename().display()).into());
         }
-        let store = SqliteAdapter::connect(url).await?;
-        return Ok(match options.table.clone() {
-            Some(table) => Arc::new(store.table(table)),
-            None => Arc::new(store),
-        });
+        let mut names = SqliteOptions::new();
+        if let Some(table) = options.table.clone() {
+            names = names.table(table);
+        }
+        return Ok(Arc::new(SqliteAdapter::connect_with(url, names).await?));
     }
     if url.starts_with("postgres") {
-        let mut store = PostgresAdapter::connect(url).await?;
+        let mut names = PostgresOptions::new();
         if let Some(table) = options.table.clone() {
-            store = store.table(table);
+            names = names.table(table);
         }
         if let Some(schema) = options.schema.clone() {
-            store = store.schema(schema);
+            names = names.schema(schema);
         }
-        return Ok(Arc::new(store));
+        return Ok(Arc::new(PostgresAdapter::connect_with(url, names).await?));
     }
     if url.starts_with("memory:") {
         return Err("a memory store exists only in its own process".into());

@@ -57,11 +57,11 @@ pub use contract::{
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
-pub use postgres::PostgresAdapter;
+pub use postgres::{PostgresAdapter, PostgresOptions};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]
-pub use sqlite::SqliteAdapter;
+pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub use stored::{Fetch, StoredData, StoredResponse};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{OpenTransaction, Opened, TransactionAdapter};

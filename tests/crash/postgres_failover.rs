@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Released, Token,
-    TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, PostgresOptions,
+    Released, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
@@ -408,7 +408,8 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     for setting in ["local", "off"] {
         let pool = pool_of(&url, 8, setting);
         let adapter = PostgresAdapter::new(pool.clone());
-        let single = adapter.clone().batching(Batching::off());
+        let unbatched = PostgresOptions::new().batching(Batching::off());
+        let single = PostgresAdapter::with_options(pool.clone(), unbatched.clone());
         let key = |name: &str| [dedup_key(&format!("{setting} {name}"))];
         let (batched, one, undone, open, user) =
             (key("batched"), key("one"), key("undone"), key("open"), key("user"));
@@ -467,8 +468,9 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                 assert_eq!(*ended.lock().unwrap(), [""; 0], "{setting}: acknowledged too early");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            // `asynchronous_claims` lets a claim wait for nothing.
-            let free = single.clone().asynchronous_claims(true);
+            // By choice, a claim waits for nothing.
+            let options = unbatched.asynchronous_claims(true);
+            let free = PostgresAdapter::with_options(pool.clone(), options);
             let first = free.claim(&key("free"), &mine).await.unwrap();
             assert_eq!(first, [Claimed::first(1, false)]);
             assert_eq!(*ended.lock().unwrap(), [""; 0], "{setting}: acknowledged too early");
@@ -561,7 +563,12 @@ impl Demoted {
 async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
     let demoted = Demoted::start().await;
     for (name, batching) in [("batched", Batching::new()), ("single", Batching::off())] {
-        let adapter = async || PostgresAdapter::new(demoted.pool().await).batching(batching);
+        let adapter = async || {
+            PostgresAdapter::with_options(
+                demoted.pool().await,
+                PostgresOptions::new().batching(batching),
+            )
+        };
         let recorded = adapter()
             .await
             .claim(&[dedup_key(&format!("{name} record"))], &on_claim(&terms()))

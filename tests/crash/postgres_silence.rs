@@ -15,6 +15,7 @@ use sqlx::postgres::PgPoolOptions;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
+    PostgresOptions, Released, Token,
 };
 use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
 
@@ -29,8 +30,12 @@ pub(super) const IN_TIME: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 2;
 
 pub(super) fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
-    let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
-    adapter.statement_timeout(STATEMENT_TIMEOUT)
+    adapter_with(pool, batching, STATEMENT_TIMEOUT)
+}
+
+fn adapter_with(pool: &PgPool, batching: Batching, statement: Duration) -> PostgresAdapter {
+    let options = PostgresOptions::new().batching(batching).statement_timeout(statement);
+    PostgresAdapter::with_options(pool.clone(), options)
 }
 
 /// What is tested: a layer over this adapter, around a handler, which may be the given one.
@@ -319,8 +324,9 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
 #[tokio::test]
 async fn calls_behind_a_silent_lane_go_out_on_another() {
     let database = Database::fresh().await;
-    let (proxy, pool) = database.proxied(2).await;
-    let patient = adapter(&pool, Batching::new()).statement_timeout(MINUTE);
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let patient = adapter_with(&pool, Batching::new(), MINUTE);
     let (_, service) = lease(patient, sound(&database));
     let crowd = (0..200).map(|number| {
         let service = service.clone();
@@ -373,7 +379,7 @@ async fn purging_over_a_silent_connection_ends() {
     let proxy = Proxy::start(&database.options()).await;
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(STATEMENT_TIMEOUT);
     let pool = pool.connect_lazy_with(proxy.options(database.options()));
-    let purging = adapter(&pool, Batching::new()).statement_timeout(STORE_TIMEOUT / 4);
+    let purging = adapter_with(&pool, Batching::new(), STORE_TIMEOUT / 4);
     purging.migrate().await.unwrap();
     let mut failed = 0;
     for at in 0..8 {

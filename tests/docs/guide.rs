@@ -20,7 +20,7 @@ use tokio::sync::Barrier;
 use tower::ServiceExt;
 use tower_dedup::adapter::{
     CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, Released, Renewed, SqliteAdapter, Token,
+    PostgresAdapter, PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, Token,
 };
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
@@ -125,7 +125,10 @@ async fn guide_privileges_are_enough() {
     let adapter = |role: &str| {
         let options = PgConnectOptions::from_str(&server.url()).unwrap().username(role);
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
-        PostgresAdapter::new(pool).schema(Identifier::new("webhooks").unwrap())
+        PostgresAdapter::with_options(
+            pool,
+            PostgresOptions::new().schema(Identifier::new("webhooks").unwrap()),
+        )
     };
     run(&mut admin, sql("TO migrator")).await;
     adapter("migrator").migrate().await.unwrap();
@@ -242,9 +245,9 @@ async fn nested_transactional_layers_on_one_pool_are_503() {
     assert!(answers.iter().any(|answer| answer.status() == 503), "{answers:?}");
 
     let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    let adapter = SqliteAdapter::connect(&url).await.unwrap();
-    let adapter = adapter.gate_timeout(Duration::from_millis(100));
+    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let options = SqliteOptions::new().write_lock_timeout(Duration::from_millis(100));
+    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
     let handler = async |_: DedupTx<Sqlite>| {};
     let app: Router = Router::new()
         .route("/", post(handler))

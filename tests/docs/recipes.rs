@@ -13,7 +13,9 @@ use sqlx::postgres::{PgPoolOptions, Postgres};
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{PgPool, SqlitePool};
 use tower::ServiceExt;
-use tower_dedup::adapter::{Forgotten, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
+use tower_dedup::adapter::{
+    Forgotten, MaintenanceAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions,
+};
 use tower_dedup::{DedupLayer, DedupTx, Delivery, OnInFlight};
 
 use crate::support::postgres::Schema;
@@ -71,7 +73,10 @@ async fn sqlite() -> (SqlitePool, SqliteAdapter, tempfile::TempDir) {
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal);
     let pool = SqlitePool::connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::new(pool.clone()).gate_timeout(Duration::from_secs(20));
+    let adapter = SqliteAdapter::with_options(
+        pool.clone(),
+        SqliteOptions::new().write_lock_timeout(Duration::from_secs(20)),
+    );
     (pool, adapter, dir)
 }
 

@@ -16,7 +16,7 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Released,
-    SqliteAdapter, StoreFuture, Token, TransactionAdapter,
+    SqliteAdapter, SqliteOptions, StoreFuture, Token, TransactionAdapter,
 };
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
@@ -232,7 +232,10 @@ async fn no_delivery_starves_behind_a_waiting_one_on_sqlite() {
     let options =
         SqliteConnectOptions::new().filename(dir.path().join("app.db")).create_if_missing(true);
     let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::new(pool).gate_timeout(Duration::from_secs(3));
+    let adapter = SqliteAdapter::with_options(
+        pool,
+        SqliteOptions::new().write_lock_timeout(Duration::from_secs(3)),
+    );
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
     nobody_starves(layer, async || {

@@ -7,7 +7,8 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::{
-    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter,
+    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
+    SqliteOptions,
 };
 
 use super::support::postgres::Schema;
@@ -80,8 +81,9 @@ impl File {
         let path = dir.path().join("dedup.db");
         let mut adapters = Vec::new();
         for batching in batching {
-            let adapter = SqliteAdapter::connect(&format!("sqlite://{}", path.display())).await;
-            let adapter = adapter.unwrap().batching(batching);
+            let url = format!("sqlite://{}", path.display());
+            let options = SqliteOptions::new().batching(batching);
+            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
             adapter.migrate().await.unwrap();
             adapters.push(Arc::new(adapter));
         }
@@ -119,8 +121,8 @@ impl Server {
         let schema = Schema::fresh();
         let mut adapters = Vec::new();
         for batching in batching {
-            let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
-            let adapter = adapter.batching(batching);
+            let options = PostgresOptions::new().batching(batching);
+            let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
             adapter.migrate().await.unwrap();
             adapters.push(Arc::new(adapter));
         }

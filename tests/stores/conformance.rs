@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, DedupAdapter, Identifier, MaintenanceAdapter, MemoryAdapter,
-    PostgresAdapter, Released, SqliteAdapter, StoreFuture,
+    PostgresAdapter, PostgresOptions, Released, SqliteAdapter, SqliteOptions, StoreFuture,
 };
 use tower_dedup::conformance::{SharedStore, Store};
 
@@ -187,10 +187,18 @@ struct Postgres {
     schema: Schema,
 }
 
+async fn connect_shared(options: PostgresOptions) -> PostgresAdapter {
+    PostgresAdapter::connect_with(shared(), options).await.unwrap()
+}
+
 impl Postgres {
-    async fn over(adapter: PostgresAdapter) -> Self {
+    /// `connect` makes an adapter with these options.
+    async fn over(
+        options: PostgresOptions,
+        connect: impl AsyncFnOnce(PostgresOptions) -> PostgresAdapter,
+    ) -> Self {
         let schema = Schema::fresh();
-        let adapter = adapter.schema(Identifier::new(schema.name()).unwrap());
+        let adapter = connect(options.schema(Identifier::new(schema.name()).unwrap())).await;
         adapter.migrate().await.unwrap();
         Self { adapter: Arc::new(adapter), schema }
     }
@@ -205,8 +213,7 @@ impl Store for Postgres {
     type Adapter = PostgresAdapter;
 
     async fn create() -> Self {
-        let adapter = PostgresAdapter::connect(shared()).await.unwrap();
-        Self::over(adapter).await
+        Self::over(PostgresOptions::new(), connect_shared).await
     }
 
     fn adapter(&self) -> Arc<PostgresAdapter> {
@@ -231,8 +238,8 @@ impl SharedStore for Postgres {
 
     async fn attach(address: &str) -> Arc<PostgresAdapter> {
         let (url, schema) = address.split_once(' ').unwrap();
-        let adapter = PostgresAdapter::connect(url).await.unwrap();
-        Arc::new(adapter.schema(Identifier::new(schema).unwrap()))
+        let url = format!("{url}?dedup_schema={schema}");
+        Arc::new(PostgresAdapter::connect(&url).await.unwrap())
     }
 }
 
@@ -249,8 +256,9 @@ impl Store for Serializable {
             ("synchronous_commit", "off"),
         ]);
         let pool = PgPoolOptions::new().max_connections(8).connect_with(options).await.unwrap();
-        let adapter = PostgresAdapter::new(pool).asynchronous_claims(true);
-        Self(Postgres::over(adapter).await)
+        let options = PostgresOptions::new().asynchronous_claims(true);
+        let connect = async |options| PostgresAdapter::with_options(pool, options);
+        Self(Postgres::over(options, connect).await)
     }
 
     fn adapter(&self) -> Arc<PostgresAdapter> {
@@ -273,8 +281,8 @@ impl Store for Unbatched {
     type Adapter = PostgresAdapter;
 
     async fn create() -> Self {
-        let adapter = PostgresAdapter::connect(shared()).await.unwrap();
-        Self(Postgres::over(adapter.batching(Batching::off())).await)
+        let options = PostgresOptions::new().batching(Batching::off());
+        Self(Postgres::over(options, connect_shared).await)
     }
 
     fn adapter(&self) -> Arc<PostgresAdapter> {
@@ -298,7 +306,8 @@ impl Store for UnbatchedFile {
 
     async fn create() -> Self {
         let store = Sqlite::create().await;
-        let adapter = SqliteAdapter::clone(&store.adapter).batching(Batching::off());
+        let options = SqliteOptions::new().batching(Batching::off());
+        let adapter = SqliteAdapter::connect_with(&url(&store.path), options).await.unwrap();
         Self(store, Arc::new(adapter))
     }
 

@@ -15,5 +15,6 @@ mod queue_processes;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_queue;
+mod stored_data;
 #[path = "../support/mod.rs"]
 mod support;

@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter, PostgresAdapter,
-    Released, TransactionAdapter,
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
+    PostgresAdapter, PostgresOptions, Released, Token, TransactionAdapter,
 };
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
@@ -39,7 +39,8 @@ async fn many_connections_create_the_schema_at_once() {
         let all = (0..8).map(|_| {
             let name = name.clone();
             tokio::spawn(async move {
-                let adapter = PostgresAdapter::connect(shared()).await.unwrap().schema(name);
+                let options = PostgresOptions::new().schema(name);
+                let adapter = PostgresAdapter::connect_with(shared(), options).await.unwrap();
                 adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap()
             })
         });
@@ -82,15 +83,13 @@ async fn migration_that_failed_is_retried() {
 #[tokio::test]
 async fn schema_created_by_the_user_works() {
     let schema = Schema::fresh();
-    let place = |adapter: PostgresAdapter| {
-        let (name, table) = (schema.name(), Identifier::new("order").unwrap());
-        adapter.table(table).schema(Identifier::new(name).unwrap())
-    };
+    let (name, table) = (schema.name(), Identifier::new("order").unwrap());
+    let options = PostgresOptions::new().table(table).schema(Identifier::new(name).unwrap());
     let pool = pool(shared()).await;
-    for statement in place(PostgresAdapter::new(pool.clone())).schema_sql() {
+    let adapter = PostgresAdapter::with_options(pool.clone(), options);
+    for statement in adapter.schema_sql() {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&pool).await.unwrap();
     }
-    let adapter = place(PostgresAdapter::new(pool.clone()));
     let claimed = adapter.claim(&keys(0..3), &terms()).await.unwrap();
     assert_eq!(claimed, vec![FIRST; 3]);
     assert_eq!(adapter.count().await.unwrap(), 3);
@@ -195,7 +194,10 @@ async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
         PgConnectOptions::from_str(&server.url()).unwrap().options([("synchronous_commit", "off")]);
     let connect = || PgPoolOptions::new().max_connections(4).connect_lazy_with(options.clone());
     for round in 0..3_u32 {
-        let adapter = PostgresAdapter::new(connect()).asynchronous_claims(true);
+        let adapter = PostgresAdapter::with_options(
+            connect(),
+            PostgresOptions::new().asynchronous_claims(true),
+        );
         let ids = |part: u32| keys(round * 300 + part * 100..round * 300 + part * 100 + 100);
         let (completed, recorded, committed) = (ids(0), ids(1), ids(2));
         let mine = terms();

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten,
-    MaintenanceAdapter, PostgresAdapter, Renewed, Token, TransactionAdapter,
+    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Renewed, Token, TransactionAdapter,
 };
 
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
@@ -58,7 +58,8 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         let database = Database::fresh().await;
         let options = clock(&database).await;
         let pool = database.pool_with(3, options);
-        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        let adapter =
+            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
         let start = hours * 3_600;
         set_clock(&database, start).await;
         let store_now = || {
@@ -107,7 +108,8 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         // The other keys have expired with their leases. An adapter of another process: for this
         // adapter, the store's clock has jumped.
         set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
-        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        let adapter =
+            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
         assert_eq!(adapter.purge(100).await.unwrap(), 4);
         assert_eq!(adapter.count().await.unwrap(), 1);
     }
@@ -132,7 +134,8 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
     for batched in [false, true] {
         let batching = if batched { Batching::new() } else { Batching::off() };
         let pool = database.pool(1);
-        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        let adapter =
+            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
         adapter.migrate().await.unwrap();
         for transactional in [false, true] {
             if batched && !transactional {
@@ -173,7 +176,10 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
     let database = Database::fresh().await;
-    let adapter = PostgresAdapter::new(database.pool(2)).batching(Batching::off());
+    let adapter = PostgresAdapter::with_options(
+        database.pool(2),
+        PostgresOptions::new().batching(Batching::off()),
+    );
     let mut watcher = PgConnection::connect_with(&database.options()).await.unwrap();
     let mut granted = false;
     // On a busy machine, the claim may have waited until its limit by then.
@@ -216,7 +222,10 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
     let database = Database::fresh().await;
     for batching in [Batching::new(), Batching::off()] {
         for case in ["claim", "claim of a set", "record", "open", "record_in"] {
-            let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+            let adapter = PostgresAdapter::with_options(
+                database.pool(3),
+                PostgresOptions::new().batching(batching),
+            );
             adapter.migrate().await.unwrap();
             database.run("TRUNCATE webhook_deliveries").await;
             // Two keys in a set: the first one blocks, and the second one was looked up before.

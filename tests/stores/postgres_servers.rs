@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter,
-    PostgresAdapter, Released, Renewed, Token, TransactionAdapter,
+    PostgresAdapter, PostgresOptions, Released, Renewed, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
@@ -91,7 +91,8 @@ async fn server_in_another_language_changes_no_reply() {
     let error = pool.execute("SELECT nonsense").await.unwrap_err().to_string();
     assert!(error.contains("existiert nicht"), "the server speaks German: {error}");
     for batching in [Batching::new(), Batching::off()] {
-        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        let adapter =
+            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
         every_call_is_answered(&adapter, &pool).await;
         lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
         // The code also identifies a table that is missing.
@@ -136,7 +137,10 @@ async fn index_created_concurrently_delays_no_claim() {
 async fn table_partitioned_by_hash_of_the_key_works() {
     for batching in [Batching::new(), Batching::off()] {
         let database = Database::fresh().await;
-        let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+        let adapter = PostgresAdapter::with_options(
+            database.pool(3),
+            PostgresOptions::new().batching(batching),
+        );
         for statement in adapter.schema_sql() {
             let partitioned =
                 statement.replace(") WITH (fillfactor = 90)", ") PARTITION BY HASH (key)");

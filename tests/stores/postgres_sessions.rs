@@ -8,7 +8,8 @@ use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
 use tower_dedup::Replay;
 use tower_dedup::adapter::{
-    Batching, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, TransactionAdapter,
+    Batching, CallTerms, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
+    Token, TransactionAdapter,
 };
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
@@ -57,7 +58,10 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
     for batching in [Batching::new(), Batching::off()] {
         let database = Database::fresh().await;
         let watch = Watch::new(&database).await;
-        let adapter = PostgresAdapter::new(watch.pool.clone()).batching(batching);
+        let options = PostgresOptions::new().batching(batching);
+        let adapter = PostgresAdapter::with_options(watch.pool.clone(), options.clone());
+        let asynchronous =
+            PostgresAdapter::with_options(watch.pool.clone(), options.asynchronous_claims(true));
         adapter.migrate().await.unwrap();
         watch.nothing_is_left("migrate").await;
         for count in [1, 3, 100] {
@@ -69,7 +73,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
             watch.nothing_is_left("renew").await;
             adapter.release(&leased, &mine).await.unwrap();
             watch.nothing_is_left("release").await;
-            adapter.clone().asynchronous_claims(true).claim(&leased, &mine).await.unwrap();
+            asynchronous.claim(&leased, &mine).await.unwrap();
             watch.nothing_is_left("asynchronous claim").await;
             adapter.complete(&leased, &mine).await.unwrap();
             watch.nothing_is_left("complete").await;

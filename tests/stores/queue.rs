@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    Released, Renewed, SqliteAdapter, TransactionAdapter,
+    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
 };
 use tower_dedup::{Error, ErrorKind};
 
@@ -216,20 +216,19 @@ async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
 #[tokio::test]
 async fn waiting_rows_are_bounded_on_postgres() {
     let schema = Schema::fresh();
-    let adapter = postgres(&schema).await.batching(Batching::new().max_queued_keys(8));
+    let options = PostgresOptions::new().batching(Batching::new().max_queued_keys(8));
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
     adapter.migrate().await.unwrap();
-    // No lane runs before all have asked, so eight wait.
+    // No lane runs before every call waits.
     overload(adapter, 8).await;
 }
 
 #[tokio::test]
 async fn waiting_rows_are_bounded_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let adapter = sqlite(&dir).await;
-    // Of what is looked up, eight wait as well.
-    let adapter = adapter.batching(Batching::new().max_queued_keys(8));
+    let options = SqliteOptions::new().batching(Batching::new().max_queued_keys(8));
+    let adapter = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
     adapter.migrate().await.unwrap();
-    // The same.
     overload(adapter, 8).await;
 }
 
@@ -455,7 +454,8 @@ async fn lanes_have_connections_of_their_own_until_they_are_closed() {
         let options: PgConnectOptions = schema.url().parse().unwrap();
         let options = options.application_name(schema.name());
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
-        let adapter = PostgresAdapter::new(pool.clone()).batching(batching);
+        let adapter =
+            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
         adapter.migrate().await.unwrap();
         let claims = (0..400).map(|at| claim(adapter.clone(), at.to_string(), terms()));
         at_once(claims.collect::<Vec<_>>()).await;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_util::future::{Either, join, join_all, join3, select};
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter, Released,
-    Renewed, SqliteAdapter, Token,
+    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
+    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, Token,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
@@ -27,17 +27,21 @@ fn one(id: &str) -> [DedupKey; 1] {
 }
 
 /// Room for eight rows that wait.
-const FEW: Batching = Batching::new().max_queued_keys(8);
+fn few() -> Batching {
+    Batching::new().max_queued_keys(8)
+}
 
-async fn postgres(schema: &Schema) -> PostgresAdapter {
-    let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap().batching(FEW);
+async fn postgres(schema: &Schema, batching: Batching) -> PostgresAdapter {
+    let options = PostgresOptions::new().batching(batching);
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
 
 async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
-    let url = sqlite_url(dir.path());
-    let adapter = SqliteAdapter::connect(&url).await.unwrap().batching(FEW);
+    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let options = SqliteOptions::new().batching(few());
+    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
@@ -63,7 +67,7 @@ async fn calls_for_one_key_keep_their_order<A: DedupAdapter>(adapter: A) {
 
 #[tokio::test]
 async fn calls_for_one_key_keep_their_order_on_postgres() {
-    calls_for_one_key_keep_their_order(postgres(&Schema::fresh()).await).await;
+    calls_for_one_key_keep_their_order(postgres(&Schema::fresh(), few()).await).await;
 }
 
 #[tokio::test]
@@ -93,7 +97,7 @@ async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
 
 #[tokio::test]
 async fn dropped_caller_is_not_sent_on_postgres() {
-    dropped_caller_is_not_sent(postgres(&Schema::fresh()).await).await;
+    dropped_caller_is_not_sent(postgres(&Schema::fresh(), few()).await).await;
 }
 
 #[tokio::test]
@@ -118,7 +122,7 @@ async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
 
 #[tokio::test]
 async fn dropped_caller_takes_no_room_on_postgres() {
-    dropped_caller_takes_no_room(postgres(&Schema::fresh()).await).await;
+    dropped_caller_takes_no_room(postgres(&Schema::fresh(), few()).await).await;
 }
 
 #[tokio::test]
@@ -132,7 +136,7 @@ async fn dropped_caller_takes_no_room_on_sqlite() {
 #[tokio::test]
 async fn callers_do_not_wait_for_the_batch_before_theirs() {
     let schema = Schema::fresh();
-    let adapter = postgres(&schema).await.batching(Batching::new());
+    let adapter = postgres(&schema, Batching::new()).await;
     let held = one("held");
     adapter.claim(&held, &terms()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(1).connect_lazy(&schema.url()).unwrap();

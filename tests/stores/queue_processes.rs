@@ -24,7 +24,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::support::postgres::Server;
-use crate::support::{FIRST, dedup_key, on_claim};
+use crate::support::{dedup_key, on_claim};
 
 const PROCESSES: usize = 4;
 const CALLERS: usize = 24;
@@ -208,7 +208,7 @@ async fn record(
     let mine = on_claim(&terms());
     let recorded = again(|| adapter.claim(&some, &mine)).await;
     for (key, recorded) in some.iter().zip(&recorded) {
-        if *recorded == FIRST {
+        if matches!(recorded, Claimed::First { .. }) {
             said.push(format!("completed {}", key.id()));
         }
     }

@@ -10,7 +10,8 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter,
+    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter,
+    SqliteOptions, Token,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
@@ -252,7 +253,10 @@ async fn migration_leaves_the_tables_of_the_user_alone() {
     let pool = SqlitePool::connect_with(options).await.unwrap();
     sqlx::query("PRAGMA user_version = 7").execute(&pool).await.unwrap();
     sqlx::query("CREATE TABLE orders (id INTEGER)").execute(&pool).await.unwrap();
-    let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("seen").unwrap());
+    let adapter = SqliteAdapter::with_options(
+        pool.clone(),
+        SqliteOptions::new().table(Identifier::new("seen").unwrap()),
+    );
     adapter.migrate().await.unwrap();
     adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap();
     let mut tables: Vec<String> =
@@ -272,7 +276,10 @@ async fn table_name_may_be_a_word_of_sql() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePool::connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::new(pool.clone()).table(Identifier::new("order").unwrap());
+    let adapter = SqliteAdapter::with_options(
+        pool.clone(),
+        SqliteOptions::new().table(Identifier::new("order").unwrap()),
+    );
     let keys = [dedup_key("a")];
     assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
     assert_eq!(adapter.purge(1).await.unwrap() + adapter.count().await.unwrap(), 1);
@@ -287,7 +294,8 @@ async fn table_name_may_be_a_word_of_sql() {
 #[tokio::test]
 async fn schema_created_by_hand_works() {
     let file = File::new();
-    let adapter = file.connect().await.table(Identifier::new("Events_2").unwrap());
+    let options = SqliteOptions::new().table(Identifier::new("Events_2").unwrap());
+    let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
     let mut connection = file.connection().await;
     for statement in adapter.schema_sql() {
         sqlx::query(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();

@@ -10,8 +10,8 @@ use sqlx::{AssertSqlSafe, Connection, Sqlite, SqlitePool};
 use tower::Layer;
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter,
-    TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter,
+    SqliteOptions, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
 
@@ -154,7 +154,8 @@ async fn transactional_completion_after_its_retention_is_remembered_for_another(
 #[tokio::test]
 async fn purge_that_does_not_get_the_write_lock_is_refused() {
     let file = File::new();
-    let adapter = file.connect().await.gate_timeout(Duration::from_millis(50));
+    let options = SqliteOptions::new().write_lock_timeout(Duration::from_millis(50));
+    let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
     let open = adapter.open(&[dedup_key("a")], &terms()).await.unwrap().transaction.unwrap();
     let refused = adapter.purge(10).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Refused);
@@ -175,7 +176,8 @@ async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
 
 async fn others_get_on_beside_an_unpolled_call(batching: Batching) {
     let file = File::new();
-    let adapter = file.connect().await.batching(batching);
+    let options = SqliteOptions::new().batching(batching);
+    let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
     adapter.migrate().await.unwrap();
     let other = file.connect().await;
     other.migrate().await.unwrap();
@@ -207,7 +209,10 @@ async fn unpolled_call_without_batching_delays_no_other_call() {
 async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     for batching in [Batching::new(), Batching::off()] {
         let file = File::new();
-        let adapter = SqliteAdapter::new(file.pool(2).await).batching(batching);
+        let adapter = SqliteAdapter::with_options(
+            file.pool(2).await,
+            SqliteOptions::new().batching(batching),
+        );
         let keys = [dedup_key("a")];
         let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
         assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
@@ -240,8 +245,10 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
 async fn dropped_table_is_created_again_for_many_callers_at_once() {
     for batching in [Batching::new(), Batching::off()] {
         let file = File::new();
-        let adapter =
-            SqliteAdapter::new(file.pool_with(4, Duration::from_secs(5)).await).batching(batching);
+        let adapter = SqliteAdapter::with_options(
+            file.pool(4).await,
+            SqliteOptions::new().batching(batching),
+        );
         adapter.migrate().await.unwrap();
         let mut other = file.connection().await;
         for round in 0..10 {

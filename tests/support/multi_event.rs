@@ -16,7 +16,8 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter,
+    CallTerms, EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter,
+    SqliteOptions, Token,
 };
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
@@ -338,7 +339,7 @@ pub(crate) async fn pg() -> (Schema, [PgPool; 2]) {
 }
 
 pub(crate) fn lite_adapter(pool: SqlitePool) -> SqliteAdapter {
-    SqliteAdapter::new(pool).gate_timeout(LATE)
+    SqliteAdapter::with_options(pool, SqliteOptions::new().write_lock_timeout(LATE))
 }
 
 pub(crate) async fn memory_under(kind: Kind) -> Fixture {

@@ -20,7 +20,7 @@ use tokio::sync::{Notify, Semaphore};
 use tower::ServiceExt;
 use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter, PostgresAdapter,
-    SqliteAdapter, Token, TransactionAdapter,
+    SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
 };
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{
@@ -122,6 +122,12 @@ impl Lite {
         let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(CONNECTIONS);
         pool.connect_with(options).await.unwrap()
     }
+
+    /// An adapter that waits this long for the write lock.
+    fn waiting_for(&self, timeout: Duration) -> SqliteAdapter {
+        let options = SqliteOptions::new().write_lock_timeout(timeout);
+        SqliteAdapter::with_options(self.pool.clone(), options)
+    }
 }
 
 impl Db for Lite {
@@ -137,11 +143,14 @@ impl Db for Lite {
     }
 
     fn adapter(&self) -> SqliteAdapter {
-        SqliteAdapter::new(self.pool.clone()).gate_timeout(Duration::from_secs(20))
+        self.waiting_for(Duration::from_secs(20))
     }
 
     async fn other_adapter(&self) -> SqliteAdapter {
-        SqliteAdapter::new(Self::pool(&self.dir).await).gate_timeout(Duration::from_millis(300))
+        SqliteAdapter::with_options(
+            Self::pool(&self.dir).await,
+            SqliteOptions::new().write_lock_timeout(Duration::from_millis(300)),
+        )
     }
 
     async fn effects(&self) -> Vec<String> {
@@ -849,7 +858,7 @@ async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
     db.advance(Duration::from_secs(61)).await;
     let mut five = db.pool.begin().await.unwrap();
     let lapsed = adapter.record_in(&mut five, &dedup_key("b"), hour).await.unwrap();
-    assert_eq!(lapsed, FIRST);
+    assert_eq!(lapsed, Claimed::first(2, true));
     five.commit().await.unwrap();
     assert_eq!(adapter.count().await.unwrap(), 2);
 }
@@ -907,7 +916,7 @@ async fn forget_of_a_key_in_an_open_transaction_is_refused() {
     assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), Forgotten::Removed);
 
     let (db, world) = (Lite::create().await, World::default());
-    let adapter = db.adapter().gate_timeout(Duration::from_millis(100));
+    let adapter = db.waiting_for(Duration::from_millis(100));
     let app = transactional::<Lite>(adapter.clone(), &world);
     let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
     world.waiting(1).await;
@@ -983,7 +992,7 @@ async fn sqlite_transactions_leases_and_purges_share_a_file() {
 #[tokio::test]
 async fn sqlite_wait_for_the_file_is_bounded_in_time() {
     let (db, world) = (Lite::create().await, World::default());
-    let adapter = db.adapter().gate_timeout(Duration::from_millis(100));
+    let adapter = db.waiting_for(Duration::from_millis(100));
     let app = transactional::<Lite>(adapter, &world);
     let slow = tokio::spawn({
         let app = app.clone();

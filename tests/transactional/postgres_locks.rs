@@ -6,8 +6,8 @@ use std::time::Duration;
 use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use tower_dedup::adapter::{
-    Batching, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction,
-    PostgresAdapter, TransactionAdapter,
+    Batching, CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction,
+    PostgresAdapter, PostgresOptions, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
@@ -58,7 +58,10 @@ async fn open_deliveries_of_the_maximum_of_keys_leave_the_lock_table_to_others()
 async fn single_key_of_a_large_open_delivery_is_in_flight() {
     let database = Database::fresh().await;
     for batching in [Batching::new(), Batching::off()] {
-        let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+        let adapter = PostgresAdapter::with_options(
+            database.pool(3),
+            PostgresOptions::new().batching(batching),
+        );
         let all = sorted_keys("large", 300);
         let transaction = open(&adapter, &all).await;
         for place in [0, 1, 62, 63, 64, 150, 299] {

@@ -14,7 +14,7 @@ use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::{
     CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, Identifier,
-    MaintenanceAdapter, PostgresAdapter, Released, Renewed, Token,
+    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Released, Renewed, Token,
 };
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
 
@@ -213,7 +213,8 @@ async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
         assert_eq!(record_in(&adapter, &mut one).await, FIRST);
         assert_eq!(record_in(&adapter, &mut other).await, Claimed::InFlight);
         // Another table's keys are other keys.
-        let elsewhere = adapter.clone().table(Identifier::new("elsewhere").unwrap());
+        let options = PostgresOptions::new().table(Identifier::new("elsewhere").unwrap());
+        let elsewhere = PostgresAdapter::with_options(pool.clone(), options);
         elsewhere.migrate().await.unwrap();
         assert_eq!(record_in(&elsewhere, &mut other).await, FIRST);
         is_in_flight(&adapter, &dedup_key("a")).await;
@@ -335,7 +336,9 @@ async fn complete_key_is_committed_to_disk() {
         };
         assert_eq!(commits().await, [false, true].map(|complete| (complete, found.to_owned())));
 
-        let service = DedupLayer::new(by_header(), adapter.asynchronous_claims(true));
+        let options = PostgresOptions::new().asynchronous_claims(true);
+        let asynchronous = PostgresAdapter::with_options(pool.clone(), options);
+        let service = DedupLayer::new(by_header(), asynchronous);
         database.run("TRUNCATE commits").await;
         until_acknowledged(&service.layer(apart(&database)), "asynchronous").await;
         assert_eq!(commits().await, [(false, "off".to_owned()), (true, found.to_owned())]);
@@ -558,7 +561,10 @@ async fn role_needs_select_insert_update_and_delete_only() {
     let server = Server::start();
     let admin = PgPool::connect(&server.url()).await.unwrap();
     let place = || Identifier::new("keys").unwrap();
-    PostgresAdapter::new(admin.clone()).schema(place()).migrate().await.unwrap();
+    PostgresAdapter::with_options(admin.clone(), PostgresOptions::new().schema(place()))
+        .migrate()
+        .await
+        .unwrap();
     sqlx::raw_sql(
         "REVOKE ALL ON SCHEMA public FROM PUBLIC; REVOKE ALL ON DATABASE postgres FROM PUBLIC; \
          CREATE ROLE app LOGIN; GRANT CONNECT ON DATABASE postgres TO app; \
@@ -570,7 +576,8 @@ async fn role_needs_select_insert_update_and_delete_only() {
     .unwrap();
     let options: PgConnectOptions = server.url().parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(3).connect_lazy_with(options.username("app"));
-    let adapter = PostgresAdapter::new(pool.clone()).schema(place());
+    let adapter =
+        PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().schema(place()));
     let refused = sqlx::query("CREATE TABLE keys.other ()").execute(&pool).await;
     assert!(refused.is_err(), "the role has too many privileges for this test");
 

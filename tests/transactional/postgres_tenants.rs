@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, Forgotten, MaintenanceAdapter,
-    PostgresAdapter, Token, TransactionAdapter,
+    PostgresAdapter, PostgresOptions, Token, TransactionAdapter,
 };
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
@@ -230,7 +230,10 @@ async fn search_path_of_a_session_does_not_change_the_table() {
 async fn dropped_table_is_created_again() {
     for batching in [Batching::new(), Batching::off()] {
         let database = Database::fresh().await;
-        let adapter = PostgresAdapter::new(database.pool(3)).batching(batching);
+        let adapter = PostgresAdapter::with_options(
+            database.pool(3),
+            PostgresOptions::new().batching(batching),
+        );
         let (key, mine) = ([dedup_key("a")], terms());
         let service = tower_dedup::DedupLayer::transactional(by_header(), adapter.clone());
         let service = service.layer(writes_and_runs("SELECT"));

@@ -1,16 +1,16 @@
 //! Connections, and the bounds on waiting for one that has fallen silent.
 //!
 //! A connection may stop carrying bytes without a reset: the server's machine is gone, or a
-//! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no bound, so
-//! the adapter sets the bounds.
+//! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
+//! the adapter sets the timeouts.
 //!
-//! 1. A statement is given up after [`statement_timeout`](super::PostgresAdapter::statement_timeout).
-//!    Its connection is closed and not pooled, and its outcome is unknown. The same holds for a
-//!    statement whose caller is dropped.
-//! 2. After one connection has failed, the idle ones are suspect: those of the lanes are closed,
-//!    and those of the pool are tested at once, each within [`TEST`].
+//! 1. A statement is given up after
+//!    [`statement_timeout`](super::PostgresOptions::statement_timeout). Its connection is closed and
+//!    not pooled, and its outcome is unknown. The same holds for a statement whose caller is dropped.
+//! 2. After one connection has failed, the idle connections are suspect: those of the lanes are
+//!    closed, and those of the pool are tested at once, each within [`TEST`].
 //! 3. A lane's connection that was idle for longer than [`TEST_AFTER`] is tested before it is used.
-//! 4. To open a connection takes [`CONNECT`] at most.
+//! 4. To open a connection takes at most [`CONNECT`].
 //! 5. A lane's connection is used by the runtime that opened it: a runtime that is not driven
 //!    delays nobody else.
 //! 6. New connections follow the pool's connect options of that moment, so that rotated credentials
@@ -22,17 +22,20 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{Connection, Row};
 use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
 
+use super::super::sql::statement::render;
 use super::super::transaction::return_to_pool;
+use super::errors::{is_timed_out, timed_out};
+use super::statements::TAG;
 
 /// How long a test of an idle connection may take.
 const TEST: Duration = Duration::from_millis(500);
@@ -44,12 +47,24 @@ const CONNECT: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(1);
 /// How long an idle connection of another runtime is kept, which may have ended.
 const ELSEWHERE: Duration = Duration::from_secs(60);
-/// A statement that has run for less is not taken for one that was given up.
+/// A statement that has run for less than this does not count as given up.
 const YOUNG: Duration = Duration::from_millis(250);
-/// The longest pause between two looks at the server.
+/// The longest pause between two questions to the server.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Where a statement is run.
+/// Counts and cancels statements that were given up; terminates lost sessions. These have no tag, so
+/// that they do not find each other.
+static OUTSTANDING: LazyLock<String> =
+    LazyLock::new(|| render(include_str!("sql/outstanding.sql"), &[("tag", TAG)]));
+static TERMINATE: LazyLock<String> =
+    LazyLock::new(|| render(include_str!("sql/terminate.sql"), &[("tag", TAG)]));
+
+#[cfg(test)]
+pub(super) fn texts() -> [(&'static str, String); 2] {
+    [("outstanding", OUTSTANDING.clone()), ("terminate", TERMINATE.clone())]
+}
+
+/// Where a statement runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// A connection of the pool.
@@ -65,9 +80,9 @@ pub(super) struct Connections {
     lanes: usize,
     beside: Mutex<Beside>,
     closed: AtomicBool,
-    /// When the pool last lent a connection, in milliseconds since `made`.
+    /// When the pool last lent a connection, in milliseconds since `created`.
     lent: AtomicU64,
-    made: Instant,
+    created: Instant,
 }
 
 #[derive(Default)]
@@ -76,7 +91,7 @@ struct Beside {
     idle: HashMap<Id, Vec<Idle>>,
 }
 
-/// Opens connections as the pool does, with its `after_connect`, and keeps none.
+/// Opens connections as the pool does, with its `after_connect`, and holds none.
 #[derive(Clone)]
 struct Opener {
     options: Arc<PgConnectOptions>,
@@ -99,7 +114,7 @@ impl Connections {
             beside: Mutex::default(),
             closed: AtomicBool::new(false),
             lent: AtomicU64::new(0),
-            made: Instant::now(),
+            created: Instant::now(),
         }
     }
 
@@ -110,15 +125,15 @@ impl Connections {
         }
     }
 
-    /// A connection of the pool. The pool tests an idle connection with no bound but that of the whole
-    /// call, so a test that takes longer than [`TEST`] is dropped, which closes the connection.
+    /// Returns a connection of the pool. The pool tests an idle connection without a timeout of its own,
+    /// so a test that takes longer than [`TEST`] is dropped, which closes the connection.
     pub(super) async fn pooled(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
         let mut acquire = Box::pin(self.pool.acquire());
         if self.pool.num_idle() > 0 {
-            // The caller may give up first, and has then found out as much.
+            // Dropped by a caller that gives up first, the guard has learnt as much.
             let tested = Tested { connections: self, since: Instant::now() };
             loop {
                 match timeout(TEST, &mut acquire).await {
@@ -126,7 +141,7 @@ impl Connections {
                         self.has_lent();
                         return acquired;
                     }
-                    // The pool is busy, and this call keeps its place in the line.
+                    // The pool is busy, and this call keeps its place in the queue.
                     Err(_) if self.lent_since(tested.since) => {}
                     Err(_) => break,
                 }
@@ -149,7 +164,7 @@ impl Connections {
     }
 
     fn millis(&self) -> u64 {
-        millis(self.made.elapsed())
+        millis(self.created.elapsed())
     }
 
     async fn lane(self: &Arc<Self>) -> Result<Session<'_>, sqlx::Error> {
@@ -168,7 +183,7 @@ impl Connections {
         Ok(Session::new(self, Live::Lane(connection, Instant::now(), options)))
     }
 
-    /// A connection of this runtime that nobody uses.
+    /// Returns an unused connection of this runtime.
     fn idle(&self) -> Result<Option<Idle>, sqlx::Error> {
         let options = self.pool.connect_options();
         let (found, outdated) = {
@@ -184,7 +199,7 @@ impl Connections {
         Ok(found)
     }
 
-    /// A new connection, outside the pool and the lanes.
+    /// Opens a connection outside of the pool and the lanes.
     pub(super) async fn open(&self) -> Result<PgConnection, sqlx::Error> {
         let pool = self.opener()?.pool;
         let acquired = timeout(CONNECT, pool.acquire()).await;
@@ -204,14 +219,14 @@ impl Connections {
         let pool_options = self.pool.options().clone();
         let pool = pool_options
             .min_connections(0)
-            // No more than the pool has: sqlx refuses a child of a smaller parent.
+            // Not more than the pool has: sqlx refuses a child of a smaller parent.
             .max_connections(
                 u32::try_from(self.lanes.saturating_mul(2).saturating_add(1))
                     .unwrap_or(u32::MAX)
                     .min(most),
             )
             .acquire_timeout(CONNECT)
-            // With neither there is no task that looks after idle connections: there are none.
+            // Without both, sqlx starts no task for idle connections. There are none.
             .max_lifetime(None)
             .idle_timeout(None)
             .connect_lazy_with((*options).clone());
@@ -220,7 +235,7 @@ impl Connections {
         Ok(opener)
     }
 
-    /// One connection has failed: no other is trusted without a test.
+    /// Tests all idle connections, after one connection has failed.
     pub(super) fn suspect(&self) {
         let idle = std::mem::take(&mut self.lock().idle);
         drop(idle);
@@ -232,51 +247,45 @@ impl Connections {
         }
     }
 
-    /// Waits until the server runs no statement any more that was given up, and cancels those that
-    /// have waited for a lock for longer than `bound`. (A purge, a count or a process with a longer
-    /// bound has not given up: its call fails early.)
+    /// Opens a connection, reads one row, and closes the connection, within twice [`CONNECT`].
+    async fn ask(
+        &self,
+        sql: &'static str,
+        first: Option<i64>,
+        second: i64,
+    ) -> Result<PgRow, sqlx::Error> {
+        let asked = timeout(CONNECT + CONNECT, async {
+            let mut connection = self.open().await?;
+            let row = sqlx::query(sql).bind(first).bind(second).fetch_one(&mut connection).await?;
+            connection.close().await?;
+            Ok(row)
+        });
+        asked.await.unwrap_or_else(|_| Err(timed_out()))
+    }
+
+    /// Waits until the server runs no statement that was given up, and cancels those that have waited
+    /// for a lock for longer than `bound`. (A purge, a count, or a process with a longer timeout has not
+    /// given up: such a call fails early.)
     ///
-    /// Whoever has given up a statement keeps its place, a lane or a place of the pool, until then.
-    /// Else each statement that waits for a lock, or for a standby, would leave a session on the
-    /// server, and the next one would join it.
+    /// A caller that gave up a statement keeps its lane, or its place in the pool, until then. Otherwise
+    /// each statement that waits for a lock, or for a standby, would leave a session on the server, and
+    /// the next statement would join it.
     pub(super) async fn settled(&self, bound: Duration) {
-        const OUTSTANDING: &str = "SELECT count(*), count(CASE WHEN wait_event_type = 'Lock' \
-             AND query_start < clock_timestamp() - $1 * interval '1 millisecond' \
-             THEN pg_cancel_backend(pid) END) FROM pg_stat_activity \
-             WHERE datname = current_database() AND usename = session_user AND state = 'active' \
-             AND query LIKE '/* tower-dedup */ %' AND pid <> pg_backend_pid() \
-             AND query_start < clock_timestamp() - $2 * interval '1 millisecond'";
-        let bound = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
-        let young = i64::try_from(YOUNG.as_millis()).unwrap_or(i64::MAX);
         let mut pauses = pauses();
         loop {
-            let outstanding = timeout(CONNECT + CONNECT, async {
-                let mut connection = self.open().await?;
-                let row = sqlx::query(OUTSTANDING).bind(bound).bind(young);
-                let row = row.fetch_one(&mut connection).await?;
-                connection.close().await?;
-                row.try_get::<i64, _>(0)
-            });
-            match outstanding.await {
-                Ok(Ok(1..)) => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
+            let outstanding = self.ask(&OUTSTANDING, Some(as_ms(bound)), as_ms(YOUNG)).await;
+            match outstanding.and_then(|row| row.try_get::<i64, _>(0)) {
+                Ok(1..) => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
                 // A server that cannot be asked takes no further session either.
-                Ok(Ok(_) | Err(_)) | Err(_) => return,
+                Ok(_) | Err(_) => return,
             }
         }
     }
 
-    /// Whether the server runs a statement that was given up: what it comes to is not known.
+    /// Returns `true` if the server still runs a statement that was given up: its outcome is open.
     pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
-        const OUTSTANDING: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity \
-             WHERE datname = current_database() AND usename = session_user AND state = 'active' \
-             AND query LIKE '/* tower-dedup */ %' AND pid <> pg_backend_pid() \
-             AND query_start < clock_timestamp() - $1 * interval '1 millisecond')";
-        let bound = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
-        let mut connection = self.open().await?;
-        let asked = sqlx::query_scalar(OUTSTANDING).bind(bound).fetch_one(&mut connection);
-        let outstanding = timeout(CONNECT, asked).await.unwrap_or_else(|_| Err(timed_out()))?;
-        connection.close().await?;
-        Ok(outstanding)
+        let row = self.ask(&OUTSTANDING, None, as_ms(bound)).await?;
+        Ok(row.try_get::<i64, _>(0)? > 0)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -285,39 +294,18 @@ impl Connections {
 
     /// Terminates the session whose open transaction holds this advisory lock, unless it commits.
     ///
-    /// A transaction that has no lock yet has written nothing. Those of this crate that have done
-    /// nothing for `age` are terminated too: a claim takes less.
+    /// A transaction without a lock has written nothing. Those of this crate that have done nothing for
+    /// `age` are terminated too: a claim takes less.
     pub(super) async fn terminate(&self, lock: i64, age: Duration) -> Result<Found, sqlx::Error> {
-        // A lock of one 64-bit number is shown in two halves, and `objsubid` is 1.
-        const TERMINATE: &str = "WITH found AS MATERIALIZED (SELECT pid, pid IN (SELECT pid \
-             FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \
-             AND (classid::int8 << 32 | objid::int8) = $1) AS holds, \
-             coalesce(wait_event = 'SyncRep', false) \
-             OR coalesce(state = 'active' AND query = 'COMMIT', false) AS commits, \
-             coalesce(usename = session_user AND state = 'idle in transaction' \
-             AND query LIKE '/* tower-dedup */ %' AND backend_xid IS NULL \
-             AND state_change < clock_timestamp() - $2 * interval '1 millisecond', false) AS left_over \
-             FROM pg_stat_activity WHERE datname = current_database() \
-             AND pid <> pg_backend_pid()) \
-             SELECT count(*) FILTER (WHERE holds AND commits), \
-             count(CASE WHEN holds AND NOT commits THEN pg_terminate_backend(pid) END), \
-             count(CASE WHEN left_over AND NOT holds THEN pg_terminate_backend(pid) END) FROM found";
-        let terminated = timeout(CONNECT + CONNECT, async {
-            let mut connection = self.open().await?;
-            let age = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
-            let row =
-                sqlx::query(TERMINATE).bind(lock).bind(age).fetch_one(&mut connection).await?;
-            connection.close().await?;
-            Ok(match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
-                (1.., _) => Found::Commits,
-                (_, 1..) => Found::Terminated,
-                _ => Found::Nothing,
-            })
-        });
-        terminated.await.unwrap_or_else(|_| Err(timed_out()))
+        let row = self.ask(&TERMINATE, Some(lock), as_ms(age)).await?;
+        Ok(match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
+            (1.., _) => Found::Commits,
+            (_, 1..) => Found::Terminated,
+            _ => Found::Nothing,
+        })
     }
 
-    /// Keeps a lane's connection for the next statement, unless there are enough, or it is too old.
+    /// Keeps a lane's connection for the next statement, unless there are enough or it is too old.
     fn keep(&self, connection: PgConnection, opened: Instant, with: Arc<PgConnectOptions>) {
         let options = self.pool.options();
         let is_old = |opened: Instant| {
@@ -329,7 +317,7 @@ impl Connections {
         let mut dropped = Vec::new();
         {
             let mut beside = self.lock();
-            // Another runtime may have ended.
+            // The connections of a runtime that has ended are closed here.
             beside.idle.retain(|runtime, idle| {
                 let elsewhere = *runtime != here();
                 let (kept, old) = std::mem::take(idle).into_iter().partition(|idle: &Idle| {
@@ -354,7 +342,7 @@ impl Connections {
         }
     }
 
-    /// Closes what is beside the pool; later calls fail.
+    /// Closes the connections beside the pool. Later calls fail.
     pub(super) async fn close(&self) {
         let (idle, opener) = {
             let mut beside = self.lock();
@@ -384,20 +372,25 @@ fn here() -> Id {
     Handle::current().id()
 }
 
-/// What [`Connections::terminate`] has found of a session.
+/// What [`Connections::terminate`] found of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     Nothing,
     Terminated,
-    /// It ends by itself.
+    /// The session ends by itself.
     Commits,
 }
 
-/// Growing pauses between looks at the server.
+/// Returns growing pauses between questions to the server, without an end.
 pub(super) fn pauses() -> impl Iterator<Item = Duration> + Send {
+    backoff(Duration::from_millis(50), LONGEST_PAUSE)
+}
+
+/// Returns growing pauses with jitter, without an end.
+pub(super) fn backoff(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> + Send {
     ExponentialBuilder::new()
-        .with_min_delay(Duration::from_millis(50))
-        .with_max_delay(LONGEST_PAUSE)
+        .with_min_delay(first)
+        .with_max_delay(longest)
         .with_jitter()
         .without_max_times()
         .build()
@@ -405,6 +398,10 @@ pub(super) fn pauses() -> impl Iterator<Item = Duration> + Send {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn as_ms(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Returns an idle connection to the pool if it leads to a primary that replies in time.
@@ -422,8 +419,8 @@ async fn test(connection: PoolConnection<Postgres>) {
     }
 }
 
-/// A test of a connection by the pool. If the pool has lent none meanwhile, the connection may have
-/// fallen silent.
+/// A test of a connection by the pool. If the pool lends no connection meanwhile, the tested
+/// connection may have fallen silent.
 struct Tested<'c> {
     connections: &'c Connections,
     since: Instant,
@@ -431,7 +428,7 @@ struct Tested<'c> {
 
 impl Drop for Tested<'_> {
     fn drop(&mut self) {
-        // A caller that gave up early has found out nothing.
+        // A caller that gave up early has learnt nothing.
         let long = self.since.elapsed() >= TEST / 2;
         if long && !self.connections.lent_since(self.since) {
             self.connections.suspect();
@@ -439,7 +436,7 @@ impl Drop for Tested<'_> {
     }
 }
 
-/// A connection of the pool, which is closed if it is dropped.
+/// A connection of the pool that is closed when it is dropped.
 pub(super) struct Guard(pub(super) Option<PoolConnection<Postgres>>);
 
 impl Drop for Guard {
@@ -448,8 +445,8 @@ impl Drop for Guard {
     }
 }
 
-/// A connection for one statement. Dropped while a statement is under way, or after one that was
-/// not answered, it is closed; else it returns to where it came from.
+/// A connection for one statement. It is closed if it is dropped while a statement is under way, or
+/// after a statement without an answer. Otherwise it returns to its source.
 pub(super) struct Session<'c> {
     connections: &'c Arc<Connections>,
     live: Option<Live>,
@@ -458,14 +455,14 @@ pub(super) struct Session<'c> {
 
 enum State {
     Sound,
-    /// A statement is under way, which has this bound.
+    /// A statement is under way, with this timeout.
     Busy(Duration),
     Broken,
 }
 
 enum Live {
     Pooled(PoolConnection<Postgres>),
-    /// And when and how it was opened.
+    /// With the time and the options of its opening.
     Lane(PgConnection, Instant, Arc<PgConnectOptions>),
 }
 
@@ -478,8 +475,8 @@ impl<'c> Session<'c> {
         Self::new(connections, Live::Pooled(connection))
     }
 
-    /// Runs one statement within `bound`. Past it, the connection is closed, and so it is after
-    /// an error for which `breaks` returns true.
+    /// Runs one statement within `bound`. The connection is closed after a timeout, and after an error
+    /// for which `breaks` returns `true`.
     pub(super) async fn run<'s, T, F>(
         &'s mut self,
         bound: Duration,
@@ -499,16 +496,6 @@ impl<'c> Session<'c> {
         };
         run
     }
-}
-
-/// A statement that was given up.
-fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
-}
-
-/// Whether a statement was given up, or the kernel has given its connection up.
-pub(super) fn is_timed_out(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut)
 }
 
 impl Drop for Session<'_> {

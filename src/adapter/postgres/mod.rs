@@ -1,24 +1,25 @@
 //! [`PostgresAdapter`]: keys in a Postgres table, shared by all processes of a service.
 //!
-//! 1. Every call is a statement, its own transaction, or a part of one: calls that arrive while a
-//!    statement is on the wire go out [together](PostgresAdapter::batching). A first claim inserts.
-//!    A duplicate is told by a second statement, which reads; while most keys are known, they are
-//!    read first. Neither writes: no WAL, no wait for a disk. A key that is taken over takes a third.
-//! 2. A key that somebody's open transaction holds is in flight after 100 ms (`lock_timeout`, set
-//!    for the statement only; 25 to 250 ms in a batch, which then goes on without it): nobody waits
-//!    with a connection in hand for a handler to end. To tell it at once, a transaction of ours holds
+//! 1. A call is one statement, which is its own transaction, or a part of one: calls that arrive while a
+//!    statement is under way are sent [together](PostgresOptions::batching). A first claim inserts. A
+//!    duplicate is answered by a second statement, which reads; while half of the keys are known, claims
+//!    read first. Neither statement of a duplicate writes: no WAL, no wait for a disk. A takeover needs
+//!    a third statement.
+//! 2. A key that an open transaction holds is in flight after 100 ms (`lock_timeout`, set for the
+//!    statement only). A batch waits 25 to 250 ms, then goes on without the key. So no call waits with a
+//!    connection for a handler to end. To be in flight at once, a transaction of this crate holds
 //!    advisory locks, 64 at most.
 //! 3. The clock is Postgres's.
-//! 4. What is complete or recorded is on disk, and on the disk of a synchronous standby where there is
-//!    one, whatever `synchronous_commit` a role was given.
-//! 5. Nothing is recognised by the text of an error; a unique violation never happens.
-//! 6. The schema is made on first use, or by [`migrate`](PostgresAdapter::migrate), safely from many
-//!    processes at once; a failed migration is tried again by the next call. Where the table is
-//!    there already, a role that may SELECT, INSERT, UPDATE and DELETE is enough. Statements name the
-//!    table with its schema. Should it go away, the next call looks for it anew.
-//! 7. After a failover, nothing is answered by a server that is in recovery.
+//! 4. A complete key is on disk, and on the disk of a synchronous standby where there is one, whatever
+//!    `synchronous_commit` a role has.
+//! 5. No error is recognised by its text. A unique violation never happens.
+//! 6. The first call makes the schema, or [`migrate`](PostgresAdapter::migrate), safely from many
+//!    processes at once; a failed migration is tried again by the next call. Where the table exists, a
+//!    role with SELECT, INSERT, UPDATE and DELETE is enough. Statements name the table with its schema.
+//!    If the table is dropped, the next call looks for it anew.
+//! 7. After a failover, a server in recovery answers no claim.
 //!
-//! What a role needs, PgBouncer, pool sizes and how to look an event up: see the
+//! For the rights of a role, PgBouncer, pool sizes and looking up an event, see the
 //! [operations guide](crate::guide::operations).
 //!
 //! # Example
@@ -35,19 +36,19 @@
 //! # }
 //! ```
 
-mod change;
+mod adapter;
 mod connections;
-mod ending;
-mod maintain;
-mod patience;
-mod plans;
-mod rows;
+mod dialect;
+mod errors;
+mod options;
+mod params;
 mod schema;
 mod server_session;
 mod statements;
 mod store;
-mod storm;
 mod transaction;
-mod url;
+mod transaction_end;
+mod tuning;
 
-pub use store::PostgresAdapter;
+pub use adapter::PostgresAdapter;
+pub use options::PostgresOptions;

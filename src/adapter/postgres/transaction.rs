@@ -1,52 +1,54 @@
 //! Keys in a transaction: the handler's, lent by the ledger, or one of the user's own.
 //!
-//! 1. The twin of a key that an open transaction holds is told at once. An insertion would wait
-//!    for that transaction, with a connection in hand for as long as a handler runs, so an
-//!    advisory lock is tried for first. It is the transaction's own, and ends with it, behind
-//!    PgBouncer too. There are 63 at most: of a larger set the last keys share one. One more lock
-//!    names the session, so that another connection can terminate it.
-//! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is
-//!    made again in a new transaction, a bounded number of times.
-//! 3. The row goes in *open*, under a lease. It is completed by the last message before COMMIT,
-//!    which asks whether this is the transaction that claimed: an aborted one answers an error,
-//!    another one no row. COMMIT alone tells neither: to an aborted transaction the server
-//!    answers ROLLBACK, which sqlx takes for success.
-//! 4. A mark takes the place of the one before it, so that savepoints do not pile up: each is one
-//!    more level that every statement looks through.
+//! 1. A second claim on a key that an open transaction holds is in flight at once. An insertion would
+//!    wait for that transaction, with a connection, as long as a handler runs. So the claim first tries
+//!    for an advisory lock, which ends with its transaction, also behind PgBouncer. A transaction takes
+//!    63 locks at most: the last keys of a larger delivery share one. One more lock names the session, so
+//!    that another connection can terminate it.
+//! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is made
+//!    again in a new transaction, a bounded number of times.
+//! 3. The row goes in *open*, under a lease. The last message before COMMIT completes it, if this is the
+//!    transaction that claimed: an aborted transaction answers with an error, another transaction
+//!    returns no row. COMMIT alone shows neither: to an aborted transaction the server answers ROLLBACK,
+//!    which sqlx takes for success.
+//! 4. A savepoint replaces the one before it, because each savepoint is one more level that every
+//!    statement searches.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
-use futures_util::future::BoxFuture;
-use sqlx::postgres::{PgConnection, PgRow, Postgres};
-use sqlx::{AssertSqlSafe, Connection, Row};
+use sqlx::postgres::{PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, Connection, Row as _};
 
 use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
-use super::super::sql::{Grant, Recorded, Rows, at, attach, duplicates, open_places};
+use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::rounds::{Rounds, RowStatements, Written, read_rows};
+use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
 };
-use super::change::grant;
-use super::ending::Begun;
-use super::rows::{
-    Columns, KeptColumns, MOST_MS, Places, Uuid, advisory_locks, has_lost_its_transaction,
-    is_broken, is_conflict, is_locked, is_no_savepoint, is_read_only, place, row_keys, store_error,
-    stored,
+use super::adapter::PostgresAdapter;
+use super::connections::Source;
+use super::dialect;
+use super::errors::{
+    is_broken, is_broken_transaction, is_conflict, is_locked, is_no_savepoint, is_read_only,
+    store_error,
+};
+use super::params::{
+    DataColumns, KeyColumns, Params, Places, Uuid, advisory_locks, claimed_row, key_hash,
+    retention_ms, row_keys,
 };
 use super::server_session::{self, BEGIN};
-use super::statements::{Statements, Within};
-use super::store::PostgresAdapter;
+use super::statements::{Statements, TAG};
+use super::store::{Store, repeats};
+use super::transaction_end::Begun;
 use crate::error::Error;
 use crate::key::DedupKey;
 
-/// How often a claim is made again that was in another's way.
-const REPEATS: usize = 5;
-/// How often a key is looked at again that changed hands between two statements.
-const ROUNDS: usize = 4;
-/// What comes before the stored row in what an insertion answers within a transaction.
-const WITHIN: usize = 5;
+/// How many connections of a pool handlers leave to everybody else by default.
+const SPARE_CONNECTIONS: u32 = 2;
 
 impl TransactionAdapter for PostgresAdapter {
     type Database = Postgres;
@@ -60,7 +62,7 @@ impl TransactionAdapter for PostgresAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Opened<Postgres>> {
-        Box::pin(self.open_fetching(keys, terms))
+        Box::pin(self.0.with_table(move || Box::pin(self.0.open(keys, terms))))
     }
 
     fn release_in<'a>(
@@ -69,7 +71,13 @@ impl TransactionAdapter for PostgresAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()> {
-        Box::pin(self.release_within(transaction, keys, terms))
+        Box::pin(async move {
+            let (statements, token) = (self.0.statements(), terms.token().into());
+            let release = statements.release_in(begun(transaction)?, &row_keys(keys), token);
+            let release = sqlx::raw_sql(AssertSqlSafe(release)).execute(transaction.connection());
+            release.await.map_err(|error| store_error("releasing keys in a transaction", error))?;
+            Ok(())
+        })
     }
 
     fn savepoint<'a>(
@@ -78,7 +86,14 @@ impl TransactionAdapter for PostgresAdapter {
         savepoint: u32,
         replaces: Option<u32>,
     ) -> StoreFuture<'a, ()> {
-        Box::pin(self.set_savepoint(transaction, savepoint, replaces))
+        Box::pin(async move {
+            let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces));
+            set.execute(transaction.connection()).await.map(drop).map_err(|error| {
+                let refused = matches!(&error, sqlx::Error::Database(_)) && !is_broken(&error);
+                let error = store_error("setting a savepoint", error);
+                if refused { error.of_the_transaction() } else { error }
+            })
+        })
     }
 
     fn rollback_to<'a>(
@@ -86,7 +101,20 @@ impl TransactionAdapter for PostgresAdapter {
         transaction: &'a mut OpenTransaction<Postgres>,
         savepoint: u32,
     ) -> StoreFuture<'a, bool> {
-        Box::pin(self.back_to(transaction, savepoint))
+        Box::pin(async move {
+            let mut repeats = repeats();
+            loop {
+                let back = sqlx::raw_sql(rollback_to_sql(savepoint));
+                match back.execute(transaction.connection()).await {
+                    Ok(_) => return Ok(true),
+                    Err(error) if is_no_savepoint(&error) => return Ok(false),
+                    // The error of a statement that the handler did not wait for: sqlx returns it to
+                    // the next statement, and does not send that one.
+                    Err(sqlx::Error::Database(_)) if repeats.next().is_some() => {}
+                    Err(error) => return Err(store_error("rolling back to a savepoint", error)),
+                }
+            }
+        })
     }
 
     fn commit<'a>(
@@ -95,165 +123,39 @@ impl TransactionAdapter for PostgresAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()> {
-        Box::pin(self.complete_and_commit(transaction, keys, terms))
+        Box::pin(commit(self.0.statements(), transaction, keys, terms))
     }
 
     fn rollback(&self, transaction: OpenTransaction<Postgres>) -> StoreFuture<'_, ()> {
-        Box::pin(self.roll_all_back(transaction))
-    }
-
-    /// The pool's size less two, so that handlers cannot take every connection.
-    fn default_max_running(&self) -> Option<usize> {
-        let connections = self.inner().connections.pool.options().get_max_connections();
-        Some(connections.saturating_sub(2).max(1) as usize)
-    }
-}
-
-impl PostgresAdapter {
-    async fn open_fetching(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Opened<Postgres>, Error> {
-        let fetch = terms.fetch();
-        // Of several keys, before there is a transaction: to wait for a second connection with a
-        // transaction in hand is how a pool locks up. Of one, there is a transaction or a duplicate.
-        let several = keys.len() > 1;
-        let before = if several { keys.to_vec() } else { Vec::new() };
-        let mut stored = self.stored(before, fetch).await?;
-        let open =
-            |statements| -> BoxFuture<'_, _> { Box::pin(self.open_with(statements, keys, terms)) };
-        let mut opened = self.inner().with_table(open).await?;
-        if fetch != Fetch::Nothing {
-            if !several {
-                stored = self.stored(duplicates(keys, &opened.replies), fetch).await?;
-            }
-            attach(keys, &mut opened.replies, &stored);
-        }
-        Ok(opened)
-    }
-
-    async fn release_within(
-        &self,
-        transaction: &mut OpenTransaction<Postgres>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<(), Error> {
-        let begun = begun(transaction)?;
-        let token = terms.token().into();
-        let back = self.inner().statements().give_back(begun, &row_keys(keys), token);
-        sqlx::raw_sql(AssertSqlSafe(back))
-            .execute(transaction.connection())
-            .await
-            .map_err(|error| store_error("giving keys back", error))?;
-        Ok(())
-    }
-
-    async fn set_savepoint(
-        &self,
-        transaction: &mut OpenTransaction<Postgres>,
-        savepoint: u32,
-        replaces: Option<u32>,
-    ) -> Result<(), Error> {
-        let set =
-            sqlx::raw_sql(savepoint_sql(savepoint, replaces)).execute(transaction.connection());
-        set.await.map(drop).map_err(|error| {
-            let refused = matches!(&error, sqlx::Error::Database(_)) && !is_broken(&error);
-            let error = store_error("setting a savepoint", error);
-            if refused { error.of_the_transaction() } else { error }
+        Box::pin(async move {
+            let rolled_back = end(transaction).await;
+            rolled_back.map_err(|error| store_error("rolling the transaction back", error))
         })
     }
 
-    async fn back_to(
-        &self,
-        transaction: &mut OpenTransaction<Postgres>,
-        savepoint: u32,
-    ) -> Result<bool, Error> {
-        let mut repeats = REPEATS;
-        loop {
-            let back = sqlx::raw_sql(rollback_to_sql(savepoint)).execute(transaction.connection());
-            match back.await {
-                Ok(_) => return Ok(true),
-                Err(error) if is_no_savepoint(&error) => return Ok(false),
-                // To a statement that the handler has not waited for: sqlx answers the next one
-                // with its error, and does not send that.
-                Err(sqlx::Error::Database(_)) if repeats > 0 => repeats -= 1,
-                Err(error) => return Err(store_error("rolling back to a savepoint", error)),
-            }
-        }
-    }
-
-    async fn complete_and_commit(
-        &self,
-        mut transaction: OpenTransaction<Postgres>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<(), Error> {
-        const CONTEXT: &str = "committing the handler's transaction";
-        let fault = |error: sqlx::Error| {
-            let ended = has_lost_its_transaction(&error);
-            let error = store_error(CONTEXT, error);
-            if ended { error.of_the_transaction() } else { error }
-        };
-        let statements = self.inner().statements();
-        let begun = begun(&transaction)?;
-        let retention = terms.retention_ms().min(MOST_MS);
-        let complete = statements.commit(begun, &row_keys(keys), terms.token().into(), retention);
-        let kept = if terms.stores_data() {
-            let end = statements.end(begun);
-            keep(transaction.connection(), end, &statements.keep, keys, terms).await
-        } else {
-            Ok(())
-        };
-        let completed = match kept {
-            Ok(()) => {
-                let complete = sqlx::raw_sql(AssertSqlSafe(complete));
-                complete.fetch_all(transaction.connection()).await
-            }
-            Err(error) => Err(error),
-        };
-        let completed = match completed {
-            Ok(completed) => completed,
-            Err(error) => {
-                end_badly(transaction).await;
-                return Err(fault(error));
-            }
-        };
-        if completed.len() != keys.len() {
-            end_badly(transaction).await;
-            return Err(not_ours("completing keys: the handler has ended its transaction"));
-        }
-        let at_the_top = completed.iter().all(|row| row.try_get("top").unwrap_or(false));
-        if !at_the_top && has_leaked(transaction.connection()).await.map_err(fault)? {
-            transaction.close();
-            return Err(not_ours("committing: the handler has leaked a savepoint"));
-        }
-        transaction.commit().await.map_err(fault)
-    }
-
-    async fn roll_all_back(&self, transaction: OpenTransaction<Postgres>) -> Result<(), Error> {
-        end(transaction)
-            .await
-            .map_err(|error| store_error("rolling the handler's transaction back", error))
+    fn default_max_running(&self) -> Option<usize> {
+        let connections = self.0.connections.pool.options().get_max_connections();
+        usize::try_from(connections.saturating_sub(SPARE_CONNECTIONS).max(1)).ok()
     }
 }
 
 impl PostgresAdapter {
-    /// Records a key in a transaction of yours: it is complete when, and only if, that commits.
+    /// Claims a key in a transaction of yours: the key is complete when, and only if, the transaction
+    /// commits.
     ///
-    /// For code that owns its transactions, without the layer. `ttl` is how long the key is
+    /// For code that owns its transactions, without the layer. `retention` is how long the key is
     /// remembered. Nothing waits for another transaction: a key that one holds is
     /// [`InFlight`](Claimed::InFlight). On `Duplicate` and `InFlight`, nothing was written.
     ///
     /// It sets `synchronous_commit` to `on` for this transaction if it is weaker (`off`, `local`,
     /// `remote_write`), because what is acknowledged has to be on disk, and on that of a synchronous
-    /// standby. Where the table is not there yet, it is made on another connection of the pool.
+    /// standby. If there is no table yet, it is made on another connection of the pool.
     ///
     /// # Errors
     ///
-    /// What the database answers; the transaction is aborted then, and has to be rolled back.
-    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused) is worth a new transaction: under
-    /// REPEATABLE READ and SERIALIZABLE it is how a twin that has just committed shows.
+    /// The database's errors. The transaction is aborted then, and has to be rolled back. After
+    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused), try a new transaction: under REPEATABLE READ
+    /// and SERIALIZABLE, another claim that has just committed shows as this error.
     ///
     /// # Example
     ///
@@ -278,228 +180,282 @@ impl PostgresAdapter {
         &self,
         connection: &mut PgConnection,
         key: &DedupKey,
-        ttl: Duration,
+        retention: Duration,
     ) -> Result<Claimed, Error> {
-        let inner = self.inner();
-        let statements = inner.ready_within(connection).await?;
-        let (keys, terms) = ([key.clone()], CallTerms::on_claim(Token::random(), ttl));
-        let session = rand::random();
-        let take = &statements.record_in;
-        let taken = self.take_within(connection, session, take, &keys, &terms).await;
-        let (answers, _): (Vec<Recorded>, _) = taken.map_err(|error| {
-            let error = store_error("recording in a transaction", error);
+        let statements = self.0.ready_within(connection).await?;
+        let terms = CallTerms::on_claim(Token::random(), retention);
+        let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
+        let mut session = InTransaction::new(connection, &statements, &rows, rand::random());
+        let mut rounds = Rounds::new(Kind::ClaimComplete, &rows);
+        rounds.run(&mut session, false).await.map_err(|error| {
+            let error = store_error("claiming a key in a transaction", error);
             // The transaction is lost. The next one finds the table, or makes it.
-            inner.has_gone(&error, &statements);
+            self.0.has_gone(&error, &statements);
             error
         })?;
-        Ok(answers.into_iter().next().map_or(Claimed::InFlight, Into::into))
+        Ok(rounds.claimed()?.into_iter().next().unwrap_or(Claimed::InFlight))
     }
+}
 
-    async fn open_with(
-        &self,
-        statements: Arc<Statements>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Opened<Postgres>, Error> {
-        // Duplicates need no transaction.
-        let stored = self.inner().read(keys).await?;
-        let mut answers: Vec<Option<Claimed>> = stored
-            .into_iter()
-            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, terms.token())))
-            .collect();
-        let open = open_places(&answers);
+impl Store {
+    /// Reads first: duplicates need no transaction.
+    async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Postgres>, Error> {
+        let fault = |error| store_error("opening a transaction", error);
+        let rows = Rows::of_call(keys, terms, key_hash);
+        let known = read_rows(&mut self.session(Source::Pool), &rows).await.map_err(fault)?;
+        let mut replies = Vec::with_capacity(rows.len());
+        for row in known {
+            replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
+        }
+        let open = (0..replies.len()).filter(|place| replies[*place].is_none());
+        let open: Vec<usize> = open.collect();
         let mut transaction = None;
         if !open.is_empty() {
-            let opened = self.claim_within(&statements.open, &at(keys, &open), terms).await;
-            let (taken, begun) =
-                opened.map_err(|error| store_error("opening a transaction", error))?;
+            let (claimed, begun) = self.claim_in_new_transaction(&rows.select(&open)).await?;
             transaction = begun;
-            for (place, taken) in open.into_iter().zip(taken) {
-                answers[place] = Some(taken);
+            for (place, claimed) in open.into_iter().zip(claimed) {
+                replies[place] = Some(claimed);
             }
         }
-        let answers = answers.into_iter();
-        let replies = answers.map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
-        Ok(Opened { replies, transaction })
+        let replies = replies.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight));
+        Ok(Opened { replies: replies.collect(), transaction })
     }
 
-    /// Claims in a transaction of its own; a new one where two were in each other's way.
-    async fn claim_within(
+    /// Claims in a new transaction; in another one after a conflict. Returns the transaction if anything
+    /// was granted.
+    async fn claim_in_new_transaction(
         &self,
-        take: &Within,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), sqlx::Error> {
-        let mut pauses = ExponentialBuilder::new()
-            .with_min_delay(Duration::from_millis(1))
-            .with_max_delay(Duration::from_millis(50))
-            .with_max_times(REPEATS)
-            .with_jitter()
-            .build();
+        rows: &Rows<'_>,
+    ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), Error> {
+        let fault = |error| store_error("opening a transaction", error);
+        let statements = self.statements();
+        let mut pauses = repeats();
         loop {
-            let connection = self.inner().connections.pooled().await?;
-            let (adapter, lock) = (self.clone(), rand::random());
-            let lost = move |connection| server_session::end(adapter, lock, connection);
-            let mut transaction = OpenTransaction::begin_on(connection, Some(BEGIN), lost).await?;
-            let connection = transaction.connection();
-            let taken = self.take_within(connection, lock, take, keys, terms).await;
-            let error = match taken {
-                Ok((answers, Some(begun))) => {
-                    return Ok((answers, Some(transaction.with(begun))));
+            let connection = self.connections.pooled().await.map_err(fault)?;
+            let (connections, lock) = (Arc::clone(&self.connections), rand::random());
+            let timeout = self.options.statement_timeout;
+            let lost = move |lost| server_session::end(connections, timeout, lock, lost);
+            let transaction = OpenTransaction::begin_on(connection, Some(BEGIN), lost).await;
+            let mut transaction = transaction.map_err(fault)?;
+            let mut session = InTransaction::new(transaction.connection(), &statements, rows, lock);
+            let mut rounds = Rounds::new(Kind::Claim, rows);
+            let ran = rounds.run(&mut session, false).await;
+            let begun = session.begun.take();
+            let error = match (ran, rounds.claimed()) {
+                (Err(error), _) => error,
+                (Ok(()), Err(error)) => {
+                    end_badly(transaction).await;
+                    return Err(error);
                 }
-                Ok((answers, None)) => {
-                    transaction.rollback().await?;
-                    return Ok((answers, None));
+                (Ok(()), Ok(claimed)) => {
+                    let granted =
+                        claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
+                    if let Some(begun) = begun.filter(|_| granted) {
+                        return Ok((claimed, Some(transaction.with(begun))));
+                    }
+                    transaction.rollback().await.map_err(fault)?;
+                    return Ok((claimed, None));
                 }
-                Err(error) => error,
             };
             let read_only = is_read_only(&error);
             if read_only {
                 transaction.close();
-                self.inner().connections.suspect();
+                self.connections.suspect();
             } else {
                 end_badly(transaction).await;
             }
-            // An open transaction holds the row, by no lock of the key's: one of the user's own, or a
-            // large delivery. Of several keys the others may be free, and are not in flight then.
-            if is_locked(&error) && keys.len() == 1 {
+            // An open transaction holds the row, without a lock of the key's: one of the user's own, or
+            // a large delivery. Of several keys the others may be free, and are not in flight then.
+            if is_locked(&error) && rows.len() == 1 {
                 return Ok((vec![Claimed::InFlight], None));
             }
             match pauses.next() {
                 Some(pause) if read_only || is_conflict(&error) => {
                     tokio::time::sleep(pause).await;
                 }
-                _ => return Err(error),
+                _ => return Err(fault(error)),
             }
         }
     }
+}
 
-    /// Claims or records within a transaction, and returns it if anything was granted.
-    async fn take_within<T: Grant>(
-        &self,
-        connection: &mut PgConnection,
+/// The statements of a round, in a transaction. All rows have the terms of one call.
+struct InTransaction<'t> {
+    connection: &'t mut PgConnection,
+    statements: &'t Statements,
+    /// The lock of each key, made once: a repeated statement asks for the same locks.
+    locks: HashMap<u128, i64>,
+    /// The lock that names the session.
+    session: i64,
+    begun: Option<Begun>,
+}
+
+impl<'t> InTransaction<'t> {
+    fn new(
+        connection: &'t mut PgConnection,
+        statements: &'t Statements,
+        rows: &Rows<'_>,
         session: i64,
-        take: &Within,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<(Vec<T>, Option<Begun>), sqlx::Error> {
-        let mut answers: Vec<Option<T>> = keys.iter().map(|_| None).collect();
-        // Once, so that what is asked for again has the same locks.
-        let locks = advisory_locks(keys);
-        let mut begun = None;
-        for _ in 0..ROUNDS {
-            let open = open_places(&answers);
-            let asked = at(keys, &open);
-            let locks_of = |places: &[usize]| -> Vec<i64> {
-                places.iter().map(|place| locks[*place]).collect()
-            };
-            let tried = locks_of(&open);
-            let rows =
-                self.within(connection, session, &take.insert, &asked, &tried, terms).await?;
-            let mut free = Vec::new();
-            for row in &rows {
-                let Some(place) = open.get(place(row)?) else { continue };
-                if !row.try_get::<bool, _>("locked")? {
-                    answers[*place] = Some(T::in_flight());
-                } else if row.try_get("granted")? {
-                    answers[*place] = Some(T::granted(1, false));
-                    begun = Some(Begun::new(row)?);
-                } else if row.try_get::<Option<i32>, _>("attempts")?.is_some() {
-                    let stored = stored(row, WITHIN)?;
-                    answers[*place] = T::known(&stored, terms.token());
-                    if answers[*place].is_none() {
-                        free.push(*place);
-                        begun = Some(Begun::new(row)?);
-                    }
-                }
-            }
-            if !free.is_empty() {
-                let asked = at(keys, &free);
-                let held = locks_of(&free);
-                let rows =
-                    self.within(connection, session, &take.seize, &asked, &held, terms).await?;
-                for (place, row) in Places::new(&row_keys(&asked)).of_rows(rows)? {
-                    answers[free[place]] = Some(grant(&row)?);
-                }
-            }
-            if answers.iter().all(Option::is_some) {
-                break;
-            }
-        }
-        let answers: Vec<T> =
-            answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect();
-        Ok((answers, begun))
+    ) -> Self {
+        let locks = rows.iter().map(|row| row.hash).zip(advisory_locks(rows)).collect();
+        Self { connection, statements, locks, session, begun: None }
     }
 
-    async fn within(
-        &self,
-        connection: &mut PgConnection,
-        session: i64,
+    async fn send(
+        &mut self,
         sql: &Arc<str>,
-        keys: &[DedupKey],
-        locks: &[i64],
-        terms: &CallTerms,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let rows = Rows::one(keys, terms);
-        Columns::new(&rows)
-            .bind_within(sql, terms)
+        rows: &Rows<'_>,
+    ) -> Result<Vec<sqlx::postgres::PgRow>, sqlx::Error> {
+        let Some(row) = rows.first() else { return Ok(Vec::new()) };
+        let locks: Vec<i64> = rows.iter().map(|row| self.locks[&row.hash]).collect();
+        KeyColumns::new(rows)
+            .bind_in_transaction(sql, row.terms)
             .bind(locks)
-            .bind(session)
-            .fetch_all(connection)
+            .bind(self.session)
+            .fetch_all(&mut *self.connection)
             .await
     }
 }
 
-/// What [`PostgresAdapter::claim_within`] has attached.
+impl RowStatements for InTransaction<'_> {
+    async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
+        let statements = self.statements;
+        let insert = match kind {
+            Kind::Claim => &statements.tx_claim_insert,
+            _ => &statements.tx_claim_complete_insert,
+        };
+        let mut written = vec![Written::No; rows.len()];
+        for row in self.send(insert, rows).await? {
+            // `WITH ORDINALITY` counts from 1.
+            let place = usize::try_from(row.try_get::<i64, _>("place")? - 1);
+            let Some(written) = place.ok().and_then(|place| written.get_mut(place)) else {
+                continue;
+            };
+            if !row.try_get::<bool, _>("locked")? {
+                *written = Written::Locked;
+            } else if row.try_get("granted")? {
+                *written = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
+            }
+            if self.begun.is_none() {
+                self.begun = Some(Begun::new(&row)?);
+            }
+        }
+        Ok(written)
+    }
+
+    async fn seize(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
+        let statements = self.statements;
+        let seize = match kind {
+            Kind::Claim => &statements.tx_claim_seize,
+            _ => &statements.tx_claim_complete_seize,
+        };
+        let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
+        for (place, row) in Places::new(rows).of_rows(self.send(seize, rows).await?)? {
+            claimed[place] = Some(claimed_row(&row)?);
+        }
+        Ok(claimed)
+    }
+
+    async fn read(
+        &mut self,
+        rows: &Rows<'_>,
+        fetch: Fetch,
+    ) -> Result<Vec<Option<Row>>, sqlx::Error> {
+        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
+        let read = Params::Keys(&keys).bind(self.statements.read(fetch));
+        dialect::read_rows(rows, read.fetch_all(&mut *self.connection).await?, fetch)
+    }
+}
+
+/// Returns what [`Store::claim_in_new_transaction`] has attached.
 fn begun(transaction: &OpenTransaction<Postgres>) -> Result<&Begun, Error> {
     transaction.attachment().ok_or_else(|| not_ours("completing keys: nothing was claimed"))
 }
 
-/// Stores what is kept with the keys, before they are completed.
-async fn keep(
-    connection: &mut PgConnection,
-    end: String,
-    sql: &Arc<str>,
+async fn commit(
+    statements: Arc<Statements>,
+    mut transaction: OpenTransaction<Postgres>,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Result<(), sqlx::Error> {
-    sqlx::raw_sql(AssertSqlSafe(end)).execute(&mut *connection).await?;
-    let kept = KeptColumns::new(&Rows::one(keys, terms));
-    sqlx::query(AssertSqlSafe(Arc::clone(sql)))
-        .bind(row_keys(keys))
-        .bind(Uuid::from(terms.token()))
-        .bind(kept.payloads)
-        .bind(kept.statuses)
-        .bind(kept.headers)
-        .bind(kept.bodies)
-        .execute(connection)
-        .await
-        .map(drop)
+) -> Result<(), Error> {
+    let fault = |error: sqlx::Error| {
+        let by_handler = is_broken_transaction(&error);
+        let error = store_error("committing the handler's transaction", error);
+        if by_handler { error.of_the_transaction() } else { error }
+    };
+    let completed = match complete(&statements, &mut transaction, keys, terms).await? {
+        Ok(completed) => completed,
+        Err(error) => {
+            end_badly(transaction).await;
+            return Err(fault(error));
+        }
+    };
+    if completed.len() != keys.len() {
+        end_badly(transaction).await;
+        return Err(not_ours("completing keys: the handler has ended its transaction"));
+    }
+    let at_the_top = completed.into_iter().all(|top| top);
+    if !at_the_top && has_leaked_savepoint(transaction.connection()).await.map_err(fault)? {
+        transaction.close();
+        return Err(not_ours("committing: the handler has leaked a savepoint"));
+    }
+    transaction.commit().await.map_err(fault)
 }
 
-/// Rolls back; what comes of it is of no interest, for something else went wrong before.
+/// Stores the keys' data and completes the keys. Returns for each completed key whether it was written
+/// outside of every savepoint.
+async fn complete(
+    statements: &Statements,
+    transaction: &mut OpenTransaction<Postgres>,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) -> Result<Result<Vec<bool>, sqlx::Error>, Error> {
+    let (row_keys, token) = (row_keys(keys), Uuid::from(terms.token()));
+    let begun = begun(transaction)?;
+    let begin_end = statements.begin_end(begun);
+    let complete = statements.complete_in(begun, &row_keys, token, retention_ms(terms));
+    let completed = async {
+        let connection = transaction.connection();
+        if terms.stores_data() {
+            sqlx::raw_sql(AssertSqlSafe(begin_end)).execute(&mut *connection).await?;
+            let rows = Rows::of_call(keys, terms, key_hash);
+            let store = sqlx::query(AssertSqlSafe(Arc::clone(&statements.tx_store)));
+            let data = DataColumns::new(&rows);
+            data.bind(store.bind(&row_keys).bind(token)).execute(&mut *connection).await?;
+        }
+        let completed = sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?;
+        Ok(completed.iter().map(|row| row.try_get("top").unwrap_or(false)).collect())
+    };
+    Ok(completed.await)
+}
+
+/// Rolls back after another error, which is the one to report.
 async fn end_badly(transaction: OpenTransaction<Postgres>) {
     let _ = end(transaction).await;
 }
 
-/// Rolls back all of a handler's transaction. Where it has leaked the guard of a savepoint, sqlx
-/// rolls back to that, and no further: it does not find it in the new transaction, and gives the
-/// connection up.
+/// Rolls back all of a handler's transaction. If the handler has leaked a savepoint guard, sqlx rolls
+/// back to that savepoint and no further; it does not find the savepoint in the new transaction, and
+/// closes the connection.
 async fn end(mut transaction: OpenTransaction<Postgres>) -> Result<(), sqlx::Error> {
-    // An error where the handler has ended the transaction by itself.
-    let _ = sqlx::raw_sql("/* tower-dedup */ ROLLBACK AND CHAIN")
-        .execute(transaction.connection())
-        .await;
+    // An error if the handler has ended the transaction by itself.
+    let rollback = AssertSqlSafe(format!("{TAG}ROLLBACK AND CHAIN"));
+    let _ = sqlx::raw_sql(rollback).execute(transaction.connection()).await;
     transaction.rollback().await
 }
 
-/// Whether a handler has leaked the guard of a savepoint: sqlx would release that instead of
-/// committing, and give the connection back to its pool with the transaction open.
+/// Returns `true` if the handler has leaked a savepoint guard: sqlx would release the savepoint instead
+/// of committing, and return the connection to its pool with the transaction open.
 ///
-/// Which savepoint is sqlx's next shows how many it takes for open. If it is the first, it is the
-/// one above `probe`, which then is still there; else `probe` goes with an older first one. (Those
-/// that were rolled back stay on the stack as well, so that looking for one tells nothing.)
-async fn has_leaked(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+/// The name of sqlx's next savepoint shows how many savepoints sqlx believes open. If that is the first
+/// name, the savepoint lies above `probe`, and `probe` is still there after its release; otherwise
+/// `probe` is released with an older first savepoint. (Savepoints that were rolled back stay on the
+/// server's stack too, so it is not enough to look for one.)
+async fn has_leaked_savepoint(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     sqlx::raw_sql("SAVEPOINT tower_dedup_probe").execute(&mut *connection).await?;
     connection.begin().await?.rollback().await?;
     let release = "RELEASE _sqlx_savepoint_1; RELEASE tower_dedup_probe";

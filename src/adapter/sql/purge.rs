@@ -1,12 +1,12 @@
-//! [`Purging`]: what an adapter remembers from one purge to the next.
+//! [`PurgeState`]: what an adapter remembers from one purge to the next.
 //!
-//! 1. Within a round, a portion begins where the last one ended. What was deleted stays in the index
-//!    until no snapshot needs it any more: a portion that begins at the front walks over all of it.
-//! 2. A portion that finds less than it may delete looks from the front once more, so that fewer
-//!    keys than the limit means that there are no more.
+//! 1. Within a round, a portion begins where the last portion ended. Deleted rows stay in the index
+//!    until no snapshot needs them, and a portion that begins at the front would read all of them.
+//! 2. A portion that deletes less than its limit begins at the front once more, so that a result below
+//!    the limit means that there are no more keys.
 //! 3. Nothing is deleted while the store's clock is ahead of this process's monotonic clock by more
-//!    than [`PURGE_GRACE`], measured from the last purge on. A clock that has jumped is accepted once
-//!    it has stayed there for as long: it may be right now, and have been wrong before.
+//!    than [`PURGE_GRACE`], measured from the last purge on. A clock that stays ahead for
+//!    [`PURGE_GRACE`] is accepted, because it may be right now and have been wrong before.
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::super::contract::PURGE_GRACE;
 use crate::error::{Error, ErrorKind};
 
-/// What one statement has deleted.
+/// What one statement deleted.
 pub(in crate::adapter) struct Portion {
     pub(in crate::adapter) keys: u64,
     /// The latest expiry among them, in milliseconds since the Unix epoch.
@@ -28,27 +28,27 @@ pub(in crate::adapter) fn grace_ms() -> u128 {
 }
 
 #[derive(Default)]
-pub(in crate::adapter) struct Purging {
+pub(in crate::adapter) struct PurgeState {
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Where the last portion of a round has ended.
+    /// The expiry at which the last portion of a round ended.
     from: Option<i64>,
-    /// When the store's clock was last right, and what it said, in milliseconds.
+    /// When the store's clock was last right, and its time, in milliseconds.
     right: Option<(Instant, i64)>,
     /// Since when the store's clock is ahead.
-    jumped: Option<Instant>,
+    ahead_since: Option<Instant>,
 }
 
-impl Purging {
-    /// Deletes at most `limit` keys. `delete` deletes at most so many, of those that expired at this
-    /// time or later, the earliest first.
+impl PurgeState {
+    /// Deletes at most `limit` keys. `delete` takes a limit and an expiry; it deletes keys that expired
+    /// then or later, the earliest first.
     ///
     /// # Errors
     ///
-    /// What `delete` returns.
+    /// The error of `delete`.
     pub(in crate::adapter) async fn purge<F>(
         &self,
         limit: u32,
@@ -74,8 +74,8 @@ impl Purging {
     /// # Errors
     ///
     /// [`ErrorKind::Refused`] if the clock has jumped.
-    pub(in crate::adapter) fn check_clock(&self, says_ms: i64) -> Result<(), Error> {
-        self.state().check_clock(Instant::now(), says_ms)
+    pub(in crate::adapter) fn check_clock(&self, clock_ms: i64) -> Result<(), Error> {
+        self.state().check_clock(Instant::now(), clock_ms)
     }
 
     fn state(&self) -> impl std::ops::DerefMut<Target = State> + '_ {
@@ -84,14 +84,14 @@ impl Purging {
 }
 
 impl State {
-    fn check_clock(&mut self, now: Instant, says_ms: i64) -> Result<(), Error> {
-        let is_ahead = self.right.is_some_and(|(then, said_ms)| {
+    fn check_clock(&mut self, now: Instant, clock_ms: i64) -> Result<(), Error> {
+        let is_ahead = self.right.is_some_and(|(then, then_ms)| {
             let passed = now.saturating_duration_since(then) + PURGE_GRACE;
-            let moved = u64::try_from(says_ms.saturating_sub(said_ms)).unwrap_or(0);
+            let moved = u64::try_from(clock_ms.saturating_sub(then_ms)).unwrap_or(0);
             Duration::from_millis(moved) > passed
         });
         if is_ahead {
-            let since = *self.jumped.get_or_insert(now);
+            let since = *self.ahead_since.get_or_insert(now);
             if now.saturating_duration_since(since) < PURGE_GRACE {
                 return Err(Error::new(
                     ErrorKind::Refused,
@@ -99,7 +99,7 @@ impl State {
                 ));
             }
         }
-        (self.right, self.jumped) = (Some((now, says_ms)), None);
+        (self.right, self.ahead_since) = (Some((now, clock_ms)), None);
         Ok(())
     }
 }
@@ -151,7 +151,7 @@ mod tests {
         state.check_clock(start + PURGE_GRACE * 2, month + 2 * HOUR_MS).unwrap();
     }
 
-    /// A table of expiries, and how many of those deleted before each portion has walked over.
+    /// A table of expiries, and the expiry at which each portion began.
     struct Table {
         expiries: RefCell<Vec<i64>>,
         begun_at: RefCell<Vec<Option<i64>>>,
@@ -176,44 +176,44 @@ mod tests {
             Portion { keys: gone.len() as u64, until: gone.last().copied() }
         }
 
-        async fn purge(&self, purging: &Purging, limit: u32) -> u64 {
-            purging.purge(limit, async |limit, from| Ok(self.delete(limit, from))).await.unwrap()
+        async fn purge(&self, state: &PurgeState, limit: u32) -> u64 {
+            state.purge(limit, async |limit, from| Ok(self.delete(limit, from))).await.unwrap()
         }
     }
 
     #[tokio::test]
     async fn a_portion_begins_where_the_last_one_ended() {
-        let (table, purging) = (Table::new(1..=10), Purging::default());
+        let (table, state) = (Table::new(1..=10), PurgeState::default());
         let mut purged = Vec::new();
         for _ in 0..4 {
-            purged.push(table.purge(&purging, 3).await);
+            purged.push(table.purge(&state, 3).await);
         }
         assert_eq!(purged, [3, 3, 3, 1]);
         let begun = [None, Some(3), Some(6), Some(9), None];
         assert_eq!(*table.begun_at.borrow(), begun);
         // The next round begins at the front.
         table.expiries.borrow_mut().push(0);
-        assert_eq!(table.purge(&purging, 3).await, 1);
+        assert_eq!(table.purge(&state, 3).await, 1);
     }
 
     #[tokio::test]
     async fn less_than_the_limit_means_that_nothing_is_left() {
-        let (table, purging) = (Table::new(11..=14), Purging::default());
-        assert_eq!(table.purge(&purging, 3).await, 3);
+        let (table, state) = (Table::new(11..=14), PurgeState::default());
+        assert_eq!(table.purge(&state, 3).await, 3);
         table.expiries.borrow_mut().extend([1, 2, 3]);
         // Of what is left: one behind, and two of those before.
-        assert_eq!(table.purge(&purging, 3).await, 3);
-        assert_eq!(table.purge(&purging, 3).await, 1);
+        assert_eq!(table.purge(&state, 3).await, 3);
+        assert_eq!(table.purge(&state, 3).await, 1);
         assert!(table.expiries.borrow().is_empty());
     }
 
     #[tokio::test]
     async fn a_portion_that_fails_is_repeated_where_it_began() {
-        let (table, purging) = (Table::new(1..=6), Purging::default());
-        assert_eq!(table.purge(&purging, 2).await, 2);
+        let (table, state) = (Table::new(1..=6), PurgeState::default());
+        assert_eq!(table.purge(&state, 2).await, 2);
         let failing = async |_, _| Err(Error::new(ErrorKind::Unavailable, "purging"));
-        assert!(purging.purge(2, failing).await.is_err());
-        assert_eq!(table.purge(&purging, 2).await, 2);
+        assert!(state.purge(2, failing).await.is_err());
+        assert_eq!(table.purge(&state, 2).await, 2);
         assert_eq!(*table.begun_at.borrow(), [None, Some(2)]);
     }
 }

@@ -1,7 +1,7 @@
-//! [`Watched`]: whether the path still names the file that the connections are on.
+//! [`WatchedFile`]: whether the path still names the file that the connections use.
 //!
-//! Connections that have a file open go on with it after it is deleted or replaced. Another process, or
-//! the next connection of this one, opens the new file: both would grant one key.
+//! Open connections go on with a file after it is deleted or replaced. Another process, or the next
+//! connection of this process, opens the new file: both would grant one key.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use sqlx::sqlite::SqliteConnectOptions;
 
 use crate::error::{Error, ErrorKind};
 
-/// The least time between two looks at the path. A look is one `stat`: about a microsecond for a path
-/// that the kernel has in its cache, so that it needs no thread of its own.
+/// The least time between two checks of the path. A check is one `stat`: about a microsecond for a path
+/// in the kernel's cache, so it needs no thread of its own.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) struct Watched {
+pub(super) struct WatchedFile {
     path: Option<PathBuf>,
-    /// Of the file that was opened; empty until there is one, and for a database in memory.
+    /// The opened file; empty until there is one, and for a database in memory.
     opened: OnceLock<FileId>,
-    made_at: Instant,
-    /// When somebody last looked, in milliseconds from `made_at` on.
-    looked_at_ms: AtomicU64,
+    created_at: Instant,
+    /// The time of the last check, in milliseconds since `created_at`.
+    checked_at_ms: AtomicU64,
     is_another: AtomicBool,
 }
 
@@ -33,22 +33,22 @@ struct FileId {
     inode: u64,
 }
 
-impl Watched {
-    /// Of a file that was just opened, or that these options will open.
+impl WatchedFile {
+    /// The file that these options have opened, or will open.
     pub(super) fn new(options: &SqliteConnectOptions) -> Self {
         let watched = Self {
             // The process may change its directory.
             path: std::path::absolute(options.get_filename()).ok(),
             opened: OnceLock::new(),
-            made_at: Instant::now(),
-            looked_at_ms: AtomicU64::new(0),
+            created_at: Instant::now(),
+            checked_at_ms: AtomicU64::new(0),
             is_another: AtomicBool::new(false),
         };
         watched.note();
         watched
     }
 
-    /// Takes the file that is there now for the one that was opened, if none was known.
+    /// Takes the present file for the opened one, if none was known.
     pub(super) fn note(&self) {
         if self.opened.get().is_none()
             && let Some(Ok(found)) = self.path.as_deref().map(identify)
@@ -57,7 +57,7 @@ impl Watched {
         }
     }
 
-    /// Looks at the path, once a second at most, or each time while it names another file.
+    /// Checks the path: at most once a second, or each time while it names another file.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl Watched {
             match identify(path) {
                 Ok(found) => self.judge(found != *opened),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => self.judge(true),
-                // That says nothing of the file.
+                // Such an error says nothing about the file.
                 Err(_) => {}
             }
         }
@@ -99,12 +99,12 @@ impl Watched {
         if self.is_another.load(Ordering::Acquire) {
             return true;
         }
-        let now = u64::try_from(self.made_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let looked_at = self.looked_at_ms.load(Ordering::Relaxed);
-        Duration::from_millis(now.saturating_sub(looked_at)) >= INTERVAL
+        let now = u64::try_from(self.created_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let checked_at = self.checked_at_ms.load(Ordering::Relaxed);
+        Duration::from_millis(now.saturating_sub(checked_at)) >= INTERVAL
             && self
-                .looked_at_ms
-                .compare_exchange(looked_at, now, Ordering::Relaxed, Ordering::Relaxed)
+                .checked_at_ms
+                .compare_exchange(checked_at, now, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
     }
 }

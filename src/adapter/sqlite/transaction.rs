@@ -1,15 +1,16 @@
 //! Keys in a transaction: the handler's, lent by the ledger, or one of the user's own.
 //!
-//! 1. One transaction is lent at a time: it holds the file against every other writer. The next
-//!    waits for its turn, in the order of arrival, for as long as
-//!    [`gate_timeout`](SqliteAdapter::gate_timeout) says. Duplicates are read, and wait for nobody.
-//! 2. `BEGIN IMMEDIATE`: a transaction that begins by reading may be refused when it writes,
-//!    however long the busy timeout is.
-//! 3. A commit hook turns every COMMIT that is not the ledger's into a rollback: a raw one, and
-//!    those of statements that run on their own after a conflict (`INSERT OR ROLLBACK`) has
-//!    silently ended the transaction. It replaces a hook that a pool of yours may have set.
-//! 4. The row goes in *open*, and is completed by the last statement before COMMIT. If it is not
-//!    there any more, neither is the transaction.
+//! 1. One transaction is lent at a time: it holds the file against every other writer. The next waits
+//!    for the write lock, in the order of arrival, for
+//!    [`write_lock_timeout`](super::SqliteOptions::write_lock_timeout). Duplicates are read, and wait
+//!    for nobody.
+//! 2. `BEGIN IMMEDIATE`: a transaction that begins by reading may be refused when it writes, whatever
+//!    the busy timeout.
+//! 3. A commit hook turns every COMMIT that is not the ledger's into a rollback: a raw COMMIT, and the
+//!    COMMIT of statements that run on their own after a conflict (`INSERT OR ROLLBACK`) has silently
+//!    ended the transaction. The hook replaces a hook that a pool of yours may have set.
+//! 4. The row goes in *open*. The last statement before COMMIT completes it. If the row is gone, so is
+//!    the transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,44 +18,44 @@ use std::time::Duration;
 
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection};
-use tokio::sync::OwnedMutexGuard;
 
 use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
-use super::super::sql::{Grant, Recorded, Rows, at, attach, duplicates, open_places};
+use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::rounds::{Rounds, RowStatements, Written};
+use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
 };
-use super::change::grant;
-use super::rows::{
-    is_of_a_constraint, is_refused_commit, keys_json, matched, placed, rows_json, store_error,
-    stored,
-};
-use super::store::SqliteAdapter;
+use super::adapter::SqliteAdapter;
+use super::errors::{is_constraint, is_refused_commit, store_error};
+use super::params::{claimed_row, key_hash, keys_json, places, read_rows, rows_json};
+use super::statements::Statements;
+use super::store::{Store, WriteGuard};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// How often a transaction is begun anew on another connection.
+/// How often a transaction is begun again on another connection.
 const ATTEMPTS: u32 = 8;
 
-/// What goes with a transaction, to its end.
+/// What a lent transaction holds until its end.
 struct Lent {
     hook: Arc<Hook>,
-    _turn: OwnedMutexGuard<()>,
+    _guard: WriteGuard,
 }
 
-/// What the commit hook knows.
+/// The state of the commit hook.
 #[derive(Default)]
 struct Hook {
     allows: AtomicBool,
     committed: AtomicBool,
-    /// Whether there was a mark, which may have hidden a savepoint of the handler's.
-    marked: AtomicBool,
+    /// Whether a savepoint of ours was set, which may have hidden a savepoint of the handler's.
+    has_savepoint: AtomicBool,
 }
 
 impl Hook {
-    /// Whether this COMMIT may be.
-    fn asked(&self) -> bool {
+    /// Returns `true` if this COMMIT may take place.
+    fn allows(&self) -> bool {
         let allows = self.allows.load(Ordering::SeqCst);
         self.committed.fetch_or(allows, Ordering::SeqCst);
         allows
@@ -63,7 +64,7 @@ impl Hook {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // The connection goes on without us.
+        // The connection returns to its pool, with the hook.
         self.hook.allows.store(true, Ordering::SeqCst);
     }
 }
@@ -84,7 +85,7 @@ impl TransactionAdapter for SqliteAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Opened<Sqlite>> {
-        Box::pin(self.open_fetching(keys, terms))
+        Box::pin(self.0.with_table(|| self.0.open(keys, terms)))
     }
 
     fn release_in<'a>(
@@ -93,7 +94,15 @@ impl TransactionAdapter for SqliteAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()> {
-        Box::pin(self.release_within(transaction, keys, terms))
+        const CONTEXT: &str = "releasing keys in a transaction";
+        Box::pin(async move {
+            let all = &self.0.statements;
+            // Inserted rows first: the second statement takes an attempt from the others.
+            for statement in [&all.tx_release_inserted, &all.tx_release_taken] {
+                change(transaction.connection(), CONTEXT, statement, keys, terms).await?;
+            }
+            Ok(())
+        })
     }
 
     fn savepoint<'a>(
@@ -102,7 +111,17 @@ impl TransactionAdapter for SqliteAdapter {
         savepoint: u32,
         replaces: Option<u32>,
     ) -> StoreFuture<'a, ()> {
-        Box::pin(self.set_savepoint(transaction, savepoint, replaces))
+        Box::pin(async move {
+            if let Some(hook) = hook_of(transaction) {
+                hook.has_savepoint.store(true, Ordering::SeqCst);
+            }
+            let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces));
+            set.execute(transaction.connection()).await.map(drop).map_err(|error| {
+                let refused = matches!(&error, sqlx::Error::Database(_));
+                let error = store_error("setting a savepoint", error);
+                if refused { error.of_the_transaction() } else { error }
+            })
+        })
     }
 
     fn rollback_to<'a>(
@@ -110,7 +129,14 @@ impl TransactionAdapter for SqliteAdapter {
         transaction: &'a mut OpenTransaction<Sqlite>,
         savepoint: u32,
     ) -> StoreFuture<'a, bool> {
-        Box::pin(self.back_to(transaction, savepoint))
+        Box::pin(async move {
+            let back = sqlx::raw_sql(rollback_to_sql(savepoint));
+            match back.execute(transaction.connection()).await {
+                Ok(_) => Ok(true),
+                Err(sqlx::Error::Database(_)) => Ok(false),
+                Err(error) => Err(store_error("rolling back to a savepoint", error)),
+            }
+        })
     }
 
     fn commit<'a>(
@@ -119,145 +145,29 @@ impl TransactionAdapter for SqliteAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()> {
-        Box::pin(self.complete_and_commit(transaction, keys, terms))
+        Box::pin(self.0.commit(transaction, keys, terms))
     }
 
     fn rollback(&self, transaction: OpenTransaction<Sqlite>) -> StoreFuture<'_, ()> {
-        Box::pin(self.roll_all_back(transaction))
+        Box::pin(self.0.rollback(transaction))
     }
 
     fn open_timeout(&self) -> Duration {
-        self.inner().gate_timeout
+        self.0.options.write_lock_timeout
     }
 }
 
 impl SqliteAdapter {
-    async fn open_fetching(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Opened<Sqlite>, Error> {
-        let fetch = terms.fetch();
-        // Of several keys, before there is a transaction: to wait for a second connection with a
-        // transaction in hand is how a pool locks up. Of one, there is a transaction or a duplicate.
-        let several = keys.len() > 1;
-        let before = if several { keys.to_vec() } else { Vec::new() };
-        let mut stored = self.stored(before, fetch).await?;
-        let mut opened = self.with_table(|| self.open_once(keys, terms)).await?;
-        if fetch != Fetch::Nothing {
-            if !several {
-                stored = self.stored(duplicates(keys, &opened.replies), fetch).await?;
-            }
-            attach(keys, &mut opened.replies, &stored);
-        }
-        Ok(opened)
-    }
-
-    async fn release_within(
-        &self,
-        transaction: &mut OpenTransaction<Sqlite>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<(), Error> {
-        let connection = transaction.connection();
-        // What was made first: taken rows are one attempt younger after the second.
-        for statement in &self.inner().statements.give_back {
-            self.change(connection, "giving keys back", statement, keys, terms).await?;
-        }
-        Ok(())
-    }
-
-    async fn set_savepoint(
-        &self,
-        transaction: &mut OpenTransaction<Sqlite>,
-        savepoint: u32,
-        replaces: Option<u32>,
-    ) -> Result<(), Error> {
-        if let Some(hook) = hook_of(transaction) {
-            hook.marked.store(true, Ordering::SeqCst);
-        }
-        let set =
-            sqlx::raw_sql(savepoint_sql(savepoint, replaces)).execute(transaction.connection());
-        set.await.map(drop).map_err(|error| {
-            let refused = matches!(&error, sqlx::Error::Database(_));
-            let error = store_error("setting a savepoint", error);
-            if refused { error.of_the_transaction() } else { error }
-        })
-    }
-
-    async fn back_to(
-        &self,
-        transaction: &mut OpenTransaction<Sqlite>,
-        savepoint: u32,
-    ) -> Result<bool, Error> {
-        let back = sqlx::raw_sql(rollback_to_sql(savepoint)).execute(transaction.connection());
-        match back.await {
-            Ok(_) => Ok(true),
-            Err(sqlx::Error::Database(_)) => Ok(false),
-            Err(error) => Err(store_error("rolling back to a savepoint", error)),
-        }
-    }
-
-    async fn complete_and_commit(
-        &self,
-        mut transaction: OpenTransaction<Sqlite>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<(), Error> {
-        const CONTEXT: &str = "committing the handler's transaction";
-        if terms.stores_data() {
-            let keep = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.keep)))
-                .bind(rows_json(&Rows::one(keys, terms)))
-                .bind(terms.token().as_bytes().to_vec())
-                .execute(transaction.connection())
-                .await;
-            if let Err(error) = keep {
-                let _ = self.roll_all_back(transaction).await;
-                return Err(store_error(CONTEXT, error));
-            }
-        }
-        let statement = &self.inner().statements.finish;
-        let connection = transaction.connection();
-        let finished = self.change(connection, CONTEXT, statement, keys, terms).await;
-        let ours = matches!(&finished, Ok(finished) if *finished == keys.len());
-        let hook = hook_of(&transaction);
-        let marked = hook.as_ref().is_some_and(|hook| hook.marked.load(Ordering::SeqCst));
-        let leaked = ours && leaks_a_savepoint(transaction.connection(), marked).await;
-        let (true, false, Some(hook)) = (ours, leaked, hook) else {
-            let _ = self.end(transaction, leaked).await;
-            finished?;
-            return Err(not_ours("completing keys: the handler has ended its transaction"));
-        };
-        hook.allows.store(true, Ordering::SeqCst);
-        transaction.commit().await.map_err(|error| {
-            let of_the_handler = is_of_a_constraint(&error);
-            let error = store_error(CONTEXT, error);
-            if of_the_handler { error.of_the_transaction() } else { error }
-        })?;
-        if hook.committed.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        Err(not_ours("committing: nothing was committed"))
-    }
-
-    async fn roll_all_back(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
-        let hook = hook_of(&transaction);
-        let marked = hook.as_ref().is_some_and(|hook| hook.marked.load(Ordering::SeqCst));
-        let leaked = leaks_a_savepoint(transaction.connection(), marked).await;
-        self.end(transaction, leaked).await
-    }
-}
-
-impl SqliteAdapter {
-    /// Records a key in a transaction of yours: it is complete when, and only if, that commits.
+    /// Claims a key in a transaction of yours: the key is complete when, and only if, the transaction
+    /// commits.
     ///
-    /// For code that owns its transactions, without the layer. `ttl` is how long the key is
+    /// For code that owns its transactions, without the layer. `retention` is how long the key is
     /// remembered. On `Duplicate` and `InFlight`, nothing was written. Begin the transaction with
-    /// `BEGIN IMMEDIATE`: one that has only read so far may be refused here.
+    /// `BEGIN IMMEDIATE`: a transaction that has only read so far may be refused here.
     ///
     /// # Errors
     ///
-    /// What the database answers.
+    /// The database's errors.
     ///
     /// # Example
     ///
@@ -290,76 +200,83 @@ impl SqliteAdapter {
         &self,
         connection: &mut SqliteConnection,
         key: &DedupKey,
-        ttl: Duration,
+        retention: Duration,
     ) -> Result<Claimed, Error> {
-        let statement = &self.inner().statements.record;
-        // Looked for on this very connection: another one would wait for its transaction.
-        self.inner().ready_within(connection).await?;
-        let (keys, terms) = ([key.clone()], CallTerms::on_claim(Token::random(), ttl));
-        let answers: Vec<Recorded> =
-            match self.take_within(connection, statement, &keys, &terms).await {
-                Err(_) if self.inner().lacks_its_table(connection).await => {
-                    self.inner().ready_within(connection).await?;
-                    self.take_within(connection, statement, &keys, &terms).await?
-                }
-                answers => answers?,
-            };
-        Ok(answers.into_iter().next().map_or(Claimed::InFlight, Into::into))
+        let store = &self.0;
+        // Looked for on this connection: another one would wait for its transaction.
+        store.ready_within(connection).await?;
+        let terms = CallTerms::on_claim(Token::random(), retention);
+        let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
+        let claimed = match store.claim_in(connection, Kind::ClaimComplete, &rows).await {
+            Err(_) if store.lacks_table(connection).await => {
+                store.ready_within(connection).await?;
+                store.claim_in(connection, Kind::ClaimComplete, &rows).await?
+            }
+            claimed => claimed?,
+        };
+        Ok(claimed.into_iter().next().unwrap_or(Claimed::InFlight))
     }
+}
 
-    async fn open_once(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Opened<Sqlite>, Error> {
-        let inner = self.inner();
-        let known = inner.read(keys).await?;
-        let mut answers: Vec<Option<Claimed>> = known
-            .into_iter()
-            .map(|stored| stored.and_then(|stored| Claimed::known(&stored, terms.token())))
-            .collect();
-        let open = open_places(&answers);
+impl Store {
+    /// Reads first: duplicates need no transaction.
+    async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Sqlite>, Error> {
+        let known = self.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
+        let known = known.map_err(|error| store_error("looking up keys", error))?;
+        let mut replies = Vec::with_capacity(keys.len());
+        for row in known {
+            replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
+        }
+        let open = (0..replies.len()).filter(|place| replies[*place].is_none());
+        let open: Vec<usize> = open.collect();
         let mut lent = None;
         if !open.is_empty() {
-            let turn = Arc::clone(&inner.turn).lock_owned();
-            let turn = tokio::time::timeout(inner.gate_timeout, turn).await.map_err(|_| {
-                Error::new(ErrorKind::Timeout, "waiting for the file's other transactions")
-            })?;
-            let mut transaction = self.begin(turn).await?;
-            let statement = &inner.statements.claim;
-            let asked = at(keys, &open);
-            let taken = self.take_within(transaction.connection(), statement, &asked, terms).await;
-            match taken {
-                Ok(taken) => {
-                    for (place, taken) in open.into_iter().zip(taken) {
-                        answers[place] = Some(taken);
+            let guard = self.write_lock(ErrorKind::Timeout).await?;
+            let mut transaction = self.begin(guard).await?;
+            let rows = Rows::of_call(keys, terms, key_hash).select(&open);
+            match self.claim_in(transaction.connection(), Kind::Claim, &rows).await {
+                Ok(claimed) => {
+                    for (place, claimed) in open.into_iter().zip(claimed) {
+                        replies[place] = Some(claimed);
                     }
                     lent = Some(transaction);
                 }
                 Err(error) => {
-                    let _ = self.roll_all_back(transaction).await;
+                    let _ = self.rollback(transaction).await;
                     return Err(error);
                 }
             }
         }
-        let answers = answers.into_iter();
-        let replies = answers.map(|answer| answer.unwrap_or(Claimed::InFlight)).collect();
-        Ok(Opened { replies, transaction: lent })
+        let replies = replies.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight));
+        Ok(Opened { replies: replies.collect(), transaction: lent })
     }
 
-    async fn begin(&self, turn: OwnedMutexGuard<()>) -> Result<OpenTransaction<Sqlite>, Error> {
+    /// Claims in a transaction that holds the file: nobody else writes meanwhile.
+    async fn claim_in(
+        &self,
+        connection: &mut SqliteConnection,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Claimed>, Error> {
+        let mut session = InTransaction { connection, statements: &self.statements };
+        let mut rounds = Rounds::new(kind, rows);
+        let ran = rounds.run(&mut session, true).await;
+        ran.map_err(|error| store_error("claiming keys in a transaction", error))?;
+        rounds.claimed()
+    }
+
+    async fn begin(&self, guard: WriteGuard) -> Result<OpenTransaction<Sqlite>, Error> {
         const CONTEXT: &str = "opening a transaction";
-        let writer = &self.inner().writer;
         let hook = Arc::new(Hook::default());
-        let lent = Lent { hook: Arc::clone(&hook), _turn: turn };
+        let lent = Lent { hook: Arc::clone(&hook), _guard: guard };
         let mut attempts = 0;
         let begun = loop {
             attempts += 1;
-            match OpenTransaction::begin(writer, Some("BEGIN IMMEDIATE")).await {
+            match OpenTransaction::begin(&self.writer, Some("BEGIN IMMEDIATE")).await {
                 Err(sqlx::Error::InvalidSavePointStatement) if attempts < ATTEMPTS => {
-                    // It may still be on its way back to the pool.
+                    // The connection may still be on its way back to the pool.
                     tokio::time::sleep(Duration::from_millis(1 << attempts)).await;
-                    close_stuck(writer).await;
+                    close_stuck(&self.writer).await;
                 }
                 begun => break begun.map_err(|error| store_error(CONTEXT, error))?,
             }
@@ -370,93 +287,164 @@ impl SqliteAdapter {
             .lock_handle()
             .await
             .map_err(|error| store_error(CONTEXT, error))?;
-        handle.set_commit_hook(move || hook.asked());
+        handle.set_commit_hook(move || hook.allows());
         drop(handle);
         Ok(transaction)
     }
 
-    /// Rolls back all of a handler's transaction. `leaked` is whether it has leaked the guard of a
-    /// savepoint, back to which, and no further, sqlx would roll back: the connection would be in the
-    /// pool with the transaction open, and the file locked.
+    async fn commit(
+        &self,
+        mut transaction: OpenTransaction<Sqlite>,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<(), Error> {
+        const CONTEXT: &str = "committing the handler's transaction";
+        if terms.stores_data() {
+            let rows = Rows::of_call(keys, terms, key_hash);
+            let stored = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tx_store)))
+                .bind(rows_json(&rows))
+                .execute(transaction.connection())
+                .await;
+            if let Err(error) = stored {
+                let _ = self.rollback(transaction).await;
+                return Err(store_error(CONTEXT, error));
+            }
+        }
+        let connection = transaction.connection();
+        let complete = &self.statements.tx_complete;
+        let completed = change(connection, CONTEXT, complete, keys, terms).await;
+        let ours = matches!(&completed, Ok(completed) if *completed == keys.len());
+        let hook = hook_of(&transaction);
+        let leaked = ours && has_leaked_savepoint(&mut transaction).await;
+        let (true, false, Some(hook)) = (ours, leaked, hook) else {
+            let _ = self.end(transaction, leaked).await;
+            completed?;
+            return Err(not_ours("completing keys: the handler has ended its transaction"));
+        };
+        hook.allows.store(true, Ordering::SeqCst);
+        transaction.commit().await.map_err(|error| {
+            let by_handler = is_constraint(&error);
+            let error = store_error(CONTEXT, error);
+            if by_handler { error.of_the_transaction() } else { error }
+        })?;
+        if hook.committed.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(not_ours("committing: nothing was committed"))
+    }
+
+    async fn rollback(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
+        let leaked = has_leaked_savepoint(&mut transaction).await;
+        self.end(transaction, leaked).await
+    }
+
+    /// Rolls back all of a handler's transaction. If the handler has `leaked` a savepoint guard, sqlx
+    /// would roll back to that savepoint and no further: the connection would be in the pool with the
+    /// transaction open, and the file locked.
     async fn end(
         &self,
         mut transaction: OpenTransaction<Sqlite>,
         leaked: bool,
     ) -> Result<(), Error> {
-        // An error where the transaction has silently ended.
+        // An error if the transaction has silently ended.
         let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
         if !leaked {
-            // sqlx does not know: without another one, its ROLLBACK fails, and it believes for ever
-            // to be in one.
+            // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK
+            // would fail, and it would believe for ever to be in one.
             let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
             return transaction
                 .rollback()
                 .await
-                .map_err(|error| store_error("rolling the handler's transaction back", error));
+                .map_err(|error| store_error("rolling the transaction back", error));
         }
-        // It finds no savepoint to roll back to, and counts on.
+        // sqlx finds no savepoint to roll back to, and still counts one.
         let _ = transaction.rollback().await;
         for attempt in 0..ATTEMPTS {
-            if close_stuck(&self.inner().writer).await > 0 {
+            if close_stuck(&self.writer).await > 0 {
                 break;
             }
-            // On its way back to the pool. Whoever gets it before us is in no transaction.
+            // On its way back to the pool. A caller that gets it first is in no transaction.
             tokio::time::sleep(Duration::from_millis(1 << attempt)).await;
         }
         Ok(())
     }
+}
 
-    /// Claims or records within a transaction that holds the file: nobody else writes meanwhile.
-    async fn take_within<T: Grant>(
-        &self,
-        connection: &mut SqliteConnection,
-        statement: &Arc<str>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<T>, Error> {
-        let fault = |error| store_error("taking keys in a transaction", error);
-        let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.inner().statements.read)))
-            .bind(keys_json(keys))
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(fault)?;
-        let stored = placed(keys, &rows, stored).map_err(fault)?.into_iter();
-        let mut answers: Vec<Option<T>> =
-            stored.map(|stored| T::known(&stored?, terms.token())).collect();
-        let free = open_places(&answers);
-        if !free.is_empty() {
-            let asked = at(keys, &free);
-            let rows = self.bound(statement, &asked, terms).fetch_all(connection).await;
-            let rows = rows.map_err(fault)?;
-            for (place, row) in matched(&asked, &rows).map_err(fault)? {
-                answers[free[place]] = Some(grant(row).map_err(fault)?);
-            }
-        }
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(T::in_flight)).collect())
+/// The statements of a round, in a transaction that holds the file.
+struct InTransaction<'t> {
+    connection: &'t mut SqliteConnection,
+    statements: &'t Statements,
+}
+
+impl RowStatements for InTransaction<'_> {
+    async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
+        // It inserts missing rows too.
+        let claimed = self.seize(kind, rows).await?.into_iter();
+        let written = claimed.map(|claimed| match claimed {
+            Some(claimed) => Written::Yes(RowReply::Claimed(claimed)),
+            None => Written::No,
+        });
+        Ok(written.collect())
     }
 
-    /// Runs a changing statement in a transaction, and answers how many rows it returned.
-    async fn change(
-        &self,
-        connection: &mut SqliteConnection,
-        context: &'static str,
-        statement: &Arc<str>,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<usize, Error> {
-        let rows = self.bound(statement, keys, terms).fetch_all(connection).await;
-        let rows = rows.map_err(|error| {
-            let refused = is_refused_commit(&error);
-            let error = store_error(context, error);
-            // On its own, for the transaction has ended, it was not let.
-            if refused { error.of_the_transaction() } else { error }
-        })?;
-        Ok(rows.len())
+    async fn seize(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
+        let seize = match kind {
+            Kind::Claim => &self.statements.claim_seize,
+            _ => &self.statements.claim_complete_seize,
+        };
+        let seized = sqlx::query(AssertSqlSafe(Arc::clone(seize)))
+            .bind(rows_json(rows))
+            .fetch_all(&mut *self.connection)
+            .await?;
+        let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
+        for (place, row) in places(rows, &seized)? {
+            claimed[place] = Some(claimed_row(row)?);
+        }
+        Ok(claimed)
+    }
+
+    async fn read(
+        &mut self,
+        rows: &Rows<'_>,
+        fetch: Fetch,
+    ) -> Result<Vec<Option<Row>>, sqlx::Error> {
+        let read = sqlx::query(AssertSqlSafe(Arc::clone(self.statements.read(fetch))))
+            .bind(keys_json(rows.iter().map(|row| row.key)))
+            .fetch_all(&mut *self.connection)
+            .await?;
+        read_rows(rows.len(), &read, fetch)
     }
 }
 
-/// Closes the idle connections that sqlx takes to be in a transaction. Nobody holds that transaction:
-/// it was ended without sqlx's knowledge, and the connection was dropped then. Returns how many.
+/// Runs a statement that writes in a transaction. Returns how many rows it returned.
+async fn change(
+    connection: &mut SqliteConnection,
+    context: &'static str,
+    statement: &Arc<str>,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) -> Result<usize, Error> {
+    let rows = sqlx::query(AssertSqlSafe(Arc::clone(statement)))
+        .bind(keys_json(keys))
+        .bind(terms.token().as_bytes().to_vec())
+        .bind(terms.retention_ms())
+        .fetch_all(connection)
+        .await;
+    let rows = rows.map_err(|error| {
+        let refused = is_refused_commit(&error);
+        let error = store_error(context, error);
+        // The transaction has ended, and the commit hook refused the statement on its own.
+        if refused { error.of_the_transaction() } else { error }
+    })?;
+    Ok(rows.len())
+}
+
+/// Closes the idle connections that sqlx believes to be in a transaction. Nobody holds that transaction:
+/// it ended without sqlx's knowledge, and the connection was dropped then. Returns how many.
 async fn close_stuck(pool: &SqlitePool) -> usize {
     let (mut sound, mut closed) = (Vec::new(), 0);
     while let Some(connection) = pool.try_acquire() {
@@ -470,14 +458,16 @@ async fn close_stuck(pool: &SqlitePool) -> usize {
     closed
 }
 
-/// Whether sqlx believes to be under a savepoint: a handler has leaked the guard of one. It would
-/// end that one, and not the transaction, and be content.
+/// Returns `true` if the handler has leaked a savepoint guard (`mem::forget`). sqlx would then release
+/// the savepoint instead of committing, and report success.
 ///
-/// Savepoints that were rolled back stay on SQLite's stack; what tells is the name that sqlx gives
-/// to the next one, which counts the guards. One that was leaked is on the stack, unless a mark has
+/// Savepoints that were rolled back stay on SQLite's stack. The name that sqlx gives to its next
+/// savepoint counts the guards. A leaked savepoint is on the stack, unless a savepoint of ours has
 /// released it.
-async fn leaks_a_savepoint(connection: &mut SqliteConnection, marked: bool) -> bool {
-    let mut found = marked;
+async fn has_leaked_savepoint(transaction: &mut OpenTransaction<Sqlite>) -> bool {
+    let hook = hook_of(transaction);
+    let mut found = hook.is_some_and(|hook| hook.has_savepoint.load(Ordering::SeqCst));
+    let connection = transaction.connection();
     while sqlx::query("RELEASE _sqlx_savepoint_1").execute(&mut *connection).await.is_ok() {
         found = true;
     }

@@ -1,5 +1,7 @@
 //! [`Batching`]: how an adapter batches.
 
+use crate::error::{ConfigError, check, valid};
+
 /// Configures how a SQL adapter sends concurrent calls together.
 ///
 /// Batching is on by default. A call that is alone is sent at once, as the plain statement that it
@@ -12,6 +14,7 @@
 ///
 /// let small = Batching::new().lanes(1).max_batch_keys(64).max_queued_keys(1_000);
 /// assert_ne!(small, Batching::default());
+/// assert!(small.try_lanes(0).is_err());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -33,29 +36,67 @@ impl Batching {
         Self { lanes: None, ..Self::new() }
     }
 
-    /// Sets how many batches are sent at the same time, at least one. Each needs a connection, and a
-    /// core of the database.
+    /// Sets how many batches are sent at the same time. Each needs a connection, and a core of the
+    /// database.
     ///
     /// While batches take longer than 500 ms, up to as many more are sent, because their connections
     /// may have fallen silent. Each runtime has lanes of its own. SQLite has one writer, and
     /// therefore always one lane.
-    pub const fn lanes(mut self, lanes: usize) -> Self {
-        self.lanes = Some(if lanes == 0 { 1 } else { lanes });
-        self
+    ///
+    /// # Panics
+    ///
+    /// For 0: see [`try_lanes`](Self::try_lanes).
+    #[track_caller]
+    pub fn lanes(self, lanes: usize) -> Self {
+        valid(self.try_lanes(lanes))
     }
 
-    /// Sets how many keys one statement takes, at least one. A call with more keys is a batch by
-    /// itself.
-    pub const fn max_batch_keys(mut self, keys: usize) -> Self {
-        self.max_batch_keys = if keys == 0 { 1 } else { keys };
-        self
+    /// Sets how many batches are sent at the same time, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for 0.
+    pub fn try_lanes(self, lanes: usize) -> Result<Self, ConfigError> {
+        Ok(Self { lanes: Some(at_least_one("lanes", lanes)?), ..self })
     }
 
-    /// Sets how many keys may wait, at least one; past that, calls are refused. A single call with
-    /// more keys waits if no other call does.
-    pub const fn max_queued_keys(mut self, keys: usize) -> Self {
-        self.max_queued_keys = if keys == 0 { 1 } else { keys };
-        self
+    /// Sets how many keys one statement takes. A call with more keys is a batch by itself.
+    ///
+    /// # Panics
+    ///
+    /// For 0: see [`try_max_batch_keys`](Self::try_max_batch_keys).
+    #[track_caller]
+    pub fn max_batch_keys(self, keys: usize) -> Self {
+        valid(self.try_max_batch_keys(keys))
+    }
+
+    /// Sets how many keys one statement takes, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for 0.
+    pub fn try_max_batch_keys(self, keys: usize) -> Result<Self, ConfigError> {
+        Ok(Self { max_batch_keys: at_least_one("max_batch_keys", keys)?, ..self })
+    }
+
+    /// Sets how many keys may wait; past that, calls are refused. A single call with more keys waits
+    /// if no other call does.
+    ///
+    /// # Panics
+    ///
+    /// For 0: see [`try_max_queued_keys`](Self::try_max_queued_keys).
+    #[track_caller]
+    pub fn max_queued_keys(self, keys: usize) -> Self {
+        valid(self.try_max_queued_keys(keys))
+    }
+
+    /// Sets how many keys may wait, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for 0.
+    pub fn try_max_queued_keys(self, keys: usize) -> Result<Self, ConfigError> {
+        Ok(Self { max_queued_keys: at_least_one("max_queued_keys", keys)?, ..self })
     }
 
     pub(in crate::adapter) const fn lane_count(self) -> Option<usize> {
@@ -69,6 +110,11 @@ impl Batching {
     pub(super) const fn queued_keys(self) -> usize {
         self.max_queued_keys
     }
+}
+
+fn at_least_one(setting: &'static str, value: usize) -> Result<usize, ConfigError> {
+    check(value > 0, setting, "at least 1")?;
+    Ok(value)
 }
 
 impl Default for Batching {

@@ -1,0 +1,287 @@
+//! [`PostgresAdapter`]: its calls and its maintenance.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use sqlx::postgres::{PgPool, PgPoolOptions, PgRow};
+use sqlx::{ConnectOptions, Connection, Row as _};
+
+use super::super::contract::{
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
+    Released, Renewed, StoreFuture,
+};
+use super::super::sql::call::{Call, Kind, RowReply, replies};
+use super::super::sql::engine::{execute_one, forget};
+use super::super::sql::purge::Portion;
+use super::super::stored::Fetch;
+use super::connections::Source;
+use super::errors::store_error;
+use super::options::PostgresOptions;
+use super::params::{Params, Uuid, key_hash, read_row};
+use super::schema::create_sql;
+use super::store::{MAINTENANCE_TIMEOUT, Store};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+const CONNECTIONS: u32 = 10;
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Keeps keys in a table of a Postgres database.
+///
+/// A clone is another handle to the same connections and the same state.
+#[derive(Clone)]
+pub struct PostgresAdapter(pub(super) Arc<Store>);
+
+impl PostgresAdapter {
+    /// Connects to the database that a `postgres://` URL names, with up to ten connections.
+    ///
+    /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). The URL's
+    /// parameters `dedup_table` and `dedup_schema` name the table and its schema:
+    /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses TLS, if
+    /// your build of `sqlx` has a TLS feature.
+    ///
+    /// The URL names one host. Where a standby may take over, that is an address which leads to the
+    /// primary: see the [operations guide](crate::guide::operations#failover).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`], with a [`ConfigError`] as its source, for a URL that cannot be read,
+    /// and for a URL that names several hosts or has `target_session_attrs` or `load_balance_hosts`,
+    /// because `sqlx` would not choose between servers. [`ErrorKind::Unavailable`] if the database
+    /// cannot be reached.
+    ///
+    /// [`ConfigError`]: crate::ConfigError
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::connect_with(url, PostgresOptions::new()).await
+    }
+
+    /// Connects with these options. Names in the URL replace those of the options.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`connect`](Self::connect).
+    pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, Error> {
+        let (options, connect) = options.read_url(url)?;
+        // The pool would try until its time is up, and not say what was wrong.
+        let first = connect.connect().await;
+        let first = first.map_err(|error| store_error("connecting to Postgres", error))?;
+        let pool = PgPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .connect_lazy_with(connect);
+        drop(first.close().await);
+        Ok(Self(Arc::new(Store::new(pool, options, false))))
+    }
+
+    /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
+    ///
+    /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see the
+    /// [operations guide](crate::guide::operations).
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self::with_options(pool, PostgresOptions::new())
+    }
+
+    /// Returns an adapter over a pool of yours, with these options.
+    #[must_use]
+    pub fn with_options(pool: PgPool, options: PostgresOptions) -> Self {
+        Self(Arc::new(Store::new(pool, options, true)))
+    }
+
+    /// Makes the schema, if it does not exist. Many processes may call it at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Refused`] if the role may not create the schema, [`ErrorKind::Unavailable`] if the
+    /// database cannot be reached; the next call tries again.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        self.0.migrate().await
+    }
+
+    /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
+    #[must_use]
+    pub fn schema_sql(&self) -> Vec<String> {
+        create_sql(&self.0.options.name)
+    }
+
+    async fn call<T>(
+        &self,
+        kind: Kind,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        reply: fn(RowReply) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let store = &self.0;
+        let call = || -> StoreFuture<'_, Vec<RowReply>> {
+            Box::pin(async move {
+                let call = Call::new(kind, keys, terms, key_hash);
+                match &store.batcher {
+                    Some(batcher) => batcher.submit(store, call).await,
+                    None => execute_one(&mut store.session(Source::Pool), &call).await,
+                }
+            })
+        };
+        replies(store.with_table(call).await?, reply)
+    }
+}
+
+impl fmt::Debug for PostgresAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresAdapter").field("options", &self.0.options).finish_non_exhaustive()
+    }
+}
+
+impl DedupAdapter for PostgresAdapter {
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(self.call(Kind::claim(terms), keys, terms, RowReply::claimed))
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(self.call(Kind::release(terms), keys, terms, RowReply::released))
+    }
+
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        Box::pin(self.call(Kind::Renew, keys, terms, RowReply::renewed))
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(self.call(Kind::Complete, keys, terms, RowReply::completed))
+    }
+}
+
+impl Store {
+    /// Deletes one portion of a purge: keys that expired at `from` or later.
+    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
+        let fault = |error| store_error("purging", error);
+        let statements = self.statements();
+        let clock = self.fetch(&statements.clock, Params::None).await.map_err(fault)?;
+        if let Some(row) = clock.first() {
+            self.purge_state.check_clock(row.try_get(0).map_err(fault)?)?;
+        }
+        // A float holds these times exactly.
+        let from = from.map_or(f64::NEG_INFINITY, |from| from as f64);
+        let purge = Params::Purge(i64::from(limit), from);
+        let bound = self.options.statement_timeout.saturating_mul(6);
+        let rows = self.fetch_within(bound, &statements.purge, purge).await.map_err(fault)?;
+        let Some(row) = rows.first() else { return Ok(Portion { keys: 0, until: None }) };
+        let keys: i64 = row.try_get(0).map_err(fault)?;
+        let until = row.try_get(1).map_err(fault)?;
+        Ok(Portion { keys: u64::try_from(keys).unwrap_or(0), until })
+    }
+
+    async fn count(&self) -> Result<u64, Error> {
+        let fault = |error| store_error("counting keys", error);
+        let count = &self.statements().count;
+        let rows = self.fetch_within(MAINTENANCE_TIMEOUT, count, Params::None).await;
+        let rows = rows.map_err(fault)?;
+        let number: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
+        u64::try_from(number)
+            .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
+    }
+
+    /// Reads a key on any server.
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+        let fault = |error| store_error("looking up a key", error);
+        let keys = [Uuid::from(key_hash(key))];
+        let rows = self.fetch(&self.statements().get, Params::Keys(&keys)).await.map_err(fault)?;
+        let row = rows.first().map(|row| read_row(row, Fetch::Nothing)).transpose();
+        Ok(row.map_err(fault)?.and_then(|row| row.entry()))
+    }
+
+    /// Runs a statement on the pool that may take longer than others.
+    async fn fetch_within(
+        &self,
+        bound: Duration,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        self.fetch_on(Source::Pool, bound, sql, params, &AtomicBool::default()).await
+    }
+}
+
+impl MaintenanceAdapter for PostgresAdapter {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        let store = &self.0;
+        let portion =
+            move |limit, from| store.with_table(move || Box::pin(store.purge(limit, from)));
+        Box::pin(store.purge_state.purge(limit, portion))
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        let store = &self.0;
+        Box::pin(store.with_table(move || {
+            Box::pin(async move { forget(&mut store.session(Source::Pool), key, key_hash).await })
+        }))
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(self.0.with_table(move || Box::pin(self.0.get(key))))
+    }
+
+    fn count(&self) -> StoreFuture<'_, u64> {
+        Box::pin(self.0.with_table(move || Box::pin(self.0.count())))
+    }
+
+    /// Closes the lanes' connections. A pool of the user's stays open: it is the user's to close.
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            self.0.connections.close().await;
+            if !self.0.user_pool {
+                self.0.connections.pool.close().await;
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::sql::statement::check_golden;
+    use super::super::connections::texts;
+    use super::super::schema::{Durability, TableName, migration};
+    use super::super::statements::{Statements, tagged};
+    use super::*;
+
+    #[test]
+    fn golden() {
+        let name = TableName::default();
+        let statements = Statements::new(&name, Durability::Synchronous);
+        let asynchronous = Statements::new(&name, Durability::Asynchronous);
+        let (find, migration) = (tagged(&name.find()), migration(&name));
+        let named = TableName { schema: Some("webhooks".to_owned()), ..name };
+        let create = create_sql(&named);
+        let mut all = statements.all();
+        all.extend([
+            ("claim_insert_many, asynchronous", &*asynchronous.claim_insert_many),
+            ("find", &*find),
+            ("migration", &*migration),
+            ("create_schema", &*create[0]),
+        ]);
+        let others = texts();
+        all.extend(others.iter().map(|(name, text)| (*name, &**text)));
+        check_golden("src/adapter/postgres/sql/golden.txt", &all);
+    }
+}

@@ -1,0 +1,275 @@
+//! The dialect: which Postgres statement a step of the engine is.
+//!
+//! A batch waits for a lock as long as recent commits suggest ([`LockWait`](super::tuning::LockWait)),
+//! and a single call for 100 ms. The keys that a transaction of this crate has locked are found by
+//! their advisory locks.
+//!
+//! Why are the advisory locks not read first? `pg_locks` reads the lock table of the whole server, and
+//! blocks every other lock meanwhile. To take the locks would be worse: by default the lock table has
+//! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use super::super::contract::Claimed;
+use super::super::sql::call::{Call, Kind, RowReply, Rows};
+use super::super::sql::engine::{Dialect, execute_batch};
+use super::super::sql::queue::BatchExecutor;
+use super::super::sql::rounds::{RowStatements, Written};
+use super::super::sql::row::{Row, completed};
+use super::super::stored::Fetch;
+use super::connections::Source;
+use super::errors::{is_locked, is_row_error, store_error};
+use super::params::{
+    DataColumns, KeyColumns, Params, Places, Uuid, advisory_lock, advisory_locks, claimed_row,
+    read_row,
+};
+use super::statements::{LOCK_TIMEOUT, Statements};
+use super::store::Store;
+use crate::error::Error;
+
+/// The statements of one call or batch, on connections of one source.
+pub(super) struct Session<'s> {
+    store: &'s Store,
+    source: Source,
+    /// Whether a statement may have written rows whose reply was lost.
+    lost_reply: AtomicBool,
+}
+
+impl Store {
+    pub(super) fn session(&self, source: Source) -> Session<'_> {
+        Session { store: self, source, lost_reply: AtomicBool::default() }
+    }
+}
+
+impl BatchExecutor<Call> for Store {
+    type SendGuard = ();
+
+    async fn send_guard(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn execute(&self, (): (), batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
+        execute_batch(&mut self.session(Source::Lane), &batch).await
+    }
+}
+
+impl Session<'_> {
+    fn statements(&self) -> Arc<Statements> {
+        self.store.statements()
+    }
+
+    async fn send(&self, sql: &Arc<str>, params: Params<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+        let bound = self.store.options.statement_timeout;
+        self.store.fetch_on(self.source, bound, sql, params, &self.lost_reply).await
+    }
+
+    /// Sends a statement that may write. The time of its COMMIT shows how long others hold their rows.
+    async fn send_writing(
+        &self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let start = Instant::now();
+        let rows = self.send(sql, params).await?;
+        if !rows.is_empty() {
+            self.store.lock_wait.note(start.elapsed());
+        }
+        Ok(rows)
+    }
+
+    /// Sends the statement for several keys. Returns its rows, each with the place of its key.
+    async fn write_many(
+        &self,
+        sql: &Arc<str>,
+        rows: &Rows<'_>,
+        stores_data: bool,
+    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
+        let columns = KeyColumns::new(rows);
+        let data = stores_data.then(|| DataColumns::new(rows));
+        let params = Params::Many(&columns, self.lock_timeout(rows), data.as_ref());
+        Places::new(rows).of_rows(self.send_writing(sql, params).await?)
+    }
+
+    /// Sends the statement for one key or that for several. Returns its rows, each with the place of
+    /// its key.
+    async fn write_any(
+        &self,
+        [one, many]: [&Arc<str>; 2],
+        rows: &Rows<'_>,
+        stores_data: bool,
+    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
+        let [row] = &rows[..] else { return self.write_many(many, rows, stores_data).await };
+        let params = Params::One(row, self.lock_timeout(rows), stores_data);
+        let written = self.send_writing(one, params).await?;
+        Ok(written.into_iter().map(|row| (0, row)).collect())
+    }
+
+    fn lock_timeout(&self, rows: &Rows<'_>) -> &'static str {
+        if rows.is_batch { self.store.lock_wait.timeout() } else { LOCK_TIMEOUT }
+    }
+
+    /// Fails while the server still runs a statement that was given up. A claim whose statement was
+    /// given up may be waiting in its COMMIT, where nobody sees it. If the caller were told that the key
+    /// is not there, its event would be lost once the key appears.
+    async fn check_settled(&self) -> Result<(), sqlx::Error> {
+        let bound = self.store.options.statement_timeout;
+        let outstanding = self.store.connections.is_outstanding(bound).await;
+        // Whatever the server answers, the outcome of the release is unknown.
+        if outstanding.map_err(unknown)? {
+            return Err(unknown("a statement that was given up is still running"));
+        }
+        Ok(())
+    }
+}
+
+/// An error that leaves the outcome unknown.
+fn unknown(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(error))
+}
+
+impl RowStatements for Session<'_> {
+    async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
+        let all = self.statements();
+        let (statements, stores_data) = match kind {
+            Kind::Claim => ([&all.claim_insert_one, &all.claim_insert_many], false),
+            Kind::ClaimComplete => {
+                ([&all.claim_complete_insert_one, &all.claim_complete_insert_many], true)
+            }
+            _ => ([&all.complete_one, &all.complete_many], true),
+        };
+        let returned = self.write_any(statements, rows, stores_data).await?;
+        let mut written = vec![Written::No; rows.len()];
+        if kind == Kind::Complete {
+            for (place, row) in returned {
+                let reply = completion(&row, rows[place].token().into())?;
+                written[place] = Written::Yes(reply);
+            }
+        } else {
+            self.store.replanner.note_rows(returned.len());
+            for (place, _) in returned {
+                written[place] = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
+            }
+        }
+        Ok(written)
+    }
+
+    async fn seize(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
+        let all = self.statements();
+        let seized = match kind {
+            Kind::Claim => self.write_many(&all.claim_seize, rows, false).await?,
+            _ => self.write_many(&all.claim_complete_seize, rows, true).await?,
+        };
+        let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
+        for (place, row) in seized {
+            claimed[place] = Some(claimed_row(&row)?);
+        }
+        Ok(claimed)
+    }
+
+    async fn read(
+        &mut self,
+        rows: &Rows<'_>,
+        fetch: Fetch,
+    ) -> Result<Vec<Option<Row>>, sqlx::Error> {
+        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
+        let returned = self.send(self.statements().read(fetch), Params::Keys(&keys)).await?;
+        read_rows(rows, returned, fetch)
+    }
+}
+
+/// Returns rows that were read in the order of their keys.
+pub(super) fn read_rows(
+    rows: &Rows<'_>,
+    returned: Vec<PgRow>,
+    fetch: Fetch,
+) -> Result<Vec<Option<Row>>, sqlx::Error> {
+    let mut found: Vec<Option<Row>> = rows.iter().map(|_| None).collect();
+    for (place, row) in Places::new(rows).of_rows(returned)? {
+        found[place] = Some(read_row(&row, fetch)?);
+    }
+    Ok(found)
+}
+
+/// Returns the reply of a row that a completion wrote: its key, attempts and token.
+fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
+    let attempts: i32 = row.try_get(1)?;
+    let token: Option<Uuid> = row.try_get(2)?;
+    Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))
+}
+
+impl Dialect for Session<'_> {
+    async fn update_by_token(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<bool>, sqlx::Error> {
+        let all = self.statements();
+        let updated = match kind {
+            Kind::Renew => self.write_any([&all.renew_one, &all.renew_many], rows, false).await?,
+            Kind::ReleaseComplete => {
+                let released = self.write_many(&all.release_complete, rows, false).await?;
+                if released.len() < rows.len() {
+                    self.check_settled().await?;
+                }
+                released
+            }
+            _ => self.write_many(&all.release, rows, false).await?,
+        };
+        Ok(places(rows, &updated))
+    }
+
+    async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
+        let deleted = self.write_many(&self.statements().forget, rows, false).await?;
+        Ok(places(rows, &deleted))
+    }
+
+    async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
+        let locks = if rows.is_batch {
+            rows.iter().map(|row| advisory_lock(row.hash)).collect()
+        } else {
+            // A copy of this delivery may hold some of these keys by a lock for all of them.
+            advisory_locks(rows)
+        };
+        let locks = self.send(&self.statements().locks, Params::Locks(&locks)).await?;
+        locks.iter().map(|row| row.try_get::<bool, _>("free").map(|free| !free)).collect()
+    }
+
+    fn reads_first(&self) -> bool {
+        self.store.read_first.is_on()
+    }
+
+    fn claimed(&self, known: usize, rows: usize) {
+        self.store.read_first.note(known, rows);
+    }
+
+    fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
+        let error = store_error(context, error);
+        if self.lost_reply.load(Ordering::Relaxed) { error.unknown() } else { error }
+    }
+
+    fn is_row_error(error: &sqlx::Error) -> bool {
+        is_row_error(error)
+    }
+
+    fn is_locked(error: &sqlx::Error) -> bool {
+        is_locked(error)
+    }
+}
+
+/// Returns which rows a statement returned.
+fn places(rows: &Rows<'_>, returned: &[(usize, PgRow)]) -> Vec<bool> {
+    let mut found = vec![false; rows.len()];
+    for (place, _) in returned {
+        found[*place] = true;
+    }
+    found
+}

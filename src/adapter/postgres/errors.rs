@@ -1,0 +1,96 @@
+//! What Postgres's errors mean.
+//!
+//! SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+
+use sqlx::error::DatabaseError;
+
+use super::super::sql::errors;
+use crate::error::Error;
+
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+const SERIALIZATION_FAILURE: &str = "40001";
+const DEADLOCK_DETECTED: &str = "40P01";
+const IN_FAILED_TRANSACTION: &str = "25P02";
+const READ_ONLY_TRANSACTION: &str = "25006";
+const UNDEFINED_TABLE: &str = "42P01";
+const NO_SUCH_SAVEPOINT: &str = "3B001";
+const NO_ACTIVE_TRANSACTION: &str = "25P01";
+
+pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
+    errors::store_error(context, error, is_refusal)
+}
+
+/// Returns `true` if a statement with this error changed nothing. The server rolls back a statement
+/// that it answers with an error, with these exceptions: the connection or the server ends (08, 57P,
+/// XX), the error says that the outcome is unknown (40003), or a pooler has lost the server (58).
+fn is_refusal(error: &dyn DatabaseError) -> bool {
+    let Some(code) = error.code() else { return false };
+    !["08", "57P", "XX", "40003", "58"].iter().any(|class| code.starts_with(class))
+}
+
+/// Returns `true` if the table does not exist.
+pub(super) fn is_without_table(error: &Error) -> bool {
+    errors::cause(error).is_some_and(|error| has_code(error, &[UNDEFINED_TABLE]))
+}
+
+fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.is_some_and(|code| codes.contains(&&*code))
+}
+
+fn has_class(error: &sqlx::Error, classes: &[&str]) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
+}
+
+/// Returns `true` if an open transaction holds a row.
+pub(super) fn is_locked(error: &sqlx::Error) -> bool {
+    has_code(error, &[LOCK_NOT_AVAILABLE])
+}
+
+/// Returns `true` if one row may have caused the error: its value (22, 23, 54), its lock (55P03, 40),
+/// or a trigger (P0). All other errors meet every row.
+pub(super) fn is_row_error(error: &sqlx::Error) -> bool {
+    has_class(error, &[LOCK_NOT_AVAILABLE, "22", "23", "40", "54", "P0"])
+}
+
+/// Returns `true` if the same statement may succeed at once.
+pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
+    has_code(error, &[SERIALIZATION_FAILURE, DEADLOCK_DETECTED])
+}
+
+/// Returns `true` if the server takes no writes, as after a failover: a new connection may lead to
+/// another server.
+pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
+    has_code(error, &[READ_ONLY_TRANSACTION])
+}
+
+/// Returns `true` if the handler broke its transaction: it swallowed an error (25P02), violated a
+/// deferred constraint (class 23), or left a session that cannot name or write the table (class 42).
+pub(super) fn is_broken_transaction(error: &sqlx::Error) -> bool {
+    has_class(error, &[IN_FAILED_TRANSACTION, "23", "42"])
+}
+
+/// Returns `true` if the savepoint does not exist, or no transaction is open.
+pub(super) fn is_no_savepoint(error: &sqlx::Error) -> bool {
+    has_code(error, &[NO_SUCH_SAVEPOINT, NO_ACTIVE_TRANSACTION])
+}
+
+/// Returns `true` if the connection is gone, as all connections of a pool are after a restart of the
+/// server.
+pub(super) fn is_broken(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
+        error => has_class(error, &["57P", "08"]),
+    }
+}
+
+/// A statement that was given up.
+pub(super) fn timed_out() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
+}
+
+/// Returns `true` if a statement was given up, or the kernel gave its connection up.
+pub(super) fn is_timed_out(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut)
+}

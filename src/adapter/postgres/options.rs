@@ -1,0 +1,154 @@
+//! [`PostgresOptions`], and connection URLs.
+//!
+//! libpq takes several hosts and chooses between them. sqlx takes a list of hosts for one name, and
+//! ignores the parameters that choose, with a warning. So a URL with either is refused.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use sqlx::postgres::PgConnectOptions;
+
+use super::super::sql::Batching;
+use super::super::sql::{Identifier, checked_timeout, take_identifiers};
+use super::schema::{Durability, TableName};
+use crate::error::{ConfigError, valid};
+
+/// The parameters by which libpq chooses between servers.
+const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
+
+/// How a [`PostgresAdapter`](super::PostgresAdapter) works. Set before the adapter exists.
+///
+/// # Example
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_dedup::adapter::{Identifier, PostgresOptions};
+///
+/// let options = PostgresOptions::new()
+///     .table(Identifier::new("webhooks")?)
+///     .statement_timeout(Duration::from_secs(3));
+/// assert!(options.try_statement_timeout(Duration::ZERO).is_err());
+/// # Ok::<(), tower_dedup::ConfigError>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct PostgresOptions {
+    pub(super) name: TableName,
+    pub(super) claims: Durability,
+    pub(super) batching: Batching,
+    pub(super) statement_timeout: Duration,
+}
+
+impl PostgresOptions {
+    /// Returns the defaults: the table `webhook_deliveries` in the first schema of the `search_path`,
+    /// [`Batching::new`], durable claims, and 5 s for a statement.
+    pub fn new() -> Self {
+        Self {
+            name: TableName::default(),
+            claims: Durability::Synchronous,
+            batching: Batching::new(),
+            statement_timeout: Duration::from_secs(5),
+        }
+    }
+
+    /// Sets the table's name. The default is `webhook_deliveries`.
+    pub fn table(mut self, table: Identifier) -> Self {
+        self.name.table = table;
+        self
+    }
+
+    /// Sets the table's schema. By default it is the first schema of the `search_path`: that in which
+    /// the first call finds the table, or makes it.
+    pub fn schema(mut self, schema: Identifier) -> Self {
+        self.name.schema = Some(schema.into_string());
+        self
+    }
+
+    /// Lets claims commit without waiting for the disk: `synchronous_commit = off` for the claim's own
+    /// statement. Completions, and claims that are complete at once, always wait.
+    ///
+    /// A crash of the *database* can then lose a claim that it has granted, and the event's retry runs
+    /// beside the handler. By default claims are durable too.
+    pub fn asynchronous_claims(mut self, asynchronous: bool) -> Self {
+        self.claims = if asynchronous { Durability::Asynchronous } else { Durability::Synchronous };
+        self
+    }
+
+    /// Sets how concurrent calls are sent together; [`Batching::off`] sends each on its own.
+    ///
+    /// Batches have connections of their own, beside those of the pool and with its options: one for
+    /// each lane, and by default two lanes for each runtime. A connection is opened when it is needed;
+    /// twice as many while batches take longer than 500 ms.
+    pub fn batching(mut self, batching: Batching) -> Self {
+        self.batching = batching;
+        self
+    }
+
+    /// Sets how long one statement may take. The default is 5 s.
+    ///
+    /// After that its connection is closed and its outcome is unknown, so that a connection that has
+    /// fallen silent, without a reset, costs this time once and no more. Choose more than the layer's
+    /// `store_timeout`, which ends the wait of a caller. One portion of a purge has six times as long;
+    /// counting and migrating have ten minutes.
+    ///
+    /// # Panics
+    ///
+    /// If the time is shorter than 1 ms: see
+    /// [`try_statement_timeout`](Self::try_statement_timeout).
+    #[track_caller]
+    pub fn statement_timeout(self, timeout: Duration) -> Self {
+        valid(self.try_statement_timeout(timeout))
+    }
+
+    /// Sets how long one statement may take, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] if the time is shorter than 1 ms.
+    pub fn try_statement_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
+        Ok(Self { statement_timeout: checked_timeout("statement_timeout", timeout)?, ..self })
+    }
+
+    /// Reads a URL: its own parameters into these options, the others into sqlx's.
+    pub(super) fn read_url(mut self, url: &str) -> Result<(Self, PgConnectOptions), ConfigError> {
+        let (url, [table, schema]) = take_identifiers(url, ["dedup_table", "dedup_schema"])?;
+        if let Some(table) = table {
+            self = self.table(table);
+        }
+        if let Some(schema) = schema {
+            self = self.schema(schema);
+        }
+        Ok((self, connect_options(&url)?))
+    }
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
+    let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
+    let rest = rest.ok_or(ConfigError::InvalidUrl)?;
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let authority = rest.split('/').next().unwrap_or(rest);
+    // sqlx would refuse several ports or addresses too, but its error would not say why.
+    let hosts = authority.rsplit('@').next().unwrap_or(authority);
+    let mut several = hosts.contains(',') || hosts.contains("%2C") || hosts.contains("%2c");
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        if let Some(name) = CHOOSES.into_iter().find(|chooses| *chooses == name) {
+            return Err(ConfigError::UnsupportedUrlParameter(name));
+        }
+        several |= matches!(&*name, "host" | "hostaddr" | "port") && value.contains(',');
+    }
+    if several {
+        return Err(ConfigError::SeveralHosts);
+    }
+    let options = PgConnectOptions::from_str(url).map_err(|_| ConfigError::InvalidUrl)?;
+    // A URL without a host leaves it to `PGHOST`.
+    if options.get_socket().is_none() && options.get_host().contains(',') {
+        return Err(ConfigError::SeveralHosts);
+    }
+    Ok(options)
+}

@@ -1,0 +1,30 @@
+-- Claims keys that have no row, complete at once, with their stored data. Returns those.
+-- A key that has a row is neither locked nor written.
+-- Several keys. Rows are inserted in the order of `key`, so that two batches never deadlock.
+WITH settings AS MATERIALIZED (
+  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {durable} AS durability
+)
+INSERT INTO {table} AS t (
+  key, namespace, id, token, lease_until, attempts, takeover,
+  first_seen_at, completed_at, expires_at,
+  payload_sha256, response_status, response_headers, response_body
+)
+SELECT a.key, a.namespace, a.id, a.token, NULL, 1, false,
+  clock_timestamp(), clock_timestamp(), clock_timestamp() + a.retention,
+  a.payload_sha256, a.response_status, a.response_headers, a.response_body
+FROM (
+  SELECT a.key, a.namespace, a.id, a.token,
+    a.retention * interval '1 millisecond' AS retention,
+    a.lease * interval '1 millisecond' AS lease,
+    a.payload_sha256, a.response_status, a.response_headers, a.response_body
+  FROM settings, unnest(
+    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $6::int8[],
+    $8::bytea[], $9::int2[], $10::text[], $11::bytea[]
+  ) AS a (
+    key, namespace, id, token, retention, lease,
+    payload_sha256, response_status, response_headers, response_body
+  )
+) AS a
+ORDER BY a.key
+ON CONFLICT (key) DO NOTHING
+RETURNING t.key

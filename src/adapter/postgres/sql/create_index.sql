@@ -1,0 +1,1 @@
+CREATE INDEX IF NOT EXISTS {index} ON {table} (expires_at)

@@ -1,0 +1,1 @@
+CREATE TABLE IF NOT EXISTS {version_table} (version integer NOT NULL)

@@ -1,0 +1,25 @@
+-- Moves the lease of rows that their token holds, and inserts missing rows. Returns those.
+-- Several keys. Rows are inserted in the order of `key`, so that two batches never deadlock.
+WITH settings AS MATERIALIZED (
+  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {durable} AS durability
+)
+INSERT INTO {table} AS t (
+  key, namespace, id, token, lease_until, attempts, takeover,
+  first_seen_at, completed_at, expires_at
+)
+SELECT a.key, a.namespace, a.id, a.token, clock_timestamp() + a.lease, 1, false,
+  clock_timestamp(), NULL, clock_timestamp() + a.retention
+FROM (
+  SELECT a.key, a.namespace, a.id, a.token,
+    a.retention * interval '1 millisecond' AS retention,
+    a.lease * interval '1 millisecond' AS lease
+  FROM settings, unnest(
+    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $6::int8[]
+  ) AS a (
+    key, namespace, id, token, retention, lease
+  )
+) AS a
+ORDER BY a.key
+ON CONFLICT (key) DO UPDATE SET lease_until = excluded.lease_until
+WHERE t.completed_at IS NULL AND t.token = excluded.token
+RETURNING t.key

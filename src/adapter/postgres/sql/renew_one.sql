@@ -1,0 +1,19 @@
+-- Moves the lease of rows that their token holds, and inserts missing rows. Returns those.
+-- One key, as plain values: no dearer than an INSERT that somebody writes by hand.
+-- The subquery sets the settings before the row is written.
+INSERT INTO {table} AS t (
+  key, namespace, id, token, lease_until, attempts, takeover,
+  first_seen_at, completed_at, expires_at
+)
+SELECT a.key, a.namespace, a.id, a.token, clock_timestamp() + a.lease, 1, false,
+  clock_timestamp(), NULL, clock_timestamp() + a.retention
+FROM (
+  SELECT $1::uuid AS key, $2::text AS namespace, $3::text AS id, $4::uuid AS token,
+    $5::int8 * interval '1 millisecond' AS retention,
+    $6::int8 * interval '1 millisecond' AS lease
+  WHERE set_config('lock_timeout', $7::text, true) IS NOT NULL
+    AND ({durable}) IS DISTINCT FROM ''
+) AS a
+ON CONFLICT (key) DO UPDATE SET lease_until = excluded.lease_until
+WHERE t.completed_at IS NULL AND t.token = excluded.token
+RETURNING t.key

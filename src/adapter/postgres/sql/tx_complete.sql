@@ -1,0 +1,15 @@
+-- Within a transaction: completes its keys, as the last statement before COMMIT.
+--
+-- `xmin` of a row that was written under a savepoint is the savepoint's number: `top` is false then,
+-- and the handler may have leaked the savepoint.
+-- A completion is never expired at birth: the retention counts from the claim, and a handler may
+-- run for longer.
+UPDATE {table} AS t SET
+  completed_at = clock_timestamp(),
+  lease_until = NULL,
+  expires_at = CASE WHEN t.expires_at <= clock_timestamp()
+    THEN clock_timestamp() + {retention_ms} * interval '1 millisecond' ELSE t.expires_at END
+WHERE t.key = ANY ({keys}) AND t.token = '{token}' AND t.completed_at IS NULL
+  -- Null in a transaction that has written nothing: not the one that claimed.
+  AND pg_current_xact_id_if_assigned()::text = '{xid}'
+RETURNING t.xmin = pg_current_xact_id()::xid AS top

@@ -1,0 +1,97 @@
+//! The messages that end what a transaction has claimed. Several statements share one message, so that
+//! they cost one round trip. They have no parameters, so the keys are in the text.
+
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+
+use super::super::sql::statement::{fill, render};
+use super::params::Uuid;
+use super::schema::literal;
+use super::statements::Statements;
+
+/// The transaction that claimed.
+#[derive(Debug)]
+pub(super) struct Begun {
+    xid: u64,
+    /// The role of the claim, as `current_setting` returns it: a name, or `none`.
+    role: String,
+}
+
+impl Begun {
+    pub(super) fn new(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let xid: &str = row.try_get("xid")?;
+        let xid = xid.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        Ok(Self { xid, role: row.try_get("role")? })
+    }
+
+    /// Returns an expression that sets the role of the claim again. Its value is never the empty string.
+    fn set_role(&self) -> String {
+        render(include_str!("sql/tx_set_role.sql"), &[("role", &literal(&self.role))])
+    }
+}
+
+/// Returns keys as an array.
+fn uuids(keys: &[Uuid]) -> String {
+    let keys: Vec<_> = keys.iter().map(Uuid::to_string).collect();
+    format!("'{{{}}}'::uuid[]", keys.join(","))
+}
+
+impl Statements {
+    /// Returns the message that releases keys while their transaction goes on.
+    pub(super) fn release_in(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
+        let role = fill(&self.tx_release_role, &[("set_role", &begun.set_role())]);
+        let values = [("keys", &*uuids(keys)), ("token", &*token.to_string())];
+        let release = fill(&self.tx_release, &values);
+        format!("{role}; {release}; {}", self.tx_restore_role)
+    }
+
+    /// Returns the statement that comes before a statement that completes keys.
+    pub(super) fn begin_end(&self, begun: &Begun) -> String {
+        fill(&self.tx_begin_end, &[("set_role", &begun.set_role())])
+    }
+
+    /// Returns the message that completes keys in the transaction that claimed them. `retention_ms`
+    /// counts anew for a row that has expired.
+    pub(super) fn complete_in(
+        &self,
+        begun: &Begun,
+        keys: &[Uuid],
+        token: Uuid,
+        retention_ms: i64,
+    ) -> String {
+        let values = [
+            ("keys", &*uuids(keys)),
+            ("token", &*token.to_string()),
+            ("retention_ms", &*retention_ms.to_string()),
+            ("xid", &*begun.xid.to_string()),
+        ];
+        let (begin_end, complete) = (self.begin_end(begun), fill(&self.tx_complete, &values));
+        format!("{begin_end}; {complete}; {}", self.tx_restore_role)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema::{Durability, TableName};
+    use super::super::server_session::BEGIN;
+    use super::super::statements::TAG;
+    use super::*;
+
+    #[test]
+    fn every_statement_of_a_message_begins_with_the_tag() {
+        assert!(BEGIN.starts_with(TAG));
+        let statements = Statements::new(&TableName::default(), Durability::Synchronous);
+        for role in ["none", "a \"role\"", "{keys}"] {
+            let begun = Begun { xid: 7, role: role.to_owned() };
+            let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
+            for (message, statements) in [
+                (statements.release_in(&begun, keys, token), 3),
+                (statements.complete_in(&begun, keys, token, 1), 3),
+            ] {
+                assert!(message.starts_with(TAG), "{message}");
+                assert_eq!(message.matches(TAG).count(), statements, "{message}");
+                assert!(message.contains(&literal(role)), "{message}");
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What the adapter learns from its statements: which statement to send first, when to have it planned
+//! again, and how long to wait for a row.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Whether claims read before they insert: while at least half of their keys are known.
+///
+/// An insertion shows without extra cost whether a key is new. The row of a known key takes a second
+/// statement. So claims insert first in quiet times, and read first while a sender delivers again what
+/// it believes lost.
+#[derive(Debug, Default)]
+pub(super) struct ReadFirst(AtomicBool);
+
+impl ReadFirst {
+    pub(super) fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Notes how many of the rows of a claim were known.
+    pub(super) fn note(&self, known: usize, rows: usize) {
+        if rows == 0 {
+            return;
+        }
+        let on = known * 2 >= rows;
+        // Every statement reads the flag, and few change it.
+        if on != self.is_on() {
+            self.0.store(on, Ordering::Relaxed);
+        }
+    }
+}
+
+const FIRST_REPLAN: Duration = Duration::from_secs(30);
+const LAST_REPLAN: Duration = Duration::from_secs(3_600);
+/// A smaller table is read as fast as its index.
+const FEW_ROWS: u64 = 256;
+
+/// Has statements planned again as the table grows.
+///
+/// Postgres keeps the plan of a prepared statement until the table is analyzed. A plan from a time when
+/// the table was known to be tiny reads all rows, also when the table has grown. So statements change
+/// their text, by a comment with a generation, and are planned again
+///
+/// 1. when this adapter has written as many rows as it had written at the last generation,
+/// 2. when 30 s have passed in which it has written a row, then a minute, up to an hour: by then a
+///    table that other processes fill as well has about doubled.
+///
+/// Each text is one more prepared statement on each connection, until the connection closes or its
+/// cache is full: about twelve in the half hour for which a pool keeps a connection. No session setting
+/// is needed, so this also works behind PgBouncer.
+#[derive(Debug)]
+pub(super) struct Replanner {
+    rows_written: AtomicU64,
+    last: Mutex<Generation>,
+}
+
+#[derive(Debug)]
+struct Generation {
+    number: u32,
+    /// The rows that were written by then.
+    rows: u64,
+    at: Instant,
+    /// The time until the next generation.
+    lasts: Duration,
+}
+
+impl Default for Replanner {
+    fn default() -> Self {
+        let at = Instant::now();
+        let last = Generation { number: 0, rows: FEW_ROWS, at, lasts: FIRST_REPLAN };
+        Self { rows_written: AtomicU64::new(0), last: Mutex::new(last) }
+    }
+}
+
+impl Replanner {
+    pub(super) fn note_rows(&self, rows: usize) {
+        self.rows_written.fetch_add(rows.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Returns the statement with the comment of its generation.
+    pub(super) fn text(&self, sql: &Arc<str>) -> Arc<str> {
+        match self.generation(Instant::now()) {
+            0 => Arc::clone(sql),
+            generation => format!("{sql} /* {generation} */").into(),
+        }
+    }
+
+    fn generation(&self, now: Instant) -> u32 {
+        let written = self.rows_written.load(Ordering::Relaxed);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = written.saturating_sub(last.rows);
+        let is_late = now.saturating_duration_since(last.at) >= last.lasts && rows > 0;
+        if is_late {
+            last.lasts = (last.lasts * 2).min(LAST_REPLAN);
+        }
+        if rows >= last.rows || is_late {
+            (last.number, last.rows, last.at) = (last.number.wrapping_add(1), written, now);
+        }
+        last.number
+    }
+}
+
+/// How long a batch waits for a row: four times the median of what the last writing statements took,
+/// with COMMIT, between 25 and 250 ms.
+///
+/// A row that another process is committing is worth the wait. A row that a transaction holds for the
+/// length of a handler is not. The median is used because a statement that waited for a lock took longer
+/// than a commit takes.
+#[derive(Debug, Default)]
+pub(super) struct LockWait {
+    median_us: AtomicU32,
+}
+
+/// The waits as `lock_timeout` takes them, in increasing order.
+const WAITS: [(u32, &str); 4] =
+    [(25_000, "25ms"), (50_000, "50ms"), (100_000, "100ms"), (u32::MAX, "250ms")];
+
+impl LockWait {
+    /// Notes how long a statement took that wrote rows.
+    pub(super) fn note(&self, took: Duration) {
+        let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+        let median = self.median_us.load(Ordering::Relaxed);
+        // One step towards the value, whatever the distance.
+        let next = if took > median {
+            median.saturating_add(median / 2 + 1_000)
+        } else {
+            median - median / 3
+        };
+        // If two statements note at once, one of them is lost.
+        self.median_us.store(next, Ordering::Relaxed);
+    }
+
+    pub(super) fn timeout(&self) -> &'static str {
+        let least = self.median_us.load(Ordering::Relaxed).saturating_mul(4);
+        WAITS.iter().find(|(most, _)| least <= *most).map_or("250ms", |(_, wait)| wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_first_is_on_while_half_of_the_rows_are_known() {
+        let read_first = ReadFirst::default();
+        assert!(!read_first.is_on());
+        for (known, rows, on) in
+            [(1, 3, false), (1, 2, true), (0, 1, false), (0, 0, false), (1, 1, true)]
+        {
+            read_first.note(known, rows);
+            assert_eq!(read_first.is_on(), on, "{known} of {rows}");
+        }
+    }
+
+    #[test]
+    fn generation_changes_when_rows_double_or_after_a_while() {
+        let (replanner, start) = (Replanner::default(), Instant::now());
+        let mut generations = Vec::new();
+        for rows in [500, 20, 500, 500, 1] {
+            replanner.note_rows(rows);
+            generations.push(replanner.generation(start));
+        }
+        assert_eq!(generations, [0, 1, 1, 2, 2]);
+        assert_eq!(replanner.generation(start + FIRST_REPLAN * 2), 3);
+        // No row was written since.
+        assert_eq!(replanner.generation(start + FIRST_REPLAN * 4), 3);
+    }
+
+    #[test]
+    fn generations_of_a_busy_connection_are_few() {
+        let (replanner, start) = (Replanner::default(), Instant::now());
+        let generation = |replanner: &Replanner, second: u64| {
+            replanner.note_rows(100);
+            replanner.generation(start + Duration::from_secs(second))
+        };
+        let half_an_hour = (0..1_800).map(|second| generation(&replanner, second)).max();
+        assert!(half_an_hour < Some(20), "{half_an_hour:?} in half an hour");
+        let day = (1_800..86_400).map(|second| generation(&replanner, second)).max();
+        assert!(day < Some(60), "{day:?} in a day");
+    }
+
+    #[test]
+    fn lock_wait_follows_the_median_of_what_statements_take() {
+        let wait = LockWait::default();
+        assert_eq!(wait.timeout(), "25ms");
+        for (took_ms, timeout) in
+            [(2, "25ms"), (10, "50ms"), (20, "100ms"), (60, "250ms"), (5_000, "250ms"), (1, "25ms")]
+        {
+            for _ in 0..60 {
+                wait.note(Duration::from_millis(took_ms));
+            }
+            assert_eq!(wait.timeout(), timeout, "{took_ms} ms");
+        }
+        // One slow statement does not change the timeout.
+        wait.note(Duration::from_secs(3_600));
+        assert_eq!(wait.timeout(), "25ms");
+    }
+}

@@ -1,0 +1,225 @@
+//! The calls of a store, and the rows of a statement.
+
+use std::ops::Deref;
+
+use super::super::contract::{CallTerms, Claimed, Completed, Permanence, Released, Renewed, Token};
+use super::super::stored::Fetch;
+use super::queue::BatchItem;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// What a call does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::adapter) enum Kind {
+    /// Claims under `OnCompletion`.
+    Claim,
+    /// Claims under `OnClaim`: complete at once.
+    ClaimComplete,
+    Renew,
+    Complete,
+    /// Releases incomplete rows.
+    Release,
+    /// Releases rows that were claimed complete.
+    ReleaseComplete,
+}
+
+impl Kind {
+    pub(in crate::adapter) fn claim(terms: &CallTerms) -> Self {
+        if is_on_claim(terms) { Self::ClaimComplete } else { Self::Claim }
+    }
+
+    pub(in crate::adapter) fn release(terms: &CallTerms) -> Self {
+        if is_on_claim(terms) { Self::ReleaseComplete } else { Self::Release }
+    }
+
+    /// What the call does, for the text of its error.
+    pub(super) fn context(self) -> &'static str {
+        match self {
+            Self::Claim | Self::ClaimComplete => "claiming keys",
+            Self::Renew => "renewing leases",
+            Self::Complete => "completing keys",
+            Self::Release | Self::ReleaseComplete => "releasing keys",
+        }
+    }
+
+    pub(super) fn is_claim(self) -> bool {
+        matches!(self, Self::Claim | Self::ClaimComplete)
+    }
+}
+
+fn is_on_claim(terms: &CallTerms) -> bool {
+    terms.permanence() == Permanence::OnClaim
+}
+
+/// The reply to a call, for one key.
+#[derive(Debug, Clone)]
+pub(in crate::adapter) enum RowReply {
+    Claimed(Claimed),
+    Renewed(Renewed),
+    Completed(Completed),
+    Released(Released),
+}
+
+impl RowReply {
+    pub(in crate::adapter) fn claimed(self) -> Option<Claimed> {
+        if let Self::Claimed(claimed) = self { Some(claimed) } else { None }
+    }
+
+    pub(in crate::adapter) fn renewed(self) -> Option<Renewed> {
+        if let Self::Renewed(renewed) = self { Some(renewed) } else { None }
+    }
+
+    pub(in crate::adapter) fn completed(self) -> Option<Completed> {
+        if let Self::Completed(completed) = self { Some(completed) } else { None }
+    }
+
+    pub(in crate::adapter) fn released(self) -> Option<Released> {
+        if let Self::Released(released) = self { Some(released) } else { None }
+    }
+}
+
+/// Returns the replies to a call, if all are of the kind that `reply` picks.
+///
+/// # Errors
+///
+/// [`ErrorKind::Corrupt`] for a reply of another kind.
+pub(in crate::adapter) fn replies<T>(
+    replies: Vec<RowReply>,
+    reply: impl Fn(RowReply) -> Option<T>,
+) -> Result<Vec<T>, Error> {
+    replies.into_iter().map(reply).collect::<Option<Vec<T>>>().ok_or_else(missing_reply)
+}
+
+pub(super) fn missing_reply() -> Error {
+    Error::new(ErrorKind::Corrupt, "reading the replies of a batch")
+}
+
+/// One caller's call.
+pub(in crate::adapter) struct Call {
+    pub(super) kind: Kind,
+    pub(super) keys: Vec<DedupKey>,
+    /// The hash of each key: its row, and its place in a batch.
+    pub(super) hashes: Vec<u128>,
+    /// The first half of each hash, for the queue.
+    short_hashes: Vec<u64>,
+    pub(super) terms: CallTerms,
+    pub(super) reads_first: bool,
+}
+
+impl Call {
+    pub(in crate::adapter) fn new(
+        kind: Kind,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        hash: impl Fn(&DedupKey) -> u128,
+    ) -> Self {
+        let hashes: Vec<u128> = keys.iter().map(hash).collect();
+        let short_hashes = hashes.iter().copied().map(short_hash).collect();
+        let (keys, terms) = (keys.to_vec(), terms.clone());
+        Self { kind, keys, hashes, short_hashes, terms, reads_first: false }
+    }
+
+    /// Reads before it writes, because some of its keys are known to have a row that may be free.
+    pub(in crate::adapter) fn reading_first(self, reads_first: bool) -> Self {
+        Self { reads_first, ..self }
+    }
+
+    pub(super) fn rows(&self, is_batch: bool) -> Rows<'_> {
+        let keys = self.keys.iter().zip(&self.hashes);
+        let row = |(key, hash): (_, &u128)| RowCall::new(key, *hash, &self.terms);
+        Rows { rows: keys.map(row).collect(), is_batch }
+    }
+
+    /// How many bytes of responses its rows store.
+    pub(super) fn bytes(&self) -> usize {
+        let stored = self.keys.first().and_then(|key| self.terms.stored_data_for(key));
+        let response = stored.and_then(|stored| stored.response);
+        response.map_or(0, |response| response.body.len().saturating_mul(self.keys.len()))
+    }
+}
+
+/// Returns what stands for a key in the queue.
+pub(in crate::adapter) fn short_hash(hash: u128) -> u64 {
+    u64::try_from(hash >> 64).unwrap_or_default()
+}
+
+impl BatchItem for Call {
+    type Reply = Vec<RowReply>;
+
+    fn can_join(&self, other: &Self) -> bool {
+        self.kind == other.kind
+    }
+
+    fn key_hashes(&self) -> &[u64] {
+        &self.short_hashes
+    }
+
+    fn allows_shared_keys(&self) -> bool {
+        self.kind.is_claim()
+    }
+}
+
+/// One key of a statement, with the terms of its call.
+#[derive(Clone, Copy)]
+pub(in crate::adapter) struct RowCall<'c> {
+    pub(in crate::adapter) key: &'c DedupKey,
+    pub(in crate::adapter) hash: u128,
+    pub(in crate::adapter) terms: &'c CallTerms,
+    /// The most that any call of the batch wants of the key.
+    pub(super) fetch: Fetch,
+}
+
+impl<'c> RowCall<'c> {
+    pub(in crate::adapter) fn new(key: &'c DedupKey, hash: u128, terms: &'c CallTerms) -> Self {
+        Self { key, hash, terms, fetch: terms.fetch() }
+    }
+
+    pub(in crate::adapter) fn token(&self) -> Token {
+        self.terms.token()
+    }
+}
+
+/// The keys of a statement.
+#[derive(Clone)]
+pub(in crate::adapter) struct Rows<'c> {
+    pub(super) rows: Vec<RowCall<'c>>,
+    /// Whether they are those of a batch. Otherwise all have the terms of one call.
+    pub(in crate::adapter) is_batch: bool,
+}
+
+impl<'c> Rows<'c> {
+    /// The rows of one call that is made outside of the queue.
+    pub(in crate::adapter) fn of_call(
+        keys: &'c [DedupKey],
+        terms: &'c CallTerms,
+        hash: impl Fn(&DedupKey) -> u128,
+    ) -> Self {
+        let row = |key| RowCall::new(key, hash(key), terms);
+        Self { rows: keys.iter().map(row).collect(), is_batch: false }
+    }
+
+    /// Returns `true` if any row has data to store.
+    pub(in crate::adapter) fn stores_data(&self) -> bool {
+        self.rows.iter().any(|row| row.terms.stores_data())
+    }
+
+    /// Returns the rows at these places.
+    pub(in crate::adapter) fn select(&self, places: &[usize]) -> Self {
+        let rows = places.iter().map(|place| self.rows[*place]).collect();
+        Self { rows, is_batch: self.is_batch }
+    }
+}
+
+impl<'c> Deref for Rows<'c> {
+    type Target = [RowCall<'c>];
+
+    fn deref(&self) -> &[RowCall<'c>] {
+        &self.rows
+    }
+}
+
+pub(super) fn more(one: Fetch, other: Fetch) -> Fetch {
+    let both = [one, other];
+    let order = [Fetch::DigestAndResponse, Fetch::Digest];
+    order.into_iter().find(|fetch| both.contains(fetch)).unwrap_or(Fetch::Nothing)
+}

@@ -1,0 +1,388 @@
+//! How calls become statements: once, for every SQL database.
+//!
+//! A dialect supplies single statements. This module decides which statement is sent for which keys:
+//!
+//! 1. A call that writes goes in *rounds*: write what is free at once, read what was there, seize what
+//!    a claim may take, write again. A reply comes from a row that was written, or from a row that was
+//!    read. A row that changes hands in all [`ROUNDS`] is in flight.
+//! 2. If several calls of a batch name one key, only the first call's row is sent. The other calls are
+//!    answered from the resulting row. A call that the row cannot answer is sent in the next statement.
+//! 3. A batch that fails because of one row is sent again in parts, until the bad row stands alone
+//!    and only its caller gets the error. After any other failure all callers get the same error.
+//! 4. A claim that meets a row of an open transaction is sent again without the keys that such a
+//!    transaction is known to hold, in parts while one of them is still held, for [`SPLIT_TIME`] at
+//!    most. After that the remaining keys are an error and not in flight, because they may be free.
+//! 5. A statement carries at most 8 MiB of responses, or one response that is larger. A statement
+//!    that reads responses reads at most 64.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+
+use super::super::contract::{CallTerms, Claimed, Forgotten, Released, Renewed, Token};
+use super::super::stored::Fetch;
+use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, more};
+use super::rounds::{KeyReply, ROUNDS, Rounds, RowStatements};
+use crate::error::Error;
+use crate::key::DedupKey;
+
+/// How often a statement is repeated that conflicted with another, or whose connection was gone.
+pub(in crate::adapter) const REPEATS: usize = 6;
+/// How many parts a refused batch becomes: more parts, fewer rounds that wait for a lock.
+const PARTS: usize = 8;
+/// For how long claims are split to find out which of their rows an open transaction holds.
+const SPLIT_TIME: Duration = Duration::from_secs(1);
+/// How many bytes of responses one statement carries. They are in memory three times while the
+/// statement is sent, and a message has at most 1 GiB.
+const MAX_BYTES: usize = 8 * 1_024 * 1_024;
+
+/// What a dialect supplies.
+pub(in crate::adapter) trait Dialect: RowStatements {
+    /// Renews or releases the rows of these tokens. Returns which rows it wrote.
+    fn update_by_token(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
+
+    /// Deletes rows that no live lease holds. Returns which rows it deleted.
+    fn delete(
+        &mut self,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
+
+    /// Returns which of these keys a transaction of this crate holds, as far as the database shows it.
+    fn held_by_transactions(
+        &mut self,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
+
+    /// Returns `true` if claims read before they insert.
+    fn reads_first(&self) -> bool {
+        false
+    }
+
+    /// Notes how many of the rows of a claim were known before.
+    fn claimed(&self, known: usize, rows: usize) {
+        let _ = (known, rows);
+    }
+
+    fn error(&self, context: &'static str, error: sqlx::Error) -> Error;
+
+    /// Returns `true` if one row may have caused the error: the other rows can go without it.
+    fn is_row_error(error: &sqlx::Error) -> bool;
+
+    /// Returns `true` if an open transaction holds a row for longer than the statement waits.
+    fn is_locked(error: &sqlx::Error) -> bool;
+}
+
+/// Why a statement failed.
+struct Failed {
+    error: Error,
+    /// Whether the other rows can go without one of them.
+    is_row_error: bool,
+}
+
+/// Sends one call as it would be sent without the queue.
+pub(in crate::adapter) async fn execute_one<D: Dialect>(
+    dialect: &mut D,
+    call: &Call,
+) -> Result<Vec<RowReply>, Error> {
+    let rows = call.rows(false);
+    match execute_rows(dialect, call.kind, &rows, call.reads_first).await {
+        Ok(replies) => replies.into_iter().map(|reply| reply.reply).collect(),
+        Err(failed) => Err(failed.error),
+    }
+}
+
+/// Sends a batch: rules 2, 3 and 5.
+pub(in crate::adapter) async fn execute_batch<D: Dialect>(
+    dialect: &mut D,
+    calls: &[Call],
+) -> Vec<Result<Vec<RowReply>, Error>> {
+    let mut replies: Vec<Option<Result<Vec<RowReply>, Error>>> =
+        calls.iter().map(|_| None).collect();
+    // Once a statement may have granted something to a call, no failure means that none did.
+    let mut may_be_granted = vec![false; calls.len()];
+    let mut parts = split_by_size(calls);
+    while let Some(part) = parts.pop_front() {
+        if let [one] = part[..] {
+            let reply = execute_one(dialect, &calls[one]).await;
+            let unknown = |error: Error| if may_be_granted[one] { error.unknown() } else { error };
+            replies[one] = Some(reply.map_err(unknown));
+            continue;
+        }
+        let layout = Layout::new(calls, &part);
+        let reads_first = part.iter().any(|call| calls[*call].reads_first);
+        match execute_rows(dialect, layout.kind, &layout.rows, reads_first).await {
+            Ok(rows) => {
+                let mut unanswered = Vec::new();
+                for (call, reply) in part.into_iter().zip(layout.replies(rows)) {
+                    match reply {
+                        Some(reply) => replies[call] = Some(reply),
+                        None => {
+                            may_be_granted[call] = true;
+                            unanswered.push(call);
+                        }
+                    }
+                }
+                if !unanswered.is_empty() {
+                    parts.push_front(unanswered);
+                }
+            }
+            Err(Failed { error, is_row_error: true }) => {
+                for call in &part {
+                    may_be_granted[*call] |= error.is_unknown();
+                }
+                parts.extend(part.chunks(part.len().div_ceil(PARTS)).map(<[usize]>::to_vec));
+            }
+            Err(Failed { error, .. }) => {
+                let error = error.shared();
+                for call in part {
+                    let error = error();
+                    let error = if may_be_granted[call] { error.unknown() } else { error };
+                    replies[call] = Some(Err(error));
+                }
+            }
+        }
+    }
+    replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
+}
+
+/// Returns the places of all calls, in parts that are not too large.
+fn split_by_size(calls: &[Call]) -> VecDeque<Vec<usize>> {
+    let (mut parts, mut part, mut bytes) = (VecDeque::new(), Vec::new(), 0_usize);
+    for (place, call) in calls.iter().enumerate() {
+        let more = call.bytes();
+        if !part.is_empty() && bytes.saturating_add(more) > MAX_BYTES {
+            parts.push_back(std::mem::take(&mut part));
+            bytes = 0;
+        }
+        bytes = bytes.saturating_add(more);
+        part.push(place);
+    }
+    if !part.is_empty() {
+        parts.push_back(part);
+    }
+    parts
+}
+
+/// The rows of a batch, each key once, and which of them each call names.
+struct Layout<'c> {
+    kind: Kind,
+    rows: Rows<'c>,
+    calls: Vec<&'c Call>,
+    /// For each call and each of its keys: the row, and whether the row is sent for this call.
+    named: Vec<Vec<(usize, bool)>>,
+}
+
+impl<'c> Layout<'c> {
+    /// `part` are the places of calls of one kind.
+    fn new(calls: &'c [Call], part: &[usize]) -> Self {
+        let calls: Vec<&Call> = part.iter().map(|place| &calls[*place]).collect();
+        let mut named: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
+        for (place, call) in calls.iter().enumerate() {
+            let keys = call.hashes.iter().zip(&call.keys).enumerate();
+            named.extend(keys.map(|(at, (hash, key))| (*hash, key, place, at)));
+        }
+        // The first call of those that name a key comes first.
+        named.sort_unstable();
+        let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(named.len());
+        let mut of: Vec<_> = calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
+        for (hash, key, call, at) in named {
+            let terms = &calls[call].terms;
+            let is_first = match rows.last_mut() {
+                Some(last) if last.key == key => {
+                    last.fetch = more(last.fetch, terms.fetch());
+                    false
+                }
+                _ => true,
+            };
+            if is_first {
+                rows.push(RowCall::new(key, hash, terms));
+            }
+            of[call][at] = (rows.len() - 1, is_first);
+        }
+        let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
+        Self { kind, rows: Rows { rows, is_batch: true }, calls, named: of }
+    }
+
+    /// Returns the reply to each call; `None` for a call that the rows do not answer.
+    fn replies(&self, rows: Vec<KeyReply>) -> Vec<Option<Result<Vec<RowReply>, Error>>> {
+        let (mut own, rows): (Vec<_>, Vec<_>) =
+            rows.into_iter().map(|reply| (Some(reply.reply), reply.row)).unzip();
+        let mut reply_to = |call: &Call, named: &[(usize, bool)]| {
+            let replies = named.iter().map(|(row, is_own)| match rows.get(*row)? {
+                _ if *is_own => own[*row].take(),
+                Some(row) => {
+                    let claimed = row.claimed(&call.terms).transpose();
+                    claimed.map(|claimed| claimed.map(RowReply::Claimed))
+                }
+                None => Some(Ok(RowReply::Claimed(Claimed::InFlight))),
+            });
+            // All replies first: a call without one is sent again.
+            replies.collect::<Option<Vec<_>>>().map(|replies| replies.into_iter().collect())
+        };
+        self.calls.iter().zip(&self.named).map(|(call, named)| reply_to(call, named)).collect()
+    }
+}
+
+/// Sends the rows of calls of one kind.
+async fn execute_rows<D: Dialect>(
+    dialect: &mut D,
+    kind: Kind,
+    rows: &Rows<'_>,
+    reads_first: bool,
+) -> Result<Vec<KeyReply>, Failed> {
+    if matches!(kind, Kind::Renew | Kind::Release | Kind::ReleaseComplete) {
+        let updated = dialect.update_by_token(kind, rows).await;
+        let updated = updated.map_err(|error| Failed {
+            is_row_error: D::is_row_error(&error),
+            error: dialect.error(kind.context(), error),
+        })?;
+        let reply = |updated| KeyReply { reply: Ok(updated_reply(kind, updated)), row: None };
+        return Ok(updated.into_iter().map(reply).collect());
+    }
+    let mut rounds = Rounds::new(kind, rows);
+    let reads_first = kind.is_claim() && (reads_first || dialect.reads_first());
+    let deadline = Instant::now() + SPLIT_TIME;
+    match claim_with_fallback(dialect, &mut rounds, reads_first, deadline).await {
+        Ok(()) => {
+            if kind.is_claim() {
+                dialect.claimed(rounds.known, rows.len());
+            }
+            Ok(rounds.finish())
+        }
+        Err(error) => {
+            // Claims were split already, as far as it was worth the time.
+            let is_row_error =
+                D::is_row_error(&error) && !(kind.is_claim() && D::is_locked(&error));
+            let error = dialect.error(kind.context(), error);
+            let error = if rounds.has_written { error.unknown() } else { error };
+            Err(Failed { error, is_row_error })
+        }
+    }
+}
+
+fn updated_reply(kind: Kind, updated: bool) -> RowReply {
+    match (kind, updated) {
+        (Kind::Renew, true) => RowReply::Renewed(Renewed::Held),
+        (Kind::Renew, false) => RowReply::Renewed(Renewed::Lost),
+        (_, true) => RowReply::Released(Released::Released),
+        (_, false) => RowReply::Released(Released::NotHeld),
+    }
+}
+
+/// Runs the rounds; those of a claim around rows that an open transaction holds: rule 4.
+///
+/// Boxed, because it calls itself with a part of the rows.
+fn claim_with_fallback<'a, D: Dialect>(
+    dialect: &'a mut D,
+    rounds: &'a mut Rounds<'_, '_>,
+    reads_first: bool,
+    deadline: Instant,
+) -> BoxFuture<'a, Result<(), sqlx::Error>> {
+    Box::pin(async move {
+        let Err(error) = rounds.run(dialect, reads_first).await else { return Ok(()) };
+        if !rounds.kind.is_claim() || !D::is_locked(&error) {
+            return Err(error);
+        }
+        match rounds.open_places().len() {
+            // The open transaction holds this one.
+            0 | 1 => Ok(()),
+            _ if Instant::now() >= deadline => Err(error),
+            _ => claim_unlocked(dialect, rounds, reads_first, deadline).await,
+        }
+    })
+}
+
+/// Claims those of the open rows that no transaction of this crate holds.
+async fn claim_unlocked<D: Dialect>(
+    dialect: &mut D,
+    rounds: &mut Rounds<'_, '_>,
+    reads_first: bool,
+    deadline: Instant,
+) -> Result<(), sqlx::Error> {
+    let open = rounds.open_places();
+    let held = dialect.held_by_transactions(rounds.rows).await?;
+    let places: Vec<usize> = open.iter().copied().filter(|place| !held[*place]).collect();
+    // If none is known to be held, somebody else's transaction holds one of them: find out which.
+    let parts = if places.len() == open.len() { PARTS } else { 1 };
+    for places in places.chunks(places.len().div_ceil(parts).max(1)) {
+        let rows = rounds.rows.select(places);
+        let mut part = Rounds::new(rounds.kind, &rows);
+        let ran = claim_with_fallback(dialect, &mut part, reads_first, deadline).await;
+        rounds.has_written |= part.has_written;
+        rounds.known += part.known;
+        ran?;
+        for (place, reply) in places.iter().zip(part.finish()) {
+            rounds.replies[*place] = Some(reply);
+        }
+    }
+    Ok(())
+}
+
+/// Forgets a key, unless a live lease or an open transaction holds it.
+pub(in crate::adapter) async fn forget<D: Dialect>(
+    dialect: &mut D,
+    key: &DedupKey,
+    hash: impl Fn(&DedupKey) -> u128,
+) -> Result<Forgotten, Error> {
+    const CONTEXT: &str = "forgetting a key";
+    // A statement takes terms, and this one does not use them.
+    let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
+    let rows = Rows::of_call(std::slice::from_ref(key), &terms, hash);
+    for _ in 0..ROUNDS {
+        let deleted = dialect.delete(&rows).await;
+        if deleted.map_err(|error| dialect.error(CONTEXT, error))? == [true] {
+            return Ok(Forgotten::Removed);
+        }
+        let read = dialect.read(&rows, Fetch::Nothing).await;
+        let read = read.map_err(|error| dialect.error(CONTEXT, error))?;
+        match read.into_iter().flatten().next() {
+            None => {
+                // A transaction that runs the key holds its lock, and has no visible row yet.
+                let held = dialect.held_by_transactions(&rows).await;
+                let held = held.map_err(|error| dialect.error(CONTEXT, error))?;
+                let is_held = held == [true];
+                return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
+            }
+            Some(row) if row.is_leased() => return Ok(Forgotten::InFlight),
+            // Somebody wrote the row since: try again.
+            Some(_) => {}
+        }
+    }
+    Ok(Forgotten::InFlight)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, StatusCode};
+
+    use super::super::super::stored::StoredResponse;
+    use super::*;
+
+    fn call(bytes: usize, keys: usize) -> Call {
+        let keys: Vec<_> = (0..keys as u64).map(|id| DedupKey::new("a", &id.to_string())).collect();
+        let keys = keys.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+        let body = vec![0; bytes].into();
+        let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
+        let terms = terms.with_response(response.into());
+        Call::new(Kind::Complete, &keys, &terms, |_| 0)
+    }
+
+    #[test]
+    fn batch_with_large_responses_is_sent_in_parts() {
+        let small: Vec<_> = (0..1_024).map(|_| call(100, 1)).collect();
+        assert_eq!(split_by_size(&small), [(0..1_024).collect::<Vec<_>>()]);
+        let half = MAX_BYTES / 2;
+        let sizes = [(half, 1), (half, 1), (1, 1), (MAX_BYTES * 2, 1), (half / 2, 4), (1, 1)];
+        let large: Vec<_> = sizes.into_iter().map(|(bytes, keys)| call(bytes, keys)).collect();
+        let parts = [vec![0, 1], vec![2], vec![3], vec![4], vec![5]];
+        assert_eq!(split_by_size(&large), parts);
+        assert!(split_by_size(&[]).is_empty());
+    }
+}

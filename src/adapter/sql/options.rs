@@ -1,0 +1,114 @@
+//! [`Identifier`]: the name of a table or a schema.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{ConfigError, check};
+
+/// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, without the prefix `sqlite_`.
+///
+/// It is quoted as it is in every statement. Names that are derived from it fit every database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identifier(String);
+
+impl Identifier {
+    /// Returns a valid identifier.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidIdentifier`].
+    ///
+    /// ```
+    /// use tower_dedup::adapter::Identifier;
+    ///
+    /// assert_eq!(Identifier::new("seen_events")?.as_str(), "seen_events");
+    /// assert!(Identifier::new("seen; DROP TABLE users").is_err());
+    /// # Ok::<(), tower_dedup::ConfigError>(())
+    /// ```
+    pub fn new(name: &str) -> Result<Self, ConfigError> {
+        let mut chars = name.chars();
+        let starts = chars.next().is_some_and(|char| char.is_ascii_alphabetic() || char == '_');
+        let continues = chars.all(|char| char.is_ascii_alphanumeric() || char == '_');
+        let reserved = name.to_ascii_lowercase().starts_with("sqlite_");
+        if starts && continues && !reserved && name.len() <= 48 {
+            Ok(Self(name.to_owned()))
+        } else {
+            Err(ConfigError::InvalidIdentifier)
+        }
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(in crate::adapter) fn into_string(self) -> String {
+        self.0
+    }
+
+    /// The table of an adapter whose options name no other.
+    pub(in crate::adapter) fn default_table() -> Self {
+        Self("webhook_deliveries".to_owned())
+    }
+}
+
+impl fmt::Display for Identifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Returns `timeout`, if it is at least 1 ms: the unit in which databases take it.
+pub(in crate::adapter) fn checked_timeout(
+    setting: &'static str,
+    timeout: Duration,
+) -> Result<Duration, ConfigError> {
+    check(timeout >= Duration::from_millis(1), setting, "at least 1 ms")?;
+    Ok(timeout)
+}
+
+/// Takes the parameters with these names out of a URL, which the database's own parser would refuse
+/// or ignore. Returns the rest of the URL and the values, each the last of its name.
+///
+/// # Errors
+///
+/// [`ConfigError::InvalidIdentifier`].
+pub(in crate::adapter) fn take_identifiers<const N: usize>(
+    url: &str,
+    names: [&str; N],
+) -> Result<(String, [Option<Identifier>; N]), ConfigError> {
+    let mut found = [const { None }; N];
+    let Some((base, query)) = url.split_once('?') else { return Ok((url.to_owned(), found)) };
+    let mut rest = Vec::new();
+    for pair in query.split('&') {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match names.iter().position(|known| *known == name) {
+            Some(place) => found[place] = Some(Identifier::new(value)?),
+            None => rest.push(pair),
+        }
+    }
+    let url = if rest.is_empty() { base.to_owned() } else { format!("{base}?{}", rest.join("&")) };
+    Ok((url, found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn take_identifiers_leaves_the_other_parameters() {
+        let names = ["dedup_table", "dedup_schema"];
+        let (url, [table, schema]) =
+            take_identifiers("postgres://h/d?dedup_table=seen&sslmode=%61&x", names).unwrap();
+        assert_eq!(url, "postgres://h/d?sslmode=%61&x");
+        assert_eq!((table.unwrap().as_str(), schema), ("seen", None));
+        let (url, _) = take_identifiers("sqlite://a.db?dedup_table=seen", names).unwrap();
+        assert_eq!(url, "sqlite://a.db");
+        assert_eq!(
+            take_identifiers("sqlite://a.db?dedup_table=a%20b", names),
+            Err(ConfigError::InvalidIdentifier)
+        );
+    }
+}

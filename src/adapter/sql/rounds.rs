@@ -1,0 +1,210 @@
+//! The rounds of a call that writes: which statement is sent for which row.
+//!
+//! A round writes what is free at once, reads what was there, and seizes what a claim may take. A reply
+//! comes from a row that was written, or from a row that was read. A row that changes hands in all
+//! [`ROUNDS`] is in flight.
+
+use std::future::Future;
+
+use super::super::contract::{Claimed, Completed};
+use super::super::stored::Fetch;
+use super::call::{Kind, RowCall, RowReply, Rows, replies};
+use super::row::Row;
+use crate::error::Error;
+
+/// How often a key is tried again that changed hands between two statements.
+pub(in crate::adapter) const ROUNDS: usize = 5;
+/// How many responses one statement reads: they are large.
+pub(in crate::adapter) const MAX_RESPONSES: usize = 64;
+
+/// What a writing statement did with one row.
+#[derive(Debug, Clone)]
+pub(in crate::adapter) enum Written {
+    /// Nothing: a row was there.
+    No,
+    /// Nothing: an open transaction holds the key.
+    Locked,
+    Yes(RowReply),
+}
+
+/// The statements of a round. Each is one statement for all rows.
+pub(in crate::adapter) trait RowStatements: Send {
+    /// Inserts the rows of claims, or completes rows.
+    fn write(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = Result<Vec<Written>, sqlx::Error>> + Send;
+
+    /// Claims rows that are there and free. Returns the reply for each row that it wrote.
+    fn seize(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = Result<Vec<Option<Claimed>>, sqlx::Error>> + Send;
+
+    /// Reads rows, with as much of their stored data.
+    fn read(
+        &mut self,
+        rows: &Rows<'_>,
+        fetch: Fetch,
+    ) -> impl Future<Output = Result<Vec<Option<Row>>, sqlx::Error>> + Send;
+}
+
+/// The reply to a call, for one row.
+pub(super) struct KeyReply {
+    /// Of the call that the row was sent for.
+    pub(super) reply: Result<RowReply, Error>,
+    /// What the row holds by then, for other calls. `None` if it changes hands all the time, or if an
+    /// open transaction holds it.
+    pub(super) row: Option<Row>,
+}
+
+/// The rounds of a call that writes: rule 1.
+pub(in crate::adapter) struct Rounds<'r, 'c> {
+    pub(super) kind: Kind,
+    pub(super) rows: &'r Rows<'c>,
+    pub(super) replies: Vec<Option<KeyReply>>,
+    /// Whether a statement has changed a row. After that no failure means that nothing changed.
+    pub(in crate::adapter) has_written: bool,
+    /// How many rows needed no write.
+    pub(super) known: usize,
+}
+
+impl<'r, 'c> Rounds<'r, 'c> {
+    pub(in crate::adapter) fn new(kind: Kind, rows: &'r Rows<'c>) -> Self {
+        let replies = rows.iter().map(|_| None).collect();
+        Self { kind, rows, replies, has_written: false, known: 0 }
+    }
+
+    /// Runs the rounds. After an error, some rows may have their reply.
+    pub(in crate::adapter) async fn run<S: RowStatements>(
+        &mut self,
+        statements: &mut S,
+        mut reads: bool,
+    ) -> Result<(), sqlx::Error> {
+        for _ in 0..ROUNDS {
+            let mut unwritten = self.open_places();
+            if unwritten.is_empty() {
+                break;
+            }
+            if reads {
+                unwritten = self.read(statements, unwritten).await?;
+            }
+            reads = true;
+            if !unwritten.is_empty() {
+                let rows = self.rows.select(&unwritten);
+                let written = statements.write(self.kind, &rows).await?;
+                for (place, written) in unwritten.into_iter().zip(written) {
+                    match written {
+                        Written::No => {}
+                        Written::Locked => self.replies[place] = Some(self.in_flight()),
+                        Written::Yes(reply) => self.wrote(place, reply),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads rows, answers what they answer, and seizes what a claim may take. Returns the places
+    /// that are to be written.
+    async fn read<S: RowStatements>(
+        &mut self,
+        statements: &mut S,
+        places: Vec<usize>,
+    ) -> Result<Vec<usize>, sqlx::Error> {
+        // A statement of its own: the statement that found a row may have begun before the row was
+        // committed, and would not see it.
+        let found = read_rows(statements, &self.rows.select(&places)).await?;
+        let (mut unwritten, mut free) = (Vec::new(), Vec::new());
+        for (place, row) in places.into_iter().zip(found) {
+            let Some(row) = row else {
+                unwritten.push(place);
+                continue;
+            };
+            let terms = self.rows[place].terms;
+            let reply = if self.kind.is_claim() {
+                row.claimed(terms).map(|reply| reply.map(RowReply::Claimed)).transpose()
+            } else {
+                row.completed(terms.token()).map(RowReply::Completed).map(Ok)
+            };
+            match reply {
+                Some(reply) => {
+                    self.known += 1;
+                    self.replies[place] = Some(KeyReply { reply, row: Some(row) });
+                }
+                None if self.kind.is_claim() => free.push(place),
+                None => unwritten.push(place),
+            }
+        }
+        if !free.is_empty() {
+            let seized = statements.seize(self.kind, &self.rows.select(&free)).await?;
+            for (place, claimed) in free.into_iter().zip(seized) {
+                if let Some(claimed) = claimed {
+                    self.wrote(place, RowReply::Claimed(claimed));
+                }
+            }
+        }
+        Ok(unwritten)
+    }
+
+    fn wrote(&mut self, place: usize, reply: RowReply) {
+        self.has_written = true;
+        let RowCall { key, terms, .. } = self.rows[place];
+        let row = match &reply {
+            RowReply::Claimed(claimed) => Some(Row::row_after(key, terms, claimed)),
+            _ => None,
+        };
+        self.replies[place] = Some(KeyReply { reply: Ok(reply), row });
+    }
+
+    pub(super) fn open_places(&self) -> Vec<usize> {
+        (0..self.replies.len()).filter(|place| self.replies[*place].is_none()).collect()
+    }
+
+    /// The reply of a row that somebody else is working on.
+    fn in_flight(&self) -> KeyReply {
+        let reply = if self.kind.is_claim() {
+            RowReply::Claimed(Claimed::InFlight)
+        } else {
+            RowReply::Completed(Completed::LeaseLost)
+        };
+        KeyReply { reply: Ok(reply), row: None }
+    }
+
+    pub(super) fn finish(mut self) -> Vec<KeyReply> {
+        let replies = std::mem::take(&mut self.replies).into_iter();
+        replies.map(|reply| reply.unwrap_or_else(|| self.in_flight())).collect()
+    }
+
+    /// Returns the replies to a claim.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
+    pub(in crate::adapter) fn claimed(self) -> Result<Vec<Claimed>, Error> {
+        let rows = self.finish().into_iter().map(|reply| reply.reply);
+        replies(rows.collect::<Result<_, _>>()?, RowReply::claimed)
+    }
+}
+
+/// Reads rows, each with the stored data that is wanted of it: rule 5.
+pub(in crate::adapter) async fn read_rows<S: RowStatements>(
+    statements: &mut S,
+    rows: &Rows<'_>,
+) -> Result<Vec<Option<Row>>, sqlx::Error> {
+    let mut found: Vec<Option<Row>> = rows.iter().map(|_| None).collect();
+    for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
+        let places = (0..rows.len()).filter(|place| rows[*place].fetch == fetch);
+        let places: Vec<usize> = places.collect();
+        let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
+        for places in places.chunks(most) {
+            let read = statements.read(&rows.select(places), fetch).await?;
+            for (place, row) in places.iter().zip(read) {
+                found[*place] = row;
+            }
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,200 @@
+//! What a row means, and what a call learns from it.
+//!
+//! A row is
+//!
+//! - *complete* if `completed_at` is set,
+//! - *leased* if it is not complete, `token` is set and `lease_until` is in the future,
+//! - *lapsed* if `lease_until` has passed, *released* if `token` is null,
+//! - *expired* if `expires_at` has passed and it is not leased.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::super::contract::{
+    CallTerms, Claimed, Completed, Entry, EntryState, Permanence, Seen, Token,
+};
+use super::super::stored::{Fetch, StoredData, StoredResponse};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// A row, as a statement returns it. Times are milliseconds since the Unix epoch.
+#[derive(Debug, Clone)]
+pub(in crate::adapter) struct Row {
+    pub(in crate::adapter) token: Option<[u8; 16]>,
+    pub(in crate::adapter) attempts: i64,
+    pub(in crate::adapter) takeover: bool,
+    pub(in crate::adapter) first_seen_at: i64,
+    pub(in crate::adapter) completed_at: Option<i64>,
+    pub(in crate::adapter) expires_at: i64,
+    pub(in crate::adapter) lease_until: Option<i64>,
+    pub(in crate::adapter) now: i64,
+    pub(in crate::adapter) stored: StoredColumns,
+}
+
+/// The stored data of a row, as far as it was read.
+#[derive(Debug, Clone, Default)]
+pub(in crate::adapter) struct StoredColumns {
+    payload_sha256: Option<[u8; 32]>,
+    /// An error if the response is unreadable: only callers that want the response fail.
+    response: Option<Result<Arc<StoredResponse>, Arc<Error>>>,
+}
+
+impl StoredColumns {
+    /// `response` is the status, the headers and the body.
+    pub(in crate::adapter) fn new(
+        payload_sha256: Option<Vec<u8>>,
+        response: Option<(i64, String, Vec<u8>)>,
+    ) -> Self {
+        let response = response.map(|(status, headers, body)| {
+            let response = StoredResponse::from_stored(status, &headers, body);
+            response.map(Arc::new).map_err(Arc::new)
+        });
+        // A value of another length is no SHA-256, and equals none.
+        let payload_sha256 = payload_sha256.and_then(|digest| digest.try_into().ok());
+        Self { payload_sha256, response }
+    }
+
+    fn fetch(&self, fetch: Fetch) -> Result<Option<Arc<StoredData>>, Error> {
+        let response = match (fetch, &self.response) {
+            (Fetch::Nothing, _) => return Ok(None),
+            (Fetch::DigestAndResponse, Some(Ok(response))) => Some(Arc::clone(response)),
+            (Fetch::DigestAndResponse, Some(Err(error))) => {
+                let corrupt = Error::new(ErrorKind::Corrupt, "reading a stored response");
+                return Err(corrupt.with_source(Arc::clone(error)));
+            }
+            _ => None,
+        };
+        Ok(Some(Arc::new(StoredData::new(self.payload_sha256, response))))
+    }
+}
+
+/// The state of a row: the rule above. The statements say the same in SQL.
+enum RowState {
+    Complete,
+    Leased,
+    Lapsed,
+    Released,
+    Expired,
+}
+
+impl Row {
+    fn state(&self) -> RowState {
+        let is_live = self.lease_until.is_some_and(|until| until > self.now);
+        match (self.completed_at, self.token) {
+            (None, Some(_)) if is_live => RowState::Leased,
+            _ if self.expires_at <= self.now => RowState::Expired,
+            (Some(_), _) => RowState::Complete,
+            (None, Some(_)) => RowState::Lapsed,
+            (None, None) => RowState::Released,
+        }
+    }
+
+    fn is_by(&self, token: Token) -> bool {
+        self.token.as_ref() == Some(token.as_bytes())
+    }
+
+    /// Returns `true` if a live lease holds the row.
+    pub(in crate::adapter) fn is_leased(&self) -> bool {
+        matches!(self.state(), RowState::Leased)
+    }
+
+    /// Returns the reply to a claim that finds this row, if the claim need not write.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
+    pub(in crate::adapter) fn claimed(&self, terms: &CallTerms) -> Result<Option<Claimed>, Error> {
+        let is_mine = self.is_by(terms.token());
+        let on_claim = terms.permanence() == Permanence::OnClaim;
+        Ok(match self.state() {
+            // Repeated with its token: the first reply may be lost.
+            RowState::Complete if on_claim && is_mine => {
+                // A row that a completion inserted has no attempts.
+                Some(Claimed::first(attempt(self.attempts.max(1)), self.takeover))
+            }
+            RowState::Complete => {
+                let age = self.now.saturating_sub(self.first_seen_at);
+                let mut seen = Seen::new(Duration::from_millis(age.try_into().unwrap_or_default()));
+                seen.stored = self.stored.fetch(terms.fetch())?;
+                Some(Claimed::Duplicate(seen))
+            }
+            RowState::Leased if on_claim || !is_mine => Some(Claimed::InFlight),
+            _ => None,
+        })
+    }
+
+    /// Returns the reply to a completion that finds this row complete. `None` if the row is not
+    /// complete: it has changed since the completion.
+    pub(in crate::adapter) fn completed(&self, token: Token) -> Option<Completed> {
+        match self.state() {
+            RowState::Complete if self.is_by(token) => Some(Completed::Held),
+            RowState::Complete => Some(Completed::LeaseLost),
+            _ => None,
+        }
+    }
+
+    /// Returns the row of a key that a claim with these terms has just got.
+    pub(in crate::adapter) fn row_after(
+        key: &DedupKey,
+        terms: &CallTerms,
+        reply: &Claimed,
+    ) -> Self {
+        let on_claim = terms.permanence() == Permanence::OnClaim;
+        let (attempts, takeover) = match reply {
+            Claimed::First { attempt, takeover, .. } => (i64::from(*attempt), *takeover),
+            _ => (1, false),
+        };
+        let stored = if on_claim { terms.stored_data_for(key) } else { None }.unwrap_or_default();
+        Self {
+            token: Some(*terms.token().as_bytes()),
+            attempts,
+            takeover,
+            first_seen_at: 0,
+            completed_at: on_claim.then_some(0),
+            // The statement does not return when an earlier claim first saw the key. So this row answers
+            // no other call: an expired row does not.
+            expires_at: if on_claim && attempts > 1 { 0 } else { terms.retention_ms() },
+            lease_until: (!on_claim).then(|| terms.lease_ms()),
+            now: 0,
+            stored: StoredColumns {
+                payload_sha256: stored.payload_sha256,
+                response: stored.response.map(Ok),
+            },
+        }
+    }
+
+    pub(in crate::adapter) fn entry(&self) -> Option<Entry> {
+        let state = match self.state() {
+            RowState::Expired => return None,
+            RowState::Complete => {
+                EntryState::Complete { completed_at: wall(self.completed_at.unwrap_or_default()) }
+            }
+            RowState::Leased | RowState::Lapsed => {
+                EntryState::InFlight { lease_until: wall(self.lease_until.unwrap_or_default()) }
+            }
+            RowState::Released => EntryState::Released,
+        };
+        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
+        Some(entry.with_attempts(attempt(self.attempts), self.takeover))
+    }
+}
+
+/// Returns the reply to a completion that wrote a row with these attempts. An inserted row has none.
+pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> Completed {
+    match (attempts, is_held) {
+        (0, _) => Completed::Inserted,
+        (_, true) => Completed::Held,
+        (_, false) => Completed::LeaseLost,
+    }
+}
+
+/// Returns a column of attempts as a reply shows it.
+pub(in crate::adapter) fn attempt(attempts: i64) -> u32 {
+    u32::try_from(attempts).unwrap_or(u32::MAX)
+}
+
+/// Returns this time, or the epoch for a time that the platform cannot name.
+fn wall(ms: i64) -> SystemTime {
+    let since = Duration::from_millis(u64::try_from(ms).unwrap_or_default());
+    UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
+}

@@ -1,0 +1,92 @@
+//! Statements in `.sql` files.
+//!
+//! A statement is sent as it stands in its file, except that lines of comment are left out and that
+//! placeholders in braces, such as `{table}`, are replaced.
+
+/// Returns the text of a statement as it is sent.
+pub(in crate::adapter) fn render(file: &str, values: &[(&str, &str)]) -> String {
+    let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));
+    fill(&lines.collect::<Vec<_>>().join("\n"), values)
+}
+
+/// Replaces placeholders. A value is not searched for placeholders.
+pub(in crate::adapter) fn fill(mut text: &str, values: &[(&str, &str)]) -> String {
+    let mut filled = String::with_capacity(text.len());
+    while let Some(start) = text.find('{') {
+        let (before, rest) = text.split_at(start);
+        filled.push_str(before);
+        let named = rest.find('}').map(|end| (&rest[1..end], &rest[end + 1..]));
+        let value = named.and_then(|(name, _)| values.iter().find(|(of, _)| *of == name));
+        match (value, named) {
+            (Some((_, value)), Some((_, after))) => {
+                filled.push_str(value);
+                text = after;
+            }
+            _ => {
+                filled.push('{');
+                text = &rest[1..];
+            }
+        }
+    }
+    filled.push_str(text);
+    filled
+}
+
+/// Declares a struct with one statement in each field. A field is named after the statement's file in
+/// the folder `sql`, beside the file that declares the struct.
+macro_rules! statements {
+    ($(#[$meta:meta])* $visibility:vis struct $name:ident { $($field:ident,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone)]
+        $visibility struct $name { $($visibility $field: std::sync::Arc<str>,)+ }
+
+        impl $name {
+            fn from_files(statement: impl Fn(&str) -> std::sync::Arc<str>) -> Self {
+                Self {
+                    $($field: statement(include_str!(concat!("sql/", stringify!($field), ".sql"))),)+
+                }
+            }
+
+            #[cfg(test)]
+            $visibility fn all(&self) -> Vec<(&'static str, &str)> {
+                vec![$((stringify!($field), &*self.$field)),+]
+            }
+        }
+    };
+}
+
+pub(in crate::adapter) use statements;
+
+/// Compares all statements of a dialect with the file in which they are kept for review.
+///
+/// `UPDATE_GOLDEN=1 cargo test --lib golden` writes the file anew.
+#[cfg(test)]
+pub(in crate::adapter) fn check_golden(file: &str, statements: &[(&str, &str)]) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let texts = statements.iter().map(|(name, text)| format!("-- {name}\n{text};\n"));
+    let found = texts.collect::<Vec<_>>().join("\n");
+    assert!(!found.contains("{table"), "a placeholder was not replaced");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &found).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = kept.lines().zip(found.lines()).find(|(kept, found)| kept != found);
+    assert!(
+        kept == found,
+        "the statements differ from {file} (first: {differs:?}); \
+         after a review, run `UPDATE_GOLDEN=1 cargo test --lib golden`"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn render_removes_comments_and_replaces_placeholders() {
+        let file = "-- Why.\nSELECT 1 -- same\n  -- line\nFROM {table}, {a}";
+        let values = [("table", "{a}"), ("a", "b")];
+        assert_eq!(render(file, &values), "SELECT 1 -- same\nFROM {a}, b");
+        assert_eq!(fill("'{}', {x}, {a", &values), "'{}', {x}, {a");
+    }
+}

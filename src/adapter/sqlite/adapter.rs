@@ -1,0 +1,331 @@
+//! [`SqliteAdapter`]: its calls and its maintenance.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{ExponentialBuilder, Retryable};
+use sqlx::AssertSqlSafe;
+use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+
+use super::super::contract::{
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
+    Released, Renewed, StoreFuture,
+};
+use super::super::sql::call::{Call, Kind, RowReply, replies};
+use super::super::sql::engine::{execute_one, forget};
+use super::super::sql::purge::Portion;
+use super::super::stored::Fetch;
+use super::errors::{is_busy, store_error};
+use super::options::SqliteOptions;
+use super::params::key_hash;
+use super::store::{Lookup, Store};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// How long a statement waits for another process's lock. Less than the layer's default
+/// `store_timeout`, so that a held file becomes an error and frees the connection.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
+const READERS: u32 = 4;
+/// After how many pages (16 MiB) the WAL is checkpointed. Writers stand still meanwhile: with SQLite's
+/// default of 1,000 pages, for a quarter of the time under load.
+const CHECKPOINT: &str = "4000";
+/// The first pause before opening the file is tried again; each pause is twice as long. Processes that
+/// open a new file at once all switch it to WAL mode, for which SQLite waits for nobody.
+const OPEN_DELAY: Duration = Duration::from_millis(50);
+const OPEN_RETRIES: usize = 6;
+
+/// Keeps keys in a SQLite file.
+///
+/// A clone is another handle to the same connections and the same state.
+#[derive(Clone)]
+pub struct SqliteAdapter(pub(super) Arc<Store>);
+
+impl SqliteAdapter {
+    /// Opens or creates the file that a `sqlite://` URL names, in WAL mode at
+    /// `synchronous = FULL`, with one connection for writing and four for reading.
+    ///
+    /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). The URL's
+    /// parameter `dedup_table` names the table: `sqlite://dedup.db?dedup_table=seen`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] for a URL that cannot be read or names no file (an in-memory database
+    /// belongs to one connection; use [`MemoryAdapter`](super::super::MemoryAdapter) instead),
+    /// [`ErrorKind::Unavailable`] if the file cannot be opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::connect_with(url, SqliteOptions::new()).await
+    }
+
+    /// Connects with these options. A name in the URL replaces that of the options.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`connect`](Self::connect).
+    pub async fn connect_with(url: &str, options: SqliteOptions) -> Result<Self, Error> {
+        let (options, connect) = options.read_url(url)?;
+        let connect = connect.busy_timeout(BUSY_TIMEOUT);
+        let writing = connect
+            .clone()
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .pragma("wal_autocheckpoint", CHECKPOINT);
+        let pool = || SqlitePoolOptions::new().test_before_acquire(false);
+        let retries = ExponentialBuilder::new()
+            .with_min_delay(OPEN_DELAY)
+            .with_max_times(OPEN_RETRIES)
+            .with_jitter();
+        let writer = (|| pool().max_connections(1).connect_with(writing.clone()))
+            .retry(retries)
+            .when(is_busy)
+            .sleep(tokio::time::sleep)
+            .await
+            .map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
+            })?;
+        let readers = pool().max_connections(READERS).connect_lazy_with(connect);
+        Ok(Self(Arc::new(Store::new(readers, writer, options, false))))
+    }
+
+    /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
+    ///
+    /// The pool's settings stay as they are; `synchronous` below `FULL` and a journal mode other
+    /// than WAL cause a warning on first use. Give the pool a busy timeout below the layer's
+    /// `store_timeout`, and more connections than handlers hold at once: renewals need one too.
+    /// [`close`](MaintenanceAdapter::close) leaves the pool open.
+    #[must_use]
+    pub fn new(pool: SqlitePool) -> Self {
+        Self::with_options(pool, SqliteOptions::new())
+    }
+
+    /// Returns an adapter over a pool of yours, with these options.
+    #[must_use]
+    pub fn with_options(pool: SqlitePool, options: SqliteOptions) -> Self {
+        Self(Arc::new(Store::new(pool.clone(), pool, options, true)))
+    }
+
+    /// Makes the schema, if it does not exist. Many processes may call it at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Refused`] or [`ErrorKind::Unavailable`] if the file cannot be read or written;
+    /// the next call tries again.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        self.0.migrate().await
+    }
+
+    /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
+    #[must_use]
+    pub fn schema_sql(&self) -> Vec<String> {
+        self.0.statements.create().into_iter().map(|sql| sql.to_string()).collect()
+    }
+
+    /// Reads first: duplicates are not written, and wait for no writer.
+    async fn claim_once(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Vec<Claimed>, Error> {
+        let rows = match &self.0.queues {
+            Some(queues) => {
+                queues.lookups.submit(&self.0, Lookup::new(keys, terms.fetch())).await?
+            }
+            None => {
+                let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
+                rows.map_err(|error| store_error("looking up keys", error))?
+            }
+        };
+        let (mut claimed, mut open, mut some_exist) = (Vec::new(), Vec::new(), false);
+        for (row, key) in rows.into_iter().zip(keys) {
+            let reply = row.as_ref().map(|row| row.claimed(terms)).transpose()?.flatten();
+            if reply.is_none() {
+                some_exist |= row.is_some();
+                open.push(key.clone());
+            }
+            claimed.push(reply);
+        }
+        if !open.is_empty() {
+            let call = Call::new(Kind::claim(terms), &open, terms, key_hash);
+            let taken = self.send(call.reading_first(some_exist)).await?;
+            let mut taken = replies(taken, RowReply::claimed)?.into_iter();
+            for reply in claimed.iter_mut().filter(|reply| reply.is_none()) {
+                *reply = taken.next();
+            }
+        }
+        Ok(claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect())
+    }
+
+    async fn call<T>(
+        &self,
+        kind: Kind,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        reply: fn(RowReply) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let call = || self.send(Call::new(kind, keys, terms, key_hash));
+        replies(self.0.with_table(call).await?, reply)
+    }
+
+    async fn send(&self, call: Call) -> Result<Vec<RowReply>, Error> {
+        match &self.0.queues {
+            Some(queues) => queues.calls.submit(&self.0, call).await,
+            None => {
+                let send = |store: Arc<Store>, guard| async move {
+                    execute_one(&mut store.writer(guard), &call).await
+                };
+                self.0.write_in_task(send).await
+            }
+        }
+    }
+}
+
+impl fmt::Debug for SqliteAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteAdapter").field("options", &self.0.options).finish_non_exhaustive()
+    }
+}
+
+impl DedupAdapter for SqliteAdapter {
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(self.0.with_table(|| self.claim_once(keys, terms)))
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(self.call(Kind::release(terms), keys, terms, RowReply::released))
+    }
+
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        Box::pin(self.call(Kind::Renew, keys, terms, RowReply::renewed))
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        Box::pin(self.call(Kind::Complete, keys, terms, RowReply::completed))
+    }
+}
+
+impl MaintenanceAdapter for SqliteAdapter {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        let delete = |limit, from| {
+            let purge =
+                move |store: Arc<Store>, _guard| async move { store.purge(limit, from).await };
+            self.0.write_in_task(purge)
+        };
+        Box::pin(self.0.with_table(move || self.0.purge_state.purge(limit, delete)))
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        let forget_once = || {
+            let key = key.clone();
+            self.0.write_in_task(|store, guard| async move {
+                forget(&mut store.writer(guard), &key, key_hash).await
+            })
+        };
+        Box::pin(self.0.with_table(forget_once))
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(self.0.with_table(move || async move {
+            let rows = self.0.read(&[key], Fetch::Nothing).await;
+            let rows = rows.map_err(|error| store_error("looking up a key", error))?;
+            Ok(rows.into_iter().flatten().next().and_then(|row| row.entry()))
+        }))
+    }
+
+    fn count(&self) -> StoreFuture<'_, u64> {
+        Box::pin(self.0.with_table(move || async move {
+            let keys: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.0.statements.count)))
+                .fetch_one(&self.0.readers)
+                .await
+                .map_err(|error| store_error("counting keys", error))?;
+            u64::try_from(keys)
+                .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
+        }))
+    }
+
+    /// A pool of the user's stays open: it is the user's to close.
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.0.close())
+    }
+}
+
+impl Store {
+    /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
+    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
+        let fault = |error| store_error("purging", error);
+        let clock: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.clock)))
+            .fetch_one(&self.writer)
+            .await
+            .map_err(fault)?;
+        self.purge_state.check_clock(clock)?;
+        let gone: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.purge)))
+            .bind(i64::from(limit))
+            .bind(from.unwrap_or(i64::MIN))
+            .fetch_all(&self.writer)
+            .await
+            .map_err(fault)?;
+        Ok(Portion { keys: gone.len() as u64, until: gone.into_iter().max() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::contract::{PURGE_GRACE, Token};
+    use super::super::super::sql::Identifier;
+    use super::super::statements::Statements;
+    use super::*;
+
+    /// Sets the clock of the statements that purge ahead.
+    fn set_ahead(adapter: &mut SqliteAdapter, seconds: u32) {
+        let store = Arc::get_mut(&mut adapter.0).expect("nothing is under way");
+        let clock = Statements::new(&Identifier::default_table());
+        let ahead = |sql: &str| {
+            let now = "unixepoch('subsec')";
+            assert!(sql.contains(now));
+            sql.replace(now, &format!("({now} + {seconds})")).into()
+        };
+        store.statements.clock = ahead(&clock.clock);
+        store.statements.purge = ahead(&clock.purge);
+    }
+
+    #[tokio::test]
+    async fn purge_is_refused_while_the_clock_has_jumped() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let mut adapter = SqliteAdapter::connect(&url).await.unwrap();
+        let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
+        adapter.claim(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
+        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        set_ahead(&mut adapter, 30 * 86_400);
+        for _ in 0..2 {
+            let refused = adapter.purge(10).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Refused);
+        }
+        assert_eq!(adapter.count().await.unwrap(), 1);
+        set_ahead(&mut adapter, 0);
+        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        assert_eq!(adapter.count().await.unwrap(), 1);
+    }
+}

@@ -1,0 +1,108 @@
+//! [`SqliteOptions`], and URLs.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use sqlx::sqlite::SqliteConnectOptions;
+
+use super::super::sql::Batching;
+use super::super::sql::{Identifier, checked_timeout, take_identifiers};
+use crate::error::{ConfigError, valid};
+
+/// How a [`SqliteAdapter`](super::SqliteAdapter) works. Set before the adapter exists.
+///
+/// # Example
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_dedup::adapter::{Identifier, SqliteOptions};
+///
+/// let options = SqliteOptions::new()
+///     .table(Identifier::new("webhooks")?)
+///     .write_lock_timeout(Duration::from_secs(3));
+/// assert!(options.try_write_lock_timeout(Duration::ZERO).is_err());
+/// # Ok::<(), tower_dedup::ConfigError>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct SqliteOptions {
+    pub(super) table: Identifier,
+    pub(super) batching: Batching,
+    pub(super) write_lock_timeout: Duration,
+}
+
+impl SqliteOptions {
+    /// Returns the defaults: the table `webhook_deliveries`, [`Batching::new`], and 5 s to wait for the
+    /// write lock.
+    pub fn new() -> Self {
+        Self {
+            table: Identifier::default_table(),
+            batching: Batching::new(),
+            write_lock_timeout: Duration::from_secs(5),
+        }
+    }
+
+    /// Sets the table's name. The default is `webhook_deliveries`.
+    pub fn table(mut self, table: Identifier) -> Self {
+        self.table = table;
+        self
+    }
+
+    /// Sets how concurrent calls are sent together; [`Batching::off`] sends each on its own.
+    ///
+    /// There is one lane, on the connection that writes. Lookups are sent together as well.
+    pub fn batching(mut self, batching: Batching) -> Self {
+        self.batching = batching;
+        self
+    }
+
+    /// Sets how long a transactional delivery waits for those before it, which run one at a time. The
+    /// default is 5 s. After that its answer is 503.
+    ///
+    /// Every other write to the file in this process waits as long, and is then refused. So is a
+    /// handler that holds the transaction and calls the adapter beside it.
+    ///
+    /// # Panics
+    ///
+    /// If the time is shorter than 1 ms: see
+    /// [`try_write_lock_timeout`](Self::try_write_lock_timeout).
+    #[track_caller]
+    pub fn write_lock_timeout(self, timeout: Duration) -> Self {
+        valid(self.try_write_lock_timeout(timeout))
+    }
+
+    /// Sets how long to wait for the write lock, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] if the time is shorter than 1 ms.
+    pub fn try_write_lock_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
+        Ok(Self { write_lock_timeout: checked_timeout("write_lock_timeout", timeout)?, ..self })
+    }
+
+    /// Reads a URL: its own parameter into these options, the others into sqlx's.
+    pub(super) fn read_url(
+        mut self,
+        url: &str,
+    ) -> Result<(Self, SqliteConnectOptions), ConfigError> {
+        let (url, [table]) = take_identifiers(url, ["dedup_table"])?;
+        if let Some(table) = table {
+            self = self.table(table);
+        }
+        let in_memory = url.contains(":memory:") || url.contains("mode=memory");
+        if !url.starts_with("sqlite:") || in_memory {
+            return Err(ConfigError::InvalidUrl);
+        }
+        let connect = SqliteConnectOptions::from_str(&url).map_err(|_| ConfigError::InvalidUrl)?;
+        if connect.get_filename().as_os_str().is_empty() {
+            return Err(ConfigError::InvalidUrl);
+        }
+        Ok((self, connect))
+    }
+}
+
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,127 @@
+//! Parameters and columns: keys and their terms as JSON, rows as SQLite returns them.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteRow;
+
+use super::super::contract::Claimed;
+use super::super::sql::call::{RowCall, Rows};
+use super::super::sql::row::{Row, StoredColumns, attempt};
+use super::super::stored::{Fetch, StoredResponse};
+use crate::key::{DedupKey, hex};
+
+/// Returns keys as one parameter: a JSON array of `[namespace, id]` pairs.
+pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> String {
+    let pairs: Vec<_> = keys.into_iter().map(|key| (key.namespace(), key.id())).collect();
+    // Strings and tuples of them always serialize.
+    serde_json::to_string(&pairs).unwrap_or_default()
+}
+
+/// Returns the rows of a statement that writes, as one parameter: a JSON array of
+/// `[namespace, id, token, retention, lease]`, with times in milliseconds. If any row has data to store,
+/// the payload's SHA-256 and the response's status, headers and body follow; null where there is
+/// nothing. Bytes are in hex.
+pub(super) fn rows_json(rows: &Rows<'_>) -> String {
+    if !rows.stores_data() {
+        let rows = rows.iter().map(|RowCall { key, terms, .. }| {
+            let token = hex(terms.token().as_bytes());
+            (key.namespace(), key.id(), token, terms.retention_ms(), terms.lease_ms())
+        });
+        // Strings and numbers always serialize.
+        return serde_json::to_string(&rows.collect::<Vec<_>>()).unwrap_or_default();
+    }
+    let rows = rows.iter().map(|RowCall { key, terms, .. }| {
+        let data = terms.stored_data_for(key).unwrap_or_default();
+        let response = data.response.as_deref();
+        (
+            key.namespace(),
+            key.id(),
+            hex(terms.token().as_bytes()),
+            terms.retention_ms(),
+            terms.lease_ms(),
+            data.payload_sha256.map(|digest| hex(&digest)),
+            response.map(|response| response.status.as_u16()),
+            response.map(StoredResponse::headers_json),
+            response.map(|response| hex(&response.body)),
+        )
+    });
+    serde_json::to_string(&rows.collect::<Vec<_>>()).unwrap_or_default()
+}
+
+/// Returns a row that was read with as much of its stored data.
+fn read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
+    let stored = match fetch {
+        Fetch::Nothing => StoredColumns::default(),
+        Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, None),
+        Fetch::DigestAndResponse => {
+            let columns: (Option<i64>, Option<String>, Option<Vec<u8>>) = (
+                row.try_get("response_status")?,
+                row.try_get("response_headers")?,
+                row.try_get("response_body")?,
+            );
+            let response = match columns {
+                (Some(status), Some(headers), Some(body)) => Some((status, headers, body)),
+                _ => None,
+            };
+            StoredColumns::new(row.try_get("payload_sha256")?, response)
+        }
+    };
+    let token: Option<Vec<u8>> = row.try_get("token")?;
+    Ok(Row {
+        // A token of another length is nobody's.
+        token: token.map(|token| token.try_into().unwrap_or_default()),
+        attempts: row.try_get("attempts")?,
+        takeover: row.try_get("takeover")?,
+        first_seen_at: row.try_get("first_seen_at")?,
+        completed_at: row.try_get("completed_at")?,
+        expires_at: row.try_get("expires_at")?,
+        lease_until: row.try_get("lease_until")?,
+        now: row.try_get("now")?,
+        stored,
+    })
+}
+
+/// Returns rows that were read in the order of their keys, of which there are so many.
+pub(super) fn read_rows(
+    keys: usize,
+    rows: &[SqliteRow],
+    fetch: Fetch,
+) -> Result<Vec<Option<Row>>, sqlx::Error> {
+    let mut found: Vec<Option<Row>> = (0..keys).map(|_| None).collect();
+    for row in rows {
+        let place: i64 = row.try_get("place")?;
+        if let Some(slot) = usize::try_from(place).ok().and_then(|place| found.get_mut(place)) {
+            *slot = Some(read_row(row, fetch)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Returns each returned row with the place of its key.
+pub(super) fn places<'r>(
+    rows: &Rows<'_>,
+    returned: &'r [SqliteRow],
+) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
+    let names = rows.iter().map(|row| (row.key.namespace(), row.key.id()));
+    let places: HashMap<(&str, &str), usize> = names.zip(0..).collect();
+    let mut found = Vec::with_capacity(returned.len());
+    for row in returned {
+        if let Some(place) = places.get(&(row.try_get("namespace")?, row.try_get("id")?)) {
+            found.push((*place, row));
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the reply of a row that a claim wrote.
+pub(super) fn claimed_row(row: &SqliteRow) -> Result<Claimed, sqlx::Error> {
+    Ok(Claimed::first(attempt(row.try_get("attempts")?), row.try_get("takeover")?))
+}
+
+/// Returns what stands for a key in a batch.
+pub(super) fn key_hash(key: &DedupKey) -> u128 {
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    u128::from(hasher.hash_one(key)) << 64
+}

@@ -1,0 +1,14 @@
+-- Claims keys that have no row, complete at once, with their stored data.
+-- Returns no rows: their number is all that the common case needs, and to hand rows from SQLite's
+-- thread to the caller's costs as much as to write them.
+INSERT INTO {table} AS t (
+  namespace, id, token, lease_until, attempts, takeover,
+  first_seen_at, completed_at, expires_at,
+  payload_sha256, response_status, response_headers, response_body
+)
+SELECT value ->> 0, value ->> 1, unhex(value ->> 2), NULL, 1, 0,
+  {now}, {now}, {now} + (value ->> 3),
+  unhex(value ->> 5), value ->> 6, value ->> 7, unhex(value ->> 8)
+FROM json_each(?1)
+WHERE true
+ON CONFLICT (namespace, id) DO NOTHING

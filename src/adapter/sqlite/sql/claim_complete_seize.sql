@@ -1,0 +1,27 @@
+-- Claims rows that nobody holds, and missing rows, complete at once, with their stored data.
+INSERT INTO {table} AS t (
+  namespace, id, token, lease_until, attempts, takeover,
+  first_seen_at, completed_at, expires_at,
+  payload_sha256, response_status, response_headers, response_body
+)
+SELECT value ->> 0, value ->> 1, unhex(value ->> 2), NULL, 1, 0,
+  {now}, {now}, {now} + (value ->> 3),
+  unhex(value ->> 5), value ->> 6, value ->> 7, unhex(value ->> 8)
+FROM json_each(?1)
+WHERE true
+ON CONFLICT (namespace, id) DO UPDATE SET
+  token = excluded.token,
+  lease_until = NULL,
+  attempts = CASE WHEN t.expires_at <= {now} THEN 1 ELSE t.attempts + 1 END,
+  takeover = CASE WHEN t.expires_at <= {now} THEN 0 ELSE t.token IS NOT NULL END,
+  first_seen_at = CASE WHEN t.expires_at <= {now} THEN excluded.first_seen_at
+    ELSE t.first_seen_at END,
+  completed_at = excluded.completed_at,
+  expires_at = excluded.expires_at,
+  payload_sha256 = excluded.payload_sha256,
+  response_status = excluded.response_status,
+  response_headers = excluded.response_headers,
+  response_body = excluded.response_body
+WHERE (t.completed_at IS NULL AND (t.token IS NULL OR t.lease_until <= {now}))
+  OR (t.completed_at IS NOT NULL AND t.expires_at <= {now})
+RETURNING namespace, id, attempts, takeover

@@ -1,0 +1,2 @@
+-- The store's clock, in milliseconds since the Unix epoch.
+SELECT {now}

@@ -1,0 +1,29 @@
+-- Completes keys, whoever holds them, and inserts missing rows. Returns the rows that it wrote.
+--
+-- The holder's token stays: it shows whether the caller held the key. An inserted row has no
+-- attempts: that shows that it was inserted. A row that was complete before is not written again.
+INSERT INTO {table} AS t (
+  namespace, id, token, lease_until, attempts, takeover,
+  first_seen_at, completed_at, expires_at,
+  payload_sha256, response_status, response_headers, response_body
+)
+SELECT value ->> 0, value ->> 1, unhex(value ->> 2), NULL, 0, 0,
+  {now}, {now}, {now} + (value ->> 3),
+  unhex(value ->> 5), value ->> 6, value ->> 7, unhex(value ->> 8)
+FROM json_each(?1)
+WHERE true
+ON CONFLICT (namespace, id) DO UPDATE SET
+  completed_at = excluded.completed_at,
+  lease_until = NULL,
+  token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END,
+  attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END,
+  takeover = CASE WHEN t.completed_at IS NULL THEN t.takeover ELSE 0 END,
+  first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at
+    ELSE excluded.first_seen_at END,
+  expires_at = CASE WHEN t.expires_at <= {now} THEN excluded.expires_at ELSE t.expires_at END,
+  payload_sha256 = excluded.payload_sha256,
+  response_status = excluded.response_status,
+  response_headers = excluded.response_headers,
+  response_body = excluded.response_body
+WHERE t.completed_at IS NULL OR t.expires_at <= {now}
+RETURNING namespace, id, attempts, token

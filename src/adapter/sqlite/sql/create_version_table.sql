@@ -1,0 +1,1 @@
+CREATE TABLE IF NOT EXISTS {version_table} (version INTEGER NOT NULL)

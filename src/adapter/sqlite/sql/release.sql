@@ -1,0 +1,13 @@
+-- Gives up the leases of these tokens. The rows stay, with their attempts.
+-- Not an UPDATE: if ANALYZE saw the table tiny, SQLite plans an UPDATE that reads every row, and
+-- keeps that plan when the table has grown. A CROSS JOIN fixes the order of the join.
+INSERT INTO {table} AS t (
+  namespace, id, attempts, takeover, first_seen_at, expires_at
+)
+SELECT e.namespace, e.id, 0, 0, 0, 0
+FROM json_each(?1)
+CROSS JOIN {table} AS e ON e.namespace = value ->> 0 AND e.id = value ->> 1
+WHERE e.completed_at IS NULL AND e.token = unhex(value ->> 2)
+ON CONFLICT (namespace, id) DO UPDATE SET
+  token = NULL, lease_until = NULL
+RETURNING namespace, id

@@ -1,0 +1,152 @@
+//! The statements of the SQLite adapter: one file each, in the folder `sql`.
+//!
+//! [`sql::row`](super::super::sql::row) defines what a row means. Times are integers, in milliseconds
+//! since the Unix epoch.
+//!
+//! 1. `?1` is a JSON array of rows: [`rows_json`](super::params::rows_json) for statements that write,
+//!    [`keys_json`](super::params::keys_json) for the others.
+//! 2. Within a transaction, `?2` is the token and `?3` the retention of all keys.
+//! 3. Every key is searched by the primary key, also in a table that ANALYZE saw tiny.
+
+use std::sync::Arc;
+
+use super::super::sql::Identifier;
+use super::super::sql::purge::grace_ms;
+use super::super::sql::statement::{render, statements};
+use super::super::stored::Fetch;
+
+/// The version of the schema that this code writes.
+pub(super) const VERSION: i64 = 1;
+
+/// The store's clock, in milliseconds. It does not advance within one statement.
+const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
+
+statements! {
+    /// Every statement, with the table's name. A field is named after its file.
+    pub(super) struct Statements {
+        claim_insert,
+        claim_seize,
+        claim_complete_insert,
+        claim_complete_seize,
+        renew,
+        complete,
+        complete_held,
+        release,
+        release_complete,
+        forget,
+        read,
+        read_digest,
+        read_response,
+        clock,
+        purge,
+        count,
+        tables,
+        version,
+        create_table,
+        create_index,
+        create_version_table,
+        create_version,
+        tx_release_inserted,
+        tx_release_taken,
+        tx_store,
+        tx_complete,
+    }
+}
+
+impl Statements {
+    pub(super) fn new(name: &Identifier) -> Self {
+        // Quoted: a name may be a word of SQL.
+        let values = [
+            ("name", name.as_str()),
+            ("table", &*format!("\"{name}\"")),
+            ("version_table", &*format!("\"{name}_schema\"")),
+            ("index", &*format!("\"{name}_expires_at\"")),
+            ("version", &*VERSION.to_string()),
+            ("now", NOW),
+            ("grace_ms", &*grace_ms().to_string()),
+        ];
+        Self::from_files(|file| render(file, &values).into())
+    }
+
+    /// Returns the statements that make the schema.
+    pub(super) fn create(&self) -> [&Arc<str>; 4] {
+        [&self.create_table, &self.create_index, &self.create_version_table, &self.create_version]
+    }
+
+    /// Returns the statement that reads rows with as much of their stored data.
+    pub(super) fn read(&self, fetch: Fetch) -> &Arc<str> {
+        match fetch {
+            Fetch::Nothing => &self.read,
+            Fetch::Digest => &self.read_digest,
+            Fetch::DigestAndResponse => &self.read_response,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+    use sqlx::{AssertSqlSafe, ConnectOptions};
+
+    use super::super::super::sql::statement::check_golden;
+    use super::*;
+
+    #[test]
+    fn golden() {
+        let statements = Statements::new(&Identifier::default_table());
+        check_golden("src/adapter/sqlite/sql/golden.txt", &statements.all());
+    }
+
+    #[tokio::test]
+    async fn keys_are_searched_by_the_primary_key() {
+        let mut connection =
+            SqliteConnectOptions::new().filename(":memory:").connect().await.unwrap();
+        for sql in Statements::new(&Identifier::default_table()).create() {
+            sqlx::query(AssertSqlSafe(Arc::clone(sql))).execute(&mut connection).await.unwrap();
+        }
+        search(&mut connection).await;
+        // The same in a table that is known to be tiny: it grows.
+        let row = "INSERT INTO webhook_deliveries \
+            (namespace, id, attempts, takeover, first_seen_at, expires_at) \
+            VALUES ('a', 'b', 1, 0, 1, 1), ('a', 'c', 1, 0, 1, 1)";
+        for sql in [row, "ANALYZE"] {
+            sqlx::query(sql).execute(&mut connection).await.unwrap();
+        }
+        search(&mut connection).await;
+    }
+
+    async fn search(connection: &mut SqliteConnection) {
+        let all = Statements::new(&Identifier::default_table());
+        let searching = [
+            &all.read,
+            &all.read_digest,
+            &all.read_response,
+            &all.complete_held,
+            &all.release,
+            &all.tx_complete,
+            &all.tx_store,
+            &all.forget,
+        ];
+        let inserting = [
+            &all.claim_insert,
+            &all.claim_seize,
+            &all.claim_complete_insert,
+            &all.claim_complete_seize,
+            &all.renew,
+            &all.complete,
+        ];
+        let searching = searching.into_iter().map(|sql| (sql, 1));
+        let inserting = inserting.into_iter().map(|sql| (sql, 0));
+        // It searches the rows, and searches them again to delete them.
+        for (sql, searches) in searching.chain(inserting).chain([(&all.release_complete, 2)]) {
+            let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+            let plan: Vec<(i64, i64, i64, String)> =
+                sqlx::query_as(explain).fetch_all(&mut *connection).await.unwrap();
+            let steps: Vec<&str> = plan.iter().map(|step| step.3.as_str()).collect();
+            let by_key = |step: &&&str| step.contains("PRIMARY KEY (namespace=? AND id=?)");
+            assert_eq!(steps.iter().filter(by_key).count(), searches, "{sql}\n{steps:?}");
+            let scans_rows = |step: &str| step.starts_with("SCAN t") || step.starts_with("SCAN e");
+            assert!(!steps.iter().any(|step| scans_rows(step)), "{sql}\n{steps:?}");
+        }
+    }
+}
