@@ -15,7 +15,7 @@ use sqlx::postgres::PgPoolOptions;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Released, Token,
+    PostgresOptions,
 };
 use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
 

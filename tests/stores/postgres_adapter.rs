@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, Released, Token, TransactionAdapter,
+    Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter, PostgresAdapter,
+    PostgresOptions, Released, TransactionAdapter,
 };
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 

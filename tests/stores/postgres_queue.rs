@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, PostgresOptions, Token,
+    Batching, Claimed, Completed, DedupAdapter, PostgresAdapter, PostgresOptions,
 };
 
 use crate::support::effects::{AT_A_GATE, Database};

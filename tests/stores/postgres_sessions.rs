@@ -8,8 +8,8 @@ use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
 use tower_dedup::Replay;
 use tower_dedup::adapter::{
-    Batching, CallTerms, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
-    Token, TransactionAdapter,
+    Batching, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
+    TransactionAdapter,
 };
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};

@@ -15,7 +15,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::postgres::Schema;
-use crate::support::{dedup_key, polled, sqlite_url};
+use crate::support::{dedup_key, polled};
 
 fn terms() -> CallTerms {
     let hour = Duration::from_secs(3_600);

@@ -10,8 +10,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter,
-    SqliteOptions, Token,
+    DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 

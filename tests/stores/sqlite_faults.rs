@@ -10,8 +10,8 @@ use sqlx::{AssertSqlSafe, Connection, Sqlite, SqlitePool};
 use tower::Layer;
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter,
-    SqliteOptions, Token, TransactionAdapter,
+    Batching, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter, SqliteOptions,
+    TransactionAdapter,
 };
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
 

@@ -16,8 +16,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::{
-    CallTerms, EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter,
-    SqliteOptions, Token,
+    EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;

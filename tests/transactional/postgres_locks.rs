@@ -6,8 +6,8 @@ use std::time::Duration;
 use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction,
-    PostgresAdapter, PostgresOptions, Token, TransactionAdapter,
+    Batching, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction,
+    PostgresAdapter, PostgresOptions, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
