@@ -9,7 +9,6 @@ use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
 use super::super::sql::call::Call;
-use super::super::sql::engine::REPEATS;
 use super::super::sql::purge::PurgeState;
 use super::super::sql::queue::Batcher;
 use super::connections::{Connections, Source, backoff};
@@ -25,6 +24,9 @@ use crate::error::{Error, ErrorKind};
 
 /// For how long a statement may run that reads or changes the whole table.
 pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How often a statement is repeated that conflicted with another, or whose connection was gone.
+const REPEATS: usize = 6;
 
 /// The state that all handles of an adapter share.
 pub(super) struct Store {

@@ -120,6 +120,7 @@ impl Call {
     }
 
     /// Reads before it writes, because some of its keys are known to have a row that may be free.
+    #[cfg(feature = "sqlite")]
     pub(in crate::adapter) fn reading_first(self, reads_first: bool) -> Self {
         Self { reads_first, ..self }
     }
@@ -163,6 +164,7 @@ impl BatchItem for Call {
 #[derive(Clone, Copy)]
 pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite searches by name"))]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
     /// The most that any call of the batch wants of the key.

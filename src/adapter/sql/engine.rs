@@ -28,8 +28,6 @@ use super::rounds::{KeyReply, ROUNDS, Rounds, RowStatements};
 use crate::error::Error;
 use crate::key::DedupKey;
 
-/// How often a statement is repeated that conflicted with another, or whose connection was gone.
-pub(in crate::adapter) const REPEATS: usize = 6;
 /// How many parts a refused batch becomes: more parts, fewer rounds that wait for a lock.
 const PARTS: usize = 8;
 /// For how long claims are split to find out which of their rows an open transaction holds.

@@ -23,6 +23,7 @@ pub(in crate::adapter) enum Written {
     /// Nothing: a row was there.
     No,
     /// Nothing: an open transaction holds the key.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
     Locked,
     Yes(RowReply),
 }
