@@ -25,6 +25,8 @@ fn event(id: &str, body: &'static str) -> Request<Body> {
 }
 
 /// The status and the result header of the answer.
+const DAY: Duration = Duration::from_secs(86_400);
+
 macro_rules! answer {
     ($service:expr, $request:expr) => {{
         let answer = send($service, $request).await;
@@ -211,11 +213,11 @@ async fn second_identity_is_not_compared() {
 
 /// A store that does not return stored data leaves no event of the delivery claimed, complete or
 /// acknowledged.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn store_that_does_not_return_stored_data_releases_the_new_events() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::DoAndFail] {
         let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
-        let known = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+        let known = CallTerms::on_claim(Token::random(), DAY);
         store.complete(&[dedup_key("known")], &known).await.unwrap();
         store.set(Op::Fetch, fault);
         let bound = Duration::from_millis(50);
@@ -280,19 +282,20 @@ async fn responses_are_read_only_for_replay() {
     assert_eq!(store.fetched(), [Fetch::Digest]);
 }
 
-/// The caller of a `Deduplicator` may drop the future between the claim and the comparison.
-#[tokio::test]
+/// The caller of a `Deduplicator` may drop the future while the store replies.
+#[tokio::test(start_paused = true)]
 async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     use tower_dedup::ledger::Ledger;
     use tower_dedup::ledger::internals::{self, BeginContext};
     let store = Faulty::new(MemoryAdapter::new());
-    let known = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+    let known = CallTerms::on_claim(Token::random(), DAY);
     store.complete(&[dedup_key("known")], &known).await.unwrap();
     store.set(Op::Fetch, Fault::LoseReply);
     let keys =
         |new| Keys::new(["known", new].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
     let minute = Duration::from_secs(60);
-    let context = || BeginContext::new(minute, minute, minute).with_fetch(Fetch::Digest);
+    let context =
+        || BeginContext::new(DAY, minute, Duration::from_secs(1)).with_fetch(Fetch::Digest);
     let lease = internals::lease(Arc::clone(&store)).unwrap();
     let claimed = keys("claimed");
     let terms = context();

@@ -153,11 +153,11 @@ async fn claim_of_several_events_dropped_completes_those_that_are_done() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let store = store();
     let ledger = internals::lease(Arc::clone(&store)).unwrap();
-    let context = || BeginContext::new(HOUR, HOUR, HOUR).with_fetch(Fetch::Digest);
+    let context = || BeginContext::new(24 * HOUR, HOUR, HOUR).with_fetch(Fetch::Digest);
     let known = ledger.begin(&Keys::one(dedup_key("a")), &context()).await.unwrap();
     let Begin::First { claim, .. } = known else { panic!("{known:?}") };
     claim.commit(&HandlerSuccess::default()).await.unwrap();
