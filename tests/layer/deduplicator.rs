@@ -12,7 +12,7 @@ use tower_dedup::adapter::{
 use tower_dedup::key::{Event, Keys};
 use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Lease, Ledger};
-use tower_dedup::{Deduplicator, Delivery, RunContext, RunOutcome};
+use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, RunOutcome};
 
 use crate::support::{Fault, Faulty, Op, dedup_key, polled, until};
 
@@ -270,4 +270,114 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Told {
             drop(claim);
         }
     }
+}
+
+/// Runs until it is woken, and then ends with `result`.
+async fn held(wake: &tokio::sync::Notify, result: Result<(), ()>) -> Result<(), ()> {
+    wake.notified().await;
+    result
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_waits_for_an_event_that_runs_elsewhere() {
+    for (first, expected_runs) in [(Ok(()), 0), (Err(()), 1)] {
+        let dedup = Deduplicator::new(store());
+        let (key, wake, runs) = (dedup_key("a"), tokio::sync::Notify::new(), AtomicUsize::new(0));
+        let running = dedup.run(&key, async |_| held(&wake, first).await);
+        let patient = dedup.clone().wait(HOUR);
+        let waiting = patient.run(&key, async |_| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, ()>(())
+        });
+        let at_once = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let other = dedup.run(&key, async |_| Ok::<_, ()>(())).await;
+            assert!(matches!(other, Ok(RunOutcome::InFlight)), "{other:?}");
+            wake.notify_one();
+        };
+        let (_, waited, ()) = tokio::join!(running, waiting, at_once);
+        assert_eq!(runs.load(Ordering::SeqCst), expected_runs);
+        assert_eq!(matches!(waited, Ok(RunOutcome::First(()))), expected_runs == 1, "{waited:?}");
+        assert_eq!(matches!(waited, Ok(RunOutcome::Duplicate(_))), expected_runs == 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_waits_ends_at_its_bound_and_never_runs_unprotected() {
+    let store = store();
+    let dedup = Deduplicator::new(Arc::clone(&store)).on_unavailable(OnUnavailable::Open);
+    let (key, wake) = (dedup_key("a"), tokio::sync::Notify::new());
+    let running = dedup.run(&key, async |_| held(&wake, Ok(())).await);
+    let waiting = async {
+        let patient = dedup.clone().wait(Duration::from_secs(5));
+        let start = tokio::time::Instant::now();
+        let failing = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            store.set(Op::Claim, Fault::Fail);
+        };
+        let run = patient.run(&key, async |_| Ok::<_, ()>(()));
+        let (ran, ()) = tokio::join!(run, failing);
+        assert!(matches!(ran, Ok(RunOutcome::InFlight)), "{ran:?}");
+        assert_eq!(start.elapsed().as_secs(), 5);
+        wake.notify_one();
+    };
+    let (_, ()) = tokio::join!(running, waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn handler_past_its_timeout_is_dropped_and_its_key_released() {
+    let dedup = Deduplicator::new(store()).handler_timeout(Duration::from_secs(1));
+    let late = dedup.run(&dedup_key("a"), async |_| pending::<Result<(), ()>>().await).await;
+    assert!(matches!(late, Err(RunError::TimedOut)), "{late:?}");
+    let RunOutcome::First(delivery) = delivery_of(&dedup, "a").await else { panic!() };
+    assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, false));
+}
+
+#[tokio::test]
+async fn event_is_a_duplicate_under_its_second_identity() {
+    let dedup = Deduplicator::new(store());
+    let twin = |id| Event::new(dedup_key(id)).with_second_identity(dedup_key("order"));
+    let ran = dedup.run(twin("a"), async |_| Ok::<_, ()>(())).await;
+    assert!(matches!(ran, Ok(RunOutcome::First(()))), "{ran:?}");
+    let ran = dedup.run(twin("b"), async |_| Ok::<_, ()>(())).await;
+    assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
+}
+
+#[tokio::test]
+async fn payload_of_a_duplicate_is_compared_with_the_handled_payload() {
+    let dedup = Deduplicator::new(store());
+    let with = |bytes: &'static str| Event::new(dedup_key("a")).with_payload(bytes.into());
+    let failed = dedup.run(with("other"), async |_| Err::<(), _>(())).await;
+    assert!(matches!(failed, Err(RunError::Handler(()))), "{failed:?}");
+    let ran = dedup.run(with("one"), async |_| Ok::<_, ()>(())).await;
+    assert!(matches!(ran, Ok(RunOutcome::First(()))), "{ran:?}");
+    let ran = dedup.run(with("one"), async |_| Ok::<_, ()>(())).await;
+    assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
+    let ran = dedup.run(with("other"), async |_| Ok::<_, ()>(())).await;
+    assert!(matches!(ran, Ok(RunOutcome::Mismatch(_))), "{ran:?}");
+    let ran = dedup.run(&dedup_key("a"), async |_| Ok::<_, ()>(())).await;
+    assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
+}
+
+#[tokio::test]
+async fn store_failure_runs_the_handler_only_if_the_deduplicator_fails_open() {
+    let store = store();
+    store.set(Op::Claim, Fault::Fail);
+    let closed = Deduplicator::new(Arc::clone(&store));
+    let failed = closed.run(&dedup_key("a"), async |_| Ok::<_, ()>(())).await;
+    assert!(matches!(failed, Err(RunError::Store(_))), "{failed:?}");
+    let open = closed.on_unavailable(OnUnavailable::Open);
+    let RunOutcome::First(delivery) = delivery_of(&open, "a").await else { panic!() };
+    assert!(delivery.is_unprotected());
+}
+
+#[test]
+fn setting_without_meaning_is_refused() {
+    let dedup = || Deduplicator::new(store());
+    assert!(dedup().try_retention(Duration::ZERO).is_err());
+    assert!(dedup().try_lease(Duration::from_millis(99)).is_err());
+    assert!(dedup().try_lease(Duration::from_millis(100)).is_ok());
+    assert!(dedup().try_store_timeout(Duration::ZERO).is_err());
+    assert!(dedup().try_handler_timeout(Duration::ZERO).is_err());
+    assert!(std::panic::catch_unwind(|| dedup().lease(Duration::ZERO)).is_err());
 }
