@@ -49,6 +49,7 @@ const LEVELS: &[(&str, Levels)] = &[
         "adapter",
         &[
             &["stored"],
+            &["terms", "replies"],
             &["contract"],
             &["transaction"],
             &["sql"],

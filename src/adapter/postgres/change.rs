@@ -20,12 +20,13 @@ use futures_util::future::BoxFuture;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::super::contract::{CallTerms, Claimed, Completed};
+use super::super::replies::{Claimed, Completed};
 use super::super::sql::queue::BatchExecutor;
 use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, PARTS, RowTerms, Rows, Taken, Told,
     completed, completed_before, open_places,
 };
+use super::super::terms::CallTerms;
 use super::connections::Source;
 use super::rows::{
     Columns, KeptColumns, Params, Places, Uuid, advisory_lock, advisory_locks, is_locked,

@@ -8,9 +8,11 @@ use futures_util::future::BoxFuture;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::super::contract::{CallTerms, Entry, Forgotten, MaintenanceAdapter, StoreFuture};
+use super::super::contract::{MaintenanceAdapter, StoreFuture};
+use super::super::replies::{Entry, Forgotten};
 use super::super::sql::{KeptRow, Portion, StoredByKey, stored_by_key};
 use super::super::stored::{Fetch, StoredData};
+use super::super::terms::CallTerms;
 use super::change::ROUNDS;
 use super::connections::Source;
 use super::rows::{Params, Places, advisory_lock, kept, row_keys, store_error};

@@ -15,9 +15,9 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 
-use super::super::contract::{CallTerms, Token};
 use super::super::sql::{self, KeptRow, Rows, Stored};
 use super::super::stored::{StoredData, StoredResponse};
+use super::super::terms::{CallTerms, Token};
 use crate::error::Error;
 use crate::key::DedupKey;
 

@@ -10,16 +10,15 @@ use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Decode, Row, Type};
 
-use super::super::contract::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Permanence, Released, Renewed,
-    StoreFuture,
-};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::replies::{Claimed, Completed, Released, Renewed};
 use super::super::sql::queue::{Batcher, Batching};
 use super::super::sql::{
     Answer, Call, Database, Identifier, Kind, Purging, Recorded, Stored, after_claim, attach,
     duplicates,
 };
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Permanence};
 use super::connections::{Connections, Source, is_timed_out};
 use super::patience::LockWait;
 use super::plans::Plans;

@@ -22,9 +22,11 @@ use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
-use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
+use super::super::contract::StoreFuture;
+use super::super::replies::Claimed;
 use super::super::sql::{Grant, Recorded, Rows, at, attach, duplicates, open_places};
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
 };

@@ -12,7 +12,8 @@
 use std::collections::VecDeque;
 use std::future::Future;
 
-use super::super::contract::{CallTerms, Claimed, Completed, Released, Renewed};
+use super::super::replies::{Claimed, Completed, Released, Renewed};
+use super::super::terms::CallTerms;
 use super::queue::BatchItem;
 use super::rows::{Grant, Recorded, Stored, released, renewed};
 use crate::error::{Error, ErrorKind};
@@ -468,8 +469,8 @@ mod tests {
 
     use http::{HeaderMap, StatusCode};
 
-    use super::super::super::contract::Token;
     use super::super::super::stored::StoredResponse;
+    use super::super::super::terms::Token;
     use super::*;
 
     fn call(bytes: usize, keys: usize) -> Call {

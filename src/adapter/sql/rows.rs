@@ -10,10 +10,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::contract::{
-    CallTerms, Claimed, Completed, Entry, EntryState, Released, Renewed, Seen, Token,
-};
+use super::super::replies::{Claimed, Completed, Entry, EntryState, Released, Renewed, Seen};
 use super::super::stored::{StoredData, StoredResponse};
+use super::super::terms::{CallTerms, Token};
 use crate::error::Error;
 use crate::key::DedupKey;
 

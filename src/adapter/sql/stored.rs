@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 
-use super::super::contract::Claimed;
+use super::super::replies::Claimed;
 use super::super::stored::{Fetch, StoredData};
 use crate::error::Error;
 use crate::key::DedupKey;

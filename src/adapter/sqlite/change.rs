@@ -15,7 +15,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
-use super::super::contract::Completed;
+use super::super::replies::Completed;
 use super::super::sql::queue::{BatchExecutor, BatchItem, Batcher, Batching};
 use super::super::sql::{
     self, Answers, Call, Database, Failed, Grant, Kind, RowTerms, Rows, Stored, Taken, completed,

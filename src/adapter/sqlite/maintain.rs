@@ -7,8 +7,10 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use sqlx::AssertSqlSafe;
 
-use super::super::contract::{CallTerms, Entry, Forgotten, MaintenanceAdapter, StoreFuture};
+use super::super::contract::{MaintenanceAdapter, StoreFuture};
+use super::super::replies::{Entry, Forgotten};
 use super::super::sql::{Portion, Rows};
+use super::super::terms::CallTerms;
 use super::change::ROUNDS;
 use super::rows::store_error;
 use super::store::{Inner, SqliteAdapter};
@@ -108,8 +110,9 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::contract::{DedupAdapter, PURGE_GRACE, Token};
+    use super::super::super::contract::{DedupAdapter, PURGE_GRACE};
     use super::super::super::sql::Identifier;
+    use super::super::super::terms::Token;
     use super::super::schema::{Asks, Statements};
     use super::*;
 

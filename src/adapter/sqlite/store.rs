@@ -15,16 +15,15 @@ use sqlx::sqlite::{
     SqlitePoolOptions, SqliteSynchronous,
 };
 
-use super::super::contract::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Permanence, Released, Renewed,
-    StoreFuture,
-};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::replies::{Claimed, Completed, Released, Renewed};
 use super::super::sql::queue::Batching;
 use super::super::sql::{
     Answer, Call, Database, Grant, Identifier, KeptRow, Kind, Purging, Recorded, Stored,
     StoredByKey, after_claim, at, attach, duplicates, open_places, stored_by_key,
 };
 use super::super::stored::{Fetch, StoredData};
+use super::super::terms::{CallTerms, Permanence};
 use super::change::{Batchers, Look};
 use super::file::Watched;
 use super::rows::{

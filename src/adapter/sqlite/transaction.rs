@@ -19,9 +19,11 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection};
 use tokio::sync::OwnedMutexGuard;
 
-use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
+use super::super::contract::StoreFuture;
+use super::super::replies::Claimed;
 use super::super::sql::{Grant, Recorded, Rows, at, attach, duplicates, open_places};
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
 };
