@@ -65,6 +65,8 @@ const LEVELS: &[(&str, Levels)] = &[
             &["arrival", "lease", "transaction"],
         ],
     ),
+    ("conformance", &[&["driver", "store"], &["cases", "processes"]]),
+    ("conformance::cases", &[&["lease", "maintenance", "on_claim", "races", "refusal", "stored"]]),
     (
         "layer",
         &[

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::cases::{FIRST, complete_at_once, key, leased};
-use super::{SharedStore, runtime};
+use super::driver::{FIRST, complete_at_once, key, leased};
+use super::store::{SharedStore, runtime};
 use crate::adapter::{Claimed, Completed, DedupAdapter};
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";

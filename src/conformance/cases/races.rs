@@ -8,11 +8,11 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
-use super::{FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased};
+use super::super::driver::{FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased};
+use super::super::store::Store;
 use crate::adapter::{
     Claimed, Completed, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Released, Renewed,
 };
-use crate::conformance::Store;
 use crate::key::DedupKey;
 
 const WORKERS: usize = 16;

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::{FIRST, LEASE, RETENTION, SLACK, complete_at_once, key, leased};
+use super::super::driver::{FIRST, LEASE, RETENTION, SLACK, complete_at_once, key, leased};
+use super::super::store::Store;
 use crate::adapter::{
     CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter, Released, StoredData,
     StoredResponse, Token,
 };
-use crate::conformance::Store;
 use crate::key::DedupKey;
 
 fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {

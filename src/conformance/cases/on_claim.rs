@@ -1,0 +1,51 @@
+//! Claims that are complete at once, one caller at a time.
+
+use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key};
+use super::super::store::Store;
+use crate::adapter::{Claimed, DedupAdapter, Released};
+
+/// Record: the first is first, everyone after is a duplicate.
+pub async fn a_key_is_first_once<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    store.advance(SLACK).await;
+    for _ in 0..3 {
+        match &adapter.claim(&keys, &complete_at_once()).await.unwrap()[..] {
+            [Claimed::Duplicate(seen)] => {
+                assert!(seen.age >= SLACK && seen.age < 2 * SLACK, "{:?}", seen.age);
+            }
+            ref other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Record: a caller that lost the answer asks again, and is told the same.
+pub async fn a_record_repeated_with_its_token_is_first_again<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], complete_at_once());
+    for _ in 0..3 {
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
+    }
+    let other = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    assert!(matches!(other[..], [Claimed::Duplicate(_)]));
+}
+
+/// Record: undone by its own token only, and then as if it had never been.
+pub async fn an_undone_record_is_first_again<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], complete_at_once());
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    adapter.claim(&keys, &mine).await.unwrap();
+    assert_eq!(adapter.release(&keys, &complete_at_once()).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+}
+
+/// A key that is complete at once is a duplicate until its retention ends, and new from then on.
+pub async fn key_complete_at_once_is_forgotten_after_its_retention<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("r")]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    store.advance(RETENTION - SLACK).await;
+    assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
+    store.advance(SLACK).await;
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+}
