@@ -68,7 +68,7 @@ pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
 }
 
 /// Record beside claims on one store: a live lease is in flight, a lapsed or released one is free.
-pub async fn a_record_respects_leases<S: Store>(store: S) {
+pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
     let adapter = store.adapter();
     let (live, lapsed, released) = ([key("live")], [key("lapsed")], [key("released")]);
     let (mine, live_terms) = (leased(), leased());
@@ -91,7 +91,7 @@ pub async fn a_record_respects_leases<S: Store>(store: S) {
 }
 
 /// A key is a duplicate until its retention ends, and new from then on.
-pub async fn a_key_is_forgotten_after_its_retention<S: Store>(store: S) {
+pub async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S) {
     let (adapter, recorded, completed) = (store.adapter(), [key("r")], [key("c")]);
     let mine = leased();
     adapter.claim(&recorded, &complete_at_once()).await.unwrap();
@@ -108,7 +108,7 @@ pub async fn a_key_is_forgotten_after_its_retention<S: Store>(store: S) {
 }
 
 /// Claim: in flight is not complete, and complete is not in flight.
-pub async fn a_claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
+pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
@@ -119,7 +119,7 @@ pub async fn a_claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) 
 }
 
 /// Claim: a caller that lost the answer asks again, and is told the same.
-pub async fn a_claim_repeated_with_its_token_answers_the_same<S: Store>(store: S) {
+pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     for _ in 0..3 {
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
@@ -134,7 +134,7 @@ pub async fn a_claim_repeated_with_its_token_answers_the_same<S: Store>(store: S
 }
 
 /// Release: the key is free at once, and the next claim is no takeover.
-pub async fn a_released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
+pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     for attempt in 1..=4 {
         let mine = leased();
@@ -145,7 +145,7 @@ pub async fn a_released_key_is_free_and_counts_its_attempts<S: Store>(store: S) 
 }
 
 /// A lease that ran out goes to the next claim, flagged, and from it to nobody else.
-pub async fn a_lapsed_lease_is_taken_over_by_one<S: Store>(store: S) {
+pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     adapter.claim(&keys, &leased()).await.unwrap();
     store.advance(LEASE - SLACK).await;
@@ -160,7 +160,7 @@ pub async fn a_lapsed_lease_is_taken_over_by_one<S: Store>(store: S) {
 }
 
 /// A token that lost its lease can neither renew nor release nor undo.
-pub async fn a_stale_token_changes_nothing<S: Store>(store: S) {
+pub async fn stale_token_changes_nothing<S: Store>(store: S) {
     let (adapter, keys, stale) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &stale).await.unwrap();
     store.advance(LEASE).await;
@@ -187,7 +187,7 @@ pub async fn a_stale_token_changes_nothing<S: Store>(store: S) {
 }
 
 /// Success is success: the completion of a lost lease counts, and says that it was lost.
-pub async fn a_late_completion_is_recorded_and_told<S: Store>(store: S) {
+pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
     let (adapter, keys, late) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &late).await.unwrap();
     store.advance(LEASE).await;
@@ -214,7 +214,7 @@ pub async fn a_late_completion_is_recorded_and_told<S: Store>(store: S) {
 }
 
 /// A completion whose row vanished, or never was, is recorded.
-pub async fn a_completion_of_a_missing_row_is_recorded<S: Store>(store: S) {
+pub async fn completion_of_a_missing_row_inserts_the_row<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
@@ -225,7 +225,7 @@ pub async fn a_completion_of_a_missing_row_is_recorded<S: Store>(store: S) {
 }
 
 /// A completion whose answer was lost is repeated, and is told the same.
-pub async fn a_completion_can_be_repeated<S: Store>(store: S) {
+pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..3 {
@@ -235,7 +235,7 @@ pub async fn a_completion_can_be_repeated<S: Store>(store: S) {
 }
 
 /// Renew: a handler longer than its lease keeps it.
-pub async fn a_renewal_keeps_a_lease<S: Store>(store: S) {
+pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..5 {
@@ -247,7 +247,7 @@ pub async fn a_renewal_keeps_a_lease<S: Store>(store: S) {
 }
 
 /// Renew: a lapsed or missing lease lives again if nobody took it.
-pub async fn a_renewal_revives_what_nobody_took<S: Store>(store: S) {
+pub async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
@@ -261,7 +261,7 @@ pub async fn a_renewal_revives_what_nobody_took<S: Store>(store: S) {
 }
 
 /// Renew: what was released or completed stays so, even if the renewal crosses it.
-pub async fn a_renewal_revives_nothing_that_was_given_up<S: Store>(store: S) {
+pub async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
     let (adapter, released, completed) = (store.adapter(), [key("r")], [key("c")]);
     let mine = leased();
     adapter.claim(&released, &mine).await.unwrap();
@@ -277,7 +277,7 @@ pub async fn a_renewal_revives_nothing_that_was_given_up<S: Store>(store: S) {
 }
 
 /// Claim: a further attempt is remembered for a whole retention.
-pub async fn a_claim_again_refreshes_the_retention<S: Store>(store: S) {
+pub async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     let mine = leased();
     adapter.claim(&keys, &mine).await.unwrap();
@@ -291,7 +291,7 @@ pub async fn a_claim_again_refreshes_the_retention<S: Store>(store: S) {
 }
 
 /// A set of keys, some new, some in flight, some complete, some released: each as it stands.
-pub async fn sets_are_answered_key_by_key<S: Store>(store: S) {
+pub async fn call_with_several_keys_replies_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c", "d"].map(key);
     let theirs = leased();
@@ -318,7 +318,7 @@ pub async fn sets_are_answered_key_by_key<S: Store>(store: S) {
 }
 
 /// 4,096 keys at once, half of them known.
-pub async fn as_many_keys_as_a_request_may_carry<S: Store>(store: S) {
+pub async fn call_with_4096_keys_replies_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
     let mut keys: Vec<DedupKey> = (0..4_096).map(|id| key(&id.to_string())).collect();
     keys.sort();

@@ -14,7 +14,7 @@ use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
 /// A key whose retention has ended is as new, whatever state it was left in.
-pub async fn an_expired_key_starts_anew<S: Store>(store: S)
+pub async fn expired_key_is_first_with_one_attempt<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -34,7 +34,7 @@ where
 
 /// A handler that outlives its key's retention keeps the key: it is not purged, not taken, not
 /// forgotten.
-pub async fn a_live_lease_outlives_its_retention<S: Store>(store: S)
+pub async fn live_lease_outlives_its_retention<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -53,7 +53,7 @@ where
 }
 
 /// A completion after the retention has ended is still remembered for one.
-pub async fn a_completion_is_never_expired_at_birth<S: Store>(store: S)
+pub async fn completion_after_the_retention_is_remembered<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -66,7 +66,7 @@ where
 }
 
 /// Retentions and leases of nothing and of everything neither panic nor overflow into the past.
-pub async fn extreme_durations_do_no_harm<S: Store>(store: S)
+pub async fn extreme_durations_neither_panic_nor_overflow<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -92,7 +92,7 @@ where
 }
 
 /// Keys that look like SQL, like JSON, like each other.
-pub async fn hostile_keys_are_just_keys<S: Store>(store: S)
+pub async fn hostile_keys_stay_distinct<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -148,7 +148,7 @@ where
 
 /// A clock that goes back by an hour: leases and retentions last for an hour more, and nothing that
 /// was granted is granted again.
-pub async fn a_clock_that_goes_back_grants_nothing_twice<S: Store>(store: S)
+pub async fn clock_set_back_grants_no_key_twice<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -194,7 +194,7 @@ where
 
 /// Purge: keys that expired an hour ago go, up to the limit. Those that expired since then stay,
 /// although claims take them for expired; so do live ones, leased ones and fresh ones.
-pub async fn purge_deletes_what_expired_an_hour_ago_and_nothing_else<S: Store>(store: S)
+pub async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -263,7 +263,7 @@ where
 }
 
 /// Forget, get and count: what an operator sees and does.
-pub async fn forget_get_and_count<S: Store>(store: S)
+pub async fn forget_get_and_count_follow_the_state_of_a_key<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {

@@ -8,33 +8,38 @@ mod refusal;
 mod stored;
 
 pub use lease::{
-    a_claim_again_refreshes_the_retention, a_claim_is_first_then_in_flight_then_duplicate,
-    a_claim_repeated_with_its_token_answers_the_same, a_completion_can_be_repeated,
-    a_completion_of_a_missing_row_is_recorded, a_key_is_forgotten_after_its_retention,
-    a_lapsed_lease_is_taken_over_by_one, a_late_completion_is_recorded_and_told,
-    a_record_respects_leases, a_released_key_is_free_and_counts_its_attempts,
-    a_renewal_keeps_a_lease, a_renewal_revives_nothing_that_was_given_up,
-    a_renewal_revives_what_nobody_took, a_stale_token_changes_nothing,
-    as_many_keys_as_a_request_may_carry, claim_complete_at_once_counts_attempts_and_takeovers,
+    call_with_4096_keys_replies_key_by_key, call_with_several_keys_replies_key_by_key,
+    claim_complete_at_once_counts_attempts_and_takeovers, claim_complete_at_once_respects_leases,
+    claim_is_first_then_in_flight_then_duplicate,
+    claim_repeated_with_its_token_returns_the_same_reply,
+    completed_key_is_first_again_after_its_retention, completion_of_a_missing_row_inserts_the_row,
+    further_claim_refreshes_the_retention, lapsed_lease_is_taken_over_once,
+    late_completion_counts_and_returns_lease_lost,
     lease_claim_of_a_key_complete_at_once_is_a_duplicate,
-    release_follows_the_permanence_of_its_terms, sets_are_answered_key_by_key,
+    release_follows_the_permanence_of_its_terms, released_key_is_free_and_counts_its_attempts,
+    renewal_keeps_the_lease, renewal_of_a_released_or_complete_key_is_lost,
+    renewal_revives_a_lapsed_or_missing_row, repeated_completion_returns_the_same_reply,
+    stale_token_changes_nothing,
 };
 pub use maintenance::{
-    a_clock_that_goes_back_grants_nothing_twice, a_completion_is_never_expired_at_birth,
-    a_live_lease_outlives_its_retention, an_expired_key_starts_anew, calls_after_close_fail,
-    extreme_durations_do_no_harm, forget_get_and_count, hostile_keys_are_just_keys,
-    purge_deletes_what_expired_an_hour_ago_and_nothing_else,
+    calls_after_close_fail, clock_set_back_grants_no_key_twice,
+    completion_after_the_retention_is_remembered, expired_key_is_first_with_one_attempt,
+    extreme_durations_neither_panic_nor_overflow, forget_get_and_count_follow_the_state_of_a_key,
+    hostile_keys_stay_distinct, live_lease_outlives_its_retention,
+    purge_deletes_only_keys_that_expired_an_hour_ago,
 };
 pub use on_claim::{
-    a_key_is_first_once, a_record_repeated_with_its_token_is_first_again,
-    an_undone_record_is_first_again, key_complete_at_once_is_forgotten_after_its_retention,
+    claim_complete_at_once_is_first_once, claim_complete_at_once_repeated_with_its_token_is_first,
+    key_complete_at_once_is_first_again_after_its_release,
+    key_complete_at_once_is_first_again_after_its_retention,
 };
 pub use races::{
-    calls_of_all_kinds_at_once_keep_to_their_keys, calls_that_hang_hold_up_no_other,
-    dropped_calls_can_be_undone, dropped_completions_can_be_repeated,
-    dropped_records_can_be_undone, overlapping_sets_do_not_deadlock,
-    purge_goes_on_after_a_dropped_call, purge_runs_beside_claims, workers_race_for_a_lapsed_lease,
-    workers_race_for_claims, workers_race_for_records,
+    claims_of_overlapping_keys_do_not_deadlock,
+    concurrent_calls_of_all_kinds_reply_for_their_own_keys, dropped_claim_can_be_released,
+    dropped_claim_complete_at_once_can_be_released, dropped_completion_can_be_repeated,
+    hanging_calls_block_no_other_call, purge_continues_after_a_dropped_call,
+    purge_runs_beside_claims, workers_racing_for_a_claim_complete_at_once_have_one_winner,
+    workers_racing_for_a_lapsed_lease_have_one_winner, workers_racing_for_a_lease_have_one_winner,
 };
 pub use refusal::unsupported_terms_are_refused_before_anything_is_written;
 pub use stored::{

@@ -5,7 +5,7 @@ use super::super::store::Store;
 use crate::adapter::{Claimed, DedupAdapter, Released};
 
 /// Record: the first is first, everyone after is a duplicate.
-pub async fn a_key_is_first_once<S: Store>(store: S) {
+pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
     store.advance(SLACK).await;
@@ -20,7 +20,7 @@ pub async fn a_key_is_first_once<S: Store>(store: S) {
 }
 
 /// Record: a caller that lost the answer asks again, and is told the same.
-pub async fn a_record_repeated_with_its_token_is_first_again<S: Store>(store: S) {
+pub async fn claim_complete_at_once_repeated_with_its_token_is_first<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], complete_at_once());
     for _ in 0..3 {
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
@@ -30,7 +30,7 @@ pub async fn a_record_repeated_with_its_token_is_first_again<S: Store>(store: S)
 }
 
 /// Record: undone by its own token only, and then as if it had never been.
-pub async fn an_undone_record_is_first_again<S: Store>(store: S) {
+pub async fn key_complete_at_once_is_first_again_after_its_release<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], complete_at_once());
     assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
     adapter.claim(&keys, &mine).await.unwrap();
@@ -41,7 +41,7 @@ pub async fn an_undone_record_is_first_again<S: Store>(store: S) {
 }
 
 /// A key that is complete at once is a duplicate until its retention ends, and new from then on.
-pub async fn key_complete_at_once_is_forgotten_after_its_retention<S: Store>(store: S) {
+pub async fn key_complete_at_once_is_first_again_after_its_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("r")]);
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
     store.advance(RETENTION - SLACK).await;

@@ -45,7 +45,7 @@ where
 }
 
 /// 16 workers, 60 rounds: one claim is granted a round.
-pub async fn workers_race_for_claims<S: Store>(store: S) {
+pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
         let claimed = adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
         matches!(claimed[..], [Claimed::First { .. }])
@@ -54,7 +54,7 @@ pub async fn workers_race_for_claims<S: Store>(store: S) {
 }
 
 /// 16 workers, 60 rounds: one record is first a round.
-pub async fn workers_race_for_records<S: Store>(store: S) {
+pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
         let recorded =
             adapter.claim(&[key(&round.to_string())], &complete_at_once()).await.unwrap();
@@ -64,7 +64,7 @@ pub async fn workers_race_for_records<S: Store>(store: S) {
 }
 
 /// 16 workers, 60 lapsed leases: one takes each over.
-pub async fn workers_race_for_a_lapsed_lease<S: Store>(store: S) {
+pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..ROUNDS {
         adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
@@ -78,7 +78,7 @@ pub async fn workers_race_for_a_lapsed_lease<S: Store>(store: S) {
 }
 
 /// Sets that overlap, from many workers at once: nobody deadlocks, and each key is granted once.
-pub async fn overlapping_sets_do_not_deadlock<S: Store>(store: S) {
+pub async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
     let adapter = store.adapter();
     let granted: Arc<Vec<AtomicU32>> = Arc::new((0..40).map(|_| AtomicU32::new(0)).collect());
     let tasks = (0..WORKERS).map(|worker| {
@@ -110,7 +110,7 @@ pub async fn overlapping_sets_do_not_deadlock<S: Store>(store: S) {
 }
 
 /// A call that was dropped half-way, at any point, can be undone by its token.
-pub async fn dropped_calls_can_be_undone<S: Store>(store: S)
+pub async fn dropped_claim_can_be_released<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -152,7 +152,7 @@ where
 
 /// Calls that hang, because nobody polls them, hold up no other: later calls of every kind succeed
 /// within a bound, and so do those that hung once they are polled again.
-pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S)
+pub async fn hanging_calls_block_no_other_call<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -221,7 +221,7 @@ async fn soon(mut is_so: impl AsyncFnMut() -> bool) {
 }
 
 /// A record, and what undoes it, that were dropped half-way can be undone by their token.
-pub async fn dropped_records_can_be_undone<S: Store>(store: S) {
+pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = ([key(&format!("dropped-{polls}"))], complete_at_once());
@@ -245,7 +245,7 @@ pub async fn dropped_records_can_be_undone<S: Store>(store: S) {
 
 /// A renewal or a completion that was dropped half-way is found to be done, or is done when it is
 /// repeated; and nobody else is granted the key between.
-pub async fn dropped_completions_can_be_repeated<S: Store>(store: S) {
+pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = ([key(&format!("dropped-{polls}"))], leased());
@@ -267,7 +267,7 @@ pub async fn dropped_completions_can_be_repeated<S: Store>(store: S) {
 
 /// Calls of all kinds at once, each on keys of its own: each call returns the result of its own key,
 /// whatever else goes to the store with it.
-pub async fn calls_of_all_kinds_at_once_keep_to_their_keys<S: Store>(store: S) {
+pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
     let adapter = store.adapter();
     let tasks = (0..2 * WORKERS).map(|worker| {
         let adapter = Arc::clone(&adapter);
@@ -324,7 +324,7 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &[DedupKe
 }
 
 /// Purge: a call that was dropped half-way is followed by one that goes on, and nothing is left.
-pub async fn purge_goes_on_after_a_dropped_call<S: Store>(store: S)
+pub async fn purge_continues_after_a_dropped_call<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
