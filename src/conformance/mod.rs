@@ -1,4 +1,4 @@
-//! The conformance suite: the rules of every store, as tests that you run against yours.
+//! The conformance suite: tests of the rules that every store follows, for your own store.
 //!
 //! 1. Implement [`Store`] for your adapter: how a fresh store is made, and how time passes in it.
 //! 2. In a test module, expand [`conformance_suite!`](crate::conformance_suite) and the macro of each
@@ -48,7 +48,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::missing_panics_doc,
-    reason = "these are tests: to panic is how they fail"
+    reason = "the cases are tests, and a failed test panics"
 )]
 
 pub mod cases;
@@ -59,8 +59,8 @@ mod store;
 pub use processes::processes_race_for_keys;
 pub use store::{SharedStore, Store, run};
 
-/// Expands to one `#[test]` for every case that every adapter has to pass: keys that are complete at
-/// once.
+/// Expands to one `#[test]` for every case of claims that are complete at once. Every adapter has to
+/// pass them.
 #[macro_export]
 macro_rules! conformance_suite {
     ($store:ty) => {
@@ -146,7 +146,7 @@ macro_rules! maintenance_conformance_suite {
             hostile_keys_stay_distinct,
             hanging_calls_block_no_other_call,
             dropped_claim_can_be_released,
-            clock_set_back_grants_no_key_twice,
+            clock_set_back_makes_no_key_first_twice,
             purge_deletes_only_keys_that_expired_an_hour_ago,
             purge_continues_after_a_dropped_call,
             purge_runs_beside_claims,

@@ -17,8 +17,8 @@ pub trait Store: Sized + Send + Sync + 'static {
     /// Returns a handle to the store.
     fn adapter(&self) -> Arc<Self::Adapter>;
 
-    /// Lets this much time pass in the store: by moving its clock, or by moving the stored times.
-    /// Sleep only if there is no other way.
+    /// Lets this much time pass in the store: moves its clock forward, or the stored times back.
+    /// Sleeps only if there is no other way.
     fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send;
 
     /// Sets the store's clock back by this much, or moves the stored times forward.
@@ -37,7 +37,11 @@ pub trait SharedStore: Store {
     fn attach(address: &str) -> impl Future<Output = Arc<Self::Adapter>> + Send;
 }
 
-/// Runs a case on a runtime of its own, with threads that really race.
+/// Runs a case with a fresh store, on a runtime of its own with four threads.
+///
+/// # Panics
+///
+/// Panics if the case does, or without a runtime.
 pub fn run<S: Store, F: Future<Output = ()>>(case: impl FnOnce(S) -> F) {
     runtime().block_on(async { case(S::create().await).await });
 }

@@ -7,7 +7,7 @@ use super::super::store::Store;
 use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Released, Renewed, Token};
 use crate::key::DedupKey;
 
-/// A key that is complete at once is a duplicate for claims under a lease too.
+/// A key that is complete at once is a duplicate for a claim under a lease too.
 pub async fn lease_claim_of_a_key_complete_at_once_is_a_duplicate<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
@@ -42,8 +42,8 @@ pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(stor
     }
 }
 
-/// Release: under `OnCompletion` only an incomplete row of its token, under `OnClaim` only a complete
-/// one.
+/// A release under `OnCompletion` releases only an incomplete row of its token. A release under
+/// `OnClaim` releases only a complete row of its token.
 pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
     let (adapter, at_once, held) = (store.adapter(), [key("at once")], [key("held")]);
     let (claim, lease) = (complete_at_once(), leased());
@@ -59,7 +59,7 @@ pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
     assert_eq!(adapter.release(&held, &as_complete).await.unwrap(), [Released::NotHeld]);
     assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), [Claimed::InFlight]);
     assert_eq!(adapter.release(&held, &lease).await.unwrap(), [Released::Released]);
-    // The row stays: the attempts go on.
+    // The row stays, with its attempts.
     assert_eq!(adapter.claim(&held, &lease).await.unwrap(), [Claimed::first(2, false)]);
     assert_eq!(adapter.complete(&held, &lease).await.unwrap(), [Completed::Held]);
     // A late release never undoes a completion.
@@ -67,7 +67,8 @@ pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
     assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
 }
 
-/// Record beside claims on one store: a live lease is in flight, a lapsed or released one is free.
+/// For a claim that is complete at once, a key under a live lease is in flight. A key whose lease
+/// lapsed or was released is free.
 pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
     let adapter = store.adapter();
     let (live, lapsed, released) = ([key("live")], [key("lapsed")], [key("released")]);
@@ -90,35 +91,37 @@ pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
     assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), [Claimed::InFlight]);
 }
 
-/// A key is a duplicate until its retention ends, and new from then on.
+/// A complete key is a duplicate until its retention ends. Then the key is new, whether a claim or a
+/// completion made it complete.
 pub async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S) {
-    let (adapter, recorded, completed) = (store.adapter(), [key("r")], [key("c")]);
+    let (adapter, at_once, completed) = (store.adapter(), [key("r")], [key("c")]);
     let mine = leased();
-    adapter.claim(&recorded, &complete_at_once()).await.unwrap();
+    adapter.claim(&at_once, &complete_at_once()).await.unwrap();
     adapter.claim(&completed, &mine).await.unwrap();
     adapter.complete(&completed, &mine).await.unwrap();
     store.advance(RETENTION - SLACK).await;
-    let again = adapter.claim(&recorded, &complete_at_once()).await.unwrap();
+    let again = adapter.claim(&at_once, &complete_at_once()).await.unwrap();
     assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
     assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
     store.advance(SLACK).await;
-    assert_eq!(adapter.claim(&recorded, &complete_at_once()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
     let again = adapter.claim(&completed, &leased()).await.unwrap();
     assert_eq!(again, [Claimed::first(1, false)]);
 }
 
-/// Claim: in flight is not complete, and complete is not in flight.
+/// A claimed key is in flight until it is completed. Then the key is a duplicate.
 pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
-    // A repetition that comes so late is no claim any more.
+    // After the completion, even the token of the claim gets a duplicate.
     assert!(is_duplicate(&adapter.claim(&keys, &mine).await.unwrap()));
 }
 
-/// Claim: a caller that lost the answer asks again, and is told the same.
+/// A claim that is repeated with its token returns the same reply, because the first reply may be
+/// lost. Once another token holds the key, the repeated claim is in flight.
 pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     for _ in 0..3 {
@@ -133,7 +136,7 @@ pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(stor
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::InFlight]);
 }
 
-/// Release: the key is free at once, and the next claim is no takeover.
+/// A released key is free at once. The next claim counts an attempt and is no takeover.
 pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     for attempt in 1..=4 {
@@ -144,7 +147,7 @@ pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
     }
 }
 
-/// A lease that ran out goes to the next claim, flagged, and from it to nobody else.
+/// A key whose lease lapsed goes to the next claim, which is a takeover. Then the key is in flight.
 pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     adapter.claim(&keys, &leased()).await.unwrap();
@@ -155,11 +158,11 @@ pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
     assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), [Claimed::first(2, true)]);
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     adapter.release(&keys, &taker).await.unwrap();
-    // Given up properly: the third attempt takes nothing over.
+    // The lease was released, so the third attempt is no takeover.
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::first(3, false)]);
 }
 
-/// A token that lost its lease can neither renew nor release nor undo.
+/// A token that lost its lease cannot renew or release the key.
 pub async fn stale_token_changes_nothing<S: Store>(store: S) {
     let (adapter, keys, stale) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &stale).await.unwrap();
@@ -181,12 +184,13 @@ pub async fn stale_token_changes_nothing<S: Store>(store: S) {
             assert_eq!(next, [Claimed::InFlight]);
         }
     }
-    // Nor can the right one, once it has completed.
+    // Nor can the current token, once it has completed the key.
     assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
     assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Lost]);
 }
 
-/// Success is success: the completion of a lost lease counts, and says that it was lost.
+/// A completion counts after its lease was lost, because the handler succeeded. The reply says that
+/// the lease was lost.
 pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
     let (adapter, keys, late) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &late).await.unwrap();
@@ -195,36 +199,37 @@ pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
     adapter.claim(&keys, &taker).await.unwrap();
     assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
-    // The taker fails now: what has succeeded stays.
+    // A release by the second token does not undo the completion.
     assert_eq!(adapter.release(&keys, &taker).await.unwrap(), [Released::NotHeld]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
-    // A lease that was released, by an operator's retry say, is no longer held either.
+    // A released lease is no longer held either.
     let (keys, mine) = ([key("b")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     adapter.release(&keys, &mine).await.unwrap();
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::LeaseLost]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
-    // One that has lapsed, and that nobody took, still is.
+    // A lapsed lease is still held if no other token took the key.
     let (keys, mine) = ([key("c")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
 }
 
-/// A completion whose row vanished, or never was, is recorded.
+/// The completion of a key without a row inserts a complete row.
 pub async fn completion_of_a_missing_row_inserts_the_row<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     store.advance(RETENTION).await;
-    // What has expired counts as missing.
+    // An expired row counts as missing.
     assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
-/// A completion whose answer was lost is repeated, and is told the same.
+/// A completion that is repeated with its token returns the same reply, because the first reply may be
+/// lost.
 pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
@@ -234,7 +239,7 @@ pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
     assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::LeaseLost]);
 }
 
-/// Renew: a handler longer than its lease keeps it.
+/// Renewals keep the lease of a handler that runs for longer than one lease.
 pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
@@ -246,7 +251,7 @@ pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
 }
 
-/// Renew: a lapsed or missing lease lives again if nobody took it.
+/// A renewal revives a lapsed lease and a missing row if no other token took the key.
 pub async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();
@@ -260,7 +265,8 @@ pub async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
     assert_eq!(adapter.complete(&missing, &mine).await.unwrap(), [Completed::Held]);
 }
 
-/// Renew: what was released or completed stays so, even if the renewal crosses it.
+/// A renewal does not change a released or complete key, because it may cross the release or the
+/// completion.
 pub async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
     let (adapter, released, completed) = (store.adapter(), [key("r")], [key("c")]);
     let mine = leased();
@@ -276,7 +282,7 @@ pub async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
     assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
 }
 
-/// Claim: a further attempt is remembered for a whole retention.
+/// A further claim of a key starts its retention again.
 pub async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     let mine = leased();
@@ -290,7 +296,7 @@ pub async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
-/// A set of keys, some new, some in flight, some complete, some released: each as it stands.
+/// A call with new, released, complete and in-flight keys returns the reply of each key.
 pub async fn call_with_several_keys_replies_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c", "d"].map(key);
@@ -317,7 +323,7 @@ pub async fn call_with_several_keys_replies_key_by_key<S: Store>(store: S) {
     }
 }
 
-/// 4,096 keys at once, half of them known.
+/// A call with 4,096 keys, of which half are complete, returns the reply of each key.
 pub async fn call_with_4096_keys_replies_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
     let mut keys: Vec<DedupKey> = (0..4_096).map(|id| key(&id.to_string())).collect();
@@ -327,16 +333,16 @@ pub async fn call_with_4096_keys_replies_key_by_key<S: Store>(store: S) {
     adapter.claim(&half, &theirs).await.unwrap();
     adapter.complete(&half, &theirs).await.unwrap();
     let claimed = adapter.claim(&keys, &mine).await.unwrap();
-    for (place, answer) in claimed.iter().enumerate() {
-        assert_eq!(matches!(answer, Claimed::Duplicate(_)), place % 2 == 0, "{place}");
+    for (place, reply) in claimed.iter().enumerate() {
+        assert_eq!(matches!(reply, Claimed::Duplicate(_)), place % 2 == 0, "{place}");
     }
     let completed = adapter.complete(&keys, &mine).await.unwrap();
-    for (place, answer) in completed.iter().enumerate() {
-        assert_eq!(*answer == Completed::Held, place % 2 == 1, "{place}");
+    for (place, reply) in completed.iter().enumerate() {
+        assert_eq!(*reply == Completed::Held, place % 2 == 1, "{place}");
     }
 }
 
-/// Returns terms under `OnClaim` with the same token.
+/// Returns terms under `OnClaim` with the same token and retention.
 fn as_on_claim(terms: &CallTerms) -> CallTerms {
     CallTerms::on_claim(terms.token(), terms.retention())
 }

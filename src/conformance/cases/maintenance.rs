@@ -13,7 +13,7 @@ use crate::adapter::{
 use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
-/// A key whose retention has ended is as new, whatever state it was left in.
+/// A key whose retention has ended is new, whether its lease lapsed or was released.
 pub async fn expired_key_is_first_with_one_attempt<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -32,8 +32,7 @@ where
     }
 }
 
-/// A handler that outlives its key's retention keeps the key: it is not purged, not taken, not
-/// forgotten.
+/// A key under a live lease is not purged, claimed or forgotten, even after its retention has ended.
 pub async fn live_lease_outlives_its_retention<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -52,7 +51,7 @@ where
     assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), [Renewed::Held]);
 }
 
-/// A completion after the retention has ended is still remembered for one.
+/// A completion after the retention has ended starts another retention.
 pub async fn completion_after_the_retention_is_remembered<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -65,7 +64,7 @@ where
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
-/// Retentions and leases of nothing and of everything neither panic nor overflow into the past.
+/// Retentions and leases of zero and of `Duration::MAX` neither panic nor overflow into the past.
 pub async fn extreme_durations_neither_panic_nor_overflow<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -91,7 +90,7 @@ where
     assert_eq!(claimed, [Claimed::first(1, false)]);
 }
 
-/// Keys that look like SQL, like JSON, like each other.
+/// Keys that look like SQL or JSON, or like each other, are stored as they are and stay distinct.
 pub async fn hostile_keys_stay_distinct<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -130,46 +129,46 @@ where
         .map(|(namespace, id)| DedupKey::new(namespace, id).expect("a key"))
         .collect();
     keys.sort();
-    // One by one, and then all at once.
+    // One key a call, then all keys in one call.
     for key in &keys {
         let one = std::slice::from_ref(key);
         let first = adapter.claim(one, &complete_at_once()).await.unwrap();
         assert_eq!(first, [FIRST], "{key:?}");
     }
     let again = adapter.claim(&keys, &complete_at_once()).await.unwrap();
-    assert!(again.iter().all(|answer| matches!(answer, Claimed::Duplicate(_))), "{again:?}");
+    assert!(again.iter().all(|reply| matches!(reply, Claimed::Duplicate(_))), "{again:?}");
     assert_eq!(adapter.count().await.unwrap(), keys.len() as u64);
     for key in &keys {
         assert_eq!(adapter.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
     }
     let claimed = adapter.claim(&keys, &leased()).await.unwrap();
-    assert!(claimed.iter().all(|answer| *answer == Claimed::first(1, false)), "{claimed:?}");
+    assert!(claimed.iter().all(|reply| *reply == Claimed::first(1, false)), "{claimed:?}");
 }
 
-/// A clock that goes back by an hour: leases and retentions last for an hour more, and nothing that
-/// was granted is granted again.
-pub async fn clock_set_back_grants_no_key_twice<S: Store>(store: S)
+/// After the clock is set back by an hour, leases and retentions last for an hour more. No key is
+/// first twice.
+pub async fn clock_set_back_makes_no_key_first_twice<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
     let adapter = store.adapter();
-    let [lapsed, recorded, claimed, released, new] =
-        ["lapsed", "recorded", "claimed", "released", "new"].map(|id| [key(id)]);
+    let [lapsed, at_once, claimed, released, new] =
+        ["lapsed", "at once", "claimed", "released", "new"].map(|id| [key(id)]);
     adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
     let mine = leased();
-    adapter.claim(&recorded, &complete_at_once()).await.unwrap();
+    adapter.claim(&at_once, &complete_at_once()).await.unwrap();
     adapter.claim(&claimed, &mine).await.unwrap();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
     store.set_back(RETENTION).await;
 
-    match &adapter.claim(&recorded, &complete_at_once()).await.unwrap()[..] {
-        // It was seen in what is the future now.
+    match &adapter.claim(&at_once, &complete_at_once()).await.unwrap()[..] {
+        // The key was first seen in the future.
         [Claimed::Duplicate(seen)] => assert!(seen.age < SLACK, "{:?}", seen.age),
         ref other => panic!("{other:?}"),
     }
-    // The one that had lapsed is live again.
+    // The lapsed lease is live again.
     for keys in [&lapsed, &claimed] {
         assert_eq!(adapter.claim(keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     }
@@ -187,13 +186,13 @@ where
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 
     store.advance(2 * RETENTION - LEASE).await;
-    assert!(is_duplicate(&adapter.claim(&recorded, &leased()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&at_once, &leased()).await.unwrap()));
     store.advance(LEASE + SLACK).await;
-    assert_eq!(adapter.claim(&recorded, &complete_at_once()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
-/// Purge: keys that expired an hour ago go, up to the limit. Those that expired since then stay,
-/// although claims take them for expired; so do live ones, leased ones and fresh ones.
+/// A purge deletes keys that expired an hour ago, up to the limit. Keys that expired later stay,
+/// although claims treat them as new. Live and leased keys stay too.
 pub async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -203,7 +202,7 @@ where
         adapter.claim(&[key(&format!("old-{id}"))], &complete_at_once()).await.unwrap();
     }
     adapter.claim(&[key("lapsed")], &leased()).await.unwrap();
-    // Its lease is the last to end.
+    // The lease ends after the retention.
     let brief = CallTerms::on_completion(Token::random(), SLACK, RETENTION);
     adapter.claim(&[key("brief")], &brief).await.unwrap();
     store.advance(RETENTION - SLACK).await;
@@ -232,7 +231,7 @@ where
     assert_eq!(leased, [Claimed::InFlight]);
 }
 
-/// Close: every later call fails at once, and says that the store is unavailable.
+/// After `close`, every call fails at once with `Unavailable`.
 pub async fn calls_after_close_fail<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -254,15 +253,15 @@ where
             adapter.count().await.map(drop),
         ]
         .map(|ended| ended.map_err(|error| error.kind()));
-        // A second time changes nothing.
+        // A second `close` changes nothing.
         adapter.close().await;
         kinds
     };
-    let kinds = tokio::time::timeout(SLACK, closed_and_asked).await.expect("nobody waits");
+    let kinds = tokio::time::timeout(SLACK, closed_and_asked).await.expect("no call waits");
     assert_eq!(kinds, [Err(ErrorKind::Unavailable); 10]);
 }
 
-/// Forget, get and count: what an operator sees and does.
+/// `get` and `count` return the state of a key after each change. `forget` refuses a live lease.
 pub async fn forget_get_and_count_follow_the_state_of_a_key<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -295,11 +294,11 @@ where
 
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
     assert_eq!(adapter.count().await.unwrap(), 0);
-    // As if it had never been: the event can be delivered again.
+    // The key is new, so the event can be delivered again.
     let again = adapter.claim(&keys, &leased()).await.unwrap();
     assert_eq!(again, [Claimed::first(1, false)]);
 
-    // Even a lapsed lease can be forgotten; only a live one is kept.
+    // A key whose lease lapsed can be forgotten.
     store.advance(LEASE).await;
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
 }

@@ -4,7 +4,7 @@ use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplica
 use super::super::store::Store;
 use crate::adapter::{Claimed, DedupAdapter, Released};
 
-/// Record: the first is first, everyone after is a duplicate.
+/// The first claim of a key is first. Every later claim is a duplicate with the age of the key.
 pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
@@ -19,7 +19,8 @@ pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
     }
 }
 
-/// Record: a caller that lost the answer asks again, and is told the same.
+/// A claim that is repeated with its token returns the same reply, because the first reply may be
+/// lost. A claim with another token is a duplicate.
 pub async fn claim_complete_at_once_repeated_with_its_token_is_first<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], complete_at_once());
     for _ in 0..3 {
@@ -29,7 +30,7 @@ pub async fn claim_complete_at_once_repeated_with_its_token_is_first<S: Store>(s
     assert!(matches!(other[..], [Claimed::Duplicate(_)]));
 }
 
-/// Record: undone by its own token only, and then as if it had never been.
+/// Only the token of the claim releases a key that is complete at once. Then the key is new.
 pub async fn key_complete_at_once_is_first_again_after_its_release<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], complete_at_once());
     assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
@@ -40,7 +41,7 @@ pub async fn key_complete_at_once_is_first_again_after_its_release<S: Store>(sto
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
-/// A key that is complete at once is a duplicate until its retention ends, and new from then on.
+/// A key that is complete at once is a duplicate until its retention ends. Then the key is new.
 pub async fn key_complete_at_once_is_first_again_after_its_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("r")]);
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
