@@ -192,7 +192,7 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Neither leases nor stored data.
+    /// Returns neither leases nor stored data.
     #[must_use]
     pub const fn new() -> Self {
         Self { leases: false, stored_data: false }

@@ -17,7 +17,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// An event that was first seen this long ago, without stored data.
+    /// Returns an event that was first seen this long ago, without stored data.
     #[must_use]
     pub const fn new(age: Duration) -> Self {
         Self { age, stored: None }
@@ -50,7 +50,7 @@ pub enum Claimed {
 }
 
 impl Claimed {
-    /// A claim that was granted. `attempt` counts from 1.
+    /// Returns the reply to a claim that holds the key. `attempt` counts from 1.
     #[must_use]
     pub const fn first(attempt: u32, takeover: bool) -> Self {
         Self::First { attempt, takeover }
@@ -118,7 +118,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// An entry with one attempt, which was no takeover.
+    /// Returns an entry with one attempt, which was no takeover.
     #[must_use]
     pub const fn new(state: EntryState, first_seen_at: SystemTime, expires_at: SystemTime) -> Self {
         Self { state, attempts: 1, takeover: false, first_seen_at, expires_at }

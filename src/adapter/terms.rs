@@ -68,13 +68,13 @@ pub enum Permanence {
 pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
 
 impl CallTerms {
-    /// Terms under [`Permanence::OnClaim`].
+    /// Returns terms under [`Permanence::OnClaim`].
     #[must_use]
     pub const fn on_claim(token: Token, retention: Duration) -> Self {
         Self::new(token, retention, Permanence::OnClaim)
     }
 
-    /// Terms under [`Permanence::OnCompletion`] with this lease.
+    /// Returns terms under [`Permanence::OnCompletion`] with this lease.
     #[must_use]
     pub const fn on_completion(token: Token, retention: Duration, lease: Duration) -> Self {
         Self::new(token, retention, Permanence::OnCompletion { lease })

@@ -196,7 +196,7 @@ impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
 pub struct Opened<DB: Database> {
     /// One reply for each key.
     pub replies: Vec<Claimed>,
-    /// The transaction, if any key was granted.
+    /// The transaction, if any key was claimed.
     pub transaction: Option<OpenTransaction<DB>>,
 }
 
