@@ -63,6 +63,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["contract"],
             &["call", "pending", "resolve", "retry"],
             &["arrival", "lease", "transaction"],
+            &["internals"],
         ],
     ),
     ("conformance", &[&["driver", "store"], &["cases", "processes"]]),
