@@ -247,6 +247,7 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Returns the number of completions and releases that continue in the background.
+    #[must_use]
     pub fn pending_writes(&self) -> usize {
         self.ledger.pending_writes()
     }

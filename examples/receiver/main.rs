@@ -215,7 +215,7 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
             match (handle.running(), handle.waiting()) {
                 (0, 0) => tracing::warn!(route, "exiting with writes pending"),
                 (running, waiting) => {
-                    tracing::warn!(route, running, waiting, "exiting with deliveries running")
+                    tracing::warn!(route, running, waiting, "exiting with deliveries running");
                 }
             }
         }

@@ -40,28 +40,29 @@ mod contract;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod replies;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod sql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod stored;
+mod terms;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
 pub use connect::connect;
-pub(crate) use contract::Payloads;
-pub use contract::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten,
-    MaintenanceAdapter, PURGE_GRACE, Permanence, Released, Renewed, Seen, StoreFuture, Token,
-};
+pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture};
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresAdapter, PostgresOptions};
+pub use replies::{Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed, Seen};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub use stored::{Fetch, StoredData, StoredResponse};
+pub(crate) use terms::Payloads;
+pub use terms::{CallTerms, Permanence, Token};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{OpenTransaction, Opened, TransactionAdapter};

@@ -11,7 +11,9 @@ use sqlx::{AssertSqlSafe, Database, Pool};
 // `sqlx` names the type of a database's transaction manager, but not the trait.
 use sqlx_core::transaction::TransactionManager;
 
-use super::contract::{CallTerms, Claimed, StoreFuture};
+use super::contract::StoreFuture;
+use super::replies::Claimed;
+use super::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -194,7 +196,7 @@ impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
 pub struct Opened<DB: Database> {
     /// One reply for each key.
     pub replies: Vec<Claimed>,
-    /// The transaction, if any key was granted.
+    /// The transaction, if any key was claimed.
     pub transaction: Option<OpenTransaction<DB>>,
 }
 

@@ -1,4 +1,4 @@
-//! The conformance suite: the rules of every store, as tests that you run against yours.
+//! The conformance suite: tests of the rules that every store follows, for your own store.
 //!
 //! 1. Implement [`Store`] for your adapter: how a fresh store is made, and how time passes in it.
 //! 2. In a test module, expand [`conformance_suite!`](crate::conformance_suite) and the macro of each
@@ -48,76 +48,29 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::missing_panics_doc,
-    reason = "these are tests: to panic is how they fail"
+    reason = "the cases are tests, and a failed test panics"
 )]
 
-use std::future::Future;
-use std::sync::Arc;
-use std::time::Duration;
-
-use crate::adapter::DedupAdapter;
-
 pub mod cases;
+mod driver;
 mod processes;
+mod store;
 
 pub use processes::processes_race_for_keys;
+pub use store::{SharedStore, Store, run};
 
-/// A store under test.
-pub trait Store: Sized + Send + Sync + 'static {
-    /// The adapter under test. A `dyn` adapter is one too.
-    type Adapter: DedupAdapter + ?Sized;
-
-    /// Makes a fresh, empty store. Its `Drop` removes what it leaves behind.
-    fn create() -> impl Future<Output = Self> + Send;
-
-    /// Returns a handle to the store.
-    fn adapter(&self) -> Arc<Self::Adapter>;
-
-    /// Lets this much time pass in the store: by moving its clock, or by moving the stored times.
-    /// Sleep only if there is no other way.
-    fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send;
-
-    /// Sets the store's clock back by this much, or moves the stored times forward.
-    fn set_back(&self, by: Duration) -> impl Future<Output = ()> + Send;
-}
-
-/// A store that several processes share.
-pub trait SharedStore: Store {
-    /// How many processes race for one store.
-    const PROCESSES: usize = 2;
-
-    /// Returns what another process needs to [`attach`](Self::attach).
-    fn address(&self) -> String;
-
-    /// Attaches to the store at this address, in another process.
-    fn attach(address: &str) -> impl Future<Output = Arc<Self::Adapter>> + Send;
-}
-
-/// Runs a case on a runtime of its own, with threads that really race.
-pub fn run<S: Store, F: Future<Output = ()>>(case: impl FnOnce(S) -> F) {
-    runtime().block_on(async { case(S::create().await).await });
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(4)
-        .enable_all()
-        .build()
-        .unwrap_or_else(|error| panic!("no runtime: {error}"))
-}
-
-/// Expands to one `#[test]` for every case that every adapter has to pass: keys that are complete at
-/// once.
+/// Expands to one `#[test]` for every case of claims that are complete at once. Every adapter has to
+/// pass them.
 #[macro_export]
 macro_rules! conformance_suite {
     ($store:ty) => {
         $crate::conformance_suite! { @cases $store:
-            a_key_is_first_once,
-            a_record_repeated_with_its_token_is_first_again,
-            an_undone_record_is_first_again,
-            key_complete_at_once_is_forgotten_after_its_retention,
-            workers_race_for_records,
-            dropped_records_can_be_undone,
+            claim_complete_at_once_is_first_once,
+            claim_complete_at_once_repeated_with_its_token_is_first,
+            key_complete_at_once_is_first_again_after_its_release,
+            key_complete_at_once_is_first_again_after_its_retention,
+            workers_racing_for_a_claim_complete_at_once_have_one_winner,
+            dropped_claim_complete_at_once_can_be_released,
         }
     };
     (@cases $store:ty: $($case:ident,)+) => {$(
@@ -136,27 +89,27 @@ macro_rules! lease_conformance_suite {
             lease_claim_of_a_key_complete_at_once_is_a_duplicate,
             claim_complete_at_once_counts_attempts_and_takeovers,
             release_follows_the_permanence_of_its_terms,
-            a_record_respects_leases,
-            a_key_is_forgotten_after_its_retention,
-            a_claim_is_first_then_in_flight_then_duplicate,
-            a_claim_repeated_with_its_token_answers_the_same,
-            a_released_key_is_free_and_counts_its_attempts,
-            a_lapsed_lease_is_taken_over_by_one,
-            a_stale_token_changes_nothing,
-            a_late_completion_is_recorded_and_told,
-            a_completion_of_a_missing_row_is_recorded,
-            a_completion_can_be_repeated,
-            a_renewal_keeps_a_lease,
-            a_renewal_revives_what_nobody_took,
-            a_renewal_revives_nothing_that_was_given_up,
-            a_claim_again_refreshes_the_retention,
-            sets_are_answered_key_by_key,
-            as_many_keys_as_a_request_may_carry,
-            workers_race_for_claims,
-            workers_race_for_a_lapsed_lease,
-            overlapping_sets_do_not_deadlock,
-            calls_of_all_kinds_at_once_keep_to_their_keys,
-            dropped_completions_can_be_repeated,
+            claim_complete_at_once_respects_leases,
+            completed_key_is_first_again_after_its_retention,
+            claim_is_first_then_in_flight_then_duplicate,
+            claim_repeated_with_its_token_returns_the_same_reply,
+            released_key_is_free_and_counts_its_attempts,
+            lapsed_lease_is_taken_over_once,
+            stale_token_changes_nothing,
+            late_completion_counts_and_returns_lease_lost,
+            completion_of_a_missing_row_inserts_the_row,
+            repeated_completion_returns_the_same_reply,
+            renewal_keeps_the_lease,
+            renewal_revives_a_lapsed_or_missing_row,
+            renewal_of_a_released_or_complete_key_is_lost,
+            further_claim_refreshes_the_retention,
+            call_with_several_keys_replies_key_by_key,
+            call_with_4096_keys_replies_key_by_key,
+            workers_racing_for_a_lease_have_one_winner,
+            workers_racing_for_a_lapsed_lease_have_one_winner,
+            claims_of_overlapping_keys_do_not_deadlock,
+            concurrent_calls_of_all_kinds_reply_for_their_own_keys,
+            dropped_completion_can_be_repeated,
         }
     };
 }
@@ -186,19 +139,19 @@ macro_rules! stored_data_conformance_suite {
 macro_rules! maintenance_conformance_suite {
     ($store:ty) => {
         $crate::conformance_suite! { @cases $store:
-            an_expired_key_starts_anew,
-            a_live_lease_outlives_its_retention,
-            a_completion_is_never_expired_at_birth,
-            extreme_durations_do_no_harm,
-            hostile_keys_are_just_keys,
-            calls_that_hang_hold_up_no_other,
-            dropped_calls_can_be_undone,
-            a_clock_that_goes_back_grants_nothing_twice,
-            purge_deletes_what_expired_an_hour_ago_and_nothing_else,
-            purge_goes_on_after_a_dropped_call,
+            expired_key_is_first_with_one_attempt,
+            live_lease_outlives_its_retention,
+            completion_after_the_retention_is_remembered,
+            extreme_durations_neither_panic_nor_overflow,
+            hostile_keys_stay_distinct,
+            hanging_calls_block_no_other_call,
+            dropped_claim_can_be_released,
+            clock_set_back_makes_no_key_first_twice,
+            purge_deletes_only_keys_that_expired_an_hour_ago,
+            purge_continues_after_a_dropped_call,
             purge_runs_beside_claims,
             calls_after_close_fail,
-            forget_get_and_count,
+            forget_get_and_count_follow_the_state_of_a_key,
         }
     };
 }

@@ -1,4 +1,4 @@
-//! The case that no threads can stand in for: several processes on one store.
+//! Several processes race on one store.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::cases::{FIRST, complete_at_once, key, leased};
-use super::{SharedStore, runtime};
+use super::driver::{FIRST, complete_at_once, key, leased};
+use super::store::{SharedStore, runtime};
 use crate::adapter::{Claimed, Completed, DedupAdapter};
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";
 const TASKS: usize = 4;
 const KEYS: usize = 200;
-/// Before what a worker has to say, among what the test harness says.
+/// Marks a line of a worker among the lines of the test harness.
 const MARK: &str = "conformance-worker:";
 
-/// [`PROCESSES`](SharedStore::PROCESSES) processes of four tasks each claim, complete and record the same
-/// keys: each has exactly one winner.
+/// Starts [`PROCESSES`](SharedStore::PROCESSES) processes of four tasks each, which claim the same keys
+/// under a lease and complete at once. Asserts that each key has exactly one winner.
 ///
-/// The worker processes are this very test, started again: `name` is its full path.
+/// A worker process is the same test, started again: `name` is the full path of the test.
 pub fn processes_race_for_keys<S: SharedStore>(name: &str) {
     runtime().block_on(async {
         match std::env::var(WORKER) {
@@ -49,25 +49,25 @@ async fn lead<S: SharedStore>(name: &str) {
     let mut lines = Vec::new();
     for worker in &mut workers {
         let out = worker.stdout.take().expect("a worker's output");
-        let mut said = BufReader::new(out).lines();
-        expect_line(&mut said, "ready").await;
-        lines.push(said);
+        let mut output = BufReader::new(out).lines();
+        expect_line(&mut output, "ready").await;
+        lines.push(output);
     }
-    // All are connected: now let them race.
+    // Only now, because all workers must be connected.
     for worker in &mut workers {
         worker.stdin.take().expect("a worker's input").write_all(b"go\n").await.expect("a start");
     }
-    let (mut claims, mut records) = (vec![0; KEYS], vec![0; KEYS]);
-    for said in &mut lines {
-        add(&mut claims, &expect_line(said, "claims").await);
-        add(&mut records, &expect_line(said, "records").await);
+    let (mut by_lease, mut at_once) = (vec![0; KEYS], vec![0; KEYS]);
+    for output in &mut lines {
+        add(&mut by_lease, &expect_line(output, "leased").await);
+        add(&mut at_once, &expect_line(output, "complete").await);
     }
     for worker in &mut workers {
         let status = tokio::time::timeout(Duration::from_secs(60), worker.wait()).await;
         assert!(status.expect("a worker ends").expect("its status").success());
     }
-    assert!(claims.iter().all(|winners| *winners == 1), "claims won: {claims:?}");
-    assert!(records.iter().all(|winners| *winners == 1), "records won: {records:?}");
+    assert!(by_lease.iter().all(|winners| *winners == 1), "winners under a lease: {by_lease:?}");
+    assert!(at_once.iter().all(|winners| *winners == 1), "winners at once: {at_once:?}");
 }
 
 fn add(sums: &mut [u32], line: &str) {
@@ -77,22 +77,22 @@ fn add(sums: &mut [u32], line: &str) {
 }
 
 async fn expect_line<R: tokio::io::AsyncBufRead + Unpin>(
-    said: &mut tokio::io::Lines<R>,
+    output: &mut tokio::io::Lines<R>,
     what: &str,
 ) -> String {
     let mark = format!("{MARK}{what}");
     loop {
-        let next = tokio::time::timeout(Duration::from_secs(120), said.next_line()).await;
-        let line = next.expect("a worker says something").expect("its output");
-        let line = line.unwrap_or_else(|| panic!("a worker ended before it said {what:?}"));
-        // The test harness may have begun the line.
+        let next = tokio::time::timeout(Duration::from_secs(120), output.next_line()).await;
+        let line = next.expect("a line of a worker in time").expect("its output");
+        let line = line.unwrap_or_else(|| panic!("a worker ended before the line {what:?}"));
+        // The test harness may have written the start of the line.
         if let Some((_, rest)) = line.split_once(&mark) {
             return rest.trim().to_owned();
         }
     }
 }
 
-#[expect(clippy::print_stdout, reason = "it is how a worker answers")]
+#[expect(clippy::print_stdout, reason = "a worker writes its results to its output")]
 async fn work<S: SharedStore>(address: &str) {
     let adapter = S::attach(address).await;
     println!("\n{MARK}ready");
@@ -101,31 +101,31 @@ async fn work<S: SharedStore>(address: &str) {
     let tasks = (0..TASKS).map(|_| {
         let adapter = adapter.clone();
         tokio::spawn(async move {
-            let (mut claims, mut records) = (vec![0_u32; KEYS], vec![0_u32; KEYS]);
+            let (mut won_leased, mut won_complete) = (vec![0_u32; KEYS], vec![0_u32; KEYS]);
             for round in 0..KEYS {
-                let (claimed, mine) = ([key(&format!("claim-{round}"))], leased());
-                let claim = adapter.claim(&claimed, &mine).await.expect("a claim");
-                if let [Claimed::First { .. }] = claim[..] {
-                    claims[round] += 1;
-                    let done = adapter.complete(&claimed, &mine).await.expect("a completion");
+                let (keys, mine) = ([key(&format!("leased-{round}"))], leased());
+                let claimed = adapter.claim(&keys, &mine).await.expect("a claim");
+                if let [Claimed::First { .. }] = claimed[..] {
+                    won_leased[round] += 1;
+                    let done = adapter.complete(&keys, &mine).await.expect("a completion");
                     assert_eq!(done, [Completed::Held]);
                 }
-                let recorded = [key(&format!("record-{round}"))];
-                let record = adapter.claim(&recorded, &complete_at_once()).await.expect("a record");
-                if record == [FIRST] {
-                    records[round] += 1;
+                let keys = [key(&format!("complete-{round}"))];
+                let claimed = adapter.claim(&keys, &complete_at_once()).await.expect("a claim");
+                if claimed == [FIRST] {
+                    won_complete[round] += 1;
                 }
             }
-            (claims, records)
+            (won_leased, won_complete)
         })
     });
-    let (mut claims, mut records) = (vec![0; KEYS], vec![0; KEYS]);
+    let (mut by_lease, mut at_once) = (vec![0; KEYS], vec![0; KEYS]);
     for task in tasks.collect::<Vec<_>>() {
-        let (won_claims, won_records) = task.await.expect("a task");
-        claims.iter_mut().zip(won_claims).for_each(|(sum, won)| *sum += won);
-        records.iter_mut().zip(won_records).for_each(|(sum, won)| *sum += won);
+        let (won_leased, won_complete) = task.await.expect("a task");
+        by_lease.iter_mut().zip(won_leased).for_each(|(sum, won)| *sum += won);
+        at_once.iter_mut().zip(won_complete).for_each(|(sum, won)| *sum += won);
     }
     let text = |wins: &[u32]| wins.iter().map(|n| format!("{n} ")).collect::<String>();
-    println!("\n{MARK}claims {}", text(&claims));
-    println!("\n{MARK}records {}", text(&records));
+    println!("\n{MARK}leased {}", text(&by_lease));
+    println!("\n{MARK}complete {}", text(&at_once));
 }

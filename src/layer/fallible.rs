@@ -13,8 +13,6 @@ use crate::key::KeyPart;
 use crate::ledger::{CanReplay, Ledger, MIN_LEASE};
 use crate::observe;
 
-/// Below this, a lease may lapse between two renewals on a busy machine.
-
 /// Settings from a file.
 impl<L> DedupLayer<L> {
     /// Sets [`methods`](Self::methods).

@@ -45,7 +45,7 @@ pub struct OnArrival {
     adapter: Arc<dyn DedupAdapter>,
     /// Keys that deliveries with a 503 may have claimed.
     releasing: Arc<Pending>,
-    /// Keys of events with two identities, while they are claimed: a granted identity is released if
+    /// Keys of events with two identities, while they are claimed: a claimed identity is released if
     /// the other one runs elsewhere.
     claiming: Arc<Pending>,
     background: Background,

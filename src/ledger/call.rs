@@ -14,7 +14,7 @@ use crate::observe;
 
 /// Generates one bounded call for each method of the adapter.
 macro_rules! calls {
-    ($($method:ident $name:literal $reply:ty),+) => {$(
+    ($($method:ident $context:literal $reply:ty),+) => {$(
         pub(super) fn $method<'c>(
             adapter: &'c dyn DedupAdapter,
             keys: &'c [DedupKey],
@@ -22,30 +22,33 @@ macro_rules! calls {
             bound: Duration,
         ) -> impl Future<Output = Result<Vec<$reply>, Error>> + Send + 'c {
             let of_every_key = move |replies: &Vec<$reply>| replies.len() == keys.len();
-            checked($name, bound, move || adapter.$method(keys, terms), of_every_key)
+            let call = move || adapter.$method(keys, terms);
+            checked(stringify!($method), $context, bound, call, of_every_key)
         }
     )+};
 }
 
-calls!(claim "claim" Claimed, release "release" Released, renew "renew" Renewed,
-    complete "complete" Completed);
+calls!(claim "claiming keys" Claimed, release "releasing keys" Released,
+    renew "renewing leases" Renewed, complete "completing keys" Completed);
 
-/// Runs `call` within `bound`, and measures it.
+/// Runs `call` within `bound`, and measures it as `operation`. `context` begins the error text.
 ///
 /// A call that outlives its bound is dropped, and its outcome is unknown. A call that panics fails
 /// with [`ErrorKind::Unavailable`].
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) fn bounded<'c, T: 'c>(
     operation: &'static str,
+    context: &'static str,
     bound: Duration,
     call: impl FnOnce() -> StoreFuture<'c, T> + Send,
 ) -> impl Future<Output = Result<T, Error>> + Send {
-    checked(operation, bound, call, |_| true)
+    checked(operation, context, bound, call, |_| true)
 }
 
-#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+#[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
 fn checked<'c, T: 'c>(
     operation: &'static str,
+    context: &'static str,
     bound: Duration,
     call: impl FnOnce() -> StoreFuture<'c, T> + Send,
     is_whole: impl Fn(&T) -> bool + Send,
@@ -54,7 +57,7 @@ fn checked<'c, T: 'c>(
         let start = Instant::now();
         let panicked = || {
             // The panic hook has reported the panic itself.
-            Error::new(ErrorKind::Unavailable, format!("{operation}: the adapter panicked"))
+            Error::new(ErrorKind::Unavailable, format!("{context}: the adapter panicked"))
         };
         let reply = match catch_unwind(AssertUnwindSafe(call)) {
             Ok(mut call) => {
@@ -71,7 +74,7 @@ fn checked<'c, T: 'c>(
                         // Polled even if the call has used up the task's budget.
                         Box::pin(unconstrained(left))
                     });
-                    let error = || Error::new(ErrorKind::Timeout, operation);
+                    let error = || Error::new(ErrorKind::Timeout, context);
                     deadline.as_mut().poll(cx).map(|()| Err(error()))
                 });
                 reply.await
@@ -86,5 +89,22 @@ fn checked<'c, T: 'c>(
         });
         observe::store_call(operation, start.elapsed(), reply.as_ref().err());
         reply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn error_of_a_call_names_the_operation_and_the_fact() {
+        let run = |call: fn() -> StoreFuture<'static, ()>| {
+            checked("claim", "claiming keys", Duration::from_secs(2), call, |()| true)
+        };
+        let hangs = run(|| Box::pin(std::future::pending())).await.unwrap_err();
+        assert_eq!(hangs.to_string(), "claiming keys: the store timed out");
+        let panics = run(|| Box::pin(async { panic!("on purpose") })).await.unwrap_err();
+        let expected = "claiming keys: the adapter panicked: the store is unavailable";
+        assert_eq!(panics.to_string(), expected);
     }
 }

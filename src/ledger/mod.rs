@@ -22,6 +22,8 @@
 mod arrival;
 mod call;
 mod contract;
+#[doc(hidden)]
+pub mod internals;
 mod lease;
 mod pending;
 mod resolve;
@@ -32,40 +34,10 @@ pub(crate) mod transaction;
 pub use arrival::OnArrival;
 pub use contract::Ledger;
 pub(crate) use contract::{
-    Begin, BeginContext, CanReplay, Claim, DuplicateInfo, FailOpen, HandlerSuccess, Remainder,
+    Begin, BeginContext, CanReplay, Claim, DuplicateInfo, FailOpen, HandlerSuccess, MIN_LEASE,
+    Remainder,
 };
 pub use lease::Lease;
 pub(crate) use retry::poll_delays;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::Transactional;
-
-/// For this crate's own tests, which stop a delivery at every point. Not part of the API.
-#[doc(hidden)]
-pub mod internals {
-    use std::sync::Arc;
-
-    pub use super::contract::{Begin, BeginContext, Claim, HandlerSuccess};
-    use crate::adapter::DedupAdapter;
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    use crate::adapter::TransactionAdapter;
-    use crate::error::ConfigError;
-
-    #[expect(clippy::missing_errors_doc, reason = "hidden")]
-    pub fn lease(adapter: impl DedupAdapter) -> Result<Arc<super::Lease>, ConfigError> {
-        super::Lease::new(Arc::new(adapter)).map(Arc::new)
-    }
-
-    pub fn on_arrival(adapter: impl DedupAdapter) -> Arc<super::OnArrival> {
-        Arc::new(super::OnArrival::new(Arc::new(adapter)))
-    }
-
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub fn transactional<A: TransactionAdapter>(
-        adapter: A,
-    ) -> Arc<super::Transactional<A::Database>> {
-        Arc::new(super::Transactional::new(Arc::new(adapter)))
-    }
-}
-
-/// The shortest lease. A shorter one would lapse between two renewals of a busy process.
-pub(crate) const MIN_LEASE: std::time::Duration = std::time::Duration::from_millis(100);

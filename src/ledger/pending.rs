@@ -25,12 +25,12 @@ struct PendingKey {
     stored: Arc<StoredData>,
 }
 
+/// A pending key, and what the store will keep with it.
+type Known = (DedupKey, Arc<StoredData>);
+
 impl Pending {
     /// Splits keys into those that are not pending and those that are, each part in the given order.
-    pub(super) fn split<'k>(
-        &self,
-        keys: &'k [DedupKey],
-    ) -> (Cow<'k, [DedupKey]>, Vec<(DedupKey, Arc<StoredData>)>) {
+    pub(super) fn split<'k>(&self, keys: &'k [DedupKey]) -> (Cow<'k, [DedupKey]>, Vec<Known>) {
         let mut found = Vec::new();
         if self.is_empty() {
             return (Cow::Borrowed(keys), found);

@@ -6,9 +6,9 @@
 //!    one order.
 //! 3. An event that shares an identity with an earlier event of the same delivery is a duplicate of
 //!    that event.
-//! 4. Keys that were granted to an event that does not run are released. One exception: the key of an
+//! 4. Keys that were claimed for an event that does not run are released. One exception: the key of an
 //!    event whose second identity is complete is completed, because that event was handled under
-//!    another key. A granted second identity is always released, because nothing was handled under it.
+//!    another key. A claimed second identity is always released, because nothing was handled under it.
 //! 5. Payloads are compared under the key of an event, not under its second identity, under which
 //!    another event may have been handled. Only payloads of complete keys are compared: an attempt
 //!    that failed had no effect that could differ. A mismatch is a duplicate, and is reported.
@@ -101,9 +101,9 @@ pub(super) struct Resolution {
     duplicate: Option<Seen>,
     mismatch: bool,
     response: Option<Arc<StoredResponse>>,
-    /// Granted keys to release: rule 4.
+    /// Claimed keys to release: rule 4.
     pub(super) release: Vec<DedupKey>,
-    /// Granted keys to complete: rule 4.
+    /// Claimed keys to complete: rule 4.
     pub(super) complete: Vec<DedupKey>,
 }
 
@@ -161,13 +161,13 @@ pub(super) fn resolve(
     let is_single = events.len() == 1;
     let mut new = Vec::new();
     for event in events {
-        let (mut granted, mut attempts, mut took_over) = (Vec::new(), 0, false);
+        let (mut claimed, mut attempts, mut took_over) = (Vec::new(), 0, false);
         let (mut seen, mut in_flight) = (None, false);
         for key in event.identities() {
             let place = flat.binary_search(key).ok();
             match place.and_then(|place| states.get(place)) {
                 Some(KeyState::First { attempt, takeover }) => {
-                    granted.push(key.clone());
+                    claimed.push(key.clone());
                     attempts = attempts.max(*attempt);
                     took_over |= *takeover;
                 }
@@ -182,19 +182,19 @@ pub(super) fn resolve(
                     }
                     seen = Some(found.clone());
                 }
-                // A missing reply is not a grant.
+                // A missing reply claims nothing.
                 Some(KeyState::InFlight) | None => in_flight = true,
             }
         }
         if let Some(seen) = seen {
             resolution.duplicate.get_or_insert(seen);
             let (key, second): (Vec<_>, Vec<_>) =
-                granted.into_iter().partition(|granted| granted == event.key());
+                claimed.into_iter().partition(|claimed| claimed == event.key());
             resolution.complete.extend(key);
             resolution.release.extend(second);
         } else if in_flight {
             resolution.in_flight = true;
-            resolution.release.append(&mut granted);
+            resolution.release.append(&mut claimed);
         } else {
             resolution.attempt = resolution.attempt.max(attempts);
             resolution.takeover |= took_over;
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn granted_key_of_a_duplicate_is_completed_and_granted_second_identity_is_released() {
+    fn claimed_key_of_a_duplicate_is_completed_and_claimed_second_identity_is_released() {
         let keys = Keys::new(vec![twin("a", "b"), twin("c", "d")]).unwrap();
         let (events, flat) = flatten(&keys);
         let resolution = resolve(events, &flat, &[FIRST, DUPLICATE, DUPLICATE, FIRST], &terms());
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_reply_is_not_a_grant() {
+    fn missing_reply_makes_the_event_in_flight() {
         let (events, flat) = flatten(&Keys::one(key("a")));
         let resolution = resolve(events, &flat, &[], &terms());
         assert!(resolution.new.is_empty() && resolution.in_flight);

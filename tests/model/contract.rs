@@ -58,13 +58,13 @@ impl Row {
     }
 
     /// Returns the row after a claim of a row without a holder.
-    fn claimed_again(&self, anew: Self) -> Self {
+    fn claimed_again(&self, anew: &Self) -> Self {
         Self {
             attempts: self.attempts + 1,
             // A released row is not taken over.
             takeover: self.token.is_some(),
             first_seen_at: self.first_seen_at,
-            ..anew
+            ..anew.clone()
         }
     }
 
@@ -111,7 +111,7 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
                 }
                 Some(row) if row.complete => return (row.duplicate(*terms, now), stored),
                 Some(row) if row.is_leased(now) => return (Reply::InFlight, stored),
-                Some(row) => row.claimed_again(anew),
+                Some(row) => row.claimed_again(&anew),
                 None => anew,
             };
             (Reply::Granted(claim.attempts, claim.takeover), Some(claim))
@@ -133,7 +133,7 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
                     return (row.duplicate(*terms, now), stored);
                 }
                 (None, Some(row)) if row.is_leased(now) => return (Reply::InFlight, stored),
-                (None, Some(row)) => row.claimed_again(anew),
+                (None, Some(row)) => row.claimed_again(&anew),
                 (None, None) => anew,
             };
             (Reply::Granted(claim.attempts, claim.takeover), Some(claim))

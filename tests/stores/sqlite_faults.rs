@@ -282,7 +282,7 @@ async fn refuses(adapter: &SqliteAdapter) {
                 break;
             }
             Ok(_) => {
-                assert!(Instant::now() < until, "the adapter has not noticed the replaced file")
+                assert!(Instant::now() < until, "the adapter has not noticed the replaced file");
             }
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

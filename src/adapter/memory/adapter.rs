@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::super::contract::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
-    Released, Renewed, StoreFuture,
-};
+use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::super::terms::CallTerms;
 use super::row::KeyHasher;
 use super::table::{AtCapacity, Table};
 use crate::error::{Error, ErrorKind};

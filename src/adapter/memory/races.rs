@@ -10,9 +10,8 @@ use shuttle::scheduler::DfsScheduler;
 use shuttle::{Config, Runner, thread};
 
 use super::{clock, expiry, pressure, row, shard};
-use crate::adapter::contract::{
-    CallTerms, Claimed, Completed, EntryState, Forgotten, Released, Renewed, Token,
-};
+use crate::adapter::replies::{Claimed, Completed, EntryState, Forgotten, Released, Renewed};
+use crate::adapter::terms::{CallTerms, Token};
 use crate::key::DedupKey;
 use row::KeyHasher;
 use table::{AtCapacity, Table};

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use siphasher::sip128::SipHasher13;
 
-use super::super::contract::{CallTerms, Seen, Token};
+use super::super::replies::Seen;
 use super::super::stored::{Fetch, StoredData};
+use super::super::terms::{CallTerms, Token};
 use super::clock::after;
 use crate::key::DedupKey;
 

@@ -9,10 +9,11 @@ use super::pressure::{Gauge, Pressure};
 use super::row::{Fingerprint, KeyHasher, Row, RowState};
 use super::shard::{MAX_SHARD_KEYS, Room, Shard};
 use super::sync::{Mutex, MutexGuard};
-use crate::adapter::contract::{
-    CallTerms, Claimed, Completed, Entry, EntryState, Forgotten, PURGE_GRACE, Permanence, Released,
-    Renewed,
+use crate::adapter::contract::PURGE_GRACE;
+use crate::adapter::replies::{
+    Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed,
 };
+use crate::adapter::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 

@@ -10,14 +10,13 @@ use std::time::Duration;
 use sqlx::postgres::{PgPool, PgPoolOptions, PgRow};
 use sqlx::{ConnectOptions, Connection, Row as _};
 
-use super::super::contract::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
-    Released, Renewed, StoreFuture,
-};
+use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
 use super::super::stored::Fetch;
+use super::super::terms::CallTerms;
 use super::connections::Source;
 use super::errors::store_error;
 use super::options::PostgresOptions;

@@ -15,7 +15,7 @@ use std::time::Instant;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::contract::Claimed;
+use super::super::replies::Claimed;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::BatchExecutor;

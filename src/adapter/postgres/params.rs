@@ -14,10 +14,11 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Decode, Encode, Row as _, Type};
 
-use super::super::contract::{CallTerms, Claimed, Token};
+use super::super::replies::Claimed;
 use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Row, StoredColumns, attempt};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
+use super::super::terms::{CallTerms, Token};
 use crate::key::DedupKey;
 
 /// A `uuid`, without sqlx's feature of that name.

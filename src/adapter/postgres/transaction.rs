@@ -21,11 +21,13 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnection, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row as _};
 
-use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
+use super::super::contract::StoreFuture;
+use super::super::replies::Claimed;
 use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::rounds::{Rounds, RowStatements, Written, read_rows};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
 };

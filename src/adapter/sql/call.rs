@@ -2,8 +2,9 @@
 
 use std::ops::Deref;
 
-use super::super::contract::{CallTerms, Claimed, Completed, Permanence, Released, Renewed, Token};
+use super::super::replies::{Claimed, Completed, Released, Renewed};
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Permanence, Token};
 use super::queue::BatchItem;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;

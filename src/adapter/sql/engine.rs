@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 
-use super::super::contract::{CallTerms, Claimed, Forgotten, Released, Renewed, Token};
+use super::super::replies::{Claimed, Forgotten, Released, Renewed};
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
 use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, more};
 use super::rounds::{KeyReply, ROUNDS, Rounds, RowStatements};
 use crate::error::Error;

@@ -6,7 +6,7 @@
 
 use std::future::Future;
 
-use super::super::contract::{Claimed, Completed};
+use super::super::replies::{Claimed, Completed};
 use super::super::stored::Fetch;
 use super::call::{Kind, RowCall, RowReply, Rows, replies};
 use super::row::Row;

@@ -10,10 +10,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::contract::{
-    CallTerms, Claimed, Completed, Entry, EntryState, Permanence, Seen, Token,
-};
+use super::super::replies::{Claimed, Completed, Entry, EntryState, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
+use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 

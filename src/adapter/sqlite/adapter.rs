@@ -10,14 +10,13 @@ use backon::{ExponentialBuilder, Retryable};
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
-use super::super::contract::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter,
-    Released, Renewed, StoreFuture,
-};
+use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
 use super::super::stored::Fetch;
+use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
 use super::params::key_hash;
@@ -292,8 +291,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::contract::{PURGE_GRACE, Token};
+    use super::super::super::contract::PURGE_GRACE;
     use super::super::super::sql::Identifier;
+    use super::super::super::terms::Token;
     use super::super::statements::Statements;
     use super::*;
 

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::contract::Claimed;
+use super::super::replies::Claimed;
 use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Row, StoredColumns, attempt};
 use super::super::stored::{Fetch, StoredResponse};

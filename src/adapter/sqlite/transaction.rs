@@ -19,11 +19,13 @@ use std::time::Duration;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection};
 
-use super::super::contract::{CallTerms, Claimed, StoreFuture, Token};
+use super::super::contract::StoreFuture;
+use super::super::replies::Claimed;
 use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::rounds::{Rounds, RowStatements, Written};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{
     OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
 };

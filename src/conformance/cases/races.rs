@@ -1,4 +1,4 @@
-//! The rules, many callers at a time.
+//! Concurrent calls, dropped calls and calls that hang.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
-use super::{FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased};
+use super::super::driver::{FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased};
+use super::super::store::Store;
 use crate::adapter::{
     Claimed, Completed, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Released, Renewed,
 };
-use crate::conformance::Store;
 use crate::key::DedupKey;
 
 const WORKERS: usize = 16;
 const ROUNDS: usize = 60;
 
-/// Runs `attempt` in 16 tasks at once, for 60 rounds, and asserts one winner a round.
+/// Runs `attempt` in 16 tasks for 60 rounds, and asserts that each round has one winner.
 async fn race<A, F>(adapter: Arc<A>, attempt: impl Fn(Arc<A>, usize) -> F + Send + Sync + 'static)
 where
     A: Send + Sync + ?Sized + 'static,
@@ -44,8 +44,8 @@ where
     assert!(winners.iter().all(|wins| *wins == 1), "winners by round: {winners:?}");
 }
 
-/// 16 workers, 60 rounds: one claim is granted a round.
-pub async fn workers_race_for_claims<S: Store>(store: S) {
+/// 16 workers claim 60 keys under a lease: each key is first once.
+pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
         let claimed = adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
         matches!(claimed[..], [Claimed::First { .. }])
@@ -53,18 +53,17 @@ pub async fn workers_race_for_claims<S: Store>(store: S) {
     .await;
 }
 
-/// 16 workers, 60 rounds: one record is first a round.
-pub async fn workers_race_for_records<S: Store>(store: S) {
+/// 16 workers claim 60 keys that are complete at once: each key is first once.
+pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
-        let recorded =
-            adapter.claim(&[key(&round.to_string())], &complete_at_once()).await.unwrap();
-        recorded == [FIRST]
+        let claimed = adapter.claim(&[key(&round.to_string())], &complete_at_once()).await.unwrap();
+        claimed == [FIRST]
     })
     .await;
 }
 
-/// 16 workers, 60 lapsed leases: one takes each over.
-pub async fn workers_race_for_a_lapsed_lease<S: Store>(store: S) {
+/// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.
+pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..ROUNDS {
         adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
@@ -77,12 +76,13 @@ pub async fn workers_race_for_a_lapsed_lease<S: Store>(store: S) {
     .await;
 }
 
-/// Sets that overlap, from many workers at once: nobody deadlocks, and each key is granted once.
-pub async fn overlapping_sets_do_not_deadlock<S: Store>(store: S) {
+/// Workers claim overlapping lists of keys at the same time. No call deadlocks, and no key is first
+/// twice.
+pub async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
     let adapter = store.adapter();
-    let granted: Arc<Vec<AtomicU32>> = Arc::new((0..40).map(|_| AtomicU32::new(0)).collect());
+    let firsts: Arc<Vec<AtomicU32>> = Arc::new((0..40).map(|_| AtomicU32::new(0)).collect());
     let tasks = (0..WORKERS).map(|worker| {
-        let (adapter, granted) = (Arc::clone(&adapter), Arc::clone(&granted));
+        let (adapter, firsts) = (Arc::clone(&adapter), Arc::clone(&firsts));
         tokio::spawn(async move {
             for start in 0..32 {
                 let first = (start * 7 + worker * 3) % 32;
@@ -92,9 +92,9 @@ pub async fn overlapping_sets_do_not_deadlock<S: Store>(store: S) {
                 keys.sort();
                 let set: Vec<DedupKey> = keys.iter().map(|(key, _)| key.clone()).collect();
                 let claimed = adapter.claim(&set, &leased()).await.unwrap();
-                for (answer, (_, id)) in claimed.iter().zip(&keys) {
-                    if matches!(answer, Claimed::First { .. }) {
-                        granted[*id].fetch_add(1, Ordering::Relaxed);
+                for (reply, (_, id)) in claimed.iter().zip(&keys) {
+                    if matches!(reply, Claimed::First { .. }) {
+                        firsts[*id].fetch_add(1, Ordering::Relaxed);
                     }
                 }
             }
@@ -104,13 +104,13 @@ pub async fn overlapping_sets_do_not_deadlock<S: Store>(store: S) {
     for task in all.expect("no deadlock") {
         task.expect("a worker");
     }
-    let granted: Vec<u32> = granted.iter().map(|times| times.load(Ordering::Relaxed)).collect();
-    assert!(granted.iter().all(|times| *times <= 1), "{granted:?}");
-    assert!(granted.iter().filter(|times| **times == 1).count() >= 32, "{granted:?}");
+    let firsts: Vec<u32> = firsts.iter().map(|times| times.load(Ordering::Relaxed)).collect();
+    assert!(firsts.iter().all(|times| *times <= 1), "{firsts:?}");
+    assert!(firsts.iter().filter(|times| **times == 1).count() >= 32, "{firsts:?}");
 }
 
-/// A call that was dropped half-way, at any point, can be undone by its token.
-pub async fn dropped_calls_can_be_undone<S: Store>(store: S)
+/// A claim that is dropped at any await can be released by its token.
+pub async fn dropped_claim_can_be_released<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -127,7 +127,7 @@ where
                 tokio::time::sleep(Duration::from_micros(200)).await;
             }
         }
-        // The statement may still be on its way: a release may come too early, and is repeated.
+        // The claim may reach the store after the release, so the release is repeated.
         let free = async {
             loop {
                 adapter.release(&keys, &mine).await.unwrap();
@@ -141,18 +141,18 @@ where
         };
         tokio::time::timeout(Duration::from_secs(10), free).await.expect("the key is free again");
     }
-    // A future that is dropped without having been polled has done nothing.
+    // A future that was never polled claims nothing.
     let keys = [key("never-polled")];
     drop(adapter.claim(&keys, &leased()));
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
-    // And the store still serves.
+    // The store still replies.
     assert!(adapter.count().now_or_never().is_none_or(|count| count.is_ok()));
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
-/// Calls that hang, because nobody polls them, hold up no other: later calls of every kind succeed
-/// within a bound, and so do those that hung once they are polled again.
-pub async fn calls_that_hang_hold_up_no_other<S: Store>(store: S)
+/// Calls that hang, because no task polls them, block no other call. Later calls of every kind
+/// succeed within 20 s. So do the hanging calls once they are polled again.
+pub async fn hanging_calls_block_no_other_call<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -160,7 +160,7 @@ where
     let adapter = store.adapter();
     for polls in 1..12_usize {
         let key = |name: &str| [key(&format!("{name}-{polls}"))];
-        let (mine, held, recorded) = (leased(), key("held"), key("recorded"));
+        let (mine, held, at_once) = (leased(), key("held"), key("at once"));
         adapter.claim(&held, &mine).await.unwrap();
         let (claimed, other) = (key("claimed"), leased());
         let mut claim = Box::pin(adapter.claim(&claimed, &other));
@@ -173,7 +173,7 @@ where
         }
         let later = async {
             let (terms, free) = (leased(), key("free"));
-            let first = adapter.claim(&recorded, &complete_at_once()).await.unwrap();
+            let first = adapter.claim(&at_once, &complete_at_once()).await.unwrap();
             assert_eq!(first, [FIRST]);
             let first = adapter.claim(&free, &terms).await.unwrap();
             assert!(matches!(first[..], [Claimed::First { .. }]), "{first:?}");
@@ -181,10 +181,10 @@ where
             assert_eq!(adapter.complete(&free, &terms).await.unwrap(), [Completed::Held]);
             assert!(adapter.get(&free[0]).await.unwrap().is_some());
             adapter.purge(10).await.unwrap();
-            // A call without keys has nothing to wait for.
+            // A call without keys does not wait.
             assert_eq!(adapter.renew(&[], &terms).await.unwrap(), []);
         };
-        tokio::time::timeout(BOUND, later).await.expect("later calls are not held up");
+        tokio::time::timeout(BOUND, later).await.expect("later calls do not wait");
         let rest = async {
             if hangs.0 {
                 let claimed = claim.await.unwrap();
@@ -194,11 +194,11 @@ where
                 assert_eq!(renew.await.unwrap(), [Renewed::Held]);
             }
         };
-        tokio::time::timeout(BOUND, rest).await.expect("calls that hung end");
+        tokio::time::timeout(BOUND, rest).await.expect("hanging calls end");
     }
 }
 
-/// Polls a call so often, and drops it.
+/// Polls a call this number of times, then drops it.
 async fn dropped_after<F: Future>(polls: usize, call: F) {
     let mut call = Box::pin(call);
     for _ in 0..polls {
@@ -209,19 +209,20 @@ async fn dropped_after<F: Future>(polls: usize, call: F) {
     }
 }
 
-/// A call that was dropped may still be on its way, so that what undoes it may come too early, and is
-/// repeated.
+/// Repeats `is_so` until it returns `true`, because a dropped call may reach the store late. Panics
+/// after 10 s.
 async fn soon(mut is_so: impl AsyncFnMut() -> bool) {
     let until = async {
         while !is_so().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), until).await.expect("it is so soon");
+    tokio::time::timeout(Duration::from_secs(10), until).await.expect("true within 10 s");
 }
 
-/// A record, and what undoes it, that were dropped half-way can be undone by their token.
-pub async fn dropped_records_can_be_undone<S: Store>(store: S) {
+/// After a claim that is complete at once, or its release, is dropped at any await, the token can
+/// still release the key.
+pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = ([key(&format!("dropped-{polls}"))], complete_at_once());
@@ -243,9 +244,9 @@ pub async fn dropped_records_can_be_undone<S: Store>(store: S) {
     }
 }
 
-/// A renewal or a completion that was dropped half-way is found to be done, or is done when it is
-/// repeated; and nobody else is granted the key between.
-pub async fn dropped_completions_can_be_repeated<S: Store>(store: S) {
+/// A renewal or completion that is dropped at any await can be repeated. No other token claims the key
+/// meanwhile.
+pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = ([key(&format!("dropped-{polls}"))], leased());
@@ -259,15 +260,15 @@ pub async fn dropped_completions_can_be_repeated<S: Store>(store: S) {
         }
         assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
         assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
-        // A release that is on its way from before frees nothing.
+        // A release after the completion changes nothing.
         dropped_after(polls, adapter.release(&keys, &mine)).await;
         assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     }
 }
 
-/// Calls of all kinds at once, each on keys of its own: each call returns the result of its own key,
-/// whatever else goes to the store with it.
-pub async fn calls_of_all_kinds_at_once_keep_to_their_keys<S: Store>(store: S) {
+/// Calls of all kinds run at the same time, each on a key of its own. Each call returns the reply of
+/// its own key, whatever other calls share its batch.
+pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
     let adapter = store.adapter();
     let tasks = (0..2 * WORKERS).map(|worker| {
         let adapter = Arc::clone(&adapter);
@@ -323,8 +324,8 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &[DedupKe
     }
 }
 
-/// Purge: a call that was dropped half-way is followed by one that goes on, and nothing is left.
-pub async fn purge_goes_on_after_a_dropped_call<S: Store>(store: S)
+/// After a purge is dropped at any await, the next purge deletes what is left.
+pub async fn purge_continues_after_a_dropped_call<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -346,7 +347,7 @@ where
     assert!(matches!(fresh[..], [Claimed::Duplicate(_)]), "{fresh:?}");
 }
 
-/// Purge beside claims: both get on, and no live key is lost.
+/// A purge and claims run at the same time. Both end, and no live key is deleted.
 pub async fn purge_runs_beside_claims<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -358,7 +359,7 @@ where
     store.advance(RETENTION + PURGE_GRACE).await;
     let purging = {
         let adapter = Arc::clone(&adapter);
-        // A store may clear expired keys away by itself as well.
+        // A store may also delete expired keys by itself.
         tokio::spawn(async move {
             while adapter.purge(20).await.unwrap() > 0 {
                 tokio::task::yield_now().await;

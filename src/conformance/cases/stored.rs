@@ -7,12 +7,12 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::{FIRST, LEASE, RETENTION, SLACK, complete_at_once, key, leased};
+use super::super::driver::{FIRST, LEASE, RETENTION, SLACK, complete_at_once, key, leased};
+use super::super::store::Store;
 use crate::adapter::{
     CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter, Released, StoredData,
     StoredResponse, Token,
 };
-use crate::conformance::Store;
 use crate::key::DedupKey;
 
 fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {
@@ -32,8 +32,8 @@ fn with_payload(terms: CallTerms, keys: &[DedupKey], payload: u8) -> CallTerms {
     terms.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32])))
 }
 
-/// Claims the keys by this call, and returns the stored data of those that are complete. A key that is
-/// granted is released again.
+/// Claims the keys by this call, and returns the stored data of those that are complete. A key that this
+/// call claims is released again.
 async fn fetched<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
@@ -42,11 +42,11 @@ async fn fetched<A: DedupAdapter + ?Sized>(
     let fetch = terms.fetch();
     let claimed = adapter.claim(keys, &terms).await.unwrap();
     assert_eq!(claimed.len(), keys.len());
-    let granted = keys.iter().zip(&claimed).filter(|(_, c)| matches!(c, Claimed::First { .. }));
-    let granted: Vec<DedupKey> = granted.map(|(key, _)| key.clone()).collect();
-    if !granted.is_empty() {
-        let released = adapter.release(&granted, &terms).await.unwrap();
-        assert_eq!(released, vec![Released::Released; granted.len()]);
+    let firsts = keys.iter().zip(&claimed).filter(|(_, c)| matches!(c, Claimed::First { .. }));
+    let firsts: Vec<DedupKey> = firsts.map(|(key, _)| key.clone()).collect();
+    if !firsts.is_empty() {
+        let released = adapter.release(&firsts, &terms).await.unwrap();
+        assert_eq!(released, vec![Released::Released; firsts.len()]);
     }
     let stored = claimed.into_iter().map(|claimed| match claimed {
         Claimed::Duplicate(seen) => {
@@ -72,15 +72,15 @@ pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
     // In flight: nothing is returned yet.
     assert_eq!(all_of(&*adapter, &keys).await, [None]);
-    let answer = response("<Response/>");
-    let done = mine.clone().with_response(Arc::clone(&answer));
+    let stored_response = response("<Response/>");
+    let done = mine.clone().with_response(Arc::clone(&stored_response));
     assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held]);
-    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, Some(&answer)))]);
+    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, Some(&stored_response)))]);
     // Neither a repeated completion nor another token's changes it.
     adapter.complete(&keys, &mine).await.unwrap();
     let late = with_payload(leased(), &keys, 8).with_response(response("other"));
     assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
-    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, Some(&answer)))]);
+    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, Some(&stored_response)))]);
     // A duplicate without stored data returns empty stored data.
     let plain = [key("plain")];
     adapter.complete(&plain, &leased()).await.unwrap();
@@ -114,8 +114,8 @@ pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     let keys: Vec<DedupKey> = (b'a'..=b'f').map(|id| key(&char::from(id).to_string())).collect();
     let some = || keys.iter().zip(0..4).map(|(key, payload)| (key.clone(), [payload; 32]));
     let mine = leased().with_payloads(some());
-    let (recorded, claimed) = keys.split_at(2);
-    adapter.claim(recorded, &complete_at_once().with_payloads(some())).await.unwrap();
+    let (at_once, claimed) = keys.split_at(2);
+    adapter.claim(at_once, &complete_at_once().with_payloads(some())).await.unwrap();
     adapter.claim(claimed, &mine).await.unwrap();
     adapter.complete(&claimed[..3], &mine).await.unwrap();
     let stored = |payload| Some(data(payload, None));
@@ -127,29 +127,30 @@ pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
 /// A late completion of a missing or lapsed key stores what it carries too.
 pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
     let (adapter, missing, lapsed) = (store.adapter(), [key("missing")], [key("lapsed")]);
-    let answer = response(Bytes::from_static(b"\0\xff"));
-    let late =
-        |keys: &[DedupKey]| with_payload(leased(), keys, 5).with_response(Arc::clone(&answer));
+    let stored_response = response(Bytes::from_static(b"\0\xff"));
+    let late = |keys: &[DedupKey]| {
+        with_payload(leased(), keys, 5).with_response(Arc::clone(&stored_response))
+    };
     assert_eq!(adapter.complete(&missing, &late(&missing)).await.unwrap(), [Completed::Inserted]);
     adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
     adapter.complete(&lapsed, &late(&lapsed)).await.unwrap();
     for keys in [&missing, &lapsed] {
-        assert_eq!(all_of(&*adapter, keys).await, [Some(data(5, Some(&answer)))]);
+        assert_eq!(all_of(&*adapter, keys).await, [Some(data(5, Some(&stored_response)))]);
     }
 }
 
 /// `Fetch` decides what a duplicate carries: nothing, the digest, or the response too.
 pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
-    let answer = response("<Response/>");
+    let stored_response = response("<Response/>");
     let mine = with_payload(leased(), &keys[1..2], 7);
     adapter.claim(&keys[1..], &mine).await.unwrap();
-    let done = mine.with_response(Arc::clone(&answer));
+    let done = mine.with_response(Arc::clone(&stored_response));
     adapter.complete(&keys[1..3], &done).await.unwrap();
-    let plain = StoredData::new(None, Some(Arc::clone(&answer)));
+    let plain = StoredData::new(None, Some(Arc::clone(&stored_response)));
     let digests = [None, Some(data(7, None)), Some(StoredData::default()), None];
-    let all = [None, Some(data(7, Some(&answer))), Some(plain), None];
+    let all = [None, Some(data(7, Some(&stored_response))), Some(plain), None];
     for terms in [leased, complete_at_once] {
         let replies = fetched(&*adapter, &keys, terms()).await;
         assert_eq!(replies, [None, None, None, None]);
@@ -165,7 +166,7 @@ pub async fn stored_data_ends_with_the_retention<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
-    let (adapter, keys) = (store.adapter(), ["claimed", "completed", "recorded"].map(key));
+    let (adapter, keys) = (store.adapter(), ["claimed", "completed", "once"].map(key));
     let mine = with_payload(leased(), &keys, 7).with_response(response("old"));
     adapter.complete(&keys, &mine).await.unwrap();
     store.advance(RETENTION).await;
@@ -184,9 +185,10 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
     let adapter = store.adapter();
     for round in 0..20_u8 {
         let keys = [key(&format!("{round}-a")), key(&format!("{round}-b"))];
-        let (mine, answer) = (with_payload(leased(), &keys, round), response(vec![round; 10_000]));
+        let (mine, stored_response) =
+            (with_payload(leased(), &keys, round), response(vec![round; 10_000]));
         adapter.claim(&keys, &mine).await.unwrap();
-        let whole = data(round, Some(&answer));
+        let whole = data(round, Some(&stored_response));
         let readers = (0..4).map(|reader| {
             let (adapter, keys, whole) = (store.adapter(), keys.clone(), whole.clone());
             tokio::spawn(async move {
@@ -210,7 +212,7 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
         });
         let readers: Vec<_> = readers.collect();
         tokio::task::yield_now().await;
-        let done = mine.with_response(answer);
+        let done = mine.with_response(stored_response);
         assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held; 2]);
         for reader in readers {
             let read = tokio::time::timeout(Duration::from_secs(10), reader).await;
@@ -262,10 +264,10 @@ pub async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
         let odd = HeaderValue::from_bytes("\u{e9}\u{1f600}\t\\\"';".as_bytes()).unwrap();
         headers.append("x-odd", odd);
         headers.append("x-empty", HeaderValue::from_static(""));
-        let answer = Arc::new(StoredResponse::new(StatusCode::OK, headers, body.into()));
+        let stored_response = Arc::new(StoredResponse::new(StatusCode::OK, headers, body.into()));
         let long = CallTerms::on_completion(Token::random(), Duration::from_secs(60), LEASE);
-        adapter.complete(&keys, &long.with_response(Arc::clone(&answer))).await.unwrap();
+        adapter.complete(&keys, &long.with_response(Arc::clone(&stored_response))).await.unwrap();
         let stored = all_of(&*adapter, &keys).await;
-        assert_eq!(stored, [Some(StoredData::new(None, Some(answer)))], "{number}");
+        assert_eq!(stored, [Some(StoredData::new(None, Some(stored_response)))], "{number}");
     }
 }

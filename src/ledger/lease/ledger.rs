@@ -240,7 +240,7 @@ impl CanReplay for Lease {}
 /// Releases, in the background, what a call may have claimed whose caller was dropped or got no reply.
 struct ReleaseGuard<'b> {
     ledger: &'b Lease,
-    /// Empty once the store granted nothing, or a claim holds the keys.
+    /// Empty once nothing was claimed, or a claim holds the keys.
     keys: &'b [DedupKey],
     terms: &'b CallTerms,
     store_timeout: Duration,
@@ -311,7 +311,7 @@ impl Claim for LeaseClaim {
     }
 
     /// One attempt, then the background. Never an error, because the handler succeeded.
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     fn commit(
         mut self,
         success: &HandlerSuccess,

@@ -59,7 +59,9 @@ impl<DB: Database> Ledger for Transactional<DB> {
         let (adapter, store_timeout) = (&*self.adapter, context.store_timeout);
         let terms = context.leased_terms(events.len());
         let bound = store_timeout.saturating_add(adapter.open_timeout());
-        let opened = bounded("begin", bound, || adapter.open(&asked, &terms)).await?;
+        let opened =
+            bounded("begin", "opening a transaction", bound, || adapter.open(&asked, &terms))
+                .await?;
         if opened.replies.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
         }
@@ -70,7 +72,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         };
         if !resolution.release.is_empty() {
             let keys = &resolution.release;
-            bounded("release_in", store_timeout, || {
+            bounded("release_in", "releasing keys", store_timeout, || {
                 adapter.release_in(&mut transaction, keys, &terms)
             })
             .await?;
@@ -78,10 +80,11 @@ impl<DB: Database> Ledger for Transactional<DB> {
         let complete = std::mem::take(&mut resolution.complete);
         if resolution.new.is_empty() {
             if complete.is_empty() {
-                bounded("rollback", store_timeout, || adapter.rollback(transaction)).await?;
+                let rollback = || adapter.rollback(transaction);
+                bounded("rollback", "rolling back", store_timeout, rollback).await?;
             } else {
                 let commit = || adapter.commit(transaction, &complete, &terms);
-                bounded("commit", store_timeout, commit).await?;
+                bounded("commit", "completing keys", store_timeout, commit).await?;
             }
             return Ok(resolution.without_new());
         }

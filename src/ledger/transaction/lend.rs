@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_copy_that_had_it_first_check_again() {
+    fn only_the_copy_that_borrowed_first_may_borrow_again() {
         let (first, mark) = Borrower::with_mark();
         let (second, _copy) = (first.clone(), mark.clone());
         assert_eq!(second.check(), Ok(()));

@@ -32,7 +32,7 @@ impl<DB: Database> OpenDelivery<DB> {
         savepoint: u32,
         replaces: Option<u32>,
     ) -> Result<(), Error> {
-        bounded("savepoint", self.store_timeout, || {
+        bounded("savepoint", "setting a savepoint", self.store_timeout, || {
             self.adapter.savepoint(transaction, savepoint, replaces)
         })
         .await
@@ -45,7 +45,7 @@ impl<DB: Database> OpenDelivery<DB> {
         success: &HandlerSuccess,
     ) -> Result<(), Error> {
         let commit = || Box::pin(self.commit_all(transaction, marks, success)) as _;
-        bounded("commit", self.store_timeout, commit).await
+        bounded("commit", "committing the handler's transaction", self.store_timeout, commit).await
     }
 
     async fn commit_all(
@@ -76,7 +76,9 @@ impl<DB: Database> OpenDelivery<DB> {
         marks: &Savepoints,
     ) -> Result<(), Error> {
         let end = || Box::pin(self.commit_marked(transaction, marks)) as _;
-        let ended = bounded("rollback", self.store_timeout, end).await;
+        let ended =
+            bounded("rollback", "rolling the handler's transaction back", self.store_timeout, end)
+                .await;
         if let (Err(error), true) = (&ended, marks.asked > 0) {
             observe::marks_not_committed(self.delivery.key(), error);
         }

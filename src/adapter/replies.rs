@@ -1,0 +1,152 @@
+//! What a store returns: one reply per key, and the entry of one key.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::stored::StoredData;
+
+/// What the store knows of an event that was seen before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Seen {
+    /// The time since the event was first seen, by the store's clock.
+    pub age: Duration,
+    /// The data that is stored with the key. `None` under [`Fetch::Nothing`](super::Fetch::Nothing). Otherwise `Some`, with
+    /// an empty [`StoredData`] where nothing was stored.
+    pub stored: Option<Arc<StoredData>>,
+}
+
+impl Seen {
+    /// Returns an event that was first seen this long ago, without stored data.
+    #[must_use]
+    pub const fn new(age: Duration) -> Self {
+        Self { age, stored: None }
+    }
+
+    /// Adds the stored data.
+    #[must_use]
+    pub fn with_stored(mut self, stored: Arc<StoredData>) -> Self {
+        self.stored = Some(stored);
+        self
+    }
+}
+
+/// The reply to a claim of one key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Claimed {
+    /// The caller holds the key. Under [`Permanence::OnClaim`](super::Permanence::OnClaim) the key is complete.
+    #[non_exhaustive]
+    First {
+        /// How often the key was claimed, this time included.
+        attempt: u32,
+        /// An earlier lease lapsed: its handler may have half-run.
+        takeover: bool,
+    },
+    /// The key is complete.
+    Duplicate(Seen),
+    /// Another token holds the key under a live lease.
+    InFlight,
+}
+
+impl Claimed {
+    /// Returns the reply to a claim that holds the key. `attempt` counts from 1.
+    #[must_use]
+    pub const fn first(attempt: u32, takeover: bool) -> Self {
+        Self::First { attempt, takeover }
+    }
+}
+
+/// The reply to a renewal of one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Renewed {
+    /// The caller holds the key for another lease.
+    Held,
+    /// Another token holds the key, or the key is complete or released. Nothing changed.
+    Lost,
+}
+
+/// The reply to a completion of one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Completed {
+    /// The caller held the key. The key is complete now.
+    Held,
+    /// The key is complete, and the caller did not hold it: another handler may have run.
+    LeaseLost,
+    /// The store did not know the key. The key is complete now.
+    Inserted,
+}
+
+/// The reply to a release of one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Released {
+    /// The caller held the key, and holds it no longer.
+    Released,
+    /// The caller did not hold the key. Nothing changed.
+    NotHeld,
+}
+
+/// The reply to [`MaintenanceAdapter::forget`](super::MaintenanceAdapter::forget).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Forgotten {
+    /// The key was deleted.
+    Removed,
+    /// There was no such key.
+    Missing,
+    /// The key is under a live lease and stays: otherwise two handlers could run.
+    InFlight,
+}
+
+/// What a store knows of one key: the reply to [`MaintenanceAdapter::get`](super::MaintenanceAdapter::get).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Entry {
+    /// The state of the key.
+    pub state: EntryState,
+    /// How often the key was claimed since it was first seen.
+    pub attempts: u32,
+    /// Whether the last claim was a takeover.
+    pub takeover: bool,
+    /// When the key was first seen.
+    pub first_seen_at: SystemTime,
+    /// When the retention of the key ends.
+    pub expires_at: SystemTime,
+}
+
+impl Entry {
+    /// Returns an entry with one attempt, which was no takeover.
+    #[must_use]
+    pub const fn new(state: EntryState, first_seen_at: SystemTime, expires_at: SystemTime) -> Self {
+        Self { state, attempts: 1, takeover: false, first_seen_at, expires_at }
+    }
+
+    /// Sets the number of attempts, and whether the last one was a takeover.
+    #[must_use]
+    pub const fn with_attempts(mut self, attempts: u32, takeover: bool) -> Self {
+        self.attempts = attempts;
+        self.takeover = takeover;
+        self
+    }
+}
+
+/// The state of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EntryState {
+    /// Claimed and not complete.
+    InFlight {
+        /// When the lease lapses. A time in the past means that the lease has lapsed.
+        lease_until: SystemTime,
+    },
+    /// Claimed before, and released because the handler failed.
+    Released,
+    /// Complete: every further delivery is a duplicate.
+    Complete {
+        /// When the key became complete.
+        completed_at: SystemTime,
+    },
+}

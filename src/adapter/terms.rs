@@ -1,0 +1,182 @@
+//! What a call to a store carries: the caller's token and the terms.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::stored::{Fetch, StoredData, StoredResponse};
+use crate::key::DedupKey;
+
+/// The name of one claim: 128 random bits that the caller makes *before* the call, so that a call
+/// whose reply was lost can be repeated or released.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token([u8; 16]);
+
+impl Token {
+    /// Returns a new random token.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// Returns the token's bytes, for a store.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl From<[u8; 16]> for Token {
+    fn from(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({:08x}..)", u128::from_be_bytes(self.0) >> 96)
+    }
+}
+
+/// The terms of a call to a store.
+///
+/// Cloning is cheap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallTerms {
+    token: Token,
+    retention: Duration,
+    permanence: Permanence,
+    fetch: Fetch,
+    payloads: Option<Payloads>,
+    response: Option<Arc<StoredResponse>>,
+}
+
+/// When a claimed key becomes permanent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Permanence {
+    /// At once: the claim is complete.
+    OnClaim,
+    /// When it is completed. Until then a lease holds the key.
+    OnCompletion {
+        /// How long the claim holds without a renewal.
+        lease: Duration,
+    },
+}
+
+/// The SHA-256 of each key's payload, sorted by key.
+pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
+
+impl CallTerms {
+    /// Returns terms under [`Permanence::OnClaim`].
+    #[must_use]
+    pub const fn on_claim(token: Token, retention: Duration) -> Self {
+        Self::new(token, retention, Permanence::OnClaim)
+    }
+
+    /// Returns terms under [`Permanence::OnCompletion`] with this lease.
+    #[must_use]
+    pub const fn on_completion(token: Token, retention: Duration, lease: Duration) -> Self {
+        Self::new(token, retention, Permanence::OnCompletion { lease })
+    }
+
+    const fn new(token: Token, retention: Duration, permanence: Permanence) -> Self {
+        let (payloads, response) = (None, None);
+        Self { token, retention, permanence, fetch: Fetch::Nothing, payloads, response }
+    }
+
+    /// Sets what stored data a duplicate carries.
+    #[must_use]
+    pub const fn with_fetch(mut self, fetch: Fetch) -> Self {
+        self.fetch = fetch;
+        self
+    }
+
+    /// Adds the SHA-256 of each key's payload, which the store keeps with the key once it is complete.
+    #[must_use]
+    pub fn with_payloads(self, payloads: impl IntoIterator<Item = (DedupKey, [u8; 32])>) -> Self {
+        let mut payloads: Vec<_> = payloads.into_iter().collect();
+        payloads.sort_unstable();
+        self.with_sorted_payloads(payloads.into())
+    }
+
+    pub(crate) fn with_sorted_payloads(mut self, payloads: Payloads) -> Self {
+        self.payloads = Some(payloads);
+        self
+    }
+
+    /// Adds the handler's response, which the store keeps with every key of a completion.
+    #[must_use]
+    pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
+        self.response = Some(response);
+        self
+    }
+
+    /// Returns what the store keeps with this key once it is complete; `None` for nothing.
+    #[must_use]
+    pub fn stored_data_for(&self, key: &DedupKey) -> Option<StoredData> {
+        let payload = self.payloads.as_deref().and_then(|payloads| {
+            let place = payloads.binary_search_by(|(of, _)| of.cmp(key)).ok()?;
+            Some(payloads[place].1)
+        });
+        let is_some = payload.is_some() || self.response.is_some();
+        is_some.then(|| StoredData::new(payload, self.response.clone()))
+    }
+
+    /// Returns `true` if there is data to store with any key.
+    #[must_use]
+    pub const fn stores_data(&self) -> bool {
+        self.payloads.is_some() || self.response.is_some()
+    }
+
+    /// Returns the caller's token.
+    #[must_use]
+    pub const fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Returns how long the key is remembered, from its claim on.
+    #[must_use]
+    pub const fn retention(&self) -> Duration {
+        self.retention
+    }
+
+    /// Returns when the key becomes permanent.
+    #[must_use]
+    pub const fn permanence(&self) -> Permanence {
+        self.permanence
+    }
+
+    /// Returns what stored data a duplicate carries.
+    #[must_use]
+    pub const fn fetch(&self) -> Fetch {
+        self.fetch
+    }
+
+    /// Returns how long a claim holds without a renewal; zero under [`Permanence::OnClaim`].
+    #[must_use]
+    pub const fn lease(&self) -> Duration {
+        match self.permanence {
+            Permanence::OnClaim => Duration::ZERO,
+            Permanence::OnCompletion { lease } => lease,
+        }
+    }
+
+    /// Returns [`retention`](Self::retention) in whole milliseconds, at most 2⁶¹: added to a Unix
+    /// time it does not overflow an `i64`.
+    #[must_use]
+    pub fn retention_ms(&self) -> i64 {
+        saturating_ms(self.retention)
+    }
+
+    /// Returns [`lease`](Self::lease) in whole milliseconds, at most 2⁶¹.
+    #[must_use]
+    pub fn lease_ms(&self) -> i64 {
+        saturating_ms(self.lease())
+    }
+}
+
+fn saturating_ms(duration: Duration) -> i64 {
+    const MOST: i64 = 1 << 61;
+    i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))
+}

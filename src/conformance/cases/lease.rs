@@ -1,0 +1,348 @@
+//! Claims under a lease, one caller at a time.
+
+use super::super::driver::{
+    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased,
+};
+use super::super::store::Store;
+use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Released, Renewed, Token};
+use crate::key::DedupKey;
+
+/// A key that is complete at once is a duplicate for a claim under a lease too.
+pub async fn lease_claim_of_a_key_complete_at_once_is_a_duplicate<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+}
+
+/// A claim that is complete at once counts attempts and takeovers, as a claim under a lease does.
+pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let [released, lapsed, expired] = ["released", "lapsed", "expired"].map(|id| [key(id)]);
+    let brief = CallTerms::on_completion(Token::random(), LEASE, LEASE);
+    adapter.claim(&expired, &brief).await.unwrap();
+    adapter.claim(&lapsed, &leased()).await.unwrap();
+    for _ in 0..2 {
+        let mine = leased();
+        adapter.claim(&released, &mine).await.unwrap();
+        adapter.release(&released, &mine).await.unwrap();
+    }
+    store.advance(LEASE + SLACK).await;
+    for (keys, expected) in
+        [(released, Claimed::first(3, false)), (lapsed, Claimed::first(2, true)), (expired, FIRST)]
+    {
+        let mine = complete_at_once();
+        for _ in 0..3 {
+            let claimed = adapter.claim(&keys, &mine).await.unwrap();
+            assert_eq!(claimed, std::slice::from_ref(&expected));
+        }
+        assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
+        // A release deletes the row, with its attempts.
+        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
+        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    }
+}
+
+/// A release under `OnCompletion` releases only an incomplete row of its token. A release under
+/// `OnClaim` releases only a complete row of its token.
+pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
+    let (adapter, at_once, held) = (store.adapter(), [key("at once")], [key("held")]);
+    let (claim, lease) = (complete_at_once(), leased());
+    adapter.claim(&at_once, &claim).await.unwrap();
+    let under_lease = CallTerms::on_completion(claim.token(), claim.retention(), LEASE);
+    assert_eq!(adapter.release(&at_once, &under_lease).await.unwrap(), [Released::NotHeld]);
+    assert!(is_duplicate(&adapter.claim(&at_once, &complete_at_once()).await.unwrap()));
+    assert_eq!(adapter.release(&at_once, &claim).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
+
+    adapter.claim(&held, &lease).await.unwrap();
+    let as_complete = as_on_claim(&lease);
+    assert_eq!(adapter.release(&held, &as_complete).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.release(&held, &lease).await.unwrap(), [Released::Released]);
+    // The row stays, with its attempts.
+    assert_eq!(adapter.claim(&held, &lease).await.unwrap(), [Claimed::first(2, false)]);
+    assert_eq!(adapter.complete(&held, &lease).await.unwrap(), [Completed::Held]);
+    // A late release never undoes a completion.
+    assert_eq!(adapter.release(&held, &lease).await.unwrap(), [Released::NotHeld]);
+    assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
+}
+
+/// For a claim that is complete at once, a key under a live lease is in flight. A key whose lease
+/// lapsed or was released is free.
+pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let (live, lapsed, released) = ([key("live")], [key("lapsed")], [key("released")]);
+    let (mine, live_terms) = (leased(), leased());
+    adapter.claim(&lapsed, &leased()).await.unwrap();
+    store.advance(LEASE + SLACK).await;
+    adapter.claim(&live, &live_terms).await.unwrap();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    assert_eq!(adapter.claim(&live, &complete_at_once()).await.unwrap(), [Claimed::InFlight]);
+    let taken_over = adapter.claim(&lapsed, &complete_at_once()).await.unwrap();
+    assert_eq!(taken_over, [Claimed::first(2, true)]);
+    let again = adapter.claim(&released, &complete_at_once()).await.unwrap();
+    assert_eq!(again, [Claimed::first(2, false)]);
+    // A release under `OnClaim` never releases a lease.
+    assert_eq!(
+        adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap(),
+        [Released::NotHeld]
+    );
+    assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), [Claimed::InFlight]);
+}
+
+/// A complete key is a duplicate until its retention ends. Then the key is new, whether a claim or a
+/// completion made it complete.
+pub async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S) {
+    let (adapter, at_once, completed) = (store.adapter(), [key("r")], [key("c")]);
+    let mine = leased();
+    adapter.claim(&at_once, &complete_at_once()).await.unwrap();
+    adapter.claim(&completed, &mine).await.unwrap();
+    adapter.complete(&completed, &mine).await.unwrap();
+    store.advance(RETENTION - SLACK).await;
+    let again = adapter.claim(&at_once, &complete_at_once()).await.unwrap();
+    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+    assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
+    store.advance(SLACK).await;
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
+    let again = adapter.claim(&completed, &leased()).await.unwrap();
+    assert_eq!(again, [Claimed::first(1, false)]);
+}
+
+/// A claimed key is in flight until it is completed. Then the key is a duplicate.
+pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+    // After the completion, even the token of the claim gets a duplicate.
+    assert!(is_duplicate(&adapter.claim(&keys, &mine).await.unwrap()));
+}
+
+/// A claim that is repeated with its token returns the same reply, because the first reply may be
+/// lost. Once another token holds the key, the repeated claim is in flight.
+pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    for _ in 0..3 {
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+    }
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    store.advance(LEASE + SLACK).await;
+    let theirs = leased();
+    for _ in 0..3 {
+        assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::first(2, true)]);
+    }
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::InFlight]);
+}
+
+/// A released key is free at once. The next claim counts an attempt and is no takeover.
+pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    for attempt in 1..=4 {
+        let mine = leased();
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(attempt, false)]);
+        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
+        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    }
+}
+
+/// A key whose lease lapsed goes to the next claim, which is a takeover. Then the key is in flight.
+pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    adapter.claim(&keys, &leased()).await.unwrap();
+    store.advance(LEASE - SLACK).await;
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    store.advance(SLACK).await;
+    let taker = leased();
+    assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), [Claimed::first(2, true)]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    adapter.release(&keys, &taker).await.unwrap();
+    // The lease was released, so the third attempt is no takeover.
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::first(3, false)]);
+}
+
+/// A token that lost its lease cannot renew or release the key.
+pub async fn stale_token_changes_nothing<S: Store>(store: S) {
+    let (adapter, keys, stale) = (store.adapter(), [key("a")], leased());
+    adapter.claim(&keys, &stale).await.unwrap();
+    store.advance(LEASE).await;
+    let mine = leased();
+    adapter.claim(&keys, &mine).await.unwrap();
+    for complete in [false, true] {
+        if complete {
+            assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+        }
+        assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), [Renewed::Lost]);
+        assert_eq!(adapter.release(&keys, &stale).await.unwrap(), [Released::NotHeld]);
+        let release = adapter.release(&keys, &as_on_claim(&stale)).await.unwrap();
+        assert_eq!(release, [Released::NotHeld]);
+        let next = adapter.claim(&keys, &leased()).await.unwrap();
+        if complete {
+            assert!(is_duplicate(&next), "{next:?}");
+        } else {
+            assert_eq!(next, [Claimed::InFlight]);
+        }
+    }
+    // Nor can the current token, once it has completed the key.
+    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Lost]);
+}
+
+/// A completion counts after its lease was lost, because the handler succeeded. The reply says that
+/// the lease was lost.
+pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
+    let (adapter, keys, late) = (store.adapter(), [key("a")], leased());
+    adapter.claim(&keys, &late).await.unwrap();
+    store.advance(LEASE).await;
+    let taker = leased();
+    adapter.claim(&keys, &taker).await.unwrap();
+    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+    // A release by the second token does not undo the completion.
+    assert_eq!(adapter.release(&keys, &taker).await.unwrap(), [Released::NotHeld]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+
+    // A released lease is no longer held either.
+    let (keys, mine) = ([key("b")], leased());
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.release(&keys, &mine).await.unwrap();
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::LeaseLost]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+
+    // A lapsed lease is still held if no other token took the key.
+    let (keys, mine) = ([key("c")], leased());
+    adapter.claim(&keys, &mine).await.unwrap();
+    store.advance(LEASE).await;
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+}
+
+/// The completion of a key without a row inserts a complete row.
+pub async fn completion_of_a_missing_row_inserts_the_row<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+    store.advance(RETENTION).await;
+    // An expired row counts as missing.
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+}
+
+/// A completion that is repeated with its token returns the same reply, because the first reply may be
+/// lost.
+pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    adapter.claim(&keys, &mine).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    }
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::LeaseLost]);
+}
+
+/// Renewals keep the lease of a handler that runs for longer than one lease.
+pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    adapter.claim(&keys, &mine).await.unwrap();
+    for _ in 0..5 {
+        store.advance(LEASE - SLACK).await;
+        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
+        assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    }
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+}
+
+/// A renewal revives a lapsed lease and a missing row if no other token took the key.
+pub async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    adapter.claim(&keys, &mine).await.unwrap();
+    store.advance(LEASE).await;
+    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+
+    let (missing, mine) = ([key("missing")], leased());
+    assert_eq!(adapter.renew(&missing, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.claim(&missing, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.complete(&missing, &mine).await.unwrap(), [Completed::Held]);
+}
+
+/// A renewal does not change a released or complete key, because it may cross the release or the
+/// completion.
+pub async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
+    let (adapter, released, completed) = (store.adapter(), [key("r")], [key("c")]);
+    let mine = leased();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    assert_eq!(adapter.renew(&released, &mine).await.unwrap(), [Renewed::Lost]);
+    let again = adapter.claim(&released, &leased()).await.unwrap();
+    assert_eq!(again, [Claimed::first(2, false)]);
+
+    adapter.claim(&completed, &mine).await.unwrap();
+    adapter.complete(&completed, &mine).await.unwrap();
+    assert_eq!(adapter.renew(&completed, &mine).await.unwrap(), [Renewed::Lost]);
+    assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
+}
+
+/// A further claim of a key starts its retention again.
+pub async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let mine = leased();
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.release(&keys, &mine).await.unwrap();
+    store.advance(RETENTION / 2).await;
+    let mine = leased();
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.complete(&keys, &mine).await.unwrap();
+    store.advance(RETENTION / 2 + SLACK).await;
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+}
+
+/// A call with new, released, complete and in-flight keys returns the reply of each key.
+pub async fn call_with_several_keys_replies_key_by_key<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let keys = ["a", "b", "c", "d"].map(key);
+    let theirs = leased();
+    adapter.claim(&keys[..3], &theirs).await.unwrap();
+    adapter.complete(&keys[..1], &theirs).await.unwrap();
+    adapter.release(&keys[1..2], &theirs).await.unwrap();
+    // a: complete, b: released, c: in flight, d: new
+    let mine = leased();
+    let claimed = adapter.claim(&keys, &mine).await.unwrap();
+    assert!(is_duplicate(&claimed[..1]), "{claimed:?}");
+    let rest = [Claimed::first(2, false), Claimed::InFlight, Claimed::first(1, false)];
+    assert_eq!(claimed[1..], rest);
+    let renewed = adapter.renew(&keys, &mine).await.unwrap();
+    assert_eq!(renewed, [Renewed::Lost, Renewed::Held, Renewed::Lost, Renewed::Held]);
+    let released = adapter.release(&keys[..2], &mine).await.unwrap();
+    assert_eq!(released, [Released::NotHeld, Released::Released]);
+    let completed = adapter.complete(&keys[2..], &mine).await.unwrap();
+    assert_eq!(completed, [Completed::LeaseLost, Completed::Held]);
+    let claimed = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    assert_eq!(claimed[1], Claimed::first(3, false));
+    for place in [0, 2, 3] {
+        assert!(is_duplicate(&claimed[place..=place]), "{claimed:?}");
+    }
+}
+
+/// A call with 4,096 keys, of which half are complete, returns the reply of each key.
+pub async fn call_with_4096_keys_replies_key_by_key<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let mut keys: Vec<DedupKey> = (0..4_096).map(|id| key(&id.to_string())).collect();
+    keys.sort();
+    let (mine, theirs) = (leased(), leased());
+    let half: Vec<DedupKey> = keys.iter().step_by(2).cloned().collect();
+    adapter.claim(&half, &theirs).await.unwrap();
+    adapter.complete(&half, &theirs).await.unwrap();
+    let claimed = adapter.claim(&keys, &mine).await.unwrap();
+    for (place, reply) in claimed.iter().enumerate() {
+        assert_eq!(matches!(reply, Claimed::Duplicate(_)), place % 2 == 0, "{place}");
+    }
+    let completed = adapter.complete(&keys, &mine).await.unwrap();
+    for (place, reply) in completed.iter().enumerate() {
+        assert_eq!(*reply == Completed::Held, place % 2 == 1, "{place}");
+    }
+}
+
+/// Returns terms under `OnClaim` with the same token and retention.
+fn as_on_claim(terms: &CallTerms) -> CallTerms {
+    CallTerms::on_claim(terms.token(), terms.retention())
+}

@@ -1,0 +1,304 @@
+//! Purge, forget, get, count and close, and what claims find after them.
+
+use std::time::Duration;
+
+use super::super::driver::{
+    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, leased_for,
+};
+use super::super::store::Store;
+use crate::adapter::{
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter,
+    PURGE_GRACE, Renewed, Token,
+};
+use crate::error::ErrorKind;
+use crate::key::DedupKey;
+
+/// A key whose retention has ended is new, whether its lease lapsed or was released.
+pub async fn expired_key_is_first_with_one_attempt<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let (lapsed, released) = ([key("lapsed")], [key("released")]);
+    adapter.claim(&lapsed, &leased()).await.unwrap();
+    let mine = leased();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    store.advance(RETENTION).await;
+    for keys in [lapsed, released] {
+        assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+        let again = adapter.claim(&keys, &leased()).await.unwrap();
+        assert_eq!(again, [Claimed::first(1, false)]);
+    }
+}
+
+/// A key under a live lease is not purged, claimed or forgotten, even after its retention has ended.
+pub async fn live_lease_outlives_its_retention<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let brief =
+        CallTerms::on_completion(Token::random(), Duration::from_millis(1), 3 * PURGE_GRACE);
+    adapter.claim(&keys, &brief).await.unwrap();
+    store.advance(PURGE_GRACE + SLACK).await;
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [Claimed::InFlight]);
+    let entry = adapter.get(&keys[0]).await.unwrap().expect("a live lease is an entry");
+    assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
+    assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), [Renewed::Held]);
+}
+
+/// A completion after the retention has ended starts another retention.
+pub async fn completion_after_the_retention_is_remembered<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased_for(4 * RETENTION));
+    adapter.claim(&keys, &mine).await.unwrap();
+    store.advance(RETENTION + PURGE_GRACE + SLACK).await;
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+}
+
+/// Retentions and leases of zero and of `Duration::MAX` neither panic nor overflow into the past.
+pub async fn extreme_durations_neither_panic_nor_overflow<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let longest = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
+    let keys = [key("longest")];
+    adapter.claim(&keys, &longest).await.unwrap();
+    assert_eq!(adapter.renew(&keys, &longest).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), [Completed::Held]);
+    store.advance(Duration::from_secs(100 * 365 * 86_400)).await;
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
+
+    let nothing = || CallTerms::on_claim(Token::random(), Duration::ZERO);
+    let keys = [key("nothing")];
+    assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), [FIRST]);
+    let no_lease = CallTerms::on_completion(Token::random(), Duration::ZERO, Duration::ZERO);
+    let claimed = adapter.claim(&keys, &no_lease).await.unwrap();
+    assert_eq!(claimed, [Claimed::first(1, false)]);
+}
+
+/// Keys that look like SQL or JSON, or like each other, are stored as they are and stay distinct.
+pub async fn hostile_keys_stay_distinct<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let long = "x".repeat(255);
+    let wide = "\u{10FFFF}".repeat(63);
+    let ids = [
+        "'; DROP TABLE webhook_deliveries; --",
+        "\"]]}",
+        "\\",
+        "\\u0041",
+        "A",
+        "a",
+        "a ",
+        " a",
+        "%",
+        "_",
+        "*",
+        "?1",
+        "$1",
+        "\u{e9}",
+        "e\u{301}",
+        "\u{202e}rtl",
+        "line\nbreak\r\ttab\u{7f}",
+        "null",
+        "0",
+        "00",
+        "1e3",
+        &long,
+        &wide,
+    ];
+    let mut keys: Vec<DedupKey> = ids
+        .iter()
+        .flat_map(|id| ["conformance", "conformance2", "con\"for'mance"].map(|ns| (ns, *id)))
+        .map(|(namespace, id)| DedupKey::new(namespace, id).expect("a key"))
+        .collect();
+    keys.sort();
+    // One key a call, then all keys in one call.
+    for key in &keys {
+        let one = std::slice::from_ref(key);
+        let first = adapter.claim(one, &complete_at_once()).await.unwrap();
+        assert_eq!(first, [FIRST], "{key:?}");
+    }
+    let again = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    assert!(again.iter().all(|reply| matches!(reply, Claimed::Duplicate(_))), "{again:?}");
+    assert_eq!(adapter.count().await.unwrap(), keys.len() as u64);
+    for key in &keys {
+        assert_eq!(adapter.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
+    }
+    let claimed = adapter.claim(&keys, &leased()).await.unwrap();
+    assert!(claimed.iter().all(|reply| *reply == Claimed::first(1, false)), "{claimed:?}");
+}
+
+/// After the clock is set back by an hour, leases and retentions last for an hour more. No key is
+/// first twice.
+pub async fn clock_set_back_makes_no_key_first_twice<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let [lapsed, at_once, claimed, released, new] =
+        ["lapsed", "at once", "claimed", "released", "new"].map(|id| [key(id)]);
+    adapter.claim(&lapsed, &leased()).await.unwrap();
+    store.advance(LEASE + SLACK).await;
+    let mine = leased();
+    adapter.claim(&at_once, &complete_at_once()).await.unwrap();
+    adapter.claim(&claimed, &mine).await.unwrap();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    store.set_back(RETENTION).await;
+
+    match &adapter.claim(&at_once, &complete_at_once()).await.unwrap()[..] {
+        // The key was first seen in the future.
+        [Claimed::Duplicate(seen)] => assert!(seen.age < SLACK, "{:?}", seen.age),
+        ref other => panic!("{other:?}"),
+    }
+    // The lapsed lease is live again.
+    for keys in [&lapsed, &claimed] {
+        assert_eq!(adapter.claim(keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    }
+    assert_eq!(adapter.renew(&claimed, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.claim(&claimed, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.complete(&claimed, &mine).await.unwrap(), [Completed::Held]);
+    assert!(is_duplicate(&adapter.claim(&claimed, &leased()).await.unwrap()));
+    let again = adapter.claim(&released, &mine).await.unwrap();
+    assert_eq!(again, [Claimed::first(2, false)]);
+    assert_eq!(adapter.claim(&new, &mine).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(adapter.complete(&new, &mine).await.unwrap(), [Completed::Held]);
+    assert!(is_duplicate(&adapter.claim(&new, &leased()).await.unwrap()));
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    let entry = adapter.get(&claimed[0]).await.unwrap().expect("an entry");
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+
+    store.advance(2 * RETENTION - LEASE).await;
+    assert!(is_duplicate(&adapter.claim(&at_once, &leased()).await.unwrap()));
+    store.advance(LEASE + SLACK).await;
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
+}
+
+/// A purge deletes keys that expired an hour ago, up to the limit. Keys that expired later stay,
+/// although claims treat them as new. Live and leased keys stay too.
+pub async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    for id in 0..10 {
+        adapter.claim(&[key(&format!("old-{id}"))], &complete_at_once()).await.unwrap();
+    }
+    adapter.claim(&[key("lapsed")], &leased()).await.unwrap();
+    // The lease ends after the retention.
+    let brief = CallTerms::on_completion(Token::random(), SLACK, RETENTION);
+    adapter.claim(&[key("brief")], &brief).await.unwrap();
+    store.advance(RETENTION - SLACK).await;
+    let fresh = CallTerms::on_claim(Token::random(), 4 * PURGE_GRACE);
+    adapter.claim(&[key("fresh")], &fresh).await.unwrap();
+    let long = CallTerms::on_completion(Token::random(), 4 * PURGE_GRACE, 4 * PURGE_GRACE);
+    adapter.claim(&[key("leased")], &long).await.unwrap();
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    store.advance(SLACK).await;
+    for id in ["old-0", "lapsed", "brief"] {
+        assert_eq!(adapter.get(&key(id)).await.unwrap(), None, "{id}");
+    }
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.count().await.unwrap(), 14);
+    store.advance(PURGE_GRACE - SLACK).await;
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.count().await.unwrap(), 14);
+    store.advance(SLACK).await;
+    assert_eq!(adapter.purge(4).await.unwrap(), 4);
+    assert_eq!(adapter.purge(100).await.unwrap(), 8);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.count().await.unwrap(), 2);
+    let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
+    assert!(matches!(fresh[..], [Claimed::Duplicate(_)]));
+    let leased = adapter.claim(&[key("leased")], &leased()).await.unwrap();
+    assert_eq!(leased, [Claimed::InFlight]);
+}
+
+/// After `close`, every call fails at once with `Unavailable`.
+pub async fn calls_after_close_fail<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    adapter.claim(&keys, &mine).await.unwrap();
+    let closed_and_asked = async {
+        adapter.close().await;
+        let kinds = [
+            adapter.claim(&keys, &mine).await.map(drop),
+            adapter.renew(&keys, &mine).await.map(drop),
+            adapter.complete(&keys, &mine).await.map(drop),
+            adapter.release(&keys, &mine).await.map(drop),
+            adapter.claim(&keys, &complete_at_once()).await.map(drop),
+            adapter.release(&keys, &complete_at_once()).await.map(drop),
+            adapter.purge(10).await.map(drop),
+            adapter.forget(&keys[0]).await.map(drop),
+            adapter.get(&keys[0]).await.map(drop),
+            adapter.count().await.map(drop),
+        ]
+        .map(|ended| ended.map_err(|error| error.kind()));
+        // A second `close` changes nothing.
+        adapter.close().await;
+        kinds
+    };
+    let kinds = tokio::time::timeout(SLACK, closed_and_asked).await.expect("no call waits");
+    assert_eq!(kinds, [Err(ErrorKind::Unavailable); 10]);
+}
+
+/// `get` and `count` return the state of a key after each change. `forget` refuses a live lease.
+pub async fn forget_get_and_count_follow_the_state_of_a_key<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.count().await.unwrap(), 0);
+
+    adapter.claim(&keys, &mine).await.unwrap();
+    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    let EntryState::InFlight { lease_until } = entry.state else { panic!("{entry:?}") };
+    assert!(lease_until > entry.first_seen_at && entry.expires_at > lease_until, "{entry:?}");
+    assert_eq!((entry.attempts, entry.takeover), (1, false));
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
+
+    adapter.release(&keys, &mine).await.unwrap();
+    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    assert_eq!(entry.state, EntryState::Released);
+
+    adapter.claim(&keys, &mine).await.unwrap();
+    store.advance(LEASE).await;
+    let taker = leased();
+    adapter.claim(&keys, &taker).await.unwrap();
+    adapter.complete(&keys, &taker).await.unwrap();
+    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert_eq!((entry.attempts, entry.takeover), (3, true));
+    assert_eq!(adapter.count().await.unwrap(), 1);
+
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.count().await.unwrap(), 0);
+    // The key is new, so the event can be delivered again.
+    let again = adapter.claim(&keys, &leased()).await.unwrap();
+    assert_eq!(again, [Claimed::first(1, false)]);
+
+    // A key whose lease lapsed can be forgotten.
+    store.advance(LEASE).await;
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+}

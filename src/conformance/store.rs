@@ -1,0 +1,55 @@
+//! The stores under test, and the runtime that a case runs on.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::adapter::DedupAdapter;
+
+/// A store under test.
+pub trait Store: Sized + Send + Sync + 'static {
+    /// The adapter under test. A `dyn` adapter is one too.
+    type Adapter: DedupAdapter + ?Sized;
+
+    /// Makes a fresh, empty store. Its `Drop` removes what it leaves behind.
+    fn create() -> impl Future<Output = Self> + Send;
+
+    /// Returns a handle to the store.
+    fn adapter(&self) -> Arc<Self::Adapter>;
+
+    /// Lets this much time pass in the store: moves its clock forward, or the stored times back.
+    /// Sleeps only if there is no other way.
+    fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send;
+
+    /// Sets the store's clock back by this much, or moves the stored times forward.
+    fn set_back(&self, by: Duration) -> impl Future<Output = ()> + Send;
+}
+
+/// A store that several processes share.
+pub trait SharedStore: Store {
+    /// How many processes race for one store.
+    const PROCESSES: usize = 2;
+
+    /// Returns what another process needs to [`attach`](Self::attach).
+    fn address(&self) -> String;
+
+    /// Attaches to the store at this address, in another process.
+    fn attach(address: &str) -> impl Future<Output = Arc<Self::Adapter>> + Send;
+}
+
+/// Runs a case with a fresh store, on a runtime of its own with four threads.
+///
+/// # Panics
+///
+/// Panics if the case does, or without a runtime.
+pub fn run<S: Store, F: Future<Output = ()>>(case: impl FnOnce(S) -> F) {
+    runtime().block_on(async { case(S::create().await).await });
+}
+
+pub(super) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()
+        .unwrap_or_else(|error| panic!("no runtime: {error}"))
+}
