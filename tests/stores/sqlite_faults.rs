@@ -246,7 +246,7 @@ async fn dropped_table_is_created_again_for_many_callers_at_once() {
     for batching in [Batching::new(), Batching::off()] {
         let file = File::new();
         let adapter = SqliteAdapter::with_options(
-            file.pool(4).await,
+            file.pool_with(4, Duration::from_secs(5)).await,
             SqliteOptions::new().batching(batching),
         );
         adapter.migrate().await.unwrap();
