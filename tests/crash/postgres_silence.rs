@@ -302,7 +302,9 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
     let database = Database::fresh().await;
     for build in [lease as Build, on_arrival, in_a_transaction] {
         let (proxy, pool) = database.proxied(10).await;
-        let (_, service) = build(adapter(&pool, Batching::new()), sound(&database));
+        let adapter = adapter(&pool, Batching::new());
+        adapter.migrate().await.unwrap();
+        let (_, service) = build(adapter, sound(&database));
         let crowd = (0..20).map(|number| {
             let service = service.clone();
             async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
@@ -327,6 +329,8 @@ async fn calls_behind_a_silent_lane_go_out_on_another() {
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(2, proxy.options(database.options()));
     let patient = adapter_with(&pool, Batching::new(), MINUTE);
+    // A first batch that makes the table is late, and opens more lanes.
+    patient.migrate().await.unwrap();
     let (_, service) = lease(patient, sound(&database));
     let crowd = (0..200).map(|number| {
         let service = service.clone();

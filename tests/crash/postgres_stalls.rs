@@ -44,7 +44,8 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
         Ok::<_, Infallible>(answer(tokio::time::timeout(STORE_TIMEOUT, run).await.is_ok()))
     });
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    let service = layer.layer(handler);
+    // By default one delivery may run with a pool of two connections.
+    let service = layer.max_running(2).layer(handler);
     let mut locked = database.effects.pool().begin().await.unwrap();
     sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE").execute(&mut *locked).await.unwrap();
     let stuck = ["stuck-1", "stuck-2"].map(|id| send(&service, request(id)));
