@@ -175,7 +175,7 @@ impl Ledger for OnArrival {
         };
         let replies = match claim(&*self.adapter, &flat, &terms, store_timeout).await {
             Ok(replies) => replies,
-            Err(error) if context.fail_open => {
+            Err(error) if context.fails_open(&error) => {
                 observe::unprotected(keys.first(), &error);
                 if let Some(slot) = guard.slot.take() {
                     self.spawn_claim(slot, &flat, terms.clone(), store_timeout);

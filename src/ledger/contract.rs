@@ -11,7 +11,7 @@ use http::Extensions;
 
 use crate::adapter::{CallTerms, Fetch, Payloads, Permanence, StoredResponse, Token};
 use crate::delivery::Delivery;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::key::Keys;
 
 /// Keeps other crates from implementing [`Ledger`].
@@ -188,6 +188,14 @@ impl BeginContext {
     pub fn fail_open(mut self, fail_open: bool) -> Self {
         self.fail_open = fail_open;
         self
+    }
+
+    /// Returns `true` if the handler runs unprotected after this error.
+    ///
+    /// Not after [`ErrorKind::Corrupt`]: the store did reply, and the unreadable data may be that of a
+    /// duplicate.
+    pub(super) fn fails_open(&self, error: &Error) -> bool {
+        self.fail_open && error.kind() != ErrorKind::Corrupt
     }
 
     /// Returns the terms for the store, for a delivery of so many events.

@@ -12,7 +12,7 @@ use tower_dedup::adapter::{
     Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::{DedupLayer, OnMismatch, Replay, provider};
+use tower_dedup::{DedupLayer, OnMismatch, OnUnavailable, Replay, provider};
 
 use crate::support::ledgers::{AnyLayer, Setup};
 use crate::support::postgres::Schema;
@@ -247,6 +247,29 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
         store.set(Op::Fetch, Fault::None);
         assert_eq!(answer!(&service, words("known=1 fresh=1")), ran());
     }
+}
+
+/// The store did reply: the event may be a duplicate, so a layer that fails open does not run it.
+#[tokio::test(start_paused = true)]
+async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
+    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    let known = CallTerms::on_claim(Token::random(), DAY);
+    store.complete(&[dedup_key("known")], &known).await.unwrap();
+    store.set(Op::Fetch, Fault::DoAndFail);
+    let lease = DedupLayer::new(by_word(), Arc::clone(&store))
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
+        .on_unavailable(OnUnavailable::Open)
+        .layer(handler.service());
+    assert_eq!(answer!(&lease, words("known=1")).0, 503);
+    let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
+        .compare_payload(key::body_digest(), OnMismatch::Refuse)
+        .on_unavailable(OnUnavailable::Open)
+        .layer(handler.service());
+    assert_eq!(answer!(&arrival, words("known=1")).0, 503);
+    assert_eq!(handler.runs(), 0);
+    store.set(Op::Fetch, Fault::Fail);
+    assert_eq!(answer!(&lease, words("known=1")).0, 200);
+    assert_eq!(handler.runs(), 1);
 }
 
 /// Responses are large, and a request may carry thousands of keys: a claim reads them only if one

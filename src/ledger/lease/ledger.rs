@@ -190,7 +190,7 @@ impl Ledger for Lease {
         };
         let replies = match replies {
             Ok(replies) => replies,
-            Err(error) if context.fail_open && pending.is_empty() => {
+            Err(error) if context.fails_open(&error) && pending.is_empty() => {
                 guard.keys = &[];
                 observe::unprotected(keys.first(), &error);
                 let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
