@@ -334,8 +334,8 @@ impl<L: Ledger> Deduplicator<L> {
         while matches!(begun, Begin::InFlight) && Instant::now() < deadline {
             let delay = delays.next().unwrap_or_default();
             tokio::time::sleep_until(deadline.min(Instant::now() + delay)).await;
-            // Closed, whatever the policy: this event is known to be in flight, and only an event of
-            // which nothing is known may run unprotected.
+            // Closed, whatever the policy: this event is known to run elsewhere, so an error of the
+            // store must not start it unprotected.
             match self.ledger.begin(&keys, &context(false)).await {
                 Ok(again) => begun = again,
                 Err(error) if Instant::now() >= deadline && !fail_open => return Err(error),

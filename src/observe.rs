@@ -19,16 +19,16 @@
 //! | `outcome` | level | meaning |
 //! |---|---|---|
 //! | `completed` | info | the handler succeeded; the key is complete |
-//! | `failed` | info | the handler failed; the key is free for the retry |
-//! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry |
-//! | `panicked` | error | the handler panicked; the key is free for the retry |
+//! | `failed` | info | the handler failed; the key is free for the retry (on arrival: the event is lost) |
+//! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry (on arrival: the event is lost) |
+//! | `panicked` | error | the handler panicked; the key is free for the retry (on arrival: the event is lost) |
 //! | `uncommitted` | error | the handler succeeded, but the ledger could not commit |
 //! | `partial` | info | a multi-event delivery: the new events are complete, others are in flight elsewhere |
 //! | `duplicate` | info | every event is complete; the handler did not run |
 //! | `in_flight` | info | the event was in flight elsewhere for longer than the wait |
 //! | `mismatch` | warn | the id is complete with another payload, and the layer [compares](crate::DedupLayer::compare_payload) payloads |
 //! | `broken_response` | error | the body of a response to be stored ended in an error; the key is free for the retry |
-//! | `unavailable` | warn | the store did not reply |
+//! | `unavailable` | warn | the store did not reply in time, or returned an error |
 //! | `overloaded` | warn | `max_running` or `max_waiting` was reached, or the inner service was not ready when the wait ended |
 //! | `invalid_key` | warn | the key is missing or malformed, or there are too many keys |
 //! | `too_large`, `broken_body`, `slow_body` | warn | the request body could not be read to its end |

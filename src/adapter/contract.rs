@@ -231,8 +231,8 @@ impl Abilities {
 
 /// How long an expired key stays in the store before [`MaintenanceAdapter::purge`] deletes it: one hour.
 ///
-/// The store's clock may be wrong for a while. Once the clock is right again, so is its judgement of
-/// every row that is still there. A clock that is ahead by less than an hour makes no purge delete a
+/// The store's clock may be wrong for a while. Once the clock is right again, rows that still exist
+/// are judged correctly. A clock that is ahead by less than an hour makes no purge delete a
 /// key before its retention has ended.
 pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
 

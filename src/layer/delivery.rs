@@ -191,8 +191,8 @@ where
                 Ok(permit) => self.permit = Some(permit),
                 Err(not_admitted) => return Waited::NotAdmitted(not_admitted),
             }
-            // Closed, whatever the policy: this event is known to be in flight, and only an event
-            // of which nothing is known may run unprotected.
+            // Closed, whatever the policy: this event is known to run elsewhere, so an error of the
+            // store must not start it unprotected.
             let begun = self.begin(OnUnavailable::Closed).await;
             let is_open = shared.config.on_unavailable == OnUnavailable::Open;
             let is_past = Instant::now() >= deadline;

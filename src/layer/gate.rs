@@ -103,7 +103,7 @@ impl Gate {
     }
 }
 
-/// Replaces a ready service by a clone that is not: readiness may be a place in somebody's limit,
+/// Replaces a ready service by a clone that is not: readiness may be a permit of an inner limit,
 /// and a delivery that waits must not hold one.
 pub(super) fn give_up_readiness<S: Clone>(inner: &mut S) {
     let unready = inner.clone();
@@ -189,8 +189,8 @@ impl Bound {
     }
 }
 
-/// The deliveries of this process that wait for a key. Other processes wake nobody here, so a
-/// waiter polls too.
+/// The deliveries of this process that wait for a key. Other processes cannot wake them, so
+/// they poll too.
 #[derive(Default)]
 pub(super) struct Waiters {
     by_key: Mutex<HashMap<DedupKey, Arc<Notify>>>,

@@ -5,7 +5,8 @@
 //! 2. A claim whose reply was lost is released by its token. The sender got 503, and its retry must
 //!    find the key free; otherwise the event is lost without having run.
 //! 3. The claim may still be on its way to the store. So a store that does not hold it is asked again
-//!    for 20 s, and a store that does not reply for 10 min. Meanwhile, this process treats the key as
+//!    for 20 s or ten times `store_timeout`, whichever is longer, and a store that does not reply for
+//!    10 min. Meanwhile, this process treats the key as
 //!    in flight where the store says complete. Another process gets "complete" in that time; where
 //!    that matters, use the lease ledger.
 
@@ -231,7 +232,7 @@ impl Ledger for OnArrival {
 
 impl FailOpen for OnArrival {}
 
-/// Releases, in the background, what a call may have claimed whose caller was dropped or got no reply.
+/// Releases the keys of a claim in the background, if the claim is dropped or its outcome is unknown.
 struct ReleaseGuard<'b> {
     ledger: &'b OnArrival,
     keys: &'b [DedupKey],

@@ -1,4 +1,4 @@
-//! Keys of which this process knows more than the store does.
+//! Keys with unfinished work in this process, which the store does not know of yet.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

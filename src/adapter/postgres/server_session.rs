@@ -21,8 +21,8 @@ const LEAST_AGE: Duration = Duration::from_secs(5);
 
 /// Ends a transaction that was dropped before its end.
 ///
-/// The server's side may outlive the connection: a server that gets no goodbye keeps the transaction,
-/// its locks and the key until its own keepalive ends the session. The transaction took an advisory
+/// The server's side may outlive the connection: a server that receives no Terminate message keeps the
+/// transaction, its locks and the key until its own keepalive ends the session. The transaction took an advisory
 /// lock of a random number, and the session that holds this lock is terminated over another connection.
 /// (The token would not do: a claim that is repeated in a new transaction has the same token.)
 ///
@@ -56,7 +56,7 @@ async fn terminate(
             Ok(Found::Nothing) => break,
             Ok(Found::Commits) => {}
             Err(error) if start.elapsed() > LOOK_FOR || connections.is_closed() => {
-                tracing::warn!(%error, "a lost transaction's session was not looked for");
+                tracing::warn!(%error, "could not terminate the session of a lost transaction");
                 return;
             }
             Err(_) => {}

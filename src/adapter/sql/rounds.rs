@@ -54,10 +54,10 @@ pub(in crate::adapter) trait RowStatements: Send {
 
 /// The reply to a call, for one row.
 pub(super) struct KeyReply {
-    /// Of the call that the row was sent for.
+    /// The reply to the call that sent the row.
     pub(super) reply: Result<RowReply, Error>,
-    /// What the row holds by then, for other calls. `None` if it changes hands all the time, or if an
-    /// open transaction holds it.
+    /// The row by then, which answers other calls. `None` if other callers changed it in every round,
+    /// or if an open transaction holds it.
     pub(super) row: Option<Row>,
 }
 
@@ -108,8 +108,8 @@ impl<'r, 'c> Rounds<'r, 'c> {
         Ok(())
     }
 
-    /// Reads rows, answers what they answer, and seizes what a claim may take. Returns the places
-    /// that are to be written.
+    /// Reads the rows, and replies where a row decides the reply. A claim seizes the free rows. Returns
+    /// the places of the rows to write.
     async fn read<S: RowStatements>(
         &mut self,
         statements: &mut S,
@@ -164,7 +164,7 @@ impl<'r, 'c> Rounds<'r, 'c> {
         (0..self.replies.len()).filter(|place| self.replies[*place].is_none()).collect()
     }
 
-    /// The reply of a row that somebody else is working on.
+    /// The reply for a row that another call or an open transaction holds.
     fn in_flight(&self) -> KeyReply {
         let reply = if self.kind.is_claim() {
             RowReply::Claimed(Claimed::InFlight)

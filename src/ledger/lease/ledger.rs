@@ -237,7 +237,7 @@ impl FailOpen for Lease {}
 
 impl CanReplay for Lease {}
 
-/// Releases, in the background, what a call may have claimed whose caller was dropped or got no reply.
+/// Releases the keys of a claim in the background, if the claim is dropped or its outcome is unknown.
 struct ReleaseGuard<'b> {
     ledger: &'b Lease,
     /// Empty once nothing was claimed, or a claim holds the keys.

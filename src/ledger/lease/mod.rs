@@ -7,8 +7,8 @@
 //!    the background. Meanwhile this process treats the key as complete, and keeps its lease.
 //! 3. A handler that fails has its keys released at once, so that the retry runs at once.
 //! 4. A claim whose reply was lost is released by its token. The claim may still be on its way to the
-//!    store. So a store that does not hold it is asked again for some seconds, and a store that does
-//!    not reply until the lease would have lapsed.
+//!    store. So a store that does not hold it is asked again for 5 s or twice `store_timeout`,
+//!    whichever is longer, and a store that does not reply until the lease would have lapsed.
 
 mod ledger;
 mod renewal;
