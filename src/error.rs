@@ -104,9 +104,13 @@ impl Error {
     }
 
     /// Marks the outcome as unknown, because the operation may be executed in part.
+    ///
+    /// The outcome of [`ErrorKind::Corrupt`] is unknown already, and a layer must not fail open after it.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn unknown(mut self) -> Self {
-        self.kind = ErrorKind::Unavailable;
+        if self.kind != ErrorKind::Corrupt {
+            self.kind = ErrorKind::Unavailable;
+        }
         self
     }
 

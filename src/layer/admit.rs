@@ -195,10 +195,20 @@ where
 
     /// Waits for a permit. Dropped meanwhile, it leaves nothing behind: nothing is claimed yet.
     async fn wait_for_permit(mut self, body: Bytes, found: Found) -> Dispatch<S, B, ResBody> {
+        let gate = Arc::clone(&self.shared.gate);
+        // A drain waits for this delivery too.
+        let _counted = gate.tasks.token();
         give_up_readiness(&mut self.inner);
         let deadline = deadline_in(self.shared.config.store_timeout);
-        let (outcome, ending) = match self.shared.gate.run_by(&mut self.inner, deadline).await {
+        let place = gate.try_wait();
+        let admitted = match &place {
+            Some(_) => gate.run_by(&mut self.inner, deadline).await,
+            None => Err(NotAdmitted::Full),
+        };
+        let (outcome, ending) = match admitted {
             Ok(permit) => {
+                // The delivery may wait again, for another delivery of its event.
+                drop(place);
                 let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
                 return self.start(body, found, permit, &mut Context::from_waker(&waker));
             }

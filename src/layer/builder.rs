@@ -297,8 +297,9 @@ impl<L> DedupLayer<L> {
         self
     }
 
-    /// Sets how many deliveries may wait at once for another delivery of their event, over all
-    /// services and clones of this layer. A delivery beyond that is answered at once, as in flight.
+    /// Sets how many deliveries may wait at once, over all services and clones of this layer: for
+    /// another delivery of their event or, in a transactional layer, for a permit. A delivery beyond
+    /// that is answered 503 at once.
     pub fn max_waiting(self, deliveries: usize) -> Self {
         self.gate.set_max_waiting(deliveries);
         self

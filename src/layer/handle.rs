@@ -56,7 +56,7 @@ impl DedupHandle {
         self.gate.running()
     }
 
-    /// Returns how many deliveries wait for another delivery of their event.
+    /// Returns how many deliveries wait for another delivery of their event, or for a permit.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.gate.waiting()

@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::contract::{Begin, DuplicateInfo, Remainder};
-use crate::adapter::{CallTerms, Claimed, Seen, StoredData, StoredResponse};
+use crate::adapter::{CallTerms, Claimed, Fetch, Seen, StoredData, StoredResponse};
 use crate::delivery::{Delivery, Protection};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
@@ -177,7 +177,10 @@ pub(super) fn resolve(
                         observe::mismatch(key);
                     }
                     let response = found.stored.as_ref().and_then(|stored| stored.response.clone());
-                    if is_single && (resolution.response.is_none() || key == event.key()) {
+                    // A pending completion of another layer may carry a response that this one does not
+                    // replay.
+                    let is_wanted = is_single && terms.fetch() == Fetch::DigestAndResponse;
+                    if is_wanted && (resolution.response.is_none() || key == event.key()) {
                         resolution.response = response.or(resolution.response);
                     }
                     seen = Some(found.clone());
@@ -231,6 +234,21 @@ mod tests {
 
     fn terms() -> CallTerms {
         CallTerms::on_claim([0; 16].into(), Duration::ZERO)
+    }
+
+    #[test]
+    fn response_is_returned_only_if_it_is_fetched() {
+        let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
+        let stored = Arc::new(StoredData::new(None, Some(Arc::new(response))));
+        let state = KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored));
+        for (fetch, expected) in
+            [(Fetch::Nothing, false), (Fetch::Digest, false), (Fetch::DigestAndResponse, true)]
+        {
+            let (events, flat) = flatten(&Keys::one(key("a")));
+            let states = [state.clone()];
+            let resolution = resolve(events, &flat, &states, &terms().with_fetch(fetch));
+            assert_eq!(resolution.response.is_some(), expected, "{fetch:?}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ fn key(of: &str, id: usize) -> [DedupKey; 1] {
     [dedup_key(&format!("{of}-{id}"))]
 }
 
-/// Duplicates and new claims share a statement with completions. The share of duplicates is below
+/// Duplicates, new claims and completions are sent at the same time. The share of duplicates is below
 /// the share from which rows are read first.
 #[tokio::test]
 async fn duplicate_beside_completions_neither_writes_nor_locks() {

@@ -93,6 +93,30 @@ async fn delivery_dropped_while_it_waits_for_a_permit_leaves_nothing_behind() {
     assert_eq!(result(&send(&service, request("b")).await), None);
 }
 
+/// A drain that ended too early would let a handler begin while the user closes the pool.
+#[tokio::test]
+async fn delivery_that_waits_for_a_permit_is_counted_bounded_and_drained() {
+    let schema = Schema::fresh();
+    let handler = Handler::default();
+    handler.hold();
+    let layer = over_a_pool_of(3, &schema).await.max_waiting(1);
+    let layer = layer.store_timeout(Duration::from_secs(30));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let deliver = |id: &'static str| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(id)).await.status() })
+    };
+    let first = deliver("a");
+    handler.running(1).await;
+    let second = deliver("b");
+    until(|| handle.waiting() == 1).await;
+    assert_eq!(send(&service, request("c")).await.status(), 503);
+    handler.release();
+    handle.drain().await;
+    assert_eq!((handle.running(), handle.waiting(), handler.runs()), (0, 0, 2));
+    assert_eq!((first.await.unwrap(), second.await.unwrap()), (StatusCode::OK, StatusCode::OK));
+}
+
 /// Others may hold permits and wait for a place: a delivery that waits for a permit must not hold
 /// one.
 #[tokio::test]
