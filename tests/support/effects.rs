@@ -126,7 +126,12 @@ impl Database {
         PgPoolOptions::new().max_connections(connections).connect_lazy_with(options)
     }
 
-    /// Returns a pool whose connections pass through a proxy, after the proxy.
+    /// Returns a pool whose sessions have these settings, as a role's sessions may have.
+    pub(crate) fn pool_set(&self, connections: u32, settings: &[(&str, &str)]) -> PgPool {
+        self.pool_with(connections, self.options().options(settings.iter().copied()))
+    }
+
+    /// Returns a proxy, and a pool whose connections pass through the proxy.
     pub(crate) async fn proxied(&self, connections: u32) -> (Proxy, PgPool) {
         let proxy = Proxy::start(&self.options()).await;
         let pool = self.pool_with(connections, proxy.options(self.options()));
