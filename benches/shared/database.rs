@@ -50,8 +50,15 @@ impl Database {
             if server.is_some() {
                 connection.execute("ALTER SYSTEM SET fsync = on").await.expect("a setting");
                 connection.execute("SELECT pg_reload_conf()").await.expect("a reload");
-                // The server's processes reload one after another.
-                tokio::time::sleep(Duration::from_millis(500)).await;
+                // The postmaster reloads before its new sessions have the setting.
+                loop {
+                    connection = PgConnection::connect(&url).await.expect("PostgreSQL");
+                    let fsync = sqlx::query_scalar("SHOW fsync").fetch_one(&mut connection);
+                    if fsync.await.is_ok_and(|fsync: String| fsync == "on") {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
             }
             let mut settings = Vec::new();
             for name in ["server_version", "fsync", "synchronous_commit", "shared_buffers"] {

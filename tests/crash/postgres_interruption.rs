@@ -34,7 +34,7 @@ async fn request_dropped_at_any_poll_leaves_nothing_behind() {
             polled(service.clone().oneshot(request(&id)), polls, again).await;
             until_acknowledged(&service, &id).await;
             assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
-            database.until_nothing_is_open().await;
+            database.until_no_transaction_is_open().await;
         }
     }
 }
@@ -74,7 +74,7 @@ async fn ledger_call_dropped_at_any_await_leaves_nothing_behind() {
             cut += usize::from(!cut_off(&ledger, &id, stage, polls, again).await);
             until_acknowledged(&service, &id).await;
             assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
-            database.until_nothing_is_open().await;
+            database.until_no_transaction_is_open().await;
         }
         assert!(cut > 0, "{stage:?} was never cut off");
     }
@@ -135,7 +135,7 @@ async fn store_timeout_at_any_moment_leaves_nothing_behind() {
         until_acknowledged(&patient, &id).await;
         assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// COMMIT takes longer than the delivery waits for it, and succeeds. The sender gets a 503, and the
@@ -155,7 +155,7 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!((database.effects_and_key("a").await, database.effects.runs().await), (1, 1));
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// The client disconnects while the handler runs. The handler runs to its end.
@@ -180,7 +180,7 @@ async fn client_that_disconnects_leaves_nothing_behind() {
     assert_eq!(database.effects_and_key("a").await, 1);
     assert_eq!(deliver().await.unwrap().status(), 200);
     assert_eq!((database.effects_and_key("a").await, held.runs()), (1, 1));
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// The runtime ends, and with it the delivery's task, wherever that task is.
@@ -216,7 +216,7 @@ fn runtime_that_ends_leaves_nothing_behind() {
             // An answer that was given counts, although the runtime is gone.
             let acknowledged = observer.block_on(delivery).is_ok_and(|status| status == 200);
             observer.block_on(async {
-                database.until_nothing_is_open().await;
+                database.until_no_transaction_is_open().await;
                 unfinished += i32::from(!acknowledged);
                 if acknowledged {
                     assert_eq!(database.effects.of(&id).await, 1, "{id}");
@@ -260,7 +260,7 @@ fn transaction_dropped_on_any_thread_is_rolled_back() {
     runtime.shutdown_background();
     let drops = std::thread::spawn(move || drop(after));
     assert!(drops.join().is_ok(), "the drop has panicked");
-    observer.block_on(database.until_nothing_is_open());
+    observer.block_on(database.until_no_transaction_is_open());
 }
 
 /// Breaks the connection at every message of a delivery in turn: before the server has the message,
@@ -288,7 +288,7 @@ where
             }
         }
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test]
@@ -339,7 +339,7 @@ async fn multi_event_transaction_whose_connection_breaks_keeps_events_with_their
         }
         assert!(!sprung, "{cut:?} has no end");
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 fn by_word() -> KeyExtractor {
@@ -444,7 +444,7 @@ async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
         drop(gate);
         until_acknowledged(&service, at).await;
         assert_eq!(database.effects_and_key(at).await, 1, "{at}");
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
     }
 }
 
@@ -470,7 +470,7 @@ async fn session_terminated_while_its_handler_runs_is_503() {
         until_acknowledged(&service, &id).await;
         assert_eq!(database.effects_and_key(&id).await, 1);
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// Terminates all sessions again and again, under load. Two layers stand for two processes.
@@ -502,7 +502,7 @@ where
     assert!(terminated > 20, "{terminated} sessions are too few to show anything");
     let ids = (0..60).map(|event| event.to_string());
     database.effects.assert_once(ids.chain(["warm".to_owned()])).await;
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test]

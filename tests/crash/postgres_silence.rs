@@ -209,7 +209,7 @@ async fn silent_at_every_message(batching: Batching, build: Build, at_least: usi
         let some = runs.split_off(runs.len().saturating_sub(12));
         join_all(some).await;
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -274,7 +274,7 @@ async fn all_silent_under_load(build: Build) {
     let ids = (0..200).map(|number| number.to_string());
     database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
     tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
     // No permit of the pool is lost.
     let all = join_all((0..4).map(|_| pool.acquire()));
     let all = tokio::time::timeout(MINUTE / 2, all).await.expect("all connections");

@@ -61,7 +61,7 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
     }
     let ids = ["sound", "stuck-1", "stuck-2"].map(str::to_owned);
     database.effects.assert_once(ids).await;
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// A session locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` or `ALTER TABLE` does.
@@ -95,7 +95,7 @@ async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
         locked.rollback().await.unwrap();
         until_acknowledged(&service, "after").await;
         assert_eq!(database.effects.of("after").await, 1);
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
     }
 }
 
@@ -136,14 +136,14 @@ async fn stalled_commits_pile_up_no_sessions() {
     }
     let ids = (0..sent).map(|number| format!("event-{number}"));
     database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the
 /// row, but its absence proves nothing: if the adapter took it for absent, the event would be lost
 /// when the row appears.
 #[tokio::test]
-async fn record_that_waits_in_its_commit_is_not_reported_absent() {
+async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     let database = Database::fresh().await;
     for batching in [Batching::new(), Batching::off()] {
         let adapter = adapter(&database.pool(3), batching);
@@ -198,7 +198,7 @@ async fn refused_commit_keeps_its_connection() {
     assert_eq!(session().await, before);
     until_acknowledged(&service, "after").await;
     assert_eq!(database.effects.of("refused").await, 0);
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// A pool that shares the permits of a smaller parent has no more lanes than it has connections.
@@ -239,7 +239,7 @@ async fn a_closed_adapter_opens_no_connection() {
 
 /// Deliveries that were given up leave the pool's line of waiters.
 #[tokio::test]
-async fn deliveries_that_were_given_up_leave_the_line_of_waiters_of_the_pool() {
+async fn deliveries_past_store_timeout_leave_the_queue_of_the_pool() {
     let database = Database::fresh().await;
     let pool = database.pool(1);
     let layer = transactional(&pool).store_timeout(STORE_TIMEOUT / 4);
@@ -257,5 +257,5 @@ async fn deliveries_that_were_given_up_leave_the_line_of_waiters_of_the_pool() {
     // No transaction was begun on behalf of the deliveries that were given up.
     until_acknowledged(&service, "after").await;
     assert_eq!(database.effects.runs().await, 2);
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }

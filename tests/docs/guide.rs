@@ -24,6 +24,7 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
+use crate::support::cluster::until_true;
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, by_header, dedup_key, on_claim, result, sqlite_url, terms};
 
@@ -259,7 +260,7 @@ async fn nested_transactional_layers_on_one_pool_are_503() {
 
 /// A handler that leaves its transaction idle for longer than the server allows.
 #[tokio::test]
-async fn session_ended_by_the_server_is_503_and_nothing_is_kept() {
+async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     let schema = Schema::fresh();
     let options = PgConnectOptions::from_str(&schema.url()).unwrap();
     let search_path = schema.name().to_owned();
@@ -268,23 +269,29 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_kept() {
         ("idle_in_transaction_session_timeout", "1000"),
     ]);
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
-    sqlx::query("CREATE TABLE effects (ms text)").execute(&pool).await.unwrap();
-    let handler = async |mut tx: DedupTx<Postgres>, ms: String| {
-        let insert = sqlx::query("INSERT INTO effects VALUES ($1)").bind(&ms);
+    sqlx::query("CREATE TABLE effects (work text)").execute(&pool).await.unwrap();
+    let others = pool.clone();
+    let handler = async move |mut tx: DedupTx<Postgres>, work: String| {
+        let insert = sqlx::query("INSERT INTO effects VALUES ($1)").bind(&work);
         insert.execute(&mut *tx).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(ms.parse().unwrap())).await;
+        if work == "idle" {
+            let session: i32 =
+                sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
+            let ended = format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = {session}");
+            until_true(&mut *others.acquire().await.unwrap(), &ended).await;
+        }
     };
     let adapter = PostgresAdapter::new(pool.clone());
     let layer = DedupLayer::transactional(by_header(), adapter);
     let layer = layer.store_timeout(Duration::from_secs(20));
     let app: Router = Router::new().route("/", post(handler)).layer(layer);
-    for (ms, status) in [("2500", 503), ("0", 200)] {
-        let request = Request::post("/").header("webhook-id", "a").body(Body::from(ms)).unwrap();
+    for (work, status) in [("idle", 503), ("quick", 200)] {
+        let request = Request::post("/").header("webhook-id", "a").body(Body::from(work)).unwrap();
         assert_eq!(app.clone().oneshot(request).await.unwrap().status(), status);
     }
     let effects: Vec<String> =
-        sqlx::query_scalar("SELECT ms FROM effects").fetch_all(&pool).await.unwrap();
-    assert_eq!(effects, ["0"]);
+        sqlx::query_scalar("SELECT work FROM effects").fetch_all(&pool).await.unwrap();
+    assert_eq!(effects, ["quick"]);
 }
 
 /// A link whose text is the name of a test leads to the file that has the test.

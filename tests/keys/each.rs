@@ -223,7 +223,7 @@ async fn retry_in_another_group_runs_its_new_events() {
 }
 
 #[tokio::test]
-async fn array_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
+async fn array_without_keys_is_missing_and_too_many_keys_are_refused() {
     let handler = Handler::default();
     let body = |count: usize| {
         let events: Vec<_> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();

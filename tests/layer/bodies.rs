@@ -61,7 +61,7 @@ async fn handler_gets_the_bytes_that_were_sent() {
 }
 
 #[tokio::test]
-async fn body_over_the_limit_is_413_and_not_recorded() {
+async fn body_over_the_limit_is_413_and_claims_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service =
         DedupLayer::new(by_header(), Arc::clone(&adapter)).body_limit(8).layer(handler.service());
@@ -83,7 +83,7 @@ async fn body_over_the_limit_is_413_and_not_recorded() {
 }
 
 #[tokio::test]
-async fn broken_upload_is_400_and_not_recorded() {
+async fn broken_upload_is_400_and_claims_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let mut broken = chunks(&["half"]);
@@ -109,7 +109,7 @@ impl http_body::Body for Silent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn body_that_does_not_arrive_is_408_and_not_recorded() {
+async fn body_that_does_not_arrive_is_408_and_claims_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let started = tokio::time::Instant::now();
@@ -124,7 +124,7 @@ async fn body_that_does_not_arrive_is_408_and_not_recorded() {
 }
 
 #[tokio::test]
-async fn malformed_and_missing_ids_are_400_and_not_recorded() {
+async fn malformed_and_missing_ids_are_400_and_claim_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let with = |values: &[&[u8]]| {

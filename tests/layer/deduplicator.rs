@@ -279,7 +279,7 @@ async fn held(wake: &tokio::sync::Notify, result: Result<(), ()>) -> Result<(), 
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_waits_for_an_event_that_runs_elsewhere() {
+async fn run_waits_for_an_event_that_another_call_runs() {
     for (first, expected_runs) in [(Ok(()), 0), (Err(()), 1)] {
         let dedup = Deduplicator::new(store());
         let (key, wake, runs) = (dedup_key("a"), tokio::sync::Notify::new(), AtomicUsize::new(0));

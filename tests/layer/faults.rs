@@ -98,7 +98,7 @@ async fn claim_whose_reply_was_lost_does_not_block_its_key() {
 /// A record whose sender got 503 is released. Otherwise the retry would be a duplicate of a run
 /// that never happened.
 #[tokio::test]
-async fn record_whose_reply_was_lost_does_not_lose_its_event() {
+async fn on_arrival_claim_whose_reply_was_lost_does_not_lose_its_event() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let (store, handler) = (store(), Handler::default());
         let layer = arrival(&store);
@@ -187,7 +187,7 @@ async fn release_that_fails_is_repeated_until_the_key_is_free() {
 }
 
 #[tokio::test]
-async fn fail_open_runs_unprotected_and_records_when_the_store_is_back() {
+async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).on_unavailable(OnUnavailable::Open);
@@ -419,7 +419,7 @@ async fn releases_do_not_starve_completions() {
 /// An event that a failed handler has marked as done keeps its lease until its completion is
 /// stored.
 #[tokio::test(start_paused = true)]
-async fn done_key_keeps_its_lease_until_it_is_recorded() {
+async fn done_key_keeps_its_lease_until_its_completion_is_stored() {
     let (store, handler) = (store(), Handler::default().then(500));
     handler.hold();
     let layer = lease(&store).lease(Duration::from_millis(300));

@@ -36,7 +36,7 @@ under_every_ledger!(
     new_events_run_and_no_others,
     poison_event_does_not_repeat_the_others,
     handler_that_fails_half_way_does_not_repeat_done_events,
-    event_in_flight_elsewhere_is_503_after_the_new_ones,
+    event_in_flight_under_another_claim_is_503_after_the_new_ones,
     retries_in_other_groups_process_only_new_events,
     overlapping_deliveries_race_and_every_event_takes_effect_once,
     second_identity_of_any_event_makes_it_a_duplicate,
@@ -121,7 +121,7 @@ async fn handler_that_fails_half_way_does_not_repeat_done_events(fixture: Fixtur
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "{all:?}");
 }
 
-async fn event_in_flight_elsewhere_is_503_after_the_new_ones(fixture: Fixture) {
+async fn event_in_flight_under_another_claim_is_503_after_the_new_ones(fixture: Fixture) {
     let (one, two) = (terms(), terms());
     fixture.store.claim(&[dedup_key("b")], &one).await.unwrap();
     fixture.store.claim(&[dedup_key("d")], &two).await.unwrap();

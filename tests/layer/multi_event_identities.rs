@@ -126,7 +126,7 @@ async fn event_marked_as_done_is_complete_even_if_the_handler_fails() {
 /// While any event of a delivery runs elsewhere, the answer is never a 2xx; the new events are
 /// done.
 #[tokio::test]
-async fn delivery_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
+async fn delivery_with_an_event_in_flight_under_another_claim_is_503_after_the_new_ones() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let elsewhere =
@@ -209,7 +209,7 @@ async fn deliveries_that_share_one_identity_run_once_in_every_order() {
 }
 
 #[tokio::test]
-async fn too_many_keys_are_400_and_none_is_recorded() {
+async fn too_many_keys_are_400_and_none_is_claimed() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let words = |count: usize| (0..count).map(|n| format!("{n} ")).collect::<String>();

@@ -181,7 +181,7 @@ async fn waiting_delivery_whose_inner_service_fails_returns_its_error_and_claims
 /// A `ConcurrencyLimit` of two inside a transactional layer. The test holds the only connection (or
 /// the file's turn) until a waiter of a failed event stands in line for it, and other events hold
 /// the places of the limit.
-async fn nobody_starves<DB, H>(
+async fn no_delivery_starves<DB, H>(
     layer: DedupLayer<Transactional<DB>>,
     hold_the_store: impl AsyncFnOnce() -> H,
 ) where
@@ -238,7 +238,7 @@ async fn no_delivery_starves_behind_a_waiting_one_on_sqlite() {
     );
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
-    nobody_starves(layer, async || {
+    no_delivery_starves(layer, async || {
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
     })
@@ -250,5 +250,5 @@ async fn no_delivery_starves_behind_a_waiting_one_on_postgres() {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()));
-    nobody_starves(layer, async || pool.acquire().await.unwrap()).await;
+    no_delivery_starves(layer, async || pool.acquire().await.unwrap()).await;
 }

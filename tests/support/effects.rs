@@ -209,7 +209,7 @@ impl Database {
     }
 
     /// Waits until no connection of the pools is inside a transaction.
-    pub(crate) async fn until_nothing_is_open(&self) {
+    pub(crate) async fn until_no_transaction_is_open(&self) {
         self.until_sessions("state LIKE 'idle in transaction%'", 0).await;
     }
 

@@ -12,12 +12,12 @@ use crate::support::{by_header, dedup_key, result};
 
 on_both!(
     error_that_the_handler_ignores_is_never_a_2xx_without_the_effect,
-    raw_rollback_is_500_and_nothing_is_kept,
+    raw_rollback_is_500_and_nothing_is_committed,
     raw_commit_never_leaves_a_complete_key,
     leaked_savepoint_is_500,
     a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open,
-    transaction_kept_beyond_the_answer_is_500_and_rolled_back,
-    misuse_of_the_transaction_costs_no_connection,
+    transaction_held_beyond_the_answer_is_500_and_rolled_back,
+    misuse_of_the_transaction_loses_no_connection,
 );
 
 /// On Postgres the error has aborted the transaction, and COMMIT would return Ok. On SQLite the
@@ -37,7 +37,7 @@ async fn error_that_the_handler_ignores_is_never_a_2xx_without_the_effect<D: Db>
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn raw_rollback_is_500_and_nothing_is_kept<D: Db>() {
+async fn raw_rollback_is_500_and_nothing_is_committed<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     for script in ["insert rollback", "insert rollback begin insert", "insert rollback begin"] {
@@ -109,7 +109,7 @@ async fn a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open<D: D
 }
 
 /// A task keeps the transaction after the handler has answered.
-async fn transaction_kept_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
+async fn transaction_held_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let answer = send(&app, "a", "insert keep").await;
@@ -126,7 +126,7 @@ async fn transaction_kept_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn misuse_of_the_transaction_costs_no_connection<D: Db>() {
+async fn misuse_of_the_transaction_loses_no_connection<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let scripts = [

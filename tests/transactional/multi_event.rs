@@ -38,12 +38,12 @@ in_a_transaction!(
     transaction_ended_by_its_handler_keeps_nothing,
     savepoint_that_is_leaked_is_found_whatever_is_done,
     commit_that_fails_keeps_nothing_and_the_retry_runs,
-    misuse_of_the_transaction_costs_no_connection,
+    misuse_of_the_transaction_loses_no_connection,
     mark_done_dropped_at_any_await_keeps_both_or_neither,
     statement_dropped_half_way_does_not_undo_done_events,
     claim_that_is_dropped_keeps_the_done_events,
     deduplicator_work_that_fails_after_mark_done_is_complete,
-    transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events,
+    transaction_held_beyond_the_answer_is_rolled_back_with_its_done_events,
     process_that_is_killed_leaves_nothing_of_its_done_events,
 );
 
@@ -159,7 +159,7 @@ async fn commit_that_fails_keeps_nothing_and_the_retry_runs(fixture: Fixture) {
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b p"), ids("a a b p")));
 }
 
-async fn misuse_of_the_transaction_costs_no_connection(fixture: Fixture) {
+async fn misuse_of_the_transaction_loses_no_connection(fixture: Fixture) {
     for round in 0..6 {
         for (n, ways) in
             ["leak", "rollback", "hang", "abort", "panic", "swallow"].iter().enumerate()
@@ -358,7 +358,7 @@ async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
 }
 
-async fn transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events(fixture: Fixture) {
+async fn transaction_held_beyond_the_answer_is_rolled_back_with_its_done_events(fixture: Fixture) {
     with_ledger!(fixture, kept);
     fixture.send_until_done("a b").await;
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b"), ids("a b")));

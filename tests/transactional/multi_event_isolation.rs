@@ -202,7 +202,7 @@ async fn refused_commit_is_503_and_the_retry_runs() {
 /// The handler has failed anyway: its next statement is refused too, or it fails by itself. The
 /// events that it had marked as done are rolled back with the rest.
 #[tokio::test]
-async fn refused_commit_does_not_keep_the_done_events() {
+async fn refused_commit_rolls_back_the_done_events() {
     for words in ["a b:skew c", "a b:skew c:quit"] {
         let place = Place::at("serializable").await;
         assert_eq!(place.send(words).await, own(500));
@@ -228,7 +228,7 @@ async fn refused_statement_under_a_savepoint_fails_its_event_only() {
 /// Without a savepoint, the conflict aborts the transaction: the events that were done before are
 /// kept, and no savepoint can be set.
 #[tokio::test]
-async fn refused_statement_without_a_savepoint_keeps_the_events_done_before() {
+async fn refused_statement_without_a_savepoint_commits_the_events_done_before() {
     for level in LEVELS {
         let place = Place::at(level).await;
         assert_eq!(place.send("a b:bare").await, own(500), "at {level}");

@@ -139,7 +139,7 @@ async fn key_of_an_open_delivery_is_not_forgotten() {
 
 /// A batch looks up which of its keys a transaction holds.
 #[tokio::test]
-async fn record_beside_a_locked_key_is_granted() {
+async fn on_arrival_claim_beside_a_locked_key_is_first() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     let all = sorted_keys("held", 2);

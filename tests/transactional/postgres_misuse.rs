@@ -36,7 +36,7 @@ async fn handler_that_ends_its_transaction_is_no_success() {
     ] {
         let answered = send(&service, request(sql)).await;
         assert_eq!(result(&answered), Some("uncommitted"), "{sql}");
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
         let complete = "SELECT count(*) FROM webhook_deliveries WHERE completed_at IS NOT NULL";
         let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
         assert_eq!(complete.await.unwrap(), 0, "{sql}");
@@ -48,7 +48,7 @@ async fn handler_that_ends_its_transaction_is_no_success() {
     for sql in ["SELECT 1", "SAVEPOINT mine", "SAVEPOINT mine; ROLLBACK TO mine"] {
         assert_eq!(send(&service, request(sql)).await.status(), 200, "{sql}");
         assert_eq!(database.effects_and_key(sql).await, 1, "{sql}");
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
     }
 }
 
@@ -98,6 +98,6 @@ async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
         let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
         assert_eq!(complete.await.unwrap(), 5, "status {status}, broken: {broken}");
         assert_eq!(database.effects.of("leaks").await, 0);
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
     }
 }

@@ -75,7 +75,7 @@ async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
         assert_eq!(duplicate.unwrap(), 200);
     }
     assert_eq!((held.runs(), database.effects.of("slow").await), (1, 1));
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// Inserts the row of a key without an adapter.
@@ -257,7 +257,7 @@ async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
     let complete = "SELECT count(completed_at) FROM webhook_deliveries";
     let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
     assert_eq!(complete.await.unwrap(), 40);
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -142,7 +142,7 @@ async fn session_ended_while_its_handler_is_idle_is_no_success() {
             async move { send(&service, request(id)).await.status() }
         });
         held.running(1).await;
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
         held.release();
         let answered = delivery.await.unwrap();
         assert!(answered.is_server_error(), "{answered}");
@@ -197,7 +197,7 @@ async fn statement_that_takes_too_long_is_no_success() {
         drop(gate);
         until_acknowledged(&service, id).await;
         assert_eq!(database.effects_and_key(id).await, 1);
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
     }
 }
 

@@ -64,7 +64,7 @@ async fn commits_once(database: &Database, sql: &str) {
         assert_eq!(send(&service, request("stored")).await.status(), 200, "{sql}");
         assert_eq!(database.effects_and_key("stored").await, 1, "{sql}");
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn completion_that_is_not_allowed_is_uncommitted() {
         assert_eq!((answered.status().as_u16(), result(&answered)), (500, Some("uncommitted")));
         assert_eq!(database.effects_and_key("a").await, 0);
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
     role.drop().await;
 }
 

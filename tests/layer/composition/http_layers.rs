@@ -119,7 +119,7 @@ async fn compression_inside() {
 }
 
 #[tokio::test]
-async fn a_body_over_the_limit_of_an_outer_layer_is_413_and_nothing_is_recorded() {
+async fn a_body_over_the_limit_of_an_outer_layer_is_413_and_claims_nothing() {
     let (handler, store) = (Handler::default(), store());
     let service = ServiceBuilder::new()
         .layer(RequestBodyLimitLayer::new(BODY.len()))
