@@ -121,7 +121,7 @@ fn followed_by_path(tokens: &[TokenTree], at: usize) -> bool {
     matches!(&tokens[at + 1..], [one, two, ..] if is_punct(one, ':') && is_punct(two, ':'))
 }
 
-/// Whether the token continues a path: `::name`.
+/// Returns `true` if the token continues a path: `::name`.
 fn in_path(tokens: &[TokenTree], at: usize) -> bool {
     at >= 2 && is_punct(&tokens[at - 1], ':') && is_punct(&tokens[at - 2], ':')
 }

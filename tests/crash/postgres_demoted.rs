@@ -10,8 +10,8 @@ use tower_dedup::adapter::{
 use crate::support::cluster::{Cluster, until_true};
 use crate::support::{FIRST, dedup_key, on_claim, terms, until};
 
-/// After a failover behind an address whose old connections stay open, a pool may hold only
-/// connections to a server that is a standby or read-only.
+/// A failover behind one address leaves old connections open. A pool may then hold only connections
+/// to a standby or to a read-only server.
 struct Demoted(Cluster);
 
 impl Demoted {

@@ -31,7 +31,7 @@ use crate::support::postgres::Schema;
 use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
 
 const HOUR: Duration = Duration::from_secs(3_600);
-/// Far longer than a run takes: only a test that hangs reaches it.
+/// A run ends long before this bound. Only a test that hangs reaches it.
 const FOR_EVER: Duration = Duration::from_secs(40);
 /// Longer than a failover takes here, so that only an outage ends leases.
 const LEASE: Duration = Duration::from_secs(3);
@@ -320,7 +320,7 @@ async fn lease_with_a_synchronous_standby_loses_nothing_and_doubles_what_was_run
 }
 
 /// The standby stops at a random moment under load. Then the primary is killed, and the standby is
-/// promoted without what it has not received. Returns the events that were acknowledged and are
+/// promoted. The standby has not received the last writes. Returns the acknowledged events that are
 /// lost.
 async fn with_an_asynchronous_standby(
     services: impl Fn(&str) -> [Service; 2],
@@ -361,15 +361,14 @@ async fn with_an_asynchronous_standby(
         unreceived.iter().all(|event| lost.contains(event)),
         "the standby knows events that it had not received"
     );
-    // Events that were not acknowledged when the primary was killed were delivered again until they
-    // were.
+    // An event without acknowledgement at the kill was delivered again until it was acknowledged.
     assert_eq!(known.len() + count, load.sent());
     assert_eq!(load.again().await, lost, "the events that ran again");
     load.assert_complete(&url).await;
     (cluster, load, lost)
 }
 
-/// Keys and effects are lost together, so a redelivery restores both.
+/// Keys and effects are lost together. A redelivery restores both.
 #[tokio::test(flavor = "multi_thread")]
 async fn transactional_with_an_asynchronous_standby_loses_what_it_has_not_received() {
     let services = |url: &str| [transactional(url), transactional(url)];
@@ -398,8 +397,8 @@ async fn lease_with_an_asynchronous_standby_loses_what_it_has_not_received() {
     assert!(all.is_empty(), "{all:?}");
 }
 
-/// The role's commits do not wait for the standby. What the adapter acknowledges waits
-/// nevertheless. (`remote_write` waits for a standby that is away, too.)
+/// Commits of the role do not wait for the standby. Acknowledged writes of the adapter do. (With
+/// `remote_write`, a commit also waits for an absent standby.)
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     let mut cluster = Cluster::synchronous().await;
@@ -468,7 +467,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                 assert_eq!(*ended.lock().unwrap(), [""; 0], "{setting}: acknowledged too early");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            // By choice, a claim waits for nothing.
+            // The option `asynchronous_claims` removes the wait of a claim.
             let options = unbatched.asynchronous_claims(true);
             let free = PostgresAdapter::with_options(pool.clone(), options);
             let first = free.claim(&key("free"), &mine).await.unwrap();

@@ -1,7 +1,6 @@
-//! Deliveries that are interrupted, on Postgres: futures are dropped, runtimes end, sessions are
-//! terminated, connections break. Afterwards no connection is inside a transaction, no key is
-//! complete without its effect, no effect happened twice, and the next delivery of the event
-//! succeeds.
+//! Interrupted deliveries on Postgres: futures are dropped, runtimes end, sessions are terminated,
+//! connections break. Afterwards no connection is inside a transaction. Each complete key has one
+//! effect. The next delivery of the event succeeds.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -104,7 +103,7 @@ async fn cut_off(
     }
     if stage == Stage::Mark {
         let marked = polled(tx.mark_done(&dedup_key(id)), polls, again).await;
-        // Rolled back, unless the stage completes.
+        // The delivery is rolled back unless the stage completes.
         effect(&mut tx, claim.delivery()).await.unwrap();
         drop(tx);
         claim.rollback().await.unwrap();
@@ -119,7 +118,7 @@ async fn cut_off(
     ended.map(Result::unwrap).is_some()
 }
 
-/// The same through the layer: the timeout expires at whatever call is running.
+/// The same through the layer: the timeout expires during any call.
 #[tokio::test]
 async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     let database = Database::fresh().await;
@@ -183,7 +182,7 @@ async fn client_that_disconnects_leaves_nothing_behind() {
     database.until_no_transaction_is_open().await;
 }
 
-/// The runtime ends, and with it the delivery's task, wherever that task is.
+/// The runtime ends at any moment of the delivery, and its task ends with it.
 #[test]
 fn runtime_that_ends_leaves_nothing_behind() {
     let observer = tokio::runtime::Runtime::new().unwrap();
@@ -213,7 +212,7 @@ fn runtime_that_ends_leaves_nothing_behind() {
             let delivery = runtime.spawn(async move { send(&service, event).await.status() });
             runtime.block_on(async { tokio::time::sleep(Duration::from_micros(micros)).await });
             runtime.shutdown_background();
-            // An answer that was given counts, although the runtime is gone.
+            // The delivery may have been answered before the runtime ended.
             let acknowledged = observer.block_on(delivery).is_ok_and(|status| status == 200);
             observer.block_on(async {
                 database.until_no_transaction_is_open().await;
@@ -232,8 +231,8 @@ fn runtime_that_ends_leaves_nothing_behind() {
     assert!(unfinished > 0, "every delivery ended before its runtime");
 }
 
-/// A handler keeps its transaction and drops it in a thread without a runtime, before and after the
-/// runtime's end.
+/// A handler hands its transaction to a thread without a runtime. The thread drops it before or
+/// after the runtime's end.
 #[test]
 fn transaction_dropped_on_any_thread_is_rolled_back() {
     let observer = tokio::runtime::Runtime::new().unwrap();
@@ -263,8 +262,8 @@ fn transaction_dropped_on_any_thread_is_rolled_back() {
     observer.block_on(database.until_no_transaction_is_open());
 }
 
-/// Breaks the connection at every message of a delivery in turn: before the server has the message,
-/// after the server has executed it, and while the server executes it.
+/// Breaks the connection at each message of a delivery in turn. The break comes before the server
+/// has the message, while the server executes it, or afterwards.
 async fn cut_at_every_message<S, B>(database: &Database, proxy: &Proxy, service: &S, exact: bool)
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
@@ -369,7 +368,7 @@ async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infa
     Ok(answer(true))
 }
 
-/// No process dies, so nothing runs twice under a lease either.
+/// No process dies, so under a lease no event runs twice either.
 #[tokio::test]
 async fn lease_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
@@ -389,9 +388,10 @@ async fn on_arrival_connection_that_breaks_at_any_message_loses_and_doubles_noth
     cut_at_every_message(&database, &proxy, &layer.layer(apart(&database)), false).await;
 }
 
-/// The client has lost its connection, and the server still executes the statement for longer than
-/// the repetition waits for a lock. The claim was not refused. On arrival, treating it as refused
-/// would lose the event; under a lease, the key would be blocked for a minute.
+/// The client loses its connection, and the server still executes the statement. The repetition
+/// waits for a lock for less time than that. The outcome of the claim is unknown, not refused. If
+/// it counted as refused, an on-arrival event would be lost, and a leased key would be blocked for
+/// a minute.
 #[tokio::test]
 async fn claim_whose_connection_broke_is_not_taken_for_refused() {
     cut_off_at_commit(|adapter| {
@@ -489,8 +489,7 @@ where
             })
         })
         .collect();
-    // The number of rounds is fixed: on a busy machine no delivery may end between two
-    // terminations.
+    // A fixed number of rounds ends also if no delivery ends between two terminations.
     let mut terminated = 0;
     for _ in 0..50 {
         tokio::time::sleep(Duration::from_millis(rand::random_range(5..60))).await;

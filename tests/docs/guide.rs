@@ -1,5 +1,4 @@
-//! The guide's statements about databases are true, its SQL word for word; and the tests and
-//! sections that documents link to exist.
+//! The guide's statements about databases and its SQL hold. Linked tests and sections exist.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -110,8 +109,8 @@ async fn guide_schema_is_the_schema() {
     assert_eq!(words(&sql("CREATE TABLE")), words(&(statements.join("; ") + ";")));
 }
 
-/// One role may do what the guide grants for migration, and creates the table. Another role may do
-/// what the guide grants for operation, and runs every call.
+/// The guide's privileges for migration suffice to create the table. Its privileges for operation
+/// suffice for every call.
 #[tokio::test]
 async fn guide_privileges_are_enough() {
     // A server of its own, because roles belong to all databases of a server.

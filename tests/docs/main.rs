@@ -1,4 +1,4 @@
-//! The guide and the README: what they say is checked.
+//! Checks statements and links of the guide and the README.
 
 mod guide;
 mod recipes;

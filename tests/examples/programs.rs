@@ -175,10 +175,10 @@ fn effect(id: &str, count: u64) -> Value {
     json!({ "namespace": "standard-webhooks", "id": id, "count": count })
 }
 
-/// Two receivers on one store: every event takes effect once, whichever receiver gets it.
+/// Two receivers on one store: every event takes effect once.
 async fn receivers(store: &str, ledger: &str) {
     let args = ["--store", store, "--ledger", ledger];
-    // Started together, so that they race to create their tables.
+    // The receivers start together and race to create their tables.
     let start = || Server::start("receiver", &args);
     let (one, other) = tokio::join!(start(), start());
     assert_eq!(one.deliver("msg_1", "").await, first());
@@ -225,7 +225,7 @@ async fn receivers_on_sqlite_transactional() {
     receivers(&url, "transactional").await;
 }
 
-/// Without any option: a file in the current folder, which a restart finds again.
+/// Without options the store is a file in the current folder, and a restart opens it again.
 #[tokio::test]
 async fn receiver_without_options_remembers_across_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -247,7 +247,7 @@ async fn receiver_refuses_a_transactional_ledger_in_memory() {
     assert!(!succeeded && said.contains("needs a database"), "{said}");
 }
 
-/// As the receiver's documentation says, on every ledger: a forged request leaves no trace, and a
+/// The documentation of `receiver` holds on every ledger. A forged request claims no key, and a
 /// sender without a secret is not verified.
 #[tokio::test]
 async fn receiver_verifies_senders_that_have_a_secret() {
@@ -277,8 +277,7 @@ async fn receiver_verifies_senders_that_have_a_secret() {
     }
 }
 
-/// A request that is no event, or whose sender is unknown, reaches the handler or is refused. The
-/// route exists.
+/// A request that is no event, or whose sender is unknown, reaches the handler or is refused.
 #[tokio::test]
 async fn receiver_has_a_route_for_every_preset() {
     for ledger in ["lease", "transactional"] {
@@ -295,7 +294,7 @@ async fn receiver_has_a_route_for_every_preset() {
             }
         }
         assert_eq!(answer(&receiver.post("/webhooks/standard").send().await.unwrap()).0, 404);
-        // A challenge comes back from every route, and runs like any other request.
+        // Every route answers a challenge with its text. Other requests run.
         let challenge = r#"{"type": "url_verification", "challenge": "3eZbrw1a"}"#;
         let request = receiver.post("/webhooks/standard-webhooks").header("webhook-id", "msg_1");
         let echo = request.body(challenge).send().await.unwrap();
@@ -304,7 +303,7 @@ async fn receiver_has_a_route_for_every_preset() {
     }
 }
 
-/// A receiver that cannot use a secret ends, because its operator would believe that it verifies.
+/// A receiver exits if it cannot use a secret, because its operator believes that it verifies.
 #[tokio::test]
 async fn receiver_refuses_a_secret_that_it_cannot_use() {
     for (variable, secret, why) in [
@@ -322,7 +321,7 @@ async fn receiver_refuses_a_secret_that_it_cannot_use() {
     }
 }
 
-/// After a SIGKILL the transactional ledger's retry runs at once, and the dead run has left nothing
+/// After a SIGKILL the transactional ledger's retry runs at once. The killed run leaves no row
 /// behind.
 #[tokio::test]
 async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
@@ -414,7 +413,7 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let server = Server::spawn(example("ack_fast").args(args).env(secret.0, secret.1)).await;
     let now = SystemTime::now();
 
-    // A request that is not signed, or was signed long ago, leaves no trace.
+    // A request without a signature, or with an old one, claims no key.
     let unverified = (401, None);
     let body = r#"{"paid": 42}"#;
     assert_eq!(server.deliver_signed("msg_1", body, now, b"another key").await, unverified);
@@ -427,7 +426,7 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let keys: i64 = keys.fetch_one(&mut connection).await.unwrap();
     assert_eq!(keys, 0);
 
-    // The key and the job are committed together: an event whose job cannot be enqueued can be
+    // The key and the job are committed together. If the job cannot be enqueued, the event can be
     // delivered again.
     assert_eq!(server.deliver_signed("msg_1", "no JSON", now, KEY).await, (400, None));
     assert_eq!(server.deliver_signed("msg_1", body, now, KEY).await, (202, None));

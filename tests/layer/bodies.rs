@@ -1,4 +1,4 @@
-//! Bodies, methods, missing and malformed keys: answers that are given before anything is claimed.
+//! Bodies, methods, missing and malformed keys: answers that precede the claim.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -68,7 +68,7 @@ async fn body_over_the_limit_is_413_and_claims_nothing() {
     // The length is announced, as by Content-Length.
     let mut announced = request("a");
     *announced.body_mut() = "123456789".into();
-    // Not announced, in pieces.
+    // The length is not announced, and the body comes in pieces.
     let streamed = streamed("b", chunks(&["1234", "5678", "9"]));
     for answer in [send(&service, announced).await, send(&service, streamed).await] {
         assert_eq!(

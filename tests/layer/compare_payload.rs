@@ -211,7 +211,7 @@ async fn second_identity_is_not_compared() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A store that does not return stored data leaves no event of the delivery claimed, complete or
+/// If a store does not return stored data, no event of the delivery stays claimed, complete or
 /// acknowledged.
 #[tokio::test(start_paused = true)]
 async fn store_that_does_not_return_stored_data_releases_the_new_events() {
@@ -272,8 +272,8 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Responses are large, and a request may carry thousands of keys: a claim reads them only if one
-/// of them is the answer.
+/// Responses are large, and a request may carry thousands of keys. A claim reads responses only if
+/// one of them can be the answer.
 #[tokio::test]
 async fn responses_are_read_only_for_replay() {
     let store = Faulty::new(MemoryAdapter::new());
@@ -337,8 +337,8 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 
-/// A delivery that waits for a second connection, while it holds a transaction, may wait for
-/// another one that does the same. So stored data is read first.
+/// A delivery that holds a transaction must not wait for a second connection. Two such deliveries
+/// could wait for each other. So the ledger reads stored data before the transaction.
 #[tokio::test]
 async fn comparison_in_a_transaction_needs_no_second_connection() {
     let schema = Schema::fresh();
@@ -365,8 +365,8 @@ async fn comparison_in_a_transaction_needs_no_second_connection() {
     assert_eq!(handler.runs(), 4);
 }
 
-/// A sender counts its attempts in each event: its preset says that payloads are not compared, in
-/// an array of one item as well.
+/// If a sender counts attempts inside each event, its preset disables the comparison. That holds
+/// for an array of one item, too.
 #[tokio::test]
 async fn events_without_a_payload_of_their_own_are_not_compared() {
     let handler = Handler::default();
@@ -399,7 +399,7 @@ async fn reported_mismatch_replays_the_response() {
     assert_eq!(result(&answer), Some("duplicate"));
     let body: Bytes = answer.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "handled");
-    // The stored digest is the one that any tool computes.
+    // The stored digest is SHA-256, so `sha256sum` computes it.
     let stored = stored_data(&*adapter, &dedup_key("a")).await.unwrap();
     let hex: String =
         stored.payload_sha256.unwrap().iter().map(|byte| format!("{byte:02x}")).collect();

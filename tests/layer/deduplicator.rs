@@ -1,5 +1,4 @@
-//! `Deduplicator`: what happens to a key when the future is dropped, and leases of several
-//! runtimes.
+//! `Deduplicator`: keys after a dropped future, and leases of several runtimes.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,7 +79,7 @@ async fn deduplicator_dropped_after_done_completes_its_key() {
     });
     assert!(polled(run, 2, false).await.is_none());
     assert_eq!(marked.load(Ordering::SeqCst), 1);
-    // This process knows at once, the store a little later.
+    // This process knows the completion at once. The store knows it later.
     assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
     drained(&worker).await;
     let entry = store.get(&key).await.unwrap().unwrap();
@@ -190,7 +189,7 @@ async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
         store.set(Op::Claim, fault);
         assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
         store.set(Op::Claim, Fault::None);
-        // Until the claim is released.
+        // The key is in flight until the claim is released.
         if fault == Fault::LoseReply {
             assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
         }
@@ -199,8 +198,7 @@ async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
     }
 }
 
-/// Work in one runtime keeps its lease although another runtime, which claimed first, is alive and
-/// not driven.
+/// A lease is renewed although the runtime that claimed first is alive and idle.
 #[test]
 fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -219,7 +217,7 @@ fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
     drop(idle);
 }
 
-/// A subscriber is the user's code: it may end a delivery while it handles the record of a lost
+/// A subscriber is the user's code. It may end a delivery while it handles the record of a lost
 /// lease.
 #[test]
 fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {

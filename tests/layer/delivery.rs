@@ -1,4 +1,4 @@
-//! The way of one delivery: which delivery runs, which one waits, and which answer each gets.
+//! The stages of one delivery: run, wait, answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

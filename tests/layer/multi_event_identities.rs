@@ -123,7 +123,7 @@ async fn event_marked_as_done_is_complete_even_if_the_handler_fails() {
     assert_eq!(handler.last().attempt(), 2);
 }
 
-/// While any event of a delivery runs elsewhere, the answer is never a 2xx; the new events are
+/// While another claim holds an event of the delivery, the answer is no 2xx. The new events are
 /// done.
 #[tokio::test]
 async fn delivery_with_an_event_in_flight_under_another_claim_is_503_after_the_new_ones() {
@@ -179,7 +179,8 @@ async fn any_identity_in_flight_is_in_flight_and_blocks_nothing_else() {
     assert_eq!(result(&send(&service, batch("evt_1=x")).await), Some("duplicate"));
 }
 
-/// The same identities in many orders from many tasks: no deadlock, and each change runs once.
+/// Many tasks send the same identities in many orders. No task deadlocks, and each change runs
+/// once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     let handler = Handler::default();
@@ -200,7 +201,8 @@ async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     let mut runs = std::collections::HashMap::new();
     for delivery in handler.deliveries() {
         for key in delivery.keys() {
-            // Derived from the second identity, so that it stands for that identity here.
+            // The idempotency key derives from the second identity, so it stands for that identity
+            // here.
             *runs.entry(delivery.idempotency_key_of(key, "run")).or_insert(0) += 1;
         }
     }
@@ -344,8 +346,8 @@ impl DedupAdapter for Gated {
     }
 }
 
-/// On arrival, an event whose other identity runs elsewhere is claimed and released. A delivery
-/// that sees that claim must not take the event for handled, whenever it looks.
+/// On arrival, the layer claims and releases an event whose other identity another claim holds. A
+/// delivery that sees the short claim must not answer 200.
 #[tokio::test]
 async fn on_arrival_released_key_is_never_a_duplicate() {
     for given_back_in_between in [true, false] {

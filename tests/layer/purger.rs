@@ -1,4 +1,4 @@
-//! The purger: when its rounds start, what they count, and what they keep.
+//! The purger: start of its rounds, counts, and rows that it does not delete.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -180,7 +180,8 @@ fn rows_deleted_by_a_failing_round_are_counted() {
     assert_eq!(purged.next().map(|(.., value)| value), Some(DebugValue::Counter(207)));
 }
 
-/// A Postgres whose clock can be set: the search path finds this function before the server's.
+/// Postgres with a clock of the test: the search path finds the test's function before the
+/// server's.
 async fn with_a_clock(schema: &Schema) -> PgPool {
     let options: PgConnectOptions = schema.url().parse().unwrap();
     let path = format!("{},pg_catalog", schema.name());

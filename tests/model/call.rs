@@ -37,7 +37,7 @@ pub(crate) struct Terms {
     pub(crate) retention: u32,
     pub(crate) lease: u32,
     pub(crate) payload: Option<u8>,
-    /// Whether a duplicate carries its stored payload.
+    /// `true` if a duplicate carries its stored payload.
     pub(crate) fetches: bool,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Debug for Terms {
 
 fn some_keys(of: usize) -> impl Strategy<Value = Keys> {
     let of_mask = move |mask: u8| (0..of).filter(|place| mask >> place & 1 == 1).collect();
-    // Mostly one.
+    // Most calls have one key.
     prop_oneof![
         3 => (0..of).prop_map(|place| vec![place]),
         1 => (1_u8..1 << of).prop_map(of_mask),

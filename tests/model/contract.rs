@@ -1,4 +1,4 @@
-//! The model: what the contract says of one key, written from the text of the contract.
+//! The model: replies and rows of one key, written from the text of the contract.
 
 use tower_dedup::adapter::{Completed, Forgotten, Released, Renewed};
 
@@ -45,8 +45,8 @@ impl Row {
         self.expires_at <= now && !self.is_leased(now)
     }
 
-    /// Whether a purge removes the row: it expired a step ago, and a lease that outlived it lapsed
-    /// as long ago.
+    /// Returns `true` if a purge removes the row. It expired a step ago, and a longer lease lapsed
+    /// a step ago.
     pub(crate) fn is_purged(&self, now: u32) -> bool {
         let is_past = |at: u32| at.saturating_add(1) <= now;
         is_past(self.expires_at)

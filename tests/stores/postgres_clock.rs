@@ -158,7 +158,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
                     }
                 }
             });
-            // By now the claim is in the pool's line.
+            // The yields let the claim enter the pool's queue.
             for _ in 0..50 {
                 tokio::task::yield_now().await;
             }

@@ -17,8 +17,8 @@ fn key(of: &str, id: usize) -> [DedupKey; 1] {
     [dedup_key(&format!("{of}-{id}"))]
 }
 
-/// Duplicates, new claims and completions go in one batch. The share of duplicates is below the share
-/// from which the adapter reads rows first.
+/// Duplicates, new claims and completions go in one batch. Too few keys are duplicates for the
+/// adapter to read rows first.
 #[tokio::test]
 async fn duplicate_beside_completions_neither_writes_nor_locks() {
     const DUPLICATES: usize = 10;
@@ -82,9 +82,9 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
     assert_eq!(count("id LIKE 'known-%' AND xmax <> '0'").await, 0);
 }
 
-/// Two adapters get copies of the same events, and each COMMIT takes 60 ms. A batch waits for the row
-/// locks of the other batch until `lock_timeout`. The adapter raises that bound to the duration of
-/// commits.
+/// Two adapters get copies of the same events, and each COMMIT takes 60 ms. A batch waits for row
+/// locks of the other batch until `lock_timeout`. The adapter derives `lock_timeout` from the
+/// duration of commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_over_slow_commits_are_rarely_rolled_back() {
     const CALLERS: usize = 32;
@@ -129,6 +129,7 @@ async fn batches_over_slow_commits_are_rarely_rolled_back() {
     }
     let rolled_back = rolled_back() - before;
     println!("{rolled_back} rolled back, longest round {longest:?}");
-    // With a fixed bound, more than 16 batches (one a round) are rolled back.
+    // If `lock_timeout` did not follow the duration of commits, more than one batch a round would
+    // be rolled back.
     assert!(rolled_back <= 6, "{rolled_back} batches were rolled back");
 }

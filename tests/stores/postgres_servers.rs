@@ -25,7 +25,7 @@ async fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(3).connect(url).await.unwrap()
 }
 
-/// Asserts the reply of each kind of call, and what each ledger does with a row that another
+/// Asserts the reply of each kind of call, and the answer of each ledger to a row that another
 /// session locks.
 async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
     let (mine, key) = (terms(), one("leased"));

@@ -124,7 +124,7 @@ async fn some_go_away<A: DedupAdapter + Clone>(adapter: A) {
                 if at % 3 == 0 {
                     let soon = Duration::from_micros(at * 10);
                     let _ = tokio::time::timeout(soon, adapter.claim(&key, &mine)).await;
-                    // In the order of the calls: if the claim was sent, it was sent before.
+                    // Calls are sent in order. If the claim was sent, the release follows it.
                     adapter.release(&key, &mine).await.unwrap();
                     let next = adapter.claim(&key, &terms()).await.unwrap();
                     assert!(matches!(next[..], [Claimed::First { .. }]), "{next:?}");
@@ -387,7 +387,8 @@ async fn plans_stay_index_plans_while_the_table_grows() {
     }
     fill(0, 200_000).await;
     let mut read = async |name: &str| -> i64 {
-        // Until each session has written last, and so has reported everything.
+        // Each session reports its counts with its last write, so the loop ends after all have
+        // written.
         for round in 0..1_000 {
             let new =
                 (0..64).map(|at| claim(adapter.clone(), format!("{name}{round}-{at}"), terms()));
@@ -446,7 +447,7 @@ fn adapter_outlives_its_runtimes_on_sqlite() {
     several_runtimes(sqlite(&dir));
 }
 
-/// With batching off, the adapter opens no connection of its own.
+/// Without batching, the adapter opens no connection of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_have_connections_of_their_own_until_they_are_closed() {
     for (batching, expected) in [(Batching::new(), 2), (Batching::off(), 0)] {

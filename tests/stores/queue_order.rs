@@ -1,7 +1,7 @@
-//! What waits for a batch: in which order it is sent, and what happens if its caller is dropped.
+//! Calls that wait for a batch: their order, and dropped callers.
 //!
-//! Where a test says "at once", one task makes all calls before any of them is sent, because the
-//! lanes are tasks of the same thread.
+//! "At once" means that one task makes all calls before any is sent. The lanes are tasks of the
+//! same thread.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -130,9 +130,9 @@ async fn dropped_caller_takes_no_room_on_sqlite() {
     dropped_caller_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// A batch waits for a row that an open transaction holds. Calls that gather meanwhile go in the
+/// A batch waits for a row of an open transaction. Calls that gather during the wait go in the
 /// second lane. The batch waits as long as a statement may wait for a row, so a slow machine may
-/// need more than one attempt.
+/// need several attempts.
 #[tokio::test]
 async fn callers_do_not_wait_for_the_batch_before_theirs() {
     let schema = Schema::fresh();

@@ -1,5 +1,5 @@
-//! Four processes on one Postgres, each with many callers whose small sets of keys overlap: no
-//! deadlock, and each key has one holder at a time.
+//! Four processes share one Postgres, and their small sets of keys overlap. No deadlock occurs, and
+//! each key has one holder at a time.
 //!
 //! 1. The server detects deadlocks before a statement's wait for a lock ends. Otherwise the adapter
 //!    would split the sets and try again, and the test would not see the deadlock.
@@ -92,7 +92,7 @@ async fn overlapping_sets_of_four_processes_do_not_deadlock() {
         assert!(status.expect("the process ends").unwrap().success());
     }
     assert_eq!(completed.len(), EPOCHS * KEYS);
-    // No attempt is missing: an attempt that no caller was told of was granted to none.
+    // No attempt is missing. A granted attempt without a caller would leave a gap.
     for grant in &granted {
         let (key, attempt) = grant.split_once(' ').unwrap();
         let before = attempt.parse::<u32>().unwrap() - 1;

@@ -139,7 +139,7 @@ async fn transactional_completion_after_its_retention_is_remembered_for_another(
     let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
     let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
     assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
-    // A key that has not expired keeps its expiry.
+    // The expiry of an unexpired key does not change.
     let (keys, mine) = ([dedup_key("b")], terms());
     let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
     sqlx::query("UPDATE webhook_deliveries SET expires_at = expires_at + 7200000 WHERE id = 'b'")
@@ -163,7 +163,7 @@ async fn purge_that_does_not_get_the_write_lock_is_refused() {
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
 }
 
-/// Polls a call until it has had every chance to take the file, and then never again.
+/// Polls a call until it may hold the file, and then never again.
 async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     let mut call = Box::pin(call);
     for _ in 0..3 {

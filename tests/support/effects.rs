@@ -1,5 +1,5 @@
-//! What handlers did, in the same database as the keys: one row for each run, without a constraint
-//! that would refuse a second one.
+//! Effects of handlers, in the database of the keys. Each run writes one row, and no constraint
+//! refuses a second row.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

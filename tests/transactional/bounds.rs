@@ -71,8 +71,8 @@ async fn delivery_without_a_permit_within_store_timeout_is_503_and_claims_nothin
     assert_eq!(handler.runs(), 2);
 }
 
-/// A client that hangs up while its delivery waits for a permit leaves the line, and the permit is
-/// not lost.
+/// If a client hangs up while its delivery waits for a permit, the delivery leaves the queue. The
+/// permit is not lost.
 #[tokio::test]
 async fn delivery_dropped_while_it_waits_for_a_permit_leaves_nothing_behind() {
     let schema = Schema::fresh();

@@ -68,8 +68,7 @@ async fn a_failed_handler_leaves_neither_key_nor_effect<D: Db>() {
     assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 5));
 }
 
-/// The handler and its transaction are gone before the claim is settled: nothing is left to whoever
-/// lets go of it, and no connection is lost.
+/// The handler is dropped and its transaction rolled back before the answer. No connection is lost.
 async fn handler_past_its_timeout_is_rolled_back_before_the_answer<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());
@@ -213,7 +212,7 @@ async fn second_identities_commit_with_the_first<D: Db>() {
     // The same event under another id: it stays complete under both identities.
     assert_eq!(result(&send_batch(&app, "b=x", "insert").await), Some("duplicate"));
     assert_eq!(result(&send_batch(&app, "b=y", "insert").await), Some("duplicate"));
-    // The event runs elsewhere under its second identity: the claim is released.
+    // Another claim holds the second identity, so the first identity is released.
     let second = DedupKey::new("test.second", "z").unwrap();
     let lease =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
@@ -247,7 +246,7 @@ async fn transaction_respects_leases_on_the_same_table<D: Db>() {
     assert_eq!(send(&app, "released", "insert").await.status(), 200);
     let delivery = world.last();
     assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, false));
-    // A takeover that fails leaves everything as it was.
+    // A failed takeover changes no row.
     db.advance(Duration::from_secs(61)).await;
     assert_eq!(send(&app, "live", "insert 500").await.status(), 500);
     let delivery = world.last();
@@ -297,7 +296,7 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     });
     assert!(matches!(failed.await, Err(RunError::Handler("no"))));
     assert!(db.effects().await.is_empty());
-    // After the server or the file has ended it, the transaction cannot be committed.
+    // The server or the file has ended the transaction, so it cannot be committed.
     let kept = worker.run(&key, async |work| Ok::<_, &str>(insert(work).await)).await;
     match kept {
         Err(RunError::Store(error)) => assert_eq!(error.kind(), ErrorKind::Transaction),
@@ -311,7 +310,7 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
             });
             match ran.await.unwrap() {
                 RunOutcome::First(()) => break,
-                // The rollback of the kept transaction is still running.
+                // The rollback of the held transaction still runs.
                 RunOutcome::InFlight => tokio::task::yield_now().await,
                 other => panic!("{other:?}"),
             }

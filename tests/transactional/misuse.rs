@@ -52,8 +52,8 @@ async fn raw_rollback_is_500_and_nothing_is_committed<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
 }
 
-/// The layer cannot undo what a handler commits by itself, but the key is not complete: no delivery
-/// gets 200, and the retry runs.
+/// The layer cannot undo a handler's raw COMMIT, but the key is not complete. No delivery gets 200,
+/// and the retry runs.
 async fn raw_commit_never_leaves_a_complete_key<D: Db>() {
     for script in ["insert commit", "insert commit begin more", "insert commit 500"] {
         let (db, world) = (D::create().await, World::default());
@@ -108,7 +108,7 @@ async fn a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open<D: D
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
 }
 
-/// A task keeps the transaction after the handler has answered.
+/// A task holds the transaction after the handler has answered.
 async fn transaction_held_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
@@ -119,7 +119,7 @@ async fn transaction_held_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
     world.go.notify_waiters();
     world.waiting(0).await;
     let retried = async {
-        // The rollback takes a moment.
+        // The rollback may still run.
         while send(&app, "a", "insert").await.status() != 200 {}
     };
     tokio::time::timeout(Duration::from_secs(20), retried).await.expect("the key is free");

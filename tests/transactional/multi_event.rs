@@ -1,5 +1,5 @@
-//! Multi-event deliveries in one transaction: the events that a handler marks as done are committed
-//! with their keys although the handler fails, and nothing else is committed.
+//! Multi-event deliveries in one transaction. Events that a handler marks as done are committed
+//! with their keys, even if the handler fails. Other writes are rolled back.
 
 use std::future::pending;
 use std::process::Stdio;
@@ -74,7 +74,7 @@ async fn key_of_an_event_that_is_not_done_is_left_as_by_a_rollback(fixture: Fixt
     assert_eq!(fixture.effects.all().await, ids("done0 fresh lapsed released"));
 }
 
-/// A write after the last savepoint is rolled back, whoever wrote it. A write before it is kept.
+/// A write after the last savepoint is rolled back. A write before it is committed.
 async fn write_after_the_last_mark_is_rolled_back(fixture: Fixture) {
     assert_eq!(fixture.send("a:undone b:undone c:500").await, own(500));
     assert!(fixture.effects.all().await.is_empty());
@@ -247,7 +247,7 @@ async fn cut_off<DB: Sql>(
     held.effect(a).await;
     assert!(held.mark_done(a).await);
     held.effect(b).await;
-    // The next statement waits for the one that is still running.
+    // The next statement on the connection waits for the running one.
     drop(held.tx.begin().await.unwrap());
     let cut = polled(held.tx.mark_done(&dedup_key(b)), polls, again).await.is_none();
     held.effect(c).await;
@@ -269,7 +269,7 @@ async fn cut_off<DB: Sql>(
     }
     let must = match end {
         "succeeds" => vec![a, b, c],
-        // An event that was asked for, and is under a later savepoint, is done with that one.
+        // A marked event under a later savepoint is done with that savepoint.
         "goes on" if !cut => vec![a, b, c],
         "fails" if !cut => vec![a, b],
         _ => vec![],

@@ -159,7 +159,7 @@ async fn effect(
     before: Option<&PgPool>,
 ) -> Result<(), sqlx::Error> {
     match (way, before) {
-        // Each transaction reads what the other writes.
+        // Each transaction reads rows that the other one writes.
         ("skew", Some(before)) => {
             run(connection, "SELECT n FROM tally WHERE number = 1").await?;
             add(connection, name, Some(0)).await?;
@@ -190,7 +190,7 @@ async fn add(
     run(connection, insert([id(name)])).await
 }
 
-/// The answer is retryable, and nothing is kept, although the handler has succeeded.
+/// The answer is retryable, and nothing is committed, although the handler has succeeded.
 #[tokio::test]
 async fn refused_commit_is_503_and_the_retry_runs() {
     let place = Place::at("serializable").await;
@@ -225,8 +225,8 @@ async fn refused_statement_under_a_savepoint_fails_its_event_only() {
     }
 }
 
-/// Without a savepoint, the conflict aborts the transaction: the events that were done before are
-/// kept, and no savepoint can be set.
+/// Without a savepoint, the conflict aborts the transaction. Events done before are committed, and
+/// no new savepoint can be set.
 #[tokio::test]
 async fn refused_statement_without_a_savepoint_commits_the_events_done_before() {
     for level in LEVELS {
@@ -237,8 +237,8 @@ async fn refused_statement_without_a_savepoint_commits_the_events_done_before() 
     }
 }
 
-/// Overlapping deliveries over two receivers, each sent until it is acknowledged: every event takes
-/// effect once, and the tallies agree.
+/// Two receivers get overlapping deliveries until each is acknowledged. Every event takes effect
+/// once, and the tallies agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_overlapping_deliveries_takes_effect_once() {
     const EVENTS: usize = 30;

@@ -52,9 +52,9 @@ async fn handler_that_ends_its_transaction_is_no_success() {
     }
 }
 
-/// A handler leaks the guard of a savepoint, and sqlx counts one transaction too many. The
-/// connection must not go back to the pool like that, because the next writes would never be
-/// committed. The pool has one connection, and a caller waits for it all the time.
+/// A handler leaks the guard of a savepoint, so sqlx counts one transaction too many. The pool must
+/// not get that connection back, because later writes on it are never committed. The pool has one
+/// connection, and a caller waits for it throughout.
 #[tokio::test]
 async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
     for (status, broken) in [(200, false), (200, true), (500, false)] {

@@ -24,8 +24,8 @@ use crate::support::{
 pub(super) type Deduplicated =
     BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
-/// 200 duplicates of a delivery that does not end, on five connections, and another process with
-/// some of the duplicates: all other deliveries go on meanwhile.
+/// Two layers over five connections get 240 copies of a delivery that does not end. All other
+/// deliveries run to their ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
     let database = Database::fresh().await;
@@ -84,14 +84,14 @@ const INSERT: &str = "INSERT INTO webhook_deliveries \
     encode(substring(sha256(convert_to(E'test\\n' || $1, 'UTF8')) from 1 for 16), 'hex')::uuid, \
     'test', $1, 1, false, now(), now() + interval '1 day'";
 
-/// Asserts that a claim does not wait for the open transaction that holds this key: the key is in
-/// flight, and the other keys of a set are granted.
+/// Asserts that a claim does not wait for the open transaction that holds this key. The key is in
+/// flight, and the other keys of a call are granted.
 async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
     let soon = async {
         let one = std::slice::from_ref(held);
         assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
         assert_eq!(adapter.claim(one, &on_claim(&terms())).await.unwrap(), [Claimed::InFlight]);
-        // In the middle of a set, and so at different places in the order of rows.
+        // The held key is one of 16, at different places in the order of rows.
         for _ in 0..3 {
             let mut keys: Vec<_> =
                 (0..15).map(|_| dedup_key(&format!("{:016x}", rand::random::<u64>()))).collect();
@@ -229,8 +229,8 @@ async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 }
 
-/// All connections are inside transactions that record for the first time: the adapter asks for the
-/// table on no other connection.
+/// All connections are inside transactions whose first call is `record_in`. The adapter looks for
+/// its table on no other connection.
 #[tokio::test]
 async fn record_in_needs_no_other_connection() {
     let database = Database::fresh().await;

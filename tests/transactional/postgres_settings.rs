@@ -25,9 +25,9 @@ use crate::support::{
     Body, FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, terms,
 };
 
-/// What is acknowledged waits for the disk, and for the disk of a synchronous standby, although the
-/// role's commits do not. COMMIT itself reads the setting. A stronger setting stays, and the weaker
-/// setting of claims is obeyed.
+/// Acknowledged writes wait for the disk, and for the disk of a synchronous standby, although
+/// commits of the role do not. COMMIT itself reads the setting. A stronger setting stays.
+/// `asynchronous_claims` weakens claims only.
 #[tokio::test]
 async fn complete_key_is_committed_to_disk() {
     for (setting, found) in [
@@ -52,7 +52,7 @@ async fn complete_key_is_committed_to_disk() {
                  INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION look()",
             )
             .await;
-        // Even if the handler changes the setting of the role.
+        // The handler may change the setting of the role.
         let handler = tower::service_fn(move |request: Request<Body>| async move {
             let again = AssertSqlSafe(format!("SET synchronous_commit = {setting}"));
             lend(&request).execute(sqlx::raw_sql(again)).await.unwrap();

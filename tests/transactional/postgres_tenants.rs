@@ -57,7 +57,7 @@ async fn commits_once(database: &Database, sql: &str) {
         assert_eq!((answered.status().as_u16(), result(&answered)), (200, expected), "{sql}");
         assert_eq!(database.effects_and_key(id).await, 1, "{sql}");
     }
-    // With a response that is stored beside the key.
+    // The response is stored beside the key.
     let layer = transactional(&database.pool(2)).replay(Replay::new());
     let service = layer.layer(writes_and_runs(sql));
     for _ in 0..2 {

@@ -1,8 +1,8 @@
 //! The layer in every composition that the documentation promises.
 //!
-//! Each composition is compiled and run. A delivery is sent twice; the handler runs once and gets
-//! the bytes that were sent. The second answer is 200 with the result `duplicate`. The cases of
-//! `guards` only have to compile.
+//! Each composition is compiled and run. A delivery is sent twice. The handler runs once and gets
+//! the sent bytes. The second answer is 200 with the result `duplicate`. The cases of `guards` only
+//! have to compile.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -33,7 +33,7 @@ use tower_dedup::{DedupKey, DedupLayer, Delivery, key};
 /// Neither UTF-8 nor one line, so that a change of the bytes on their way is visible.
 const BODY: &[u8] = b"{\"id\":\"evt_1\"}\r\n\0\xff \xf0\x9f";
 
-/// Long enough for a response to be worth compressing.
+/// Longer than the minimum that `CompressionLayer` compresses.
 const ANSWER: &str = "handled, handled, handled, handled, handled, handled, handled, handled";
 
 type Store = Arc<MemoryAdapter>;

@@ -47,7 +47,7 @@ fn unverified() -> Answer {
     (401, None)
 }
 
-/// The two layers around a handler, and what the handler saw.
+/// The two layers around a handler, and the bodies that the handler got.
 #[derive(Clone)]
 struct Site {
     store: Store,
@@ -201,7 +201,7 @@ async fn layers_in_the_wrong_order_are_detected() {
     }
 }
 
-/// The request body, the layer's view of it and the handler's body are one buffer.
+/// The sent body, the body that the layer reads and the handler's body are one buffer.
 #[tokio::test]
 async fn the_body_is_buffered_once() {
     for app in 0..2 {

@@ -1,5 +1,5 @@
-//! Signatures, verified outside the layer: the schemes of the examples on published vectors, and
-//! requests through both layers.
+//! Signatures are verified outside the dedup layer: schemes on published vectors, and requests
+//! through both layers.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
