@@ -380,10 +380,10 @@ async fn transactional_with_an_asynchronous_standby_loses_what_it_has_not_receiv
 /// The effects are in another database and stay: a redelivery repeats the effects of lost keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn lease_with_an_asynchronous_standby_loses_what_it_has_not_received() {
-    let elsewhere = Schema::fresh();
-    let effects = Effects::create(&elsewhere.url()).await;
+    let other_database = Schema::fresh();
+    let effects = Effects::create(&other_database.url()).await;
     let services = |url: &str| {
-        let handler = beside(&pool_of(&elsewhere.url(), 8, "on"));
+        let handler = beside(&pool_of(&other_database.url(), 8, "on"));
         [lease(url, handler.clone()), lease(url, handler)]
     };
     let (_cluster, load, lost) = with_an_asynchronous_standby(services).await;

@@ -239,18 +239,18 @@ fn transaction_dropped_on_any_thread_is_rolled_back() {
     let database = observer.block_on(Database::fresh());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let pool = runtime.block_on(async { database.pool(3) });
-    let (kept, keeps) = std::sync::mpsc::channel();
-    let keep = move |request: Request<Body>| {
-        let kept = kept.clone();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let hand_over = move |request: Request<Body>| {
+        let sender = sender.clone();
         async move {
-            kept.send(lend(&request)).unwrap();
+            sender.send(lend(&request)).unwrap();
             Ok::<_, Infallible>(answer(true))
         }
     };
-    let service = transactional(&pool).layer(tower::service_fn(keep));
+    let service = transactional(&pool).layer(tower::service_fn(hand_over));
     let dropped = |id| {
         assert_eq!(runtime.block_on(send(&service, request(id))).status(), 500);
-        keeps.recv().unwrap()
+        receiver.recv().unwrap()
     };
     let (before, after) = (dropped("before"), dropped("after"));
     let drops = std::thread::spawn(move || drop(before));
@@ -324,7 +324,7 @@ async fn multi_event_transaction_whose_connection_breaks_keeps_events_with_their
                 assert_eq!(
                     database.effects_and_key(&words[1]).await,
                     1,
-                    "the event is kept at once"
+                    "the event is committed at once"
                 );
             }
             until_acknowledged_as(&service, || batch(&words[..2].join(" "))).await;
@@ -454,9 +454,9 @@ async fn session_terminated_while_its_handler_runs_is_503() {
     let database = Database::fresh().await;
     let held = Handler::default();
     let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
-    for keeps in 0..3 {
+    for round in 0..3 {
         held.hold();
-        let id = keeps.to_string();
+        let id = round.to_string();
         let delivery = tokio::spawn({
             let (service, id) = (service.clone(), id.clone());
             async move { send(&service, request(&id)).await.status() }

@@ -358,16 +358,16 @@ async fn lease_is_renewed_when_all_connections_fall_silent() {
     let service = layer.layer(held.service());
     // Another process, whose connections work.
     let other = Handler::default();
-    let elsewhere = DedupLayer::new(by_header(), PostgresAdapter::new(database.pool(2)));
-    let elsewhere = elsewhere.on_in_flight(OnInFlight::Reject).lease(lease);
-    let elsewhere = elsewhere.layer(other.service());
+    let healthy = DedupLayer::new(by_header(), PostgresAdapter::new(database.pool(2)));
+    let healthy = healthy.on_in_flight(OnInFlight::Reject).lease(lease);
+    let healthy = healthy.layer(other.service());
     held.hold();
     let delivery = tokio::spawn(async move { send(&service, request("a")).await.status() });
     held.running(1).await;
     proxy.silence();
     let start = Instant::now();
     while start.elapsed() < 2 * lease {
-        assert_eq!(send(&elsewhere, request("a")).await.status(), 503, "{:?}", start.elapsed());
+        assert_eq!(send(&healthy, request("a")).await.status(), 503, "{:?}", start.elapsed());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(!held.last().lease_lost());

@@ -324,8 +324,8 @@ fn links_lead_to_sections_that_exist() {
     let is_heading = |line: &&str| line.starts_with('#') && !line.starts_with("#[");
     let anchor = |heading: &str| {
         let letters = heading.trim_start_matches('#').trim().to_lowercase();
-        let kept = letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
-        kept.collect::<String>().replace(' ', "-")
+        let anchor = letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
+        anchor.collect::<String>().replace(' ', "-")
     };
     let pages = std::fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path());
     let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));

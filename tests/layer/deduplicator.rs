@@ -15,15 +15,15 @@ use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, R
 
 use crate::support::{Fault, Faulty, Op, dedup_key, polled, until};
 
-type Store = Arc<Faulty<MemoryAdapter>>;
+type FaultyStore = Arc<Faulty<MemoryAdapter>>;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn store() -> Store {
+fn store() -> FaultyStore {
     Faulty::new(MemoryAdapter::new())
 }
 
-fn worker(store: &Store) -> Deduplicator {
+fn worker(store: &FaultyStore) -> Deduplicator {
     Deduplicator::new(Arc::clone(store))
 }
 
@@ -224,16 +224,18 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
     let (ended, waits) = mpsc::channel();
     std::thread::spawn(move || {
         use tracing_subscriber::layer::SubscriberExt;
-        let told = Told::default();
-        let subscriber = tracing_subscriber::registry().with(told.clone());
+        let subscriber_claim = EndsClaimOnWarning::default();
+        let subscriber = tracing_subscriber::registry().with(subscriber_claim.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        tracing::subscriber::with_default(subscriber, || runtime.block_on(lose_a_lease(&told)));
+        tracing::subscriber::with_default(subscriber, || {
+            runtime.block_on(lose_a_lease(&subscriber_claim))
+        });
         ended.send(()).unwrap();
     });
     waits.recv_timeout(Duration::from_secs(30)).expect("no deadlock");
 }
 
-async fn lose_a_lease(told: &Told) {
+async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let store = store();
     let ledger = internals::lease(Arc::clone(&store)).unwrap();
     let claim = async |id, lease| {
@@ -243,25 +245,25 @@ async fn lose_a_lease(told: &Told) {
             other => panic!("{other:?}"),
         }
     };
-    *told.0.lock().unwrap() = Some(claim("ends", HOUR).await);
+    *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await);
     store.set(Op::Renew, Fault::Fail);
     let loses = claim("a", Duration::from_millis(100)).await;
-    let elsewhere = CallTerms::on_completion(Token::random(), HOUR, HOUR);
+    let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
     while !matches!(
-        store.claim(&[dedup_key("a")], &elsewhere).await.unwrap()[..],
+        store.claim(&[dedup_key("a")], &other).await.unwrap()[..],
         [Claimed::First { .. }]
     ) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     store.set(Op::Renew, Fault::None);
-    until(|| loses.delivery().lease_lost() && told.0.lock().unwrap().is_none()).await;
+    until(|| loses.delivery().lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
     loses.commit(&HandlerSuccess::default()).await.unwrap();
 }
 
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Option<<Lease as Ledger>::Claim>>>);
+struct EndsClaimOnWarning(Arc<Mutex<Option<<Lease as Ledger>::Claim>>>);
 
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Told {
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for EndsClaimOnWarning {
     fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
         if *event.metadata().level() == tracing::Level::WARN {
             let claim = self.0.lock().unwrap().take();

@@ -17,28 +17,28 @@ use crate::support::{
     Fault, Faulty, Handler, Op, by_header, dedup_key, request, result, send, until,
 };
 
-type Store = Arc<Faulty<MemoryAdapter>>;
+type FaultyStore = Arc<Faulty<MemoryAdapter>>;
 
 const SOON: Duration = Duration::from_millis(100);
 
-fn store() -> Store {
+fn store() -> FaultyStore {
     Faulty::new(MemoryAdapter::new())
 }
 
-fn lease(store: &Store) -> DedupLayer {
+fn lease(store: &FaultyStore) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
-fn arrival(store: &Store) -> DedupLayer<OnArrival> {
+fn arrival(store: &FaultyStore) -> DedupLayer<OnArrival> {
     DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
-async fn is_complete(store: &Store, id: &str) -> bool {
+async fn is_complete(store: &FaultyStore, id: &str) -> bool {
     let entry = store.get(&dedup_key(id)).await.unwrap();
     entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
 }
 
-async fn becomes_complete(store: &Store, id: &str) {
+async fn becomes_complete(store: &FaultyStore, id: &str) {
     for _ in 0..1_000 {
         if is_complete(store, id).await {
             return;
@@ -136,9 +136,9 @@ async fn success_is_answered_even_if_the_store_goes_away() {
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
             let minute = Duration::from_secs(60);
             let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-            let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+            let claimed = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
             assert!(
-                !matches!(elsewhere[..], [tower_dedup::adapter::Claimed::First { .. }]),
+                !matches!(claimed[..], [tower_dedup::adapter::Claimed::First { .. }]),
                 "{fault:?}: another process may not run it"
             );
         }
@@ -440,8 +440,8 @@ async fn done_key_keeps_its_lease_until_its_completion_is_stored() {
         tokio::time::sleep(SOON).await;
         let minute = Duration::from_secs(60);
         let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-        let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
-        assert_eq!(elsewhere, [tower_dedup::adapter::Claimed::InFlight]);
+        let claimed = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+        assert_eq!(claimed, [tower_dedup::adapter::Claimed::InFlight]);
     }
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     store.set(Op::Complete, Fault::None);

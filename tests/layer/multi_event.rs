@@ -228,11 +228,11 @@ async fn second_identity_of_any_event_makes_it_a_duplicate(fixture: Fixture) {
     assert_eq!(fixture.news(), ["f"]);
     // Another claim holds the second identity of one event. The other events run now, and that
     // event runs after the release.
-    let (second, elsewhere) = ([DedupKey::new("test.second", "w").unwrap()], terms());
-    fixture.store.claim(&second, &elsewhere).await.unwrap();
+    let (second, other) = ([DedupKey::new("test.second", "w").unwrap()], terms());
+    fixture.store.claim(&second, &other).await.unwrap();
     assert_eq!(fixture.send("g=w h=v").await, layers(503, "in-flight"));
     assert_eq!(fixture.news(), ["h"]);
-    fixture.store.release(&second, &elsewhere).await.unwrap();
+    fixture.store.release(&second, &other).await.unwrap();
     // The layer may release its own claim in the background. Until then the event is in flight.
     let handled = async {
         loop {

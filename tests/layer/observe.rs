@@ -291,7 +291,7 @@ fn every_duplicate_on_another_path_is_counted() {
     observed(async |_, snapshotter| {
         let handler = Handler::default();
         let service = DedupLayer::new(by_header(), store()).layer(handler.service());
-        for path in ["/counted", "/elsewhere", "/counted", "/elsewhere"] {
+        for path in ["/counted", "/other", "/counted", "/other"] {
             let mut event = request("other path");
             *event.uri_mut() = path.parse().unwrap();
             assert_eq!(send(&service, event).await.status(), 200);

@@ -51,7 +51,7 @@ impl Scripted {
 
 impl DedupAdapter for Scripted {
     fn claim<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, Vec<Claimed>> {
-        unreachable!("nobody claims")
+        unreachable!("the purger never claims")
     }
 
     fn release<'a>(
@@ -59,7 +59,7 @@ impl DedupAdapter for Scripted {
         _: &'a [DedupKey],
         _: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Released>> {
-        unreachable!("nobody releases")
+        unreachable!("the purger never releases")
     }
 }
 
@@ -76,15 +76,15 @@ impl MaintenanceAdapter for Scripted {
     }
 
     fn forget<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
-        unreachable!("nobody forgets")
+        unreachable!("the purger never forgets")
     }
 
     fn get<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        unreachable!("nobody looks")
+        unreachable!("the purger never reads a key")
     }
 
     fn count(&self) -> StoreFuture<'_, u64> {
-        unreachable!("nobody counts")
+        unreachable!("the purger never counts")
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -94,9 +94,9 @@ impl Service<Request<Body>> for Inner {
 }
 
 /// A store in which another claim holds every key, until the test frees the keys.
-struct Elsewhere(Arc<Stage>);
+struct HeldByAnother(Arc<Stage>);
 
-impl DedupAdapter for Elsewhere {
+impl DedupAdapter for HeldByAnother {
     fn abilities(&self) -> Abilities {
         Abilities::new().with_leases()
     }
@@ -142,7 +142,7 @@ fn staged(
     > + Send,
 ) {
     let stage = Arc::new(Stage::default());
-    let layer = DedupLayer::new(by_header(), Elsewhere(Arc::clone(&stage)))
+    let layer = DedupLayer::new(by_header(), HeldByAnother(Arc::clone(&stage)))
         .on_in_flight(OnInFlight::Wait(wait));
     let inner = Inner { stage: Arc::clone(&stage), ready: false };
     (stage, layer.layer(inner))

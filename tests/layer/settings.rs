@@ -143,7 +143,7 @@ async fn bound_set_on_a_clone_binds_services_that_exist() {
 
     drop(layer.clone().max_running(3));
     let refused = deliver("a").await.unwrap();
-    assert_eq!(result(&refused), Some("in-flight"), "nobody may wait");
+    assert_eq!(result(&refused), Some("in-flight"), "no delivery may wait");
     drop(layer.clone().max_waiting(1));
     let waiter = deliver("a");
     until(|| handle.waiting() == 1).await;

@@ -63,7 +63,7 @@ impl fmt::Debug for Call {
 impl fmt::Debug for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { token, retention, lease, .. } = self;
-        write!(f, "by {token}, lease {lease}, kept ")?;
+        write!(f, "by {token}, lease {lease}, retention ")?;
         if *retention == FOR_EVER { write!(f, "for ever") } else { write!(f, "{retention}") }?;
         self.payload.map_or(Ok(()), |payload| write!(f, ", payload {payload}"))?;
         if self.fetches { write!(f, ", fetches") } else { Ok(()) }

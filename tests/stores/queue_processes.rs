@@ -3,10 +3,10 @@
 //!
 //! 1. The server detects deadlocks before a statement's wait for a lock ends. Otherwise the adapter
 //!    would split the sets and try again, and the test would not see the deadlock.
-//! 2. Each key belongs to an epoch and ends complete. Until then it is claimed, renewed, released,
-//!    completed and claimed on arrival by every process. Leases do not lapse meanwhile, so the
-//!    attempts of a key prove it: no attempt was granted twice, and each followed the release of
-//!    the one before.
+//! 2. Each key belongs to an epoch and ends complete. Until then every process claims, renews,
+//!    releases and completes it, and claims it on arrival. No lease lapses during a test. So the
+//!    attempts of a key show its holders: each attempt has one holder, and follows the release of
+//!    the attempt before.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -231,7 +231,7 @@ async fn claim(
     for (key, claimed) in some.iter().zip(again(|| adapter.claim(&some, &mine)).await) {
         match claimed {
             Claimed::First { attempt, takeover, .. } => {
-                assert!(!takeover, "{} is taken from somebody", key.id());
+                assert!(!takeover, "{} is taken over from a live holder", key.id());
                 said.push(format!("granted {} {attempt}", key.id()));
                 if attempt < 3 { &mut failed } else { &mut done }.push(key.clone());
             }

@@ -50,7 +50,7 @@ max_connections = 200
 fsync = off
 CONF
         ;;
-    # Its messages in this language: glibc finds the locale in LOCPATH, where nobody has installed it.
+    # Messages in this language. The locale need not be installed: glibc finds it in LOCPATH.
     speak)
         mkdir -p "$LOCPATH" && {
             localedef -i "$port" -f UTF-8 "$LOCPATH/$port.UTF-8" || [ -d "$LOCPATH/$port.UTF-8" ]

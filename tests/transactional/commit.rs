@@ -171,7 +171,7 @@ fn by_words() -> KeyExtractor {
     .unwrap()
 }
 
-async fn send_batch(app: &Router, events: &str, script: &str) -> Response {
+async fn send_events(app: &Router, events: &str, script: &str) -> Response {
     let request = Request::post("/hook").header("events", events);
     let request = request.body(Body::from(script.to_owned())).unwrap();
     app.clone().oneshot(request).await.unwrap()
@@ -185,21 +185,21 @@ async fn multi_event_delivery_commits_its_new_events<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_words(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
-    assert_eq!(send_batch(&app, "a b", "insert").await.status(), 200);
-    assert_eq!(send_batch(&app, "b c d", "insert 500").await.status(), 500);
+    assert_eq!(send_events(&app, "a b", "insert").await.status(), 200);
+    assert_eq!(send_events(&app, "b c d", "insert 500").await.status(), 500);
     assert_eq!(ids(&world.last()), ["c", "d"]);
-    assert_eq!(send_batch(&app, "d b c", "insert").await.status(), 200);
+    assert_eq!(send_events(&app, "d b c", "insert").await.status(), 200);
     assert_eq!(ids(&world.last()), ["d", "c"]);
-    assert_eq!(result(&send_batch(&app, "a d", "insert").await), Some("duplicate"));
+    assert_eq!(result(&send_events(&app, "a d", "insert").await), Some("duplicate"));
     // Another process leases one of the keys: the rest commits, and the answer is 503.
     let lease =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     db.adapter().claim(&[dedup_key("e")], &lease).await.unwrap();
-    let partial = send_batch(&app, "e f", "insert").await;
+    let partial = send_events(&app, "e f", "insert").await;
     assert_eq!((partial.status().as_u16(), result(&partial)), (503, Some("in-flight")));
     assert_eq!(ids(&world.last()), ["f"]);
     db.adapter().release(&[dedup_key("e")], &lease).await.unwrap();
-    assert_eq!(send_batch(&app, "e f", "insert").await.status(), 200);
+    assert_eq!(send_events(&app, "e f", "insert").await.status(), 200);
     assert_eq!(ids(&world.last()), ["e"]);
     assert_eq!(db.effects().await, ["a", "d", "e", "f"]);
 }
@@ -208,20 +208,20 @@ async fn second_identities_commit_with_the_first<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_words(), db.adapter());
     let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
-    assert_eq!(send_batch(&app, "a=x", "insert").await.status(), 200);
+    assert_eq!(send_events(&app, "a=x", "insert").await.status(), 200);
     // The same event under another id: it stays complete under both identities.
-    assert_eq!(result(&send_batch(&app, "b=x", "insert").await), Some("duplicate"));
-    assert_eq!(result(&send_batch(&app, "b=y", "insert").await), Some("duplicate"));
+    assert_eq!(result(&send_events(&app, "b=x", "insert").await), Some("duplicate"));
+    assert_eq!(result(&send_events(&app, "b=y", "insert").await), Some("duplicate"));
     // Another claim holds the second identity, so the first identity is released.
     let second = DedupKey::new("test.second", "z").unwrap();
     let lease =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
     db.adapter().claim(std::slice::from_ref(&second), &lease).await.unwrap();
-    assert_eq!(result(&send_batch(&app, "c=z", "insert").await), Some("in-flight"));
-    let partial = send_batch(&app, "c=z d", "insert").await;
+    assert_eq!(result(&send_events(&app, "c=z", "insert").await), Some("in-flight"));
+    let partial = send_events(&app, "c=z d", "insert").await;
     assert_eq!((partial.status().as_u16(), ids(&world.last())), (503, vec!["d"]));
     db.adapter().release(&[second], &lease).await.unwrap();
-    assert_eq!(send_batch(&app, "c=z", "insert").await.status(), 200);
+    assert_eq!(send_events(&app, "c=z", "insert").await.status(), 200);
     assert!(!world.last().is_takeover());
     assert_eq!(db.effects().await, ["a", "c", "d"]);
 }
@@ -297,8 +297,8 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     assert!(matches!(failed.await, Err(RunError::Handler("no"))));
     assert!(db.effects().await.is_empty());
     // The server or the file has ended the transaction, so it cannot be committed.
-    let kept = worker.run(&key, async |work| Ok::<_, &str>(insert(work).await)).await;
-    match kept {
+    let held = worker.run(&key, async |work| Ok::<_, &str>(insert(work).await)).await;
+    match held {
         Err(RunError::Store(error)) => assert_eq!(error.kind(), ErrorKind::Transaction),
         other => panic!("{other:?}"),
     }

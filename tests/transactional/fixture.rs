@@ -220,9 +220,9 @@ pub(super) async fn handle<D: Db>(
                 D::run(&mut tx, sql).await.unwrap_or_default();
             }
             "savepoints" => {
-                let mut kept = tx.begin().await.unwrap();
-                D::run(&mut kept, insert()).await.unwrap();
-                kept.commit().await.unwrap();
+                let mut released = tx.begin().await.unwrap();
+                D::run(&mut released, insert()).await.unwrap();
+                released.commit().await.unwrap();
                 let mut dropped = tx.begin().await.unwrap();
                 D::run(&mut dropped, insert().replace("')", ", dropped')")).await.unwrap();
                 drop(dropped);

@@ -25,10 +25,10 @@ on_both!(
 
 async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
     let (db, world) = (D::create().await, World::default());
-    let kept: Arc<std::sync::Mutex<Option<TxHandle<D::Database>>>> = Arc::default();
-    let keep = Arc::clone(&kept);
+    let stored: Arc<std::sync::Mutex<Option<TxHandle<D::Database>>>> = Arc::default();
+    let store = Arc::clone(&stored);
     let greedy = move |request: Request| {
-        let keep = Arc::clone(&keep);
+        let store = Arc::clone(&store);
         async move {
             let (mut head, _) = request.into_parts();
             let first = DedupTx::<D::Database>::from_request_parts(&mut head, &()).await.unwrap();
@@ -40,7 +40,7 @@ async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
             // After its drop, the transaction can be lent again.
             let mut again = handle.lend().unwrap();
             D::run(&mut again, "INSERT INTO effects (id) VALUES ('x')".to_owned()).await.unwrap();
-            *keep.lock().unwrap() = Some(handle);
+            *store.lock().unwrap() = Some(handle);
             StatusCode::OK
         }
     };
@@ -48,7 +48,7 @@ async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
     let app = Router::new().route("/hook", post(greedy)).layer(layer).with_state(());
     assert_eq!(send(&app, "a", "").await.status(), 200);
     assert_eq!(db.effects().await, ["x"]);
-    let handle = kept.lock().unwrap().take().unwrap();
+    let handle = stored.lock().unwrap().take().unwrap();
     assert_eq!(handle.lend().unwrap_err(), TxUnavailable::Closed);
     // A route without the layer has no transaction; the extractor's rejection says so.
     let bare = Router::new().route("/hook", post(handle_bare::<D>)).with_state(world);

@@ -254,7 +254,7 @@ async fn cut_off<DB: Sql>(
     if end == "goes on" {
         assert!(held.mark_done(c).await);
         // This effect belongs to no event, and is written after the last savepoint.
-        held.effect("nobody").await;
+        held.effect("unmarked").await;
     }
     drop(held.tx);
     if end == "succeeds" {
@@ -276,11 +276,11 @@ async fn cut_off<DB: Sql>(
     };
     assert!(must.iter().all(|id| effects.iter().any(|effect| effect == id)), "{case}");
     // On Postgres each savepoint is set in one step.
-    let kept = effects.iter().filter(|effect| effect.ends_with(&case)).count();
-    assert!(kept >= 1 || matches!(fixture.effects, Effects::Lite(_)), "{case}");
+    let committed = effects.iter().filter(|effect| effect.ends_with(&case)).count();
+    assert!(committed >= 1 || matches!(fixture.effects, Effects::Lite(_)), "{case}");
     assert_eq!(fixture.send(&names.join(" ")).await.0, 200, "{case}");
     let mut effects = fixture.effects.all().await;
-    effects.retain(|effect| effect.ends_with(&case) || effect == "nobody");
+    effects.retain(|effect| effect.ends_with(&case) || effect == "unmarked");
     assert_eq!(effects, names, "{case}");
     cut
 }
@@ -350,7 +350,7 @@ async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
         DB::run(&mut tx, insert(["a"])).await.unwrap();
         assert!(!work.delivery().mark_done(&dedup_key("a")));
         assert!(tx.mark_done(&dedup_key("a")).await.unwrap());
-        DB::run(&mut tx, insert(["nobody"])).await.unwrap();
+        DB::run(&mut tx, insert(["unmarked"])).await.unwrap();
         Err::<(), _>("no")
     });
     assert!(matches!(failed.await, Err(RunError::Handler("no"))));
@@ -359,12 +359,12 @@ async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
 }
 
 async fn transaction_held_beyond_the_answer_is_rolled_back_with_its_done_events(fixture: Fixture) {
-    with_ledger!(fixture, kept);
+    with_ledger!(fixture, held_beyond_the_answer);
     fixture.send_until_done("a b").await;
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b"), ids("a b")));
 }
 
-async fn kept<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
+async fn held_beyond_the_answer<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
     let Held { claim, tx } = {
         let mut held = Held::of(ledger, &["a", "b"]).await;
         held.effect("a").await;

@@ -210,10 +210,10 @@ async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
         assert_eq!(record_in(&adapter, &mut one).await, FIRST);
         assert_eq!(record_in(&adapter, &mut other).await, Claimed::InFlight);
         // Another table's keys are other keys.
-        let options = PostgresOptions::new().table(Identifier::new("elsewhere").unwrap());
-        let elsewhere = PostgresAdapter::with_options(pool.clone(), options);
-        elsewhere.migrate().await.unwrap();
-        assert_eq!(record_in(&elsewhere, &mut other).await, FIRST);
+        let options = PostgresOptions::new().table(Identifier::new("other_table").unwrap());
+        let other_table = PostgresAdapter::with_options(pool.clone(), options);
+        other_table.migrate().await.unwrap();
+        assert_eq!(record_in(&other_table, &mut other).await, FIRST);
         is_in_flight(&adapter, &dedup_key("a")).await;
         if commits {
             one.commit().await.unwrap();

@@ -36,13 +36,13 @@ const BODY: &[u8] = b"{\"id\":\"evt_1\"}\r\n\0\xff \xf0\x9f";
 /// Longer than the minimum that `CompressionLayer` compresses.
 const ANSWER: &str = "handled, handled, handled, handled, handled, handled, handled, handled";
 
-type Store = Arc<MemoryAdapter>;
+type Memory = Arc<MemoryAdapter>;
 
-fn store() -> Store {
+fn store() -> Memory {
     Arc::new(MemoryAdapter::new())
 }
 
-fn dedup(store: &Store) -> DedupLayer {
+fn dedup(store: &Memory) -> DedupLayer {
     DedupLayer::new(key::header("x-id").namespace("acme"), Arc::clone(store))
 }
 

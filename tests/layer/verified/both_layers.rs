@@ -23,7 +23,7 @@ use super::shared::signature::{Check, Scheme};
 use super::shared::verify::{Verify, VerifyLayer};
 use super::{VECTORS, case, cases, signature_header};
 
-type Store = Arc<MemoryAdapter>;
+type Memory = Arc<MemoryAdapter>;
 
 /// The response, with the result if the layer answered.
 type Answer = (u16, Option<String>);
@@ -50,7 +50,7 @@ fn unverified() -> Answer {
 /// The two layers around a handler, and the bodies that the handler got.
 #[derive(Clone)]
 struct Site {
-    store: Store,
+    store: Memory,
     bodies: Arc<Mutex<Vec<Bytes>>>,
     key: KeyExtractor,
     verify: VerifyLayer,
@@ -313,9 +313,9 @@ async fn get_request_is_verified() {
 
 #[tokio::test(start_paused = true)]
 async fn body_that_does_not_arrive_is_not_verified() {
-    let nobody: Check = Arc::new(|_| panic!("there is nothing to check"));
-    let site = Site::new(provider::GITHUB, Arc::clone(&nobody));
-    let verify = VerifyLayer::new(nobody).body_limit(10).body_timeout(Duration::from_secs(1));
+    let unused: Check = Arc::new(|_| panic!("there is nothing to check"));
+    let site = Site::new(provider::GITHUB, Arc::clone(&unused));
+    let verify = VerifyLayer::new(unused).body_limit(10).body_timeout(Duration::from_secs(1));
     let site = site.verified_by(verify);
     let broken = || Err(io::Error::other("broken off"));
     let streamed = |parts: Vec<io::Result<Vec<u8>>>| Body::from_stream(stream::iter(parts));
