@@ -63,7 +63,7 @@ pub(crate) fn paths(
     }
 }
 
-/// What a path goes on with: `key::DedupKey`, `{error::Error, key}`, `super::gate`.
+/// The continuation of a path: `key::DedupKey`, `{error::Error, key}`, `super::gate`.
 fn expand(
     tokens: &[TokenTree],
     mut base: Vec<String>,

@@ -191,7 +191,7 @@ fn call_that_does_not_fit_evicts_nothing() {
     let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
     remember(&adapter, &keys(0..3)).unwrap();
     now(adapter.claim(&[key(3)], &terms())).unwrap();
-    // Three keys could be evicted for four new ones.
+    // Only three keys may be evicted for four new ones.
     assert!(is_full(remember(&adapter, &keys(10..14))));
     assert!(is_full(now(adapter.claim(&keys(10..14), &terms()))));
     for id in 0..4 {

@@ -111,7 +111,7 @@ async fn connect_that_fails_reports_it_without_the_url() {
     assert_eq!(Identifier::new("a.b"), Err(ConfigError::InvalidIdentifier));
 }
 
-/// The duplicate path writes nothing, so it never waits for a disk.
+/// A duplicate writes nothing, so it never waits for a disk.
 #[tokio::test]
 async fn duplicates_write_no_wal() {
     // A server of its own, because the test reads its WAL.
@@ -242,7 +242,7 @@ async fn standby_is_refused_until_it_is_promoted() {
     assert_eq!(other.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
 }
 
-/// A database that refuses writes for a while.
+/// A database refuses writes for a while.
 #[tokio::test]
 async fn read_only_database_is_unavailable_and_recovers() {
     let schema = Schema::fresh();

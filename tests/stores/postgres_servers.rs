@@ -115,7 +115,7 @@ async fn index_created_concurrently_delays_no_claim() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     adapter.migrate().await.unwrap();
-    // It waits for open transactions.
+    // `CREATE INDEX CONCURRENTLY` waits for open transactions.
     let mut theirs = database.effects.pool().begin().await.unwrap();
     theirs.execute("DELETE FROM webhook_deliveries").await.unwrap();
     let index = tokio::spawn({

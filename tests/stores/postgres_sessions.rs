@@ -1,5 +1,5 @@
-//! What a call leaves on its connection: nothing that outlives its transaction, because behind
-//! PgBouncer another client uses the session next.
+//! A call leaves no setting and no lock on its connection after its transaction. Behind PgBouncer,
+//! another client uses the session next.
 
 use std::convert::Infallible;
 

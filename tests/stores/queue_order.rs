@@ -75,7 +75,7 @@ async fn calls_for_one_key_keep_their_order_on_sqlite() {
     calls_for_one_key_keep_their_order(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// This many callers claim a key each, and are dropped at once.
+/// Each of these callers claims one key, and all are dropped at once.
 async fn some_go<A: DedupAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
     let gone: Vec<_> = (0..many).map(|at| one(&format!("gone-{round}-{at}"))).collect();
     for key in &gone {
@@ -105,7 +105,7 @@ async fn dropped_caller_is_not_sent_on_sqlite() {
     dropped_caller_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Callers that are dropped take no room from those that wait.
+/// Dropped callers take no room from waiting callers.
 async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
     for round in 0..20 {
         some_go(&adapter, round, 8).await;

@@ -51,7 +51,8 @@ async fn overlapping_sets_of_four_processes_do_not_deadlock() {
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     for sql in [
         "ALTER SYSTEM SET deadlock_timeout = '1ms'",
-        // As for a large table: rows are read in the order of the requested keys.
+        // The planner treats the table as large, so it reads rows in the order of the requested
+        // keys.
         "ALTER SYSTEM SET enable_seqscan = off",
         "ALTER SYSTEM SET enable_hashjoin = off",
         "ALTER SYSTEM SET enable_mergejoin = off",
@@ -217,10 +218,9 @@ async fn record(
     some
 }
 
-/// The same under a lease. A claim is renewed, and then completed, or released by the first
-/// holders, so that many keys are free at once. Renewals also name keys of other callers, and
-/// completions also name keys that others have completed, so that sets without a common holder meet
-/// too.
+/// The same under a lease. A claim is renewed and completed, or the first holders release it, so
+/// that many keys are free at once. Renewals and completions also name keys of other callers, so
+/// that sets without a common holder meet, too.
 async fn claim(
     adapter: &PostgresAdapter,
     mut some: Vec<DedupKey>,

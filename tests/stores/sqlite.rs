@@ -84,7 +84,7 @@ async fn file_held_by_another_process_delays_no_duplicate() {
     run(&mut other, "BEGIN EXCLUSIVE").await;
     let started = Instant::now();
     assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
-    // A duplicate that waited for the file would end at the store timeout, as a 503.
+    // A duplicate that waited for the file would get 503 at `store_timeout`.
     let refused = send(&service, request("new")).await;
     assert_eq!(
         (refused.status(), result(&refused)),

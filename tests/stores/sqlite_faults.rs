@@ -239,8 +239,7 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     }
 }
 
-/// Callers that miss the table get replies, also those for whom another caller has created it
-/// again.
+/// Every caller that finds no table gets a reply. One of them creates the table again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_table_is_created_again_for_many_callers_at_once() {
     for batching in [Batching::new(), Batching::off()] {
@@ -287,7 +286,7 @@ async fn refuses(adapter: &SqliteAdapter) {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // All calls behave alike.
+    // Every other call is refused, too.
     let keys = [dedup_key("a")];
     adapter.claim(&keys, &on_claim(&terms())).await.unwrap_err();
     adapter.complete(&keys, &terms()).await.unwrap_err();

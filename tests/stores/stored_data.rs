@@ -1,4 +1,4 @@
-//! Stored data that comes with duplicates, in batches and in single calls of the SQL adapters.
+//! Stored data of duplicates, in batches and in single calls of the SQL adapters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tower_dedup::{Error, ErrorKind};
 use crate::support::dedup_key;
 use crate::support::postgres::Schema;
 
-/// More than one statement reads.
+/// So many keys that more than one statement reads them.
 const KEYS: usize = 80;
 
 fn terms() -> CallTerms {
@@ -59,7 +59,7 @@ async fn claim_all<A: DedupAdapter>(adapter: &A) -> Vec<(usize, Fetch, Result<Cl
 
 async fn each_caller_gets_the_data_it_asked_for<A: DedupAdapter>(adapter: &A) {
     complete(adapter).await;
-    // Twice: the second time the adapter reads before it inserts.
+    // The second time, the adapter reads before it inserts.
     for _ in 0..2 {
         for (id, fetch, claimed) in claim_all(adapter).await {
             let payload = Some([u8::try_from(id).unwrap(); 32]);

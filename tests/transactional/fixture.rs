@@ -43,7 +43,7 @@ pub(super) trait Db: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<(), sqlx::Error>>;
 }
 
-/// The number of connections of a pool: few, so that the test notices a connection that is lost.
+/// The number of connections of a pool: small, so that a lost connection fails the test.
 pub(super) const CONNECTIONS: u32 = 3;
 
 pub(super) struct Pg {
@@ -167,7 +167,7 @@ impl Db for Lite {
     }
 }
 
-/// What a handler shares with its test.
+/// The state that a handler shares with its test.
 #[derive(Clone, Default)]
 pub(super) struct World {
     pub(super) runs: Arc<AtomicUsize>,
@@ -228,7 +228,7 @@ pub(super) async fn handle<D: Db>(
                 drop(dropped);
             }
             "expire" => {
-                // As after a retention that is shorter than the handler's run.
+                // The retention is shorter than the handler's run.
                 let sql = "UPDATE webhook_deliveries SET expires_at = first_seen_at";
                 D::run(&mut tx, sql.to_owned()).await.unwrap();
             }
@@ -269,7 +269,7 @@ pub(super) fn app<D: Db>(
     layer: DedupLayer<impl tower_dedup::ledger::Ledger>,
     world: &World,
 ) -> Router {
-    // The test is not about deliveries that are late on a busy machine.
+    // A busy machine must not cause a 503.
     let layer = layer.store_timeout(Duration::from_secs(20));
     Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(world.clone())
 }

@@ -1,5 +1,4 @@
-//! Who may use the transaction of a delivery: extractors, an inner retry layer, a route without a
-//! delivery.
+//! Extractors, an inner retry layer and a route without a delivery borrow the transaction.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +71,7 @@ async fn retry_by_line(request: Request, next: Next) -> Response {
     response
 }
 
-/// Both attempts would write in one transaction.
+/// Otherwise both attempts would write in one transaction.
 async fn retry_layer_inside_has_no_transaction_for_its_second_attempt<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = DedupLayer::transactional(by_header(), db.adapter());

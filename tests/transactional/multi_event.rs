@@ -88,8 +88,8 @@ async fn write_after_the_last_mark_is_rolled_back(fixture: Fixture) {
     assert_eq!(fixture.send("c").await, layers(200, "duplicate"));
 }
 
-/// An error that the handler ignores aborts a transaction of Postgres, and the handler does not
-/// know. On SQLite the error undoes its own statement only.
+/// On Postgres, an ignored error aborts the transaction. On SQLite, the error undoes its own
+/// statement only.
 async fn transaction_broken_by_its_handler_keeps_the_done_events(fixture: Fixture) {
     let aborts = matches!(fixture.effects, Effects::Pg(_));
     let answered = fixture.send("a b c:swallow").await;
@@ -133,7 +133,7 @@ async fn savepoint_that_is_leaked_is_found_whatever_is_done(fixture: Fixture) {
     assert_eq!(fixture.effects.all().await, ids("a b c d e f"));
 }
 
-/// The answer is the handler's failure anyway.
+/// The handler fails, so the answer is its own.
 async fn commit_that_fails_keeps_nothing_and_the_retry_runs(fixture: Fixture) {
     let (bad, good) = match fixture.effects {
         Effects::Pg(_) => (
@@ -285,8 +285,8 @@ async fn cut_off<DB: Sql>(
     cut
 }
 
-/// A handler is dropped in the middle of a statement that then fails. sqlx returns that statement's
-/// error to the next one.
+/// A handler is dropped during a statement that then fails. sqlx returns the error of that
+/// statement to the next one.
 async fn statement_dropped_half_way_does_not_undo_done_events(fixture: Fixture) {
     for statements in 0..3 {
         with_ledger!(fixture, hasty, statements);

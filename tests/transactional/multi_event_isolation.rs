@@ -199,8 +199,8 @@ async fn refused_commit_is_503_and_the_retry_runs() {
     place.retry("a b c:skew", "a b c").await;
 }
 
-/// The handler has failed anyway: its next statement is refused too, or it fails by itself. The
-/// events that it had marked as done are rolled back with the rest.
+/// The handler fails: its next statement is refused, or it returns a failure. The events that it
+/// had marked as done are rolled back with the rest.
 #[tokio::test]
 async fn refused_commit_rolls_back_the_done_events() {
     for words in ["a b:skew c", "a b:skew c:quit"] {

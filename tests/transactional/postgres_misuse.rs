@@ -11,8 +11,8 @@ use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
 use crate::support::effects::{Database, answer, effect, lend, transactional};
 use crate::support::{Body, FIRST, Handler, dedup_key, on_claim, request, result, send, terms};
 
-/// The handler's writes and the key are committed together. A handler that ends the transaction, or
-/// begins another one, is no success, and its connection is clean afterwards.
+/// A handler that ends the transaction, or begins another one, is no success. Its connection is
+/// clean afterwards.
 #[tokio::test]
 async fn handler_that_ends_its_transaction_is_no_success() {
     let database = Database::fresh().await;

@@ -209,7 +209,7 @@ async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
         let (mut one, mut other) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
         assert_eq!(record_in(&adapter, &mut one).await, FIRST);
         assert_eq!(record_in(&adapter, &mut other).await, Claimed::InFlight);
-        // Another table's keys are other keys.
+        // Keys of another table are other keys.
         let options = PostgresOptions::new().table(Identifier::new("other_table").unwrap());
         let other_table = PostgresAdapter::with_options(pool.clone(), options);
         other_table.migrate().await.unwrap();
@@ -242,7 +242,7 @@ async fn record_in_needs_no_other_connection() {
     transaction.commit().await.unwrap();
 }
 
-/// Forty events eight times each, at once, over two services, which stand for two processes.
+/// Two services stand for two processes. Each of forty events is delivered eight times at once.
 async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
     let database = Database::fresh().await;
     let services = [(); 2].map(|()| service(&database));

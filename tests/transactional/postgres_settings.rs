@@ -126,8 +126,7 @@ async fn lock_timeout_of_the_user_applies_in_the_handler() {
     }
 }
 
-/// The server ends the session of a handler that is idle for too long: the answer is no success,
-/// and the pool recovers.
+/// The server ends the session of an idle handler. The answer is no success, and the pool recovers.
 #[tokio::test]
 async fn session_ended_while_its_handler_is_idle_is_no_success() {
     let database = Database::fresh().await;
@@ -152,8 +151,7 @@ async fn session_ended_while_its_handler_is_idle_is_no_success() {
     }
 }
 
-/// A statement of the handler takes too long, whether the handler reports it or not; or the
-/// completion takes too long.
+/// A statement exceeds `statement_timeout`: one of the handler, reported or not, or the completion.
 #[tokio::test]
 async fn statement_that_takes_too_long_is_no_success() {
     let database = Database::fresh().await;
@@ -201,7 +199,7 @@ async fn statement_that_takes_too_long_is_no_success() {
     }
 }
 
-/// Once the table exists, the four privileges on it are enough for everything.
+/// After migration, four privileges on the table suffice for every call.
 #[tokio::test]
 async fn role_needs_select_insert_update_and_delete_only() {
     let server = Server::start();

@@ -224,8 +224,8 @@ async fn search_path_of_a_session_does_not_change_the_table() {
     assert_eq!(own.count().await.unwrap(), 0, "the other table");
 }
 
-/// The table is used, and then dropped, as by a restore or by a switch to another database behind
-/// the same address.
+/// The table is dropped after use, as by a restore, or by a switch to another database behind the
+/// same address.
 #[tokio::test]
 async fn dropped_table_is_created_again() {
     for batching in [Batching::new(), Batching::off()] {
@@ -277,7 +277,7 @@ async fn dropped_table_is_created_again() {
     }
 }
 
-/// Many callers find at once, in one batch, that the table is gone.
+/// Many callers in one batch find that the table is gone.
 #[tokio::test]
 async fn table_dropped_under_many_callers_is_created_again() {
     let database = Database::fresh().await;

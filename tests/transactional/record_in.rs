@@ -10,7 +10,7 @@ use tower_dedup::adapter::{
 use super::fixture::{Db, Lite, Pg, World, send, transactional};
 use crate::support::{FIRST, dedup_key};
 
-/// Another schema's table of the same name is another table.
+/// A table of the same name in another schema is another table.
 #[tokio::test]
 async fn tables_of_one_name_in_two_schemas_do_not_share_keys() {
     let (one, two, world) = (Pg::create().await, Pg::create().await, World::default());
@@ -71,7 +71,7 @@ async fn record_in_sqlite_transaction_commits_or_rolls_back_with_it() {
 }
 
 /// `forget` refuses an event that runs, although no other session sees its row yet. A handler that
-/// asks `forget` for a key of its own transaction is refused in time.
+/// calls `forget` for a key of its own transaction gets `Refused` in time.
 #[tokio::test]
 async fn forget_of_a_key_in_an_open_transaction_is_refused() {
     let (db, world) = (Pg::create().await, World::default());

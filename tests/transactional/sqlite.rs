@@ -14,7 +14,7 @@ use tower_dedup::{DedupLayer, Purger};
 use super::fixture::{CONNECTIONS, Db, Lite, World, send, transactional};
 use crate::support::{by_header, dedup_key, result};
 
-/// SQLite: a conflict ends the transaction without the handler's knowledge.
+/// In SQLite, a conflict ends the transaction, and only the failed statement reports it.
 #[tokio::test]
 async fn sqlite_insert_or_rollback_keeps_both_or_neither() {
     let (db, world) = (Lite::create().await, World::default());
@@ -35,8 +35,8 @@ async fn sqlite_insert_or_rollback_keeps_both_or_neither() {
     assert_eq!(db.effects().await, ["a", "b"]);
 }
 
-/// SQLite: after a transaction that SQLite has ended, sqlx believes that the connection is still
-/// inside it. The adapter resets the connection.
+/// After SQLite has ended a transaction, sqlx still counts it as open. The adapter resets the
+/// connection.
 #[tokio::test]
 async fn sqlite_connection_after_an_ended_transaction_is_usable() {
     let (db, world) = (Lite::create().await, World::default());
@@ -50,7 +50,7 @@ async fn sqlite_connection_after_an_ended_transaction_is_usable() {
     }
 }
 
-/// SQLite: one writer at a time in the file, and still no caller in this process gets BUSY.
+/// SQLite has one writer per file. Still no caller in this process gets BUSY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_transactions_leases_and_purges_share_a_file() {
     let (db, world) = (Lite::create().await, World::default());
@@ -77,7 +77,7 @@ async fn sqlite_transactions_leases_and_purges_share_a_file() {
     assert_eq!(db.adapter().count().await.unwrap(), 300);
 }
 
-/// SQLite: deliveries that wait for a slow handler get a 503 after a bounded time.
+/// Deliveries that wait for a slow handler get 503 after `write_lock_timeout`.
 #[tokio::test]
 async fn sqlite_wait_for_the_file_is_bounded_in_time() {
     let (db, world) = (Lite::create().await, World::default());
