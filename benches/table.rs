@@ -1,8 +1,8 @@
 //! Writes the figures of the last run into one table and one plot.
 //!
 //! `cargo bench --bench table` prints the table, and writes the plot to `ratios.svg` in the target
-//! folder. With `-- --readme`, it writes the table into the README and the plot beside this file. So
-//! this command measures everything and updates the README:
+//! folder. With `-- --readme`, it writes the table into `README.md` and the plot beside this file. So
+//! this command measures everything and updates `benches/README.md`:
 //!
 //! ```console
 //! $ cargo bench && cargo bench --bench table -- --readme
@@ -29,7 +29,7 @@ const PLOT: &str = "benches/ratios.svg";
 
 fn main() {
     let run = Run::from_args_with(&["--readme"]);
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/README.md");
     if run.is_test() {
         check(&fs::read_to_string(readme).expect("the README"));
         return;

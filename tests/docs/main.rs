@@ -1,6 +1,7 @@
 //! Checks statements and links of the guide and the README.
 
 mod guide;
+mod readme;
 mod recipes;
 #[path = "../support/mod.rs"]
 mod support;

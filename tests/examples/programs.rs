@@ -26,7 +26,7 @@ use crate::support::sqlite_url;
 
 const KEY: &[u8] = b"what ack_fast is told to ask for";
 
-fn example(name: &str) -> Command {
+pub(super) fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
     let path: PathBuf = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
@@ -35,7 +35,8 @@ fn example(name: &str) -> Command {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command.env_remove("RUST_LOG");
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("WEBHOOK_SECRET_") {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("WEBHOOK_SECRET_") || name == "STRIPE_WEBHOOK_SECRET" {
             command.env_remove(name);
         }
     }
@@ -43,7 +44,7 @@ fn example(name: &str) -> Command {
 }
 
 /// Runs an example to its end. Returns whether it succeeded, and its output.
-async fn run(name: &str, args: &[&str]) -> (bool, String) {
+pub(super) async fn run(name: &str, args: &[&str]) -> (bool, String) {
     let output = example(name).args(args).output();
     let output = tokio::time::timeout(Duration::from_secs(60), output).await;
     let output = output.unwrap_or_else(|_| panic!("{name} {args:?} does not end")).unwrap();
@@ -52,7 +53,7 @@ async fn run(name: &str, args: &[&str]) -> (bool, String) {
 }
 
 /// An example that serves.
-struct Server {
+pub(super) struct Server {
     process: Child,
     address: String,
     said: Arc<Mutex<String>>,
@@ -65,7 +66,7 @@ impl Server {
         Self::spawn(example(name).args(args)).await
     }
 
-    async fn spawn(command: &mut Command) -> Self {
+    pub(super) async fn spawn(command: &mut Command) -> Self {
         let mut process = command.args(["--listen", "127.0.0.1:0"]).spawn().unwrap();
         let said = Arc::<Mutex<String>>::default();
         let readers = [
@@ -87,7 +88,7 @@ impl Server {
         self.said.lock().unwrap().clone()
     }
 
-    fn post(&self, path: &str) -> RequestBuilder {
+    pub(super) fn post(&self, path: &str) -> RequestBuilder {
         self.client.post(format!("{}{path}", self.address))
     }
 
@@ -119,8 +120,14 @@ impl Server {
         answer(&request.send().await.unwrap())
     }
 
-    /// Sends SIGTERM, and waits for an orderly end.
-    async fn stop(mut self) {
+    /// Sends SIGTERM, and waits for an orderly end, which the program logs.
+    async fn stop(self) {
+        let said = self.end().await;
+        assert!(said.contains("stopped"), "{said}");
+    }
+
+    /// Sends SIGTERM, and waits for the end. Returns the output.
+    pub(super) async fn end(mut self) -> String {
         let id = self.process.id().unwrap().to_string();
         assert!(std::process::Command::new("kill").arg(id).status().unwrap().success());
         let ended = tokio::time::timeout(Duration::from_secs(30), self.process.wait()).await;
@@ -128,7 +135,7 @@ impl Server {
             reader.await.unwrap();
         }
         assert!(ended.expect("the process ends").unwrap().success(), "{}", self.said());
-        assert!(self.said().contains("stopped"), "{}", self.said());
+        self.said()
     }
 }
 
@@ -155,19 +162,19 @@ fn collect(
 }
 
 /// The status, and the result header.
-type Answer = (u16, Option<String>);
+pub(super) type Answer = (u16, Option<String>);
 
-fn answer(response: &Response) -> Answer {
+pub(super) fn answer(response: &Response) -> Answer {
     let result = response.headers().get("x-dedup-result");
     let result = result.map(|result| result.to_str().unwrap().to_owned());
     (response.status().as_u16(), result)
 }
 
-fn first() -> Answer {
+pub(super) fn first() -> Answer {
     (200, None)
 }
 
-fn duplicate() -> Answer {
+pub(super) fn duplicate() -> Answer {
     (200, Some("duplicate".to_owned()))
 }
 
