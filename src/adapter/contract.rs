@@ -260,7 +260,10 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// The store's own errors.
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten>;
 
-    /// Returns what the store knows of one key; `None` for an unknown or expired key.
+    /// Returns the state of one key and its stored data; `None` for an unknown or expired key.
+    ///
+    /// Changes nothing. A stored response that cannot be read is no error: see
+    /// [`Entry::response_is_unreadable`].
     ///
     /// # Errors
     ///

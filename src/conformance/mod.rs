@@ -126,6 +126,7 @@ macro_rules! stored_data_conformance_suite {
             late_completion_stores_what_it_carries,
             duplicate_carries_what_the_call_fetches,
             stored_data_ends_with_the_retention,
+            get_returns_the_stored_data_of_a_complete_key,
             duplicate_beside_completions_carries_whole_stored_data,
             losers_of_a_race_get_the_stored_data_of_the_winner,
             hostile_responses_come_back_unchanged,

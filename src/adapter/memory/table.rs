@@ -13,6 +13,7 @@ use crate::adapter::contract::PURGE_GRACE;
 use crate::adapter::replies::{
     Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed,
 };
+use crate::adapter::stored::{Fetch, StoredData};
 use crate::adapter::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -229,7 +230,12 @@ impl Table {
                 }
             };
             let entry = Entry::new(state, wall(row.first_seen_at), wall(row.expires_at));
-            Some(entry.with_attempts(row.attempts, row.takeover))
+            let mut entry = entry.with_attempts(row.attempts, row.takeover);
+            if row.is_complete {
+                let stored = row.stored.as_ref();
+                entry.stored = StoredData::fetched(stored, Fetch::DigestAndResponse);
+            }
+            Some(entry)
         })
     }
 

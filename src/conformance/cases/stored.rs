@@ -180,6 +180,34 @@ where
     assert_eq!(all_of(&*adapter, &keys[..1]).await, [None]);
 }
 
+/// `get` returns the stored data of a complete key, and of no other key. It changes nothing.
+pub async fn get_returns_the_stored_data_of_a_complete_key<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let (adapter, keys) = (store.adapter(), ["full", "plain", "released", "running"].map(key));
+    let stored_response = response("<Response/>");
+    let mine = with_payload(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.complete(&keys[..1], &mine).await.unwrap();
+    adapter.complete(&keys[1..2], &leased()).await.unwrap();
+    adapter.release(&keys[2..3], &mine).await.unwrap();
+    let full = data(7, Some(&stored_response));
+    for _ in 0..2 {
+        let mut stored = Vec::new();
+        for key in &keys {
+            let entry = adapter.get(key).await.unwrap().expect("an entry");
+            assert!(!entry.response_is_unreadable, "{entry:?}");
+            stored.push(entry.stored.map(|stored| (*stored).clone()));
+        }
+        assert_eq!(stored, [Some(full.clone()), Some(StoredData::default()), None, None]);
+    }
+    // An expired key is unknown, and `get` leaves its row to the purge.
+    store.advance(RETENTION).await;
+    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    assert_eq!(adapter.count().await.unwrap(), 4);
+}
+
 /// Duplicates beside completions: a duplicate always carries everything that the completion stored.
 pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(store: S) {
     let adapter = store.adapter();
