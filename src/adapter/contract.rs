@@ -37,10 +37,15 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
 /// use std::time::Duration;
+///
+/// use bytes::Bytes;
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
 /// use tower_dedup::adapter::{
 ///     CallTerms, Claimed, DedupAdapter, Released, Seen, StoreFuture, Token,
 /// };
-/// use tower_dedup::{DedupKey, Error};
+/// use tower_dedup::{BoxError, DedupKey, DedupLayer, key};
 ///
 /// /// Remembers every key for as long as the process runs.
 /// #[derive(Default)]
@@ -74,12 +79,11 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 ///         Box::pin(async move {
 ///             let mut seen = self.0.lock().unwrap();
 ///             let released = keys.iter().map(|key| {
-///                 let is_held = seen.get(key) == Some(&terms.token());
-///                 if is_held {
-///                     seen.remove(key);
-///                     return Released::Released;
+///                 if seen.get(key) != Some(&terms.token()) {
+///                     return Released::NotHeld;
 ///                 }
-///                 Released::NotHeld
+///                 seen.remove(key);
+///                 Released::Released
 ///             });
 ///             Ok(released.collect())
 ///         })
@@ -98,7 +102,23 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// assert!(matches!(adapter.claim(&keys, &other).await.unwrap()[..], [Claimed::Duplicate(_)]));
 /// let leased = CallTerms::on_completion(Token::random(), day, Duration::from_secs(60));
 /// assert!(adapter.claim(&keys, &leased).await.is_err());
-/// # });
+///
+/// // A layer under a lease refuses the adapter; an on-arrival layer works.
+/// let by_header = key::header("webhook-id").namespace("acme");
+/// assert!(DedupLayer::try_new(by_header.clone(), Forever::default()).is_err());
+/// let service = ServiceBuilder::new()
+///     .layer(DedupLayer::on_arrival(by_header, Forever::default()))
+///     .service(service_fn(async |_: Request<Full<Bytes>>| {
+///         Ok::<_, BoxError>(Response::new(String::new()))
+///     }));
+/// let deliver = || {
+///     let event = Request::post("/").header("webhook-id", "msg_1");
+///     service.clone().oneshot(event.body(Full::<Bytes>::default()).unwrap())
+/// };
+/// assert!(deliver().await?.headers().get("x-dedup-result").is_none());
+/// assert_eq!(deliver().await?.headers()["x-dedup-result"], "duplicate");
+/// # Ok::<(), BoxError>(())
+/// # }).unwrap();
 /// ```
 pub trait DedupAdapter: Send + Sync + 'static {
     /// Returns what the store can do. By default: neither leases nor stored data.

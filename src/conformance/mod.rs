@@ -9,6 +9,7 @@
 //! # Example
 //!
 //! ```
+//! # #[cfg(feature = "memory")] mod example {
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //! use tower_dedup::adapter::MemoryAdapter;
@@ -42,6 +43,13 @@
 //!     tower_dedup::stored_data_conformance_suite!(super::Memory);
 //!     tower_dedup::maintenance_conformance_suite!(super::Memory);
 //! }
+//! # // One case, because the macro's tests are compiled in tests only.
+//! # pub(crate) fn one() {
+//! #     tower_dedup::conformance::run(tower_dedup::conformance::cases::claim_complete_at_once_is_first_once::<Memory>);
+//! # }
+//! # }
+//! # #[cfg(feature = "memory")]
+//! # example::one();
 //! ```
 
 #![expect(
