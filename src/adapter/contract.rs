@@ -121,7 +121,7 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// # }).unwrap();
 /// ```
 pub trait DedupAdapter: Send + Sync + 'static {
-    /// Returns what the store can do. By default: neither leases nor stored data.
+    /// Returns the abilities of the store. By default: neither leases nor stored data.
     ///
     /// A layer that needs more is refused when it is built.
     fn abilities(&self) -> Abilities {
@@ -132,9 +132,9 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// - [`Permanence::OnCompletion`]: the key is in flight until its lease lapses. A complete key is
     ///   always a [`Duplicate`](Claimed::Duplicate). A claim that is repeated with the token of the
-    ///   incomplete row returns the same reply, and sets the lease anew.
-    /// - [`Permanence::OnClaim`]: the key is complete at once, and keeps what the terms carry for it. A
-    ///   claim that is repeated with the token of the complete row returns the same reply.
+    ///   incomplete row returns the same reply, and starts the lease again.
+    /// - [`Permanence::OnClaim`]: the key is complete at once, and the store holds the data of
+    ///   [`CallTerms::stored_data_for`] from the same step on. A claim that is repeated with the token of the complete row returns the same reply.
     ///
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
     /// duplicate carries the stored data that [`CallTerms::fetch`] asks for, read in the same atomic
@@ -150,7 +150,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Claimed>>;
 
-    /// Gives up each key that this token claimed.
+    /// Releases each key that this token claimed.
     ///
     /// - [`Permanence::OnCompletion`]: only an incomplete row of this token, because a late release
     ///   must never undo a completion. The row stays, without token and with its attempts.
@@ -180,11 +180,11 @@ pub trait DedupAdapter: Send + Sync + 'static {
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "renewing leases")) })
     }
 
-    /// Marks each key complete, whoever holds its lease; a missing row is inserted. The key keeps what
-    /// the terms carry for it. A key that is complete already does not change.
+    /// Marks each key complete, whoever holds its lease; a missing row is inserted. The store holds
+    /// the data of [`CallTerms::stored_data_for`] from the same step on. A complete key does not change.
     ///
-    /// The retention counts from the claim. Where that retention has ended, it counts from now on,
-    /// because a completion must not expire at birth.
+    /// The retention counts from the claim. If it has ended, a new retention begins, because a completion
+    /// must not be expired when it is written.
     ///
     /// # Errors
     ///
@@ -199,14 +199,14 @@ pub trait DedupAdapter: Send + Sync + 'static {
     }
 }
 
-/// What a store can do beyond claims that are complete at once.
+/// The abilities of a store beyond claims that are complete at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Abilities {
     /// The store implements [`Permanence::OnCompletion`], [`renew`](DedupAdapter::renew) and
     /// [`complete`](DedupAdapter::complete).
     pub leases: bool,
-    /// The store keeps payload digests and responses with complete keys, and returns them with
+    /// The store holds payload digests and responses with complete keys, and returns them with
     /// duplicates: see [`Fetch`].
     pub stored_data: bool,
 }
@@ -256,7 +256,7 @@ impl Abilities {
 /// key before its retention has ended.
 pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
 
-/// What an operator and the purger do with a store.
+/// The calls of operators and of the purger to a store.
 ///
 /// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
 /// [`connect`](super::connect) returns an adapter for layers and for maintenance.
@@ -268,12 +268,12 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// # Errors
     ///
     /// The store's own errors; the next call continues. The SQL adapters return
-    /// [`ErrorKind::Refused`] while the store's clock is ahead: by more than `PURGE_GRACE` of the
-    /// clock at the last purge of this process plus the time since. A clock that stays ahead for
-    /// `PURGE_GRACE` is accepted.
+    /// [`ErrorKind::Refused`] while the store's clock is ahead by more than `PURGE_GRACE`. They compare
+    /// it with the clock at the last purge of this process plus the time since. A clock that stays
+    /// ahead for `PURGE_GRACE` is accepted.
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64>;
 
-    /// Deletes one key, so that its event can be delivered again. A live lease is kept.
+    /// Deletes one key, so that its event can be delivered again. A live lease stays.
     ///
     /// # Errors
     ///

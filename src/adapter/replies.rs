@@ -1,11 +1,11 @@
-//! What a store returns: one reply per key, and the entry of one key.
+//! The replies of a store: one per key, and the entry of one key.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::stored::StoredData;
 
-/// What the store knows of an event that was seen before.
+/// The facts about an event that was seen before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Seen {
@@ -101,7 +101,7 @@ pub enum Forgotten {
     InFlight,
 }
 
-/// What a store knows of one key: the reply to [`MaintenanceAdapter::get`](super::MaintenanceAdapter::get).
+/// The state and the stored data of one key: the reply to [`MaintenanceAdapter::get`](super::MaintenanceAdapter::get).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {

@@ -1,6 +1,6 @@
 //! The conformance suite: tests of the rules that every store follows, for your own store.
 //!
-//! 1. Implement [`Store`] for your adapter: how a fresh store is made, and how time passes in it.
+//! 1. Implement [`Store`] for your adapter. It creates a fresh store and lets time pass in it.
 //! 2. In a test module, expand [`conformance_suite!`](crate::conformance_suite) and the macro of each
 //!    ability that the adapter has. Each macro makes one named `#[test]` of every case.
 //! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says what is

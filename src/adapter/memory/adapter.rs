@@ -65,7 +65,7 @@ impl MemoryAdapter {
         Self { table: Table::new(capacity, KeyHasher::random()), closed: AtomicBool::new(false) }
     }
 
-    /// Sets what the adapter does with a new key when it is full. The default is to refuse it.
+    /// Sets whether a full adapter refuses a new key or evicts an old one. By default it refuses.
     #[must_use]
     pub fn at_capacity(mut self, at_capacity: AtCapacity) -> Self {
         self.table.at_capacity = at_capacity;

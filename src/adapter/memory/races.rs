@@ -156,7 +156,7 @@ fn completion_survives_a_takeover_that_fails() {
         }
         if let [Claimed::First { takeover, .. }] = table.claim(&keys, &mine).unwrap()[..] {
             assert!(takeover);
-            // The release fails only if the key was completed meanwhile.
+            // The release fails only if the other thread has completed the key.
             let released = table.release(&keys, &mine).unwrap();
             assert!(released == [Released::Released] || is_complete(table, &keys[0]));
         }
@@ -170,7 +170,7 @@ fn released_on_arrival_claim_leaves_the_key_to_one_other() {
         let (keys, mine) = ([key("a")], on_claim(thread));
         let claimed = table.claim(&keys, &mine).unwrap().remove(0);
         if thread == 1 {
-            // A caller that gives up releases what it may have claimed.
+            // A caller whose call timed out releases the key.
             table.release(&keys, &mine).unwrap();
         }
         claimed
@@ -227,7 +227,7 @@ fn renewal_during_a_purge_keeps_the_lease() {
         }
     }
     explore(3, lapsed, each, |table, replies| {
-        // Whoever came first has it.
+        // The first of the two calls has the key.
         assert_ne!(replies[0], replies[2], "{replies:?}");
         assert_eq!(table.claim(&[key("a")], &terms(9)).unwrap(), [Claimed::InFlight]);
         assert_eq!(table.count(), 1);

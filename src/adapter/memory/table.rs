@@ -1,4 +1,4 @@
-//! [`Table`]: which shards a call locks, and what it does to their rows.
+//! [`Table`]: the shards that a call locks, and the changes of their rows.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,10 +21,10 @@ use crate::key::DedupKey;
 const MIN_SHARD_KEYS: usize = 1_024;
 /// A store with enough keys has at least this many shards.
 const MIN_SHARDS: usize = 16;
-/// How many keys a purge removes before it lets others into the shard.
+/// How many keys a purge removes before it releases the lock of the shard.
 const PURGED_PER_LOCK: usize = 256;
 
-/// What a [`MemoryAdapter`](super::MemoryAdapter) does with a new key when it is full.
+/// How a full [`MemoryAdapter`](super::MemoryAdapter) treats a new key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum AtCapacity {
@@ -49,6 +49,8 @@ pub(super) struct Table {
     purge_at: AtomicUsize,
 }
 
+type Replies<T> = Result<Vec<T>, Error>;
+
 impl Table {
     pub(super) fn new(capacity: usize, hasher: KeyHasher) -> Self {
         let capacity = capacity.max(1);
@@ -70,11 +72,7 @@ impl Table {
         self.shards.len()
     }
 
-    pub(super) fn claim(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Claimed>, Error> {
+    pub(super) fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Claimed> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         self.each(keys, terms, true, |row, mut new, key, now| {
             if let Some(old) = row {
@@ -108,11 +106,7 @@ impl Table {
         })
     }
 
-    pub(super) fn renew(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Renewed>, Error> {
+    pub(super) fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Renewed> {
         self.each(keys, terms, true, |row, new, _, _| match row {
             Some(row) if row.is_claimed_by(terms.token()) => {
                 row.ends_at = new.ends_at;
@@ -123,13 +117,9 @@ impl Table {
         })
     }
 
-    pub(super) fn complete(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Completed>, Error> {
+    pub(super) fn complete(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Completed> {
         self.each(keys, terms, true, |row, mut new, key, now| {
-            // An expired complete row is as good as missing; an incomplete one counts.
+            // An expired complete row counts as missing. An incomplete row does not.
             let Some(row) = row.filter(|row| !row.is_complete || row.expires_at > now) else {
                 new.attempts = 0;
                 new.complete(key, terms, now);
@@ -143,11 +133,7 @@ impl Table {
         })
     }
 
-    pub(super) fn release(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Released>, Error> {
+    pub(super) fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Released> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         self.each(keys, terms, false, |row, _, _, _| match row {
             Some(row) if row.is_complete == on_claim && row.is_by(terms.token()) => {
@@ -217,15 +203,15 @@ impl Table {
     /// Runs `step` on every key, in order, while all their shards are locked. `step` gets the key's
     /// row, a leased row that could replace it, the key and the time.
     ///
-    /// All or nothing: if the call inserts, the shards have room for all missing keys before the first
-    /// step, or the call fails and changes nothing.
+    /// If the call inserts, it makes room for all missing keys before the first step. If the keys have no
+    /// room, the call fails and changes nothing.
     fn each<T>(
         &self,
         keys: &[DedupKey],
         terms: &CallTerms,
         inserts: bool,
         step: impl Fn(Option<&mut Row>, Row, &DedupKey, u64) -> (T, Change),
-    ) -> Result<Vec<T>, Error> {
+    ) -> Replies<T> {
         let may_evict = self.at_capacity == AtCapacity::EvictOldest;
         let full = || Error::new(ErrorKind::Full, "claiming keys");
         // Almost every call has one key.
