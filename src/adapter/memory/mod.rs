@@ -35,10 +35,7 @@ mod pressure;
 mod races;
 mod row;
 mod shard;
-mod sync {
-    //! The mutex of a shard. The model in `races` has another one.
-    pub(super) use std::sync::{Mutex, MutexGuard};
-}
+mod sync;
 mod table;
 
 pub use adapter::MemoryAdapter;
