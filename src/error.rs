@@ -338,14 +338,14 @@ pub(crate) fn check(
     if is_valid { Ok(()) } else { Err(ConfigError::InvalidSetting { setting, rule }) }
 }
 
-/// Returns what a `try_` setter returned, for the setter that panics.
+/// Returns the value that a `try_` setter returned, for the setter that panics.
 ///
 /// # Panics
 ///
 /// Panics for a setting without meaning, and names the caller of the setter.
 #[track_caller]
 pub(crate) fn valid<T>(set: Result<T, ConfigError>) -> T {
-    // No closure: its place would be reported instead of the caller's.
+    // `#[track_caller]` would report the place of a closure.
     match set {
         Ok(set) => set,
         Err(error) => panic!("{error}"),

@@ -1,10 +1,6 @@
 //! Ledgers: *when* a key becomes permanent.
 //!
-//! | ledger | key is permanent | handler fails or panics | process dies mid-handler | concurrent duplicate | effect |
-//! |---|---|---|---|---|---|
-//! | [`Lease`] (default) | after a successful response | released at once; the retry runs | the lease lapses; the retry runs (takeover) | waits, then 200; past the bound 503 | at least once; once while no process and no store dies |
-//! | [`OnArrival`] | before the handler | lost | lost | 200 | at most once |
-//! | `Transactional` (features `postgres`, `sqlite`) | in the same COMMIT as the handler's writes | rolled back together | rolled back together | waits, then 200; past the bound 503 | exactly once, for everything written in that database |
+//! The table of the three ledgers is on the [crate page](crate#what-is-guaranteed).
 //!
 //! These types only select a ledger: [`DedupLayer`](crate::DedupLayer) and
 //! [`Deduplicator`](crate::Deduplicator) make them.

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
+use http::{HeaderMap, StatusCode};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -19,7 +20,8 @@ use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
-use tower_dedup::provider;
+use tower_dedup::adapter::{CallTerms, DedupAdapter, PostgresAdapter, StoredResponse, Token};
+use tower_dedup::{DedupKey, provider};
 
 use crate::support::postgres::Schema;
 use crate::support::sqlite_url;
@@ -408,6 +410,24 @@ async fn inspect_looks_up_forgets_counts_and_purges() {
     assert_eq!(inspect(&other).await, (true, "0 keys\n".to_owned()));
     let (succeeded, said) = run("inspect", &["--store", "sqlite://no/such.db", "count"]).await;
     assert!(!succeeded && said.contains("there is no file"), "{said}");
+}
+
+#[tokio::test]
+async fn inspect_prints_the_stored_data_of_a_complete_key() {
+    let schema = Schema::fresh();
+    let url = schema.url();
+    let adapter = PostgresAdapter::connect(&url).await.unwrap();
+    let key = DedupKey::new("stripe", "evt_1").unwrap();
+    let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "private".into());
+    let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600))
+        .with_payloads([(key.clone(), [0xab; 32])])
+        .with_response(response.into());
+    adapter.complete(&[key], &terms).await.unwrap();
+    let get = ["--store", &url, "get", "stripe", "evt_1"];
+    let (found, said) = run("inspect", &get).await;
+    assert!(found && said.contains(&format!("sha256 {}", "ab".repeat(32))), "{said}");
+    assert!(said.contains("response    201 Created, 7 bytes"), "{said}");
+    assert!(!said.contains("private"), "{said}");
 }
 
 #[tokio::test]

@@ -9,8 +9,9 @@ use http::{HeaderMap, StatusCode};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, PostgresAdapter, PostgresOptions,
-    SqliteAdapter, SqliteOptions, StoredData, StoredResponse, Token,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter,
+    PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData, StoredResponse,
+    Token,
 };
 use tower_dedup::{Error, ErrorKind};
 
@@ -83,7 +84,7 @@ async fn each_caller_gets_the_data_it_asked_for<A: DedupAdapter>(adapter: &A) {
 }
 
 /// `corrupt` makes the response of key 7 unreadable.
-async fn unreadable_response_fails_only_its_caller<A: DedupAdapter>(
+async fn unreadable_response_fails_only_its_caller<A: MaintenanceAdapter>(
     adapter: &A,
     corrupt: impl AsyncFnOnce(),
 ) {
@@ -98,6 +99,10 @@ async fn unreadable_response_fails_only_its_caller<A: DedupAdapter>(
             }
         }
     }
+    // `get` returns the digest, and says that the response is unreadable.
+    let entry = adapter.get(&dedup_key("7")).await.unwrap().unwrap();
+    assert!(entry.response_is_unreadable);
+    assert_eq!(entry.stored, Some(Arc::new(StoredData::new(Some([7; 32]), None))));
 }
 
 const CORRUPT: &str = "UPDATE webhook_deliveries SET response_headers = 'none' WHERE id = '7'";
