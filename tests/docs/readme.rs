@@ -53,6 +53,32 @@ fn tables_are_those_of_the_crate_page() {
     }
 }
 
+/// The page of guarantees has a copy of the crate page's table of ledgers, with a column for each ledger.
+#[test]
+fn guarantees_and_crate_page_have_the_same_table_of_ledgers() {
+    let table = |text: &str, head: &str| -> Vec<Vec<String>> {
+        let rows = text.lines().skip_while(|line| !line.starts_with(head));
+        let rows = rows.take_while(|line| line.starts_with('|'));
+        let cells = |row: &str| {
+            // Without the marks of the tests, such as " (L1)".
+            let cell = |cell: &str| match cell.trim().rsplit_once(" (") {
+                Some((text, mark)) if mark.len() == 3 => text.to_owned(),
+                _ => cell.trim().to_owned(),
+            };
+            row.trim_matches('|').split('|').map(cell).collect()
+        };
+        rows.map(cells).collect()
+    };
+    let page = table(GUIDE, "| ledger |");
+    let guarantees = table(GUARANTEES, "| | lease:");
+    assert_eq!(page.len(), 5, "{page:?}");
+    for (column, property) in page[0].iter().enumerate().skip(1) {
+        let row = guarantees.iter().find(|row| row[0] == *property).expect(property);
+        let ledgers = page[2..].iter().map(|ledger| &ledger[column]);
+        assert!(row[1..].iter().eq(ledgers), "{property}: {row:?}");
+    }
+}
+
 #[test]
 fn features_are_those_of_the_manifest() {
     let manifest = include_str!("../../Cargo.toml");
