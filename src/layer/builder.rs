@@ -190,7 +190,7 @@ impl<L: Ledger> DedupLayer<L> {
     /// Returns a handle that counts running deliveries and waits for them at shutdown.
     #[must_use]
     pub fn handle(&self) -> DedupHandle {
-        DedupHandle::new(&self.gate, &self.ledger)
+        DedupHandle::new(Arc::clone(&self.gate), self.ledger.pending_writes())
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::Extensions;
 
+use super::retry::PendingWrites;
 use crate::adapter::{CallTerms, Fetch, Payloads, Permanence, StoredResponse, Token};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -46,13 +47,9 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
     #[doc(hidden)]
     fn stores_data(&self) -> bool;
 
-    /// Returns the number of background writes.
+    /// Returns the writes that continue in the background.
     #[doc(hidden)]
-    fn pending_writes(&self) -> usize;
-
-    /// Waits until there is no background write.
-    #[doc(hidden)]
-    fn drain(&self) -> impl Future<Output = ()> + Send;
+    fn pending_writes(&self) -> PendingWrites;
 }
 
 /// A delivery that runs.

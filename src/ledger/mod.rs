@@ -26,6 +26,7 @@ mod contract;
 pub mod internals;
 mod lease;
 mod pending;
+mod release;
 mod resolve;
 mod retry;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -38,6 +39,6 @@ pub(crate) use contract::{
     Remainder,
 };
 pub use lease::Lease;
-pub(crate) use retry::poll_delays;
+pub(crate) use retry::{PendingWrites, poll_delays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::Transactional;

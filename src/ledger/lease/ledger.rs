@@ -12,8 +12,9 @@ use super::super::contract::{
     Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
 };
 use super::super::pending::Pending;
+use super::super::release::Release;
 use super::super::resolve::{KeyState, Resolution, flatten, identities, resolve, states};
-use super::super::retry::{Background, RetryJob, RetryResult};
+use super::super::retry::{PendingWrites, RetryJob, RetryPool, RetryResult};
 use super::renewal::{HeldLease, RenewalGuard, Renewals};
 use crate::adapter::{CallTerms, Completed, DedupAdapter, Seen};
 use crate::delivery::{Delivery, Protection};
@@ -42,10 +43,10 @@ pub struct Lease {
     renewals: Arc<Renewals>,
     /// Keys that succeeded in this process and are not completed in the store yet.
     completing: Arc<Pending>,
-    completions: Background,
+    completions: RetryPool,
     /// Apart from `completions`, because an outage makes many releases. A lost release blocks a key
     /// for a lease; a lost completion runs an event twice.
-    releases: Background,
+    releases: RetryPool,
 }
 
 impl Lease {
@@ -60,8 +61,8 @@ impl Lease {
             adapter,
             renewals: Arc::default(),
             completing: Arc::default(),
-            completions: Background::new(MOST_COMPLETIONS),
-            releases: Background::new(MOST_RELEASES),
+            completions: RetryPool::new(MOST_COMPLETIONS),
+            releases: RetryPool::new(MOST_RELEASES),
         })
     }
 
@@ -73,9 +74,7 @@ impl Lease {
         store_timeout: Duration,
         claimed_at: Instant,
     ) -> (Begin<LeaseClaim>, bool) {
-        if !resolution.release.is_empty() {
-            self.spawn_release(&resolution.release, terms.clone(), store_timeout);
-        }
+        self.release(&resolution.release, &terms, store_timeout).start();
         if !resolution.complete.is_empty() {
             self.spawn_complete(&resolution.complete, terms.clone(), store_timeout, None, None);
         }
@@ -103,28 +102,30 @@ impl Lease {
     ) {
         let job = RetryJob {
             operation: "complete",
-            key: keys.first().cloned(),
+            adapter: Arc::clone(&self.adapter),
+            keys: keys.into(),
+            terms,
+            store_timeout,
             bound: COMPLETION_BOUND,
             not_held_grace: COMPLETION_BOUND,
         };
-        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
-        let pending = self.completing.add_with(Arc::clone(&keys), |key| terms.stored_data_for(key));
-        let attempt = move || {
-            let (adapter, keys) = (Arc::clone(&adapter), Arc::clone(&keys));
-            let (delivery, terms) = (delivery.clone(), terms.clone());
-            async move {
-                match call::complete(&*adapter, &keys, &terms, store_timeout).await {
+        let stored_data_for = |key: &_| job.terms.stored_data_for(key);
+        let pending = self.completing.add_with(Arc::clone(&job.keys), stored_data_for);
+        self.completions.repeat(None, job, (pending, renewal), move |job| {
+            let delivery = delivery.clone();
+            Box::pin(async move {
+                let (keys, terms) = (&*job.keys, &job.terms);
+                match call::complete(&*job.adapter, keys, terms, job.store_timeout).await {
                     Ok(replies) => {
                         if let Some(delivery) = &delivery {
-                            report_lost(&keys, &replies, delivery);
+                            report_lost(keys, &replies, delivery);
                         }
                         RetryResult::Done
                     }
                     Err(_) => RetryResult::Again,
                 }
-            }
-        };
-        self.completions.repeat(job, attempt, (pending, renewal));
+            })
+        });
     }
 
     /// Completes in the background what a failed handler marked as done, and keeps its lease until
@@ -143,21 +144,24 @@ impl Lease {
         self.spawn_complete(done, terms, of.store_timeout, renewal, Some(delivery));
     }
 
-    /// Releases in the background, until the store has released all keys or the lease would have
-    /// lapsed.
-    fn spawn_release(&self, keys: &[DedupKey], terms: CallTerms, store_timeout: Duration) {
-        let job = RetryJob {
-            operation: "release",
-            key: keys.first().cloned(),
+    /// Returns the release of these keys, which ends when the lease would have lapsed.
+    fn release<'l>(
+        &'l self,
+        keys: &'l [DedupKey],
+        terms: &'l CallTerms,
+        store_timeout: Duration,
+    ) -> Release<'l> {
+        Release {
+            adapter: &self.adapter,
+            pool: &self.releases,
+            keys,
+            terms,
+            store_timeout,
             bound: terms.lease(),
             not_held_grace: NOT_HELD_GRACE.max(store_timeout.saturating_mul(2)),
-        };
-        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
-        let attempt = move || {
-            let (adapter, keys, terms) = (Arc::clone(&adapter), Arc::clone(&keys), terms.clone());
-            async move { call::release(&*adapter, &keys, &terms, store_timeout).await.into() }
-        };
-        self.releases.repeat(job, attempt, ());
+            slot: None,
+            releasing: None,
+        }
     }
 }
 
@@ -182,7 +186,8 @@ impl Ledger for Lease {
         // What succeeded here, and is not completed in the store yet, is complete for this process.
         let (asked, pending) = self.completing.split(&flat);
         let claimed_at = Instant::now();
-        let mut guard = ReleaseGuard { ledger: self, keys: &asked, terms: &terms, store_timeout };
+        // Starts if this future is dropped, or if the outcome of the claim is unknown.
+        let mut release = self.release(&asked, &terms, store_timeout);
         let replies = if asked.is_empty() {
             Ok(Vec::new())
         } else {
@@ -191,7 +196,7 @@ impl Ledger for Lease {
         let replies = match replies {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) && pending.is_empty() => {
-                guard.keys = &[];
+                release.cancel();
                 observe::unprotected(keys.first(), &error);
                 let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let lease = HeldLease::new(flat.clone(), terms.clone(), store_timeout, delivery);
@@ -199,15 +204,13 @@ impl Ledger for Lease {
                 return Ok(Begin::First { claim, others: Remainder::default() });
             }
             Err(error) => {
-                if !error.is_unknown() {
-                    guard.keys = &[];
-                }
+                release.claim_failed(&error);
                 return Err(error);
             }
         };
         // There is no wait before the claim holds the keys.
-        guard.keys = &[];
-        drop(guard);
+        release.cancel();
+        drop(release);
         let states = states(&flat, replies, pending, |stored| {
             KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
         });
@@ -223,36 +226,14 @@ impl Ledger for Lease {
         self.adapter.abilities().stored_data
     }
 
-    fn pending_writes(&self) -> usize {
-        self.completions.count() + self.releases.count()
-    }
-
-    async fn drain(&self) {
-        self.completions.drain().await;
-        self.releases.drain().await;
+    fn pending_writes(&self) -> PendingWrites {
+        PendingWrites::of(&[&self.completions, &self.releases])
     }
 }
 
 impl FailOpen for Lease {}
 
 impl CanReplay for Lease {}
-
-/// Releases the keys of a claim in the background, if the claim is dropped or its outcome is unknown.
-struct ReleaseGuard<'b> {
-    ledger: &'b Lease,
-    /// Empty once nothing was claimed, or a claim holds the keys.
-    keys: &'b [DedupKey],
-    terms: &'b CallTerms,
-    store_timeout: Duration,
-}
-
-impl Drop for ReleaseGuard<'_> {
-    fn drop(&mut self) {
-        if !self.keys.is_empty() {
-            self.ledger.spawn_release(self.keys, self.terms.clone(), self.store_timeout);
-        }
-    }
-}
 
 /// Counts lost leases, unless the delivery knew before.
 fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
@@ -387,9 +368,7 @@ impl Drop for LeaseClaim {
             }
         };
         drop(renewal);
-        if !rest.is_empty() {
-            ledger.spawn_release(&rest, lease.terms.clone(), store_timeout);
-        }
+        ledger.release(&rest, &lease.terms, store_timeout).start();
     }
 }
 

@@ -12,6 +12,7 @@ use super::super::contract::{
 };
 use super::super::pending::{Pending, PendingGuard};
 use super::super::resolve::{KeyState, flatten, resolve, states};
+use super::super::retry::PendingWrites;
 use super::lend::{LendSlot, TxHandle};
 use super::open::OpenDelivery;
 use crate::adapter::TransactionAdapter;
@@ -105,11 +106,9 @@ impl<DB: Database> Ledger for Transactional<DB> {
         self.adapter.stores_data()
     }
 
-    fn pending_writes(&self) -> usize {
-        0
+    fn pending_writes(&self) -> PendingWrites {
+        PendingWrites::default()
     }
-
-    async fn drain(&self) {}
 }
 
 impl<DB: Database> CanReplay for Transactional<DB> {}
