@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::adapter::TransactionAdapter;
 use crate::adapter::{DedupAdapter, Fetch, Payloads, Seen};
 use crate::delivery::Delivery;
-use crate::error::{ConfigError, Error, ErrorKind, NOT_ZERO, check, valid};
+use crate::error::{ConfigError, Error, ErrorKind, valid};
 use crate::key::{Event, Keys};
 use crate::layer::OnUnavailable;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -21,11 +21,9 @@ use crate::ledger::Transactional;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 use crate::ledger::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, MIN_LEASE, OnArrival,
-    poll_delays,
+    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Times,
+    deadline_in, poll_delays,
 };
-
-const DAY: Duration = Duration::from_secs(86_400);
 
 /// Runs the handler of each event until it has succeeded once, under a [ledger](crate::ledger).
 ///
@@ -89,12 +87,9 @@ pub struct Deduplicator<L = Lease> {
     settings: Settings,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Settings {
-    retention: Duration,
-    lease: Duration,
-    store_timeout: Duration,
-    handler_timeout: Option<Duration>,
+    times: Times,
     wait: Duration,
     fail_open: bool,
 }
@@ -139,15 +134,7 @@ impl Deduplicator {
 
 impl<L: Ledger> Deduplicator<L> {
     fn with_ledger(ledger: L) -> Self {
-        let settings = Settings {
-            retention: 30 * DAY,
-            lease: Duration::from_secs(60),
-            store_timeout: Duration::from_secs(2),
-            handler_timeout: None,
-            wait: Duration::ZERO,
-            fail_open: false,
-        };
-        Self { ledger: Arc::new(ledger), settings }
+        Self { ledger: Arc::new(ledger), settings: Settings::default() }
     }
 
     /// Sets how long a key is remembered, from its first claim on.
@@ -166,8 +153,7 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// [`ConfigError::InvalidSetting`] if `retention` is zero.
     pub fn try_retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
-        check(!retention.is_zero(), "retention", NOT_ZERO)?;
-        self.settings.retention = retention;
+        self.settings.times.set_retention(retention)?;
         Ok(self)
     }
 
@@ -189,8 +175,7 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// [`ConfigError::InvalidSetting`] if `lease` is below 100 ms.
     pub fn try_lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
-        check(lease >= MIN_LEASE, "lease", "at least 100 ms")?;
-        self.settings.lease = lease;
+        self.settings.times.set_lease(lease)?;
         Ok(self)
     }
 
@@ -210,8 +195,7 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// [`ConfigError::InvalidSetting`] if `bound` is zero.
     pub fn try_store_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        check(!bound.is_zero(), "store_timeout", NOT_ZERO)?;
-        self.settings.store_timeout = bound;
+        self.settings.times.set_store_timeout(bound)?;
         Ok(self)
     }
 
@@ -234,8 +218,7 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// [`ConfigError::InvalidSetting`] if `bound` is zero.
     pub fn try_handler_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        check(!bound.is_zero(), "handler_timeout", NOT_ZERO)?;
-        self.settings.handler_timeout = Some(bound);
+        self.settings.times.set_handler_timeout(bound)?;
         Ok(self)
     }
 
@@ -290,7 +273,7 @@ impl<L: Ledger> Deduplicator<L> {
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
         let handled = handler(RunContext { delivery, extensions });
-        let handled = match self.settings.handler_timeout {
+        let handled = match self.settings.times.handler_timeout {
             None => handled.await.map_err(RunError::Handler),
             Some(bound) => match tokio::time::timeout(bound, handled).await {
                 Ok(handled) => handled.map_err(RunError::Handler),
@@ -319,16 +302,16 @@ impl<L: Ledger> Deduplicator<L> {
             return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
         }
         let keys = Keys::from(event).without_payloads();
-        let Settings { retention, lease, store_timeout, wait, fail_open, .. } = self.settings;
+        let Settings { times, wait, fail_open } = self.settings;
         // A new token for every claim: an earlier one may still be released in the background.
         let context = |fail_open| {
             let fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
-            BeginContext::new(retention, lease, store_timeout)
+            BeginContext::new(times.retention, times.lease, times.store_timeout)
                 .with_payloads(payloads.clone())
                 .with_fetch(fetch)
                 .fail_open(fail_open)
         };
-        let deadline = Instant::now() + wait.min(DAY);
+        let deadline = deadline_in(wait);
         let mut begun = self.ledger.begin(&keys, &context(fail_open)).await?;
         let mut delays = poll_delays();
         while matches!(begun, Begin::InFlight) && Instant::now() < deadline {

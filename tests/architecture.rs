@@ -60,7 +60,7 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "ledger",
         &[
-            &["retry"],
+            &["retry", "times"],
             &["contract"],
             &["call", "pending", "resolve"],
             &["release"],

@@ -17,7 +17,7 @@ use super::answer::{DedupResult, Ending};
 use super::body::BodyFault;
 use super::config::Shared;
 use super::delivery::{Run, finish_detached};
-use super::gate::{NotAdmitted, Permit, deadline_in, give_up_readiness};
+use super::gate::{NotAdmitted, Permit, give_up_readiness};
 use super::paths::HANDLED;
 use super::policy::{OnMissingKey, Verified};
 use super::report::ReportFields;
@@ -25,7 +25,7 @@ use crate::adapter::Payloads;
 use crate::delivery::Delivery;
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, deadline_in};
 use crate::observe::Outcome;
 
 /// A request that has not claimed anything yet: its client may go away.
@@ -199,7 +199,7 @@ where
         // A drain waits for this delivery too.
         let _counted = gate.tasks.token();
         give_up_readiness(&mut self.inner);
-        let deadline = deadline_in(self.shared.config.store_timeout);
+        let deadline = deadline_in(self.shared.config.times.store_timeout);
         let place = gate.try_wait();
         let admitted = match &place {
             Some(_) => gate.run_by(&mut self.inner, deadline).await,

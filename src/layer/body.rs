@@ -18,6 +18,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use crate::error::BoxError;
+use crate::ledger::deadline_in;
 
 pin_project! {
     /// The body of a response: the inner service's, or the layer's own.
@@ -143,7 +144,7 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
         return Ok(Buffered::Not(LONG, ResponseBody::inner(body)));
     }
-    let deadline = tokio::time::Instant::now() + time.min(Duration::from_secs(86_400));
+    let deadline = deadline_in(time);
     let mut body = Box::pin(body);
     let mut all = BytesMut::new();
     let mut trailers = None;

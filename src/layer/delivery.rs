@@ -21,14 +21,16 @@ use tower_service::Service;
 use super::answer::{DedupResult, Ending, panic_message};
 use super::body::{Buffered, ResponseBody, buffer_response};
 use super::config::Shared;
-use super::gate::{NotAdmitted, Permit, deadline_in, give_up_readiness};
+use super::gate::{NotAdmitted, Permit, give_up_readiness};
 use super::paths::{HANDLED, Path};
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
 use super::report::ReportFields;
 use crate::adapter::{Payloads, StoredResponse};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
-use crate::ledger::{Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, Remainder, poll_delays};
+use crate::ledger::{
+    Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, Remainder, deadline_in, poll_delays,
+};
 use crate::observe::{self, Outcome};
 
 /// A delivery that runs.
@@ -286,7 +288,7 @@ where
         let mut handler = pin!(AssertUnwindSafe(handler).catch_unwind());
         // Past its timeout the handler is dropped when this function returns: before the claim is
         // settled.
-        let returned = match self.shared.config.handler_timeout {
+        let returned = match self.shared.config.times.handler_timeout {
             None => handler.await,
             Some(bound) => match timeout(bound, handler.as_mut()).await {
                 Ok(returned) => returned,

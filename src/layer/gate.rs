@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
@@ -108,11 +107,6 @@ impl Gate {
 pub(super) fn give_up_readiness<S: Clone>(inner: &mut S) {
     let unready = inner.clone();
     drop(std::mem::replace(inner, unready));
-}
-
-/// Returns the instant `bound` from now; a day from now for a longer bound.
-pub(super) fn deadline_in(bound: Duration) -> Instant {
-    Instant::now() + bound.min(Duration::from_secs(86_400))
 }
 
 /// A permit to run, or a place among the waiting; returned when it is dropped.

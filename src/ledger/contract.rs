@@ -133,9 +133,6 @@ pub struct DuplicateInfo {
     pub response: Option<Arc<StoredResponse>>,
 }
 
-/// The shortest lease. A shorter one would lapse between two renewals of a busy process.
-pub(crate) const MIN_LEASE: Duration = Duration::from_millis(100);
-
 /// The terms on which a delivery begins.
 #[derive(Debug, Clone)]
 pub struct BeginContext {

@@ -29,16 +29,17 @@ mod pending;
 mod release;
 mod resolve;
 mod retry;
+mod times;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) mod transaction;
 
 pub use arrival::OnArrival;
 pub use contract::Ledger;
 pub(crate) use contract::{
-    Begin, BeginContext, CanReplay, Claim, DuplicateInfo, FailOpen, HandlerSuccess, MIN_LEASE,
-    Remainder,
+    Begin, BeginContext, CanReplay, Claim, DuplicateInfo, FailOpen, HandlerSuccess, Remainder,
 };
 pub use lease::Lease;
-pub(crate) use retry::{PendingWrites, poll_delays};
+pub(crate) use retry::PendingWrites;
+pub(crate) use times::{Times, deadline_in, poll_delays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::Transactional;

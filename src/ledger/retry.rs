@@ -147,14 +147,3 @@ impl PendingWrites {
 fn refuse(job: &RetryJob) {
     observe::background(job.operation, observe::Background::Refused, job.keys.first());
 }
-
-/// Returns the delays after which a waiting delivery claims its event again, without end.
-///
-/// An event that runs in another process wakes nobody in this one. Within one process, the layer wakes
-/// the deliveries that wait.
-pub(crate) fn poll_delays() -> impl Iterator<Item = Duration> + Send {
-    const FIRST: Duration = Duration::from_millis(20);
-    const LONGEST: Duration = Duration::from_millis(250);
-    let delays = ExponentialBuilder::new().with_min_delay(FIRST).with_max_delay(LONGEST);
-    delays.with_jitter().without_max_times().build()
-}
