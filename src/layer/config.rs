@@ -1,4 +1,4 @@
-//! [`Config`]: every setting; [`Shared`]: what the deliveries of one service share.
+//! [`Config`]: every setting; [`ServiceState`]: what the deliveries of one service share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::ledger::{BeginContext, Times};
 use crate::observe::Meters;
 
 /// What all deliveries through one service share.
-pub(super) struct Shared<L> {
+pub(super) struct ServiceState<L> {
     pub(super) ledger: Arc<L>,
     pub(super) config: Config,
     pub(super) gate: Arc<Gate>,

@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::admit::{Admission, Dispatch};
 use super::answer::{DedupResult, Ending, own, replayed};
 use super::body::{Collect, ResponseBody};
-use super::config::Shared;
+use super::config::ServiceState;
 use crate::error::BoxError;
 use crate::ledger::Ledger;
 
@@ -34,7 +34,7 @@ pin_project! {
     {
         #[pin]
         state: State<S, L, B, R, ResBody>,
-        shared: Arc<Shared<L>>,
+        service: Arc<ServiceState<L>>,
     }
 }
 
@@ -67,9 +67,9 @@ where
     S: Service<Request<B>>,
 {
     pub(super) fn new(admission: Admission<S, L, B>, body: R) -> Self {
-        let shared = Arc::clone(admission.shared());
-        let body = Collect::new(body, shared.config.body_limit, shared.config.body_timeout);
-        Self { state: State::Buffering { body, admission: Some(admission) }, shared }
+        let service = Arc::clone(admission.service());
+        let body = Collect::new(body, service.config.body_limit, service.config.body_timeout);
+        Self { state: State::Buffering { body, admission: Some(admission) }, service }
     }
 }
 
@@ -110,7 +110,7 @@ where
                     Err(_) => DedupResult::Unavailable.into(),
                 },
             };
-            let config = &this.shared.config;
+            let config = &this.service.config;
             match dispatch {
                 Dispatch::Inner(future) => this.state.set(State::Inner { future }),
                 Dispatch::Permit(future) => this.state.set(State::Permit { future }),

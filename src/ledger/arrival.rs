@@ -3,12 +3,15 @@
 //! 1. At most once: a handler that fails, panics, or dies with its process is not run again. Choose
 //!    this only for effects that are worse twice than never.
 //! 2. A claim whose reply was lost is released by its token. The sender got 503, and its retry must
-//!    find the key free; otherwise the event is lost without having run.
+//!    find the key free; otherwise the event is lost without a run.
 //! 3. The claim may still be on its way to the store. So a store that does not hold it is asked again
-//!    for 20 s or ten times `store_timeout`, whichever is longer, and a store that does not reply for
-//!    10 min. Meanwhile, this process treats the key as
-//!    in flight where the store says complete. Another process gets "complete" in that time; where
-//!    that matters, use the lease ledger.
+//!    for 20 s or ten times `store_timeout`, whichever is longer. A store that does not reply is asked
+//!    again for 10 min.
+//! 4. Until the release has ended, this process treats the key as in flight where the store replies
+//!    "complete". Another process gets "complete" in that time; where that matters, use the lease
+//!    ledger.
+//! 5. A claim that fails because stored data is unreadable is released by one call, because the store
+//!    has executed it already.
 
 use std::fmt;
 use std::sync::Arc;
