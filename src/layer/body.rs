@@ -1,9 +1,4 @@
 //! Bodies: [`Collect`] buffers the request's; [`ResponseBody`] is the response's.
-//!
-//! # Why not `http_body_util::Limited`?
-//!
-//! `Limited` hides the length that the body announces. [`Collect`] refuses a body by that length
-//! before it reads the first byte.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -13,7 +8,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::LengthLimitError;
+use http_body_util::{LengthLimitError, Limited};
 use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
@@ -185,10 +180,10 @@ pin_project! {
     /// Collects a body into one buffer. A body of one buffer is not copied. Trailers are dropped.
     pub(super) struct Collect<R> {
         #[pin]
-        body: R,
-        limit: usize,
+        body: Limited<R>,
+        announces_too_much: bool,
         time: Duration,
-        // Set at the first wait: most bodies arrive with their request.
+        // Set at the first wait, because most bodies arrive with their request.
         deadline: Option<Pin<Box<Sleep>>>,
         // The only buffer so far.
         first: Bytes,
@@ -197,31 +192,30 @@ pin_project! {
     }
 }
 
-impl<R> Collect<R> {
-    pub(super) fn new(body: R, limit: usize, time: Duration) -> Self {
-        Self { body, limit, time, deadline: None, first: Bytes::new(), all: None }
-    }
-}
-
 impl<R> Collect<R>
 where
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
 {
+    pub(super) fn new(body: R, limit: usize, time: Duration) -> Self {
+        // `Limited` hides the length that the body announces.
+        let announces_too_much = body.size_hint().lower() > limit as u64;
+        let body = Limited::new(body, limit);
+        Self { body, announces_too_much, time, deadline: None, first: Bytes::new(), all: None }
+    }
+
     pub(super) fn poll(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Bytes, BodyFault>> {
         let mut this = self.project();
-        let limit = *this.limit;
-        // By the announced length, before anything is read.
-        if this.body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
+        if *this.announces_too_much {
             return Poll::Ready(Err(BodyFault::TooLarge));
         }
         loop {
             let frame = match this.body.as_mut().poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(fault(error.into()))),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(fault(error))),
                 Poll::Ready(None) => break,
                 Poll::Pending => {
                     let time = *this.time;
@@ -232,10 +226,6 @@ where
                 }
             };
             let Ok(data) = frame.into_data() else { continue };
-            let so_far = this.all.as_ref().map_or(this.first.len(), BytesMut::len);
-            if data.len() > limit.saturating_sub(so_far) {
-                return Poll::Ready(Err(BodyFault::TooLarge));
-            }
             if let Some(all) = this.all {
                 all.extend_from_slice(&data);
             } else if this.first.is_empty() {
@@ -252,7 +242,7 @@ where
     }
 }
 
-/// Finds the limit of an outer layer: a body over it is too large, not broken.
+/// Returns `TooLarge` if a limit, of this layer or an outer one, caused the error.
 fn fault(error: BoxError) -> BodyFault {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&*error);
     while let Some(cause) = next {

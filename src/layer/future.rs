@@ -1,4 +1,4 @@
-//! [`ResponseFuture`]: buffers the body, then awaits the ending of the delivery.
+//! [`ResponseFuture`]: buffers the body, dispatches the request, and awaits the ending.
 
 use std::fmt;
 use std::future::Future;
@@ -65,6 +65,8 @@ pin_project! {
 impl<S, L, B, R, ResBody> ResponseFuture<S, L, B, R, ResBody>
 where
     S: Service<Request<B>>,
+    R: Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
 {
     pub(super) fn new(admission: Admission<S, L, B>, body: R) -> Self {
         let service = Arc::clone(admission.service());
@@ -95,7 +97,7 @@ where
                     match (admission.take(), body) {
                         (Some(admission), Ok(body)) => admission.dispatch(body, cx),
                         (Some(admission), Err(fault)) => admission.refuse_body(fault).into(),
-                        // Polled again after it was ready, against the contract of futures.
+                        // The caller polls again after the future was ready.
                         (None, _) => DedupResult::Unavailable.into(),
                     }
                 }
@@ -106,7 +108,7 @@ where
                 StateProj::Permit { future } => ready!(future.as_mut().poll(cx)),
                 StateProj::Task { ending } => match ready!(Pin::new(ending).poll(cx)) {
                     Ok(ending) => Dispatch::Ended(ending),
-                    // The runtime shuts down and has dropped the task.
+                    // The runtime has dropped the task, because it shuts down.
                     Err(_) => DedupResult::Unavailable.into(),
                 },
             };
