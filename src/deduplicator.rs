@@ -37,12 +37,12 @@ use crate::ledger::{
 /// | [`lease`](Self::lease) | 60 s, renewed at 20 s |
 /// | [`store_timeout`](Self::store_timeout) | 2 s |
 /// | [`handler_timeout`](Self::handler_timeout) | off |
-/// | [`wait`](Self::wait) | zero: an event that runs elsewhere is reported at once |
+/// | [`wait`](Self::wait) | zero: an event in flight is reported at once |
 /// | [`on_unavailable`](Self::on_unavailable) | closed: an error, and the handler does not run |
 ///
 /// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer, it
 /// starts no task for the handler: the handler runs in the caller's task, so the caller bounds how
-/// many run at once. A setter panics on a value without meaning; its `try_` twin returns a
+/// many run at once. A setter panics on a value without meaning; its `try_` variant returns a
 /// [`ConfigError`] instead.
 ///
 /// # Clone
@@ -122,8 +122,8 @@ impl Deduplicator {
         Deduplicator::with_ledger(OnArrival::new(Arc::new(adapter)))
     }
 
-    /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
-    /// together, or not at all. The handler takes the transaction from [`RunContext::transaction`].
+    /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
+    /// or not at all. The handler takes the transaction from [`RunContext::transaction`].
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn transactional<A: TransactionAdapter>(
         adapter: A,
@@ -222,8 +222,8 @@ impl<L: Ledger> Deduplicator<L> {
         Ok(self)
     }
 
-    /// Sets how long [`run`](Self::run) waits for an event that runs elsewhere, a day at most. It
-    /// asks the store every 20 ms at first, and every 250 ms later.
+    /// Sets how long [`run`](Self::run) waits for an event in flight, a day at most. It asks the store
+    /// every 20 ms at first, and every 250 ms later.
     pub fn wait(mut self, bound: Duration) -> Self {
         self.settings.wait = bound;
         self
@@ -293,7 +293,7 @@ impl<L: Ledger> Deduplicator<L> {
         }
     }
 
-    /// Claims the event. While the event runs elsewhere, claims it again until the wait is over.
+    /// Claims the event. While it is in flight, claims it again until the wait is over.
     async fn begin(&self, event: Event) -> Result<Begin<L::Claim>, Error> {
         let payloads: Option<Payloads> = event
             .payload()
@@ -317,8 +317,8 @@ impl<L: Ledger> Deduplicator<L> {
         while matches!(begun, Begin::InFlight) && Instant::now() < deadline {
             let delay = delays.next().unwrap_or_default();
             tokio::time::sleep_until(deadline.min(Instant::now() + delay)).await;
-            // Closed, whatever the policy: this event is known to run elsewhere, so an error of the
-            // store must not start it unprotected.
+            // Closed, whatever the policy: another delivery runs this event, so an error of the store
+            // must not start it unprotected.
             match self.ledger.begin(&keys, &context(false)).await {
                 Ok(again) => begun = again,
                 Err(error) if Instant::now() >= deadline && !fail_open => return Err(error),
@@ -350,7 +350,7 @@ impl<L> fmt::Debug for Deduplicator<L> {
     }
 }
 
-/// What a handler knows and uses: the counterpart of a request's extensions.
+/// The delivery of a handler and its transaction: the counterpart of a request's extensions.
 #[derive(Debug)]
 pub struct RunContext {
     delivery: Delivery,
@@ -390,7 +390,7 @@ pub enum RunOutcome<T> {
     Duplicate(Seen),
     /// The event was handled before, with another payload. The handler did not run.
     Mismatch(Seen),
-    /// The event runs elsewhere and may fail there: let the queue deliver the message again later.
+    /// Another handler runs the event and may fail: let the queue deliver the message again later.
     InFlight,
 }
 

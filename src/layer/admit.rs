@@ -22,7 +22,7 @@ use super::answer::{DedupResult, Ending, panic_message};
 use super::body::BodyFault;
 use super::config::ServiceState;
 use super::delivery::Run;
-use super::gate::{NotAdmitted, Permit, give_up_readiness};
+use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::HANDLED;
 use super::policy::{OnMissingKey, Verified};
 use super::report::ReportFields;
@@ -58,7 +58,7 @@ where
     Ended(Ending<ResBody, S::Error>),
 }
 
-/// What a request is deduplicated by.
+/// The keys of a request.
 struct RequestKeys {
     keys: Keys,
     /// The digests of the payloads, if the layer compares payloads.
@@ -167,7 +167,7 @@ where
         let gate = Arc::clone(&self.service.gate);
         // A drain waits for this delivery too.
         let _counted = gate.tasks.token();
-        give_up_readiness(&mut self.inner);
+        release_readiness(&mut self.inner);
         let deadline = deadline_in(self.service.config.times.store_timeout);
         let place = gate.try_wait();
         let admitted = match &place {

@@ -22,12 +22,12 @@ pin_project! {
         // `None` for a response of the layer's own.
         #[pin]
         inner: Option<B>,
-        // Boxed: most responses have none.
+        // Boxed, because most responses have none.
         read: Option<Box<Read<B>>>,
     }
 }
 
-/// What the layer has read of a body, or a body of its own.
+/// The part of a body that the layer has read, or a body of the layer's own.
 #[derive(Debug)]
 struct Read<B> {
     first: Bytes,
@@ -122,9 +122,9 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 
 /// A response's body that was read so that it can be stored.
 pub(super) enum Buffered<B> {
-    /// All of it, and a body that sends it.
+    /// The whole body was read. Contains its bytes, and a body that sends them.
     Whole(Bytes, ResponseBody<B>),
-    /// Why it cannot be stored, and a body that sends it from its beginning.
+    /// The body cannot be stored. Contains the reason, and a body that sends it from its beginning.
     Not(&'static str, ResponseBody<B>),
 }
 

@@ -50,7 +50,7 @@ use crate::ledger::{CanReplay, FailOpen, Lease, Ledger, OnArrival};
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
-/// A setter panics on a value without meaning. Its `try_` twin returns a [`ConfigError`](crate::ConfigError) instead,
+/// A setter panics on a value without meaning. Its `try_` variant returns a [`ConfigError`](crate::ConfigError) instead,
 /// for values from a file. No setter changes a value silently.
 ///
 /// # Where it goes
@@ -132,8 +132,8 @@ impl DedupLayer {
         DedupLayer::with_ledger(key, OnArrival::new(Arc::new(adapter)))
     }
 
-    /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
-    /// together, or not at all.
+    /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
+    /// or not at all.
     ///
     /// The handler takes the transaction as a [`DedupTx`](crate::DedupTx) argument. It holds a
     /// connection while it runs, so [`max_running`](Self::max_running) defaults to the size of a
@@ -246,7 +246,7 @@ impl<L> DedupLayer<L> {
     /// runs after this time.
     ///
     /// The layer renews the lease of a running handler at a third of its length, so a handler may
-    /// run for longer than its lease. A handler that hangs keeps its event and its permit until the
+    /// run for longer than its lease. A handler that hangs holds its event and its permit until the
     /// process ends, unless [`handler_timeout`](Self::handler_timeout) drops it. A lease should be
     /// much longer than [`store_timeout`](Self::store_timeout).
     ///

@@ -1,4 +1,4 @@
-//! [`Config`]: every setting; [`ServiceState`]: what the deliveries of one service share.
+//! [`Config`]: every setting. [`ServiceState`]: the state that the deliveries of one service share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::key::{KeyExtractor, KeyPart};
 use crate::ledger::{BeginContext, Times};
 use crate::observe::Meters;
 
-/// What all deliveries through one service share.
+/// The state that all deliveries of one service share.
 pub(super) struct ServiceState<L> {
     pub(super) ledger: Arc<L>,
     pub(super) config: Config,
@@ -46,7 +46,7 @@ pub(super) struct Config {
     pub(super) replay: Option<Replay>,
 }
 
-/// The part of a payload that is compared, and what a mismatch leads to.
+/// The part of a payload that is compared, and the policy for a mismatch.
 #[derive(Debug, Clone)]
 pub(super) struct ComparedPart {
     pub(super) part: KeyPart,

@@ -38,7 +38,7 @@ use tower_service::Service;
 use super::answer::{DedupResult, Ending};
 use super::body::{Buffered, ResponseBody, buffer_response};
 use super::config::ServiceState;
-use super::gate::{NotAdmitted, Permit, give_up_readiness};
+use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::{HANDLED, Path};
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
 use super::report::ReportFields;
@@ -160,7 +160,7 @@ where
         let gate = &service.gate;
         self.permit = None;
         let Some(_place) = gate.try_wait() else { return Waited::NoPlace };
-        give_up_readiness(&mut self.inner);
+        release_readiness(&mut self.inner);
 
         let waiter = gate.waiters.wait_for(self.keys.first());
         let notify = waiter.notify();
@@ -193,7 +193,7 @@ where
                 begun => return Waited::Begun(begun),
             }
             self.permit = None;
-            give_up_readiness(&mut self.inner);
+            release_readiness(&mut self.inner);
         }
     }
 
@@ -342,8 +342,8 @@ fn duplicate<B, E>(info: DuplicateInfo) -> Ending<B, E> {
     info.response.map_or(Ending::Own(DedupResult::Duplicate), Ending::Replay)
 }
 
-/// Reads a response so that it can be stored: returns the response to send and, if it can be
-/// stored, what is stored. Returns `None` if its body ends in an error.
+/// Reads a response. Returns the response to send, and the stored response if it can be stored.
+/// Returns `None` if its body ends in an error.
 async fn store_response<ResBody: Body<Data = Bytes>>(
     response: Response<ResponseBody<ResBody>>,
     replay: &Replay,

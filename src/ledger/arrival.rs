@@ -33,7 +33,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::observe;
 
-/// After this time, a claim of unknown outcome is released no more.
+/// After this time, the release of a claim of unknown outcome is not repeated.
 const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
 /// How many claims may be under way, or released in the background, at once.
@@ -50,8 +50,8 @@ pub struct OnArrival {
     adapter: Arc<dyn DedupAdapter>,
     /// Keys that deliveries with a 503 may have claimed.
     releasing: Arc<Pending>,
-    /// Keys of events with two identities, while they are claimed: a claimed identity is released if
-    /// the other one runs elsewhere.
+    /// Keys of events with two identities, while they are claimed. A claimed identity is released if
+    /// another delivery runs the event under the other identity.
     claiming: Arc<Pending>,
     pool: RetryPool,
 }
@@ -117,8 +117,8 @@ impl OnArrival {
         self.releasing.contains(key) || self.releasing.removals() != removals
     }
 
-    /// Treats a complete identity of an event as in flight if the event's other identity is not
-    /// complete, and another delivery claims the complete one right now: that delivery may release it.
+    /// Treats a complete identity as in flight if another delivery is claiming it and the event's other
+    /// identity is not complete: that delivery may release it.
     fn treat_shared_as_in_flight(
         &self,
         events: &[Event],
@@ -161,7 +161,7 @@ impl Ledger for OnArrival {
         let (events, flat) = flatten(keys);
         let (terms, store_timeout) =
             (context.terms(Permanence::OnClaim, events.len()), context.store_timeout);
-        // Before the claim, because a release that is refused loses an event.
+        // Reserved before the claim, because a refused release loses an event.
         let slot = self.pool.reserve();
         if slot.is_none() {
             let context = "reserving a slot for a release";
@@ -169,7 +169,7 @@ impl Ledger for OnArrival {
         }
         let removals = self.releasing.removals();
         let has_second_identities = flat.len() > events.len();
-        // Until the end, when keys to release are pending themselves.
+        // Held until `releasing` contains the keys to release.
         let _claiming = has_second_identities.then(|| self.claiming.add((*flat).into()));
         // Starts if this future is dropped, or if the outcome of the claim is unknown.
         let mut release = self.release(slot, &flat, &terms, store_timeout);
@@ -187,11 +187,11 @@ impl Ledger for OnArrival {
                 return Err(error);
             }
         };
-        // There is no wait from here on.
+        // No `.await` follows, so the future cannot be dropped between the claim and its release.
         let slot = release.cancel();
         let mut states = states(&flat, replies, Vec::new(), |_| KeyState::InFlight);
         for (key, state) in flat.iter().zip(states.iter_mut()) {
-            // By a claim that is being released, or was when the store replied, and never ran.
+            // The claim that completed the key may be in release: its handler never ran.
             if matches!(state, KeyState::Duplicate(_)) && self.may_be_released(key, removals) {
                 *state = KeyState::InFlight;
             }

@@ -1,4 +1,4 @@
-//! [`Release`]: releases in the background what a claim may hold.
+//! [`Release`]: releases in the background the keys that a claim may hold.
 
 use std::sync::Arc;
 use std::time::Duration;

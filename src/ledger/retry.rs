@@ -58,7 +58,7 @@ impl From<Result<Vec<Released>, Error>> for RetryResult {
 }
 
 impl RetryPool {
-    /// Has slots for `most` jobs at once.
+    /// Makes a pool for at most `most` jobs at once.
     pub(super) fn new(most: usize) -> Self {
         let tasks = TaskTracker::new();
         // A closed tracker still takes tasks; `wait` ends only on a closed one.
@@ -121,7 +121,7 @@ impl RetryPool {
     }
 }
 
-/// The background writes of a ledger.
+/// The writes of a ledger that continue in the background.
 #[derive(Debug, Clone, Default)]
 pub struct PendingWrites(Arc<[TaskTracker]>);
 

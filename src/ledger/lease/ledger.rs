@@ -1,4 +1,4 @@
-//! The ledger, and what a delivery holds while its handler runs.
+//! The ledger, and the claim that a delivery holds while its handler runs.
 
 use std::fmt;
 use std::future::Future;
@@ -22,8 +22,8 @@ use crate::error::{ConfigError, Error};
 use crate::key::{DedupKey, Keys};
 use crate::observe;
 
-/// After this time, a completion is not tried again. Until then its lease is renewed too, so that a
-/// store which takes renewals but no completions runs no second handler.
+/// After this time, a completion is not repeated. Until then its lease is renewed too, because a store
+/// may take renewals and no completions.
 const COMPLETION_BOUND: Duration = Duration::from_secs(600);
 
 /// Background writes of each kind at once.
@@ -44,8 +44,8 @@ pub struct Lease {
     /// Keys that succeeded in this process and are not completed in the store yet.
     completing: Arc<Pending>,
     completions: RetryPool,
-    /// Apart from `completions`, because an outage makes many releases. A lost release blocks a key
-    /// for a lease; a lost completion runs an event twice.
+    /// Separate from `completions`, because an outage leads to many releases. A refused release blocks
+    /// a key for a lease; a refused completion runs an event twice.
     releases: RetryPool,
 }
 
@@ -66,7 +66,8 @@ impl Lease {
         })
     }
 
-    /// Turns the verdict into what the delivery holds. Returns also whether the caller must yield.
+    /// Makes the claim of the events that run, and writes the rest of the verdict in the background.
+    /// Returns `true` with it if the caller must yield.
     fn begin_with(
         self: &Arc<Self>,
         resolution: Resolution,
@@ -90,8 +91,8 @@ impl Lease {
         (Begin::First { claim: LeaseClaim::new(self, lease, renewal), others }, yields)
     }
 
-    /// Completes in the background. Until that is done or given up, this process treats the keys as
-    /// complete, and `renewal` keeps their lease. A lost lease is reported to `delivery`.
+    /// Completes in the background. Until the job has ended, this process treats the keys as complete,
+    /// and `renewal` renews their lease. A lost lease is reported to `delivery`.
     fn spawn_complete(
         &self,
         keys: &[DedupKey],
@@ -128,8 +129,8 @@ impl Lease {
         });
     }
 
-    /// Completes in the background what a failed handler marked as done, and keeps its lease until
-    /// then.
+    /// Completes in the background the events that a failed handler marked as done. Until then their
+    /// lease is renewed.
     fn spawn_complete_done(&self, done: &[DedupKey], of: &HeldLease) {
         if done.is_empty() {
             return;
@@ -137,8 +138,8 @@ impl Lease {
         let (terms, delivery) = (of.terms.clone(), of.delivery.clone());
         let keys = done.to_vec().into();
         let lease = HeldLease::new(keys, terms.clone(), of.store_timeout, delivery.clone());
-        lease.settle();
-        // There is no yield, because no handler follows.
+        lease.mark_handler_ended();
+        // The caller runs no handler, so it need not yield.
         let (renewal, _) =
             self.renewals.start_renewal(&self.adapter, Arc::new(lease), Instant::now());
         self.spawn_complete(done, terms, of.store_timeout, renewal, Some(delivery));
@@ -183,7 +184,7 @@ impl Ledger for Lease {
     ) -> Result<Begin<Self::Claim>, Error> {
         let (events, flat) = flatten(keys);
         let (terms, store_timeout) = (context.leased_terms(events.len()), context.store_timeout);
-        // What succeeded here, and is not completed in the store yet, is complete for this process.
+        // An event whose completion is pending is complete for this process.
         let (asked, pending) = self.completing.split(&flat);
         let claimed_at = Instant::now();
         // Starts if this future is dropped, or if the outcome of the claim is unknown.
@@ -208,7 +209,7 @@ impl Ledger for Lease {
                 return Err(error);
             }
         };
-        // There is no wait before the claim holds the keys.
+        // The next `.await` comes after the claim holds the keys.
         release.cancel();
         drop(release);
         let states = states(&flat, replies, pending, |stored| {
@@ -246,12 +247,12 @@ fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
 
 /// A delivery under a lease.
 ///
-/// Dropped at any time, the rest is done in the background: a success is completed. After a failure,
-/// events that are marked as done are completed, and the others are released.
+/// If it is dropped, its end continues in the background. A success is completed. Otherwise events that
+/// are marked as done are completed, and the others are released.
 pub struct LeaseClaim {
     ledger: Arc<Lease>,
     delivery: Delivery,
-    /// Taken once nothing is left to do in the store.
+    /// `None` once the store needs no further call.
     held: Option<Held>,
 }
 
@@ -262,11 +263,11 @@ struct Held {
     left: Left,
 }
 
-/// What is left to do when a claim ends.
+/// The calls that the end of a claim still needs.
 enum Left {
-    /// The handler has not ended: its marks decide.
+    /// The handler has not ended: its marks decide which keys are completed.
     Undecided,
-    /// The handler succeeded. With the terms of the completion, if a response is stored.
+    /// The handler succeeded. Contains the terms of the completion if a response is stored.
     Completion(Option<Box<CallTerms>>),
     /// The handler failed.
     Release(Vec<DedupKey>),
@@ -291,7 +292,8 @@ impl Claim for LeaseClaim {
         &self.delivery
     }
 
-    /// One attempt, then the background. Never an error, because the handler succeeded.
+    /// Completes the keys in one attempt, or else in the background. Returns no error, because the
+    /// handler succeeded.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     fn commit(
         mut self,
@@ -300,7 +302,7 @@ impl Claim for LeaseClaim {
         async move {
             let Some(held) = &mut self.held else { return Ok(()) };
             let lease = Arc::clone(&held.lease);
-            lease.settle();
+            lease.mark_handler_ended();
             // Boxed, because most layers store no response.
             let with_response = success.terms(&lease.terms).map(Box::new);
             // From here on, a claim that is dropped completes in the background.
@@ -317,7 +319,7 @@ impl Claim for LeaseClaim {
 
     async fn rollback(mut self) -> Result<(), Error> {
         let Some(held) = &mut self.held else { return Ok(()) };
-        // Before the release: a renewal that crosses it would look like a lost lease.
+        // The renewal ends before the release, because a renewal after it would report a lost lease.
         drop(held.renewal.take());
         let lease = Arc::clone(&held.lease);
         let HeldLease { terms, store_timeout, delivery, .. } = &*lease;

@@ -1,4 +1,4 @@
-//! The ledger, and what a delivery holds while its handler runs.
+//! The ledger, and the claim that a delivery holds while its handler runs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::Keys;
 
-/// Commits a key together with what its handler wrote: every effect in that database exists exactly
+/// Commits a key together with its handler's writes: every effect in that database exists exactly
 /// once.
 ///
 /// [`DedupLayer::transactional`](crate::DedupLayer::transactional) selects it.
@@ -116,7 +116,7 @@ impl<DB: Database> CanReplay for Transactional<DB> {}
 /// A delivery whose keys are claimed in a transaction.
 pub struct TransactionClaim<DB: Database> {
     slot: Arc<LendSlot<DB>>,
-    /// Dropped last: another delivery that finds the key not running must find its row.
+    /// Dropped last: a delivery that does not find the key here must find its row in the database.
     _running: PendingGuard,
 }
 
