@@ -27,9 +27,9 @@ use crate::ledger::{
 
 /// Runs the handler of each event until it has succeeded once, under a [ledger](crate::ledger).
 ///
-/// The ledger decides how often the handler of one event succeeds: under a lease at least once, and
-/// once while no process and no store dies; on arrival at most once; in a transaction, its writes
-/// there take effect exactly once.
+/// The ledger decides how often the handler of one event succeeds. Under a lease: at least once,
+/// and once while no process and no store dies. On arrival: at most once. In a transaction: the
+/// handler's writes there take effect exactly once.
 ///
 /// | setting | default |
 /// |---|---|
@@ -40,9 +40,9 @@ use crate::ledger::{
 /// | [`wait`](Self::wait) | zero: an event in flight is reported at once |
 /// | [`on_unavailable`](Self::on_unavailable) | closed: an error, and the handler does not run |
 ///
-/// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer, it
-/// starts no task for the handler: the handler runs in the caller's task, so the caller bounds how
-/// many run at once. A setter panics on a value without meaning; its `try_` variant returns a
+/// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer,
+/// it starts no task for the handler. The handler runs in the caller's task, so the caller bounds
+/// how many run at once. A setter panics on a value without meaning; its `try_` variant returns a
 /// [`ConfigError`] instead.
 ///
 /// # Clone
@@ -250,9 +250,9 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long: the
     ///   key is released for the next attempt.
-    /// - [`RunError::Store`] if the store did not reply, if the transaction could not be committed, or
-    ///   (with [`ErrorKind::Unsupported`]) if the event has a payload and the adapter has no
-    ///   [`stored_data`](crate::adapter::Abilities::stored_data).
+    /// - [`RunError::Store`] if the store did not reply, or if the transaction could not be
+    ///   committed. Its kind is [`ErrorKind::Unsupported`] if the event has a payload and the
+    ///   adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
     pub async fn run<T, E, F>(

@@ -60,7 +60,7 @@ use crate::ledger::{CanReplay, FailOpen, Lease, Ledger, OnArrival};
 /// in one of them; the other answers 200, as to a duplicate. Give each route that has to see the
 /// event its own [namespace](crate::guide::keys#several-endpoints-of-one-sender).
 ///
-/// If the layer is around a route twice, by `Router::nest` for instance, the inner layer lets
+/// `Router::nest`, for instance, can put the layer around a route twice. Then the inner layer lets
 /// requests through that the outer one runs already, and warns. Two layers over different stores
 /// that must both claim the event need different namespaces.
 ///
@@ -70,9 +70,9 @@ use crate::ledger::{CanReplay, FailOpen, Lease, Ledger, OnArrival};
 ///
 /// # Clone
 ///
-/// A clone is a handle to the same ledger and the same bounds: [`max_running`](Self::max_running)
-/// and [`max_waiting`](Self::max_waiting) change the bounds of all clones, services and handles,
-/// whenever they are called. The other settings are the clone's own.
+/// A clone is a handle to the same ledger and the same bounds. [`max_running`](Self::max_running)
+/// and [`max_waiting`](Self::max_waiting) change the bounds of all clones, services and handles at
+/// any time. The other settings are the clone's own.
 ///
 /// # Example
 ///
@@ -297,9 +297,9 @@ impl<L> DedupLayer<L> {
         self
     }
 
-    /// Sets how many deliveries may wait at once, over all services and clones of this layer: for
-    /// another delivery of their event or, in a transactional layer, for a permit. A delivery beyond
-    /// that is answered 503 at once.
+    /// Sets how many deliveries may wait at once, over all services and clones of this layer. They
+    /// wait for another delivery of their event or, in a transactional layer, for a permit. A
+    /// delivery beyond that is answered 503 at once.
     pub fn max_waiting(self, deliveries: usize) -> Self {
         self.gate.set_max_waiting(deliveries);
         self
@@ -435,11 +435,12 @@ impl<L: Ledger> DedupLayer<L> {
 impl<L: Ledger> DedupLayer<L> {
     /// Compares the payload of a duplicate with the payload under which its event was handled.
     ///
-    /// `part` is what has to be the same: [`key::body_digest()`](crate::key::body_digest) for the
-    /// whole body, or the values that matter (`key::json("/amount")`) if the sender puts an attempt
-    /// counter or a time into the body (see [`provider`](crate::provider)). In a multi-event
-    /// delivery, `part` is read from each event's [own bytes](crate::key::Event::with_payload). The
-    /// SHA-256 of `part` is stored with the key; a delivery without `part` is not compared.
+    /// `part` has to be the same: [`key::body_digest()`](crate::key::body_digest) for the whole
+    /// body, or the values that matter (`key::json("/amount")`). Name values if the sender puts an
+    /// attempt counter or a time into the body (see [`provider`](crate::provider)). In a
+    /// multi-event delivery, `part` is read from each event's
+    /// [own bytes](crate::key::Event::with_payload). The SHA-256 of `part` is stored with the key. A
+    /// delivery without `part` is not compared.
     ///
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
     /// Only payloads of *handled* events are compared. After a failed attempt, the event may come

@@ -111,8 +111,8 @@ impl<L> DedupLayer<L> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidInFlightStatus`] for a 2xx, because the sender would not deliver again
-    /// although the first run may fail; and for a 1xx, which is not a final response.
+    /// [`ConfigError::InvalidInFlightStatus`] for a 1xx, which is not a final response, and for a
+    /// 2xx. After a 2xx the sender does not deliver again, although the first run may fail.
     pub fn try_in_flight_status(mut self, status: StatusCode) -> Result<Self, ConfigError> {
         if status.is_success() || status.is_informational() {
             return Err(ConfigError::InvalidInFlightStatus);

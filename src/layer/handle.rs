@@ -59,9 +59,9 @@ impl DedupHandle {
     /// Waits until no delivery runs or waits and no write is pending.
     ///
     /// It does not refuse new deliveries: stop accepting connections first. It has no bound of its
-    /// own. It waits for the slowest handler. While the store does not reply, it waits until the bound
-    /// of the last write has passed: ten minutes, or one [lease](crate::DedupLayer::lease) if that is
-    /// longer.
+    /// own. It waits for the slowest handler. While the store does not reply, it waits until the
+    /// bound of the last write has passed. That bound is ten minutes, or one
+    /// [lease](crate::DedupLayer::lease) if that is longer.
     pub async fn drain(&self) {
         self.gate.drain().await;
         self.pending_writes.drain().await;

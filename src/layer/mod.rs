@@ -19,8 +19,8 @@
 //!    that hangs up costs nothing.
 //! 2. From the claim on, the delivery runs to its end, whatever the client does. Servers drop the
 //!    future of a request whose client hung up, and senders do hang up. At its first wait, the
-//!    delivery moves to a task of its own; until then no caller can drop it, and most deliveries over
-//!    a store in memory end before. The current tracing span goes along; task-locals do not.
+//!    delivery moves to a task of its own. Until then no caller can drop it. Most deliveries over a
+//!    store in memory end without a wait. The current tracing span goes along; task-locals do not.
 //! 3. A delivery takes one of `max_running` permits, then the inner service's readiness, then its
 //!    claim. A delivery that waits for another delivery of its event releases permit and readiness,
 //!    and takes them again in that order.

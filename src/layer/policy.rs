@@ -29,8 +29,8 @@ pub enum OnMissingKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnInFlight {
-    /// Wait for the first run to end, up to this long, and begin again: 200 if the first run
-    /// succeeded; the handler runs if it failed. Past the bound, 503 with `Retry-After`.
+    /// Wait for the first run to end, up to this long, and begin again. If the first run succeeded,
+    /// answer 200; if it failed, run the handler. Past the bound, 503 with `Retry-After`.
     ///
     /// The default, with 2 s: most handlers end within 2 s, so the sender never sees a failure.
     Wait(Duration),
@@ -172,7 +172,7 @@ impl Replay {
     }
 
     /// Sets the longest body that is stored, in bytes. A response with a longer body is not stored
-    /// at all: its duplicates get an empty response, and a log record and a metric say so.
+    /// at all, which is logged and counted. Its duplicates get an empty response.
     #[must_use]
     pub const fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;

@@ -117,8 +117,8 @@ impl OnArrival {
         self.releasing.contains(key) || self.releasing.removals() != removals
     }
 
-    /// Treats a complete identity as in flight if another delivery is claiming it and the event's other
-    /// identity is not complete: that delivery may release it.
+    /// Treats a complete identity as in flight if another delivery claims it now and the event's
+    /// other identity is not complete. That delivery may release it.
     fn treat_shared_as_in_flight(
         &self,
         events: &[Event],

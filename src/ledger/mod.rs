@@ -10,8 +10,8 @@
 //! [`Deduplicator`](crate::Deduplicator) make them.
 //!
 //! 1. The layer makes the token before the call. After an unknown outcome (a timeout, a lost
-//!    connection) the ledger releases the token in the background, so a lost reply neither blocks a key
-//!    for a lease nor loses an event on arrival.
+//!    connection) the ledger releases the token in the background. So a lost reply neither blocks a
+//!    key for a lease nor loses an event on arrival.
 //! 2. Every call to the store has a bound, which includes the wait for a connection.
 //! 3. A store that fails after the handler's success does not undo that success: the answer is the
 //!    handler's, and the completion continues in the background.

@@ -260,8 +260,8 @@ async fn renew(
     }
 }
 
-/// Returns a delay of at least 1 ms, so that the sweeper never spins, and of at most a day, so that
-/// no extreme lease overflows.
+/// Returns a delay of at least 1 ms, so that the sweeper never spins, and of at most a day,
+/// because an extreme lease would overflow.
 fn clamped(delay: Duration) -> Duration {
     const DAY: Duration = Duration::from_secs(86_400);
     delay.clamp(Duration::from_millis(1), DAY)

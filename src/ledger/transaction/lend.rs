@@ -31,8 +31,8 @@ pub enum TxUnavailable {
     Absent,
     /// The transaction is lent already.
     Lent,
-    /// Another copy of the request borrowed it: a layer inside this one runs the handler again, and
-    /// the writes of the earlier run would commit too.
+    /// Another copy of the request borrowed it, because a layer inside this one runs the handler
+    /// again. The writes of the earlier run would commit too.
     Copied,
     /// The delivery has ended, and the transaction with it.
     Closed,

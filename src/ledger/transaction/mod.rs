@@ -11,9 +11,9 @@
 //!    the retry finds the key complete or free. The layer never runs a handler again by itself.
 //! 5. An event that this process runs already is in flight, without a call to the store.
 //! 6. [`DedupTx::mark_done`] sets a savepoint. After a failure, writes after the last savepoint are
-//!    rolled back; earlier writes are committed with the keys that were marked by then, and the other
-//!    keys are free. If a call to `mark_done` was dropped, the database knows whether its savepoint is
-//!    there. Without a savepoint, everything is rolled back.
+//!    rolled back. Earlier writes are committed with the keys that were marked by then. The other
+//!    keys are free. If a call to `mark_done` was dropped, the database decides whether its savepoint
+//!    exists. Without a savepoint, everything is rolled back.
 //!
 //! # Why not one savepoint per event?
 //!
