@@ -222,7 +222,8 @@ impl Delivery {
     }
 }
 
-/// Returns what all deliveries of an event share: its second identity if it has one, else its key.
+/// Returns the name that all deliveries of an event share: its second identity if it has one, else its
+/// key.
 fn shared_name(event: &Event) -> &DedupKey {
     event.second_identity().unwrap_or_else(|| event.key())
 }

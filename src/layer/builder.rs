@@ -393,7 +393,7 @@ impl<L> DedupLayer<L> {
     }
 
     /// Answers 500 to every request by a deduplicated method that carries no
-    /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures has to sit
+    /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures belongs
     /// outside this one, and the order is easy to reverse.
     pub fn require_verified(mut self) -> Self {
         self.config.require_verified = true;
@@ -476,7 +476,7 @@ impl<L: Ledger> DedupLayer<L> {
     /// multi-event delivery is not stored. Not for [`on_arrival`](Self::on_arrival) layers, whose
     /// keys are complete before there is a response: this does not compile.
     ///
-    /// The store holds what handlers respond: mind who may read the store.
+    /// The store then holds the handlers' responses: restrict the access to it.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {

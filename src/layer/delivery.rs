@@ -100,7 +100,7 @@ where
         let policy = self.service.config.on_in_flight;
         let mut begun = self.begin(self.service.config.on_unavailable).await;
         if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
-            // Boxed: most deliveries do not wait, and their future stays small.
+            // Boxed, because most deliveries do not wait and their future stays small.
             begun = match Box::pin(self.wait(bound)).await {
                 Waited::Begun(begun) => begun,
                 Waited::NoPlace => return own(Outcome::Overloaded, DedupResult::InFlight),
@@ -381,7 +381,7 @@ fn settle<C: Claim>(
     async move {
         match outcome {
             Outcome::Completed => claim.commit(success).await,
-            // Boxed: most deliveries succeed, and their future stays small.
+            // Boxed, because most deliveries succeed and their future stays small.
             _ => Box::pin(claim.rollback()).await,
         }
     }

@@ -290,7 +290,7 @@ mod tests {
         assert!(waits.await.is_some());
     }
 
-    /// Permits come and go while the bound changes: afterwards it is what was set last.
+    /// Permits are acquired and dropped while the bound changes. The last size that was set counts.
     #[test]
     fn bound_resized_under_load_ends_at_its_last_size() {
         let bound = Bound::new(4);

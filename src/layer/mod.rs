@@ -11,7 +11,7 @@
 //! | claim, wait, call the handler, settle the claim | `Run::to_the_end` | `delivery` |
 //! | turn the ending into a response, an error or a panic | `ResponseFuture::poll` | `future`, `answer` |
 //!
-//! What happens if a future is dropped on this way: see `delivery`.
+//! `delivery` says what happens if a future is dropped on this way.
 //!
 //! # Rules
 //!

@@ -36,7 +36,7 @@ use crate::observe;
 /// After this time, the release of a claim of unknown outcome is not repeated.
 const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
-/// How many claims may be under way, or released in the background, at once.
+/// The number of claims that may wait for their reply, or for their release, at once.
 const MOST_RELEASES: usize = 16_384;
 
 /// For at least this time, a store that does not hold a claim is asked again.

@@ -131,7 +131,7 @@ impl Renewals {
         (Some(guard), starts || earlier.is_some())
     }
 
-    /// Adds a lease. Returns also whether a sweeper must be started, and what wakes a sweeper that
+    /// Adds a lease. Returns also whether a sweeper must be started, and a notifier for a sweeper that
     /// sleeps for too long.
     fn add(
         self: &Arc<Self>,
