@@ -49,7 +49,8 @@ pub enum ErrorKind {
     Full,
     /// Too many calls are queued, so that this call was not sent. Nothing was stored.
     Overloaded,
-    /// The store returned data that this version cannot read.
+    /// The store returned data that this version cannot read. It has executed the call: a claim that
+    /// fails with this kind is not granted later.
     Corrupt,
     /// The handler ended, broke or kept the transaction that the layer lent it. Only the events that
     /// it had marked as done before may be committed.

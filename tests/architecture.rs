@@ -60,8 +60,10 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "ledger",
         &[
+            &["retry", "times"],
             &["contract"],
-            &["call", "pending", "resolve", "retry"],
+            &["call", "pending", "resolve"],
+            &["release"],
             &["arrival", "lease", "transaction"],
             &["internals"],
         ],

@@ -82,6 +82,34 @@ async fn body_over_the_limit_is_413_and_claims_nothing() {
     assert_eq!(send(&service, just).await.status(), 200);
 }
 
+/// A body that announces its length and is never read.
+struct Announced(u64);
+
+impl http_body::Body for Announced {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        panic!("the body was read");
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.0)
+    }
+}
+
+#[tokio::test]
+async fn body_announced_over_the_limit_is_413_before_it_is_read() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_header(), memory()).body_limit(8).layer(handler.service());
+    let answer = send(&service, request("a").map(|_| Announced(9))).await;
+    assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(handler.runs(), 0);
+}
+
 #[tokio::test]
 async fn broken_upload_is_400_and_claims_nothing() {
     let (adapter, handler) = (memory(), Handler::default());

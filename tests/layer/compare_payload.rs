@@ -272,8 +272,45 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Responses are large, and a request may carry thousands of keys. A claim reads responses only if
-/// one of them can be the answer.
+/// Nothing is granted for a complete key, and the store executes a claim before it returns unreadable
+/// data. So one call releases what the claim was granted for the other keys.
+#[tokio::test(start_paused = true)]
+async fn unreadable_stored_data_leads_to_one_release_call() {
+    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    let known = CallTerms::on_claim(Token::random(), DAY);
+    store.complete(&[dedup_key("known")], &known).await.unwrap();
+    store.set(Op::Fetch, Fault::DoAndFail);
+    let lease = DedupLayer::new(by_word(), Arc::clone(&store))
+        .compare_payload(key::body_digest(), OnMismatch::Refuse);
+    let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
+        .compare_payload(key::body_digest(), OnMismatch::Refuse);
+    for (body, is_lease) in [
+        ("known=1", true),
+        ("known=1", false),
+        ("known=1 leased=1", true),
+        ("known=1 arrived=1", false),
+    ] {
+        let handle = if is_lease { lease.handle() } else { arrival.handle() };
+        let releases = store.calls(Op::Release);
+        let status = if is_lease {
+            answer!(&lease.layer(handler.service()), words(body)).0
+        } else {
+            answer!(&arrival.layer(handler.service()), words(body)).0
+        };
+        assert_eq!(status, 503, "{body}");
+        let started = tokio::time::Instant::now();
+        handle.drain().await;
+        assert_eq!(started.elapsed(), Duration::ZERO, "{body}");
+        assert_eq!(store.calls(Op::Release) - releases, 1, "{body}");
+    }
+    let leased = store.get(&dedup_key("leased")).await.unwrap();
+    assert_eq!(leased.unwrap().state, EntryState::Released);
+    assert_eq!(store.get(&dedup_key("arrived")).await.unwrap(), None);
+    assert_eq!(handler.runs(), 0);
+}
+
+/// Responses are large, and a request may carry thousands of keys: a claim reads them only if one
+/// of them is the answer.
 #[tokio::test]
 async fn responses_are_read_only_for_replay() {
     let store = Faulty::new(MemoryAdapter::new());
@@ -324,7 +361,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let terms = context();
     let begun = tokio::time::timeout(Duration::from_millis(50), lease.begin(&claimed, &terms));
     assert!(begun.await.is_err());
-    lease.drain().await;
+    lease.pending_writes().drain().await;
     let entry = store.get(&dedup_key("claimed")).await.unwrap();
     assert_eq!(entry.unwrap().state, EntryState::Released);
 
@@ -333,7 +370,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let terms = context();
     let begun = tokio::time::timeout(Duration::from_millis(50), arrival.begin(&recorded, &terms));
     assert!(begun.await.is_err());
-    arrival.drain().await;
+    arrival.pending_writes().drain().await;
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 

@@ -143,7 +143,7 @@ async fn claim_of_several_events_dropped_completes_those_that_are_done() {
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     assert!(claim.delivery().mark_done(&dedup_key("a")));
     drop(claim);
-    ledger.drain().await;
+    ledger.pending_writes().drain().await;
     for (id, is_complete) in [("a", true), ("a2", true), ("b", false)] {
         let entry = store.get(&dedup_key(id)).await.unwrap();
         let state = entry.map(|entry| entry.state);
@@ -165,7 +165,7 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let keys = Keys::new(events).unwrap();
     assert!(polled(ledger.begin(&keys, &context()), 1, false).await.is_none());
     assert_eq!(store.calls(Op::Fetch), 1);
-    ledger.drain().await;
+    ledger.pending_writes().drain().await;
     let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
     assert_eq!(entry.state, EntryState::Released);
 }

@@ -374,7 +374,7 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
             let twin = begin();
             store.claims.came(1).await;
             store.releases.open(0).await;
-            crate::support::until(|| ledger.pending_writes() == 0).await;
+            crate::support::until(|| ledger.pending_writes().count() == 0).await;
             store.claims.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
         } else {
@@ -388,7 +388,7 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
         }
         // The second delivery has released the other identity as well.
         store.releases.open(1).await;
-        ledger.drain().await;
+        ledger.pending_writes().drain().await;
         let retry = begin();
         store.claims.open(2).await;
         assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
