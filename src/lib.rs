@@ -43,8 +43,17 @@ pub mod guide {
     #[doc = include_str!("docs/recipes.md")]
     pub mod recipes {}
 
-    #[doc = include_str!("docs/operations.md")]
-    pub mod operations {}
+    #[doc = include_str!("docs/incident.md")]
+    pub mod incident {}
+
+    #[doc = include_str!("docs/sizing.md")]
+    pub mod sizing {}
+
+    #[doc = include_str!("docs/postgres.md")]
+    pub mod postgres {}
+
+    #[doc = include_str!("docs/sqlite.md")]
+    pub mod sqlite {}
 
     #[doc = include_str!("docs/adapters.md")]
     pub mod adapters {}

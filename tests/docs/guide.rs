@@ -27,11 +27,13 @@ use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, by_header, dedup_key, on_claim, result, sqlite_url, terms};
 
-const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
+const PAGES: [&str; 2] =
+    [include_str!("../../src/docs/incident.md"), include_str!("../../src/docs/postgres.md")];
 
-/// Returns the SQL of the operations guide that contains these words.
+/// Returns the SQL of the guide that contains these words.
 fn sql(words: &str) -> String {
-    let mut blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| {
+    let blocks = PAGES.iter().flat_map(|page| page.split("```sql\n").skip(1));
+    let mut blocks = blocks.map(|rest| {
         let end = rest.find("```").expect("a block ends");
         rest[..end].trim_end()
     });
