@@ -62,7 +62,8 @@ fn features_are_those_of_the_manifest() {
     let names = names.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
     let names: Vec<_> = names.filter(|name| *name != "default").collect();
     let rows = table(README, "feature");
-    let listed: Vec<_> = rows[2..].iter().map(|row| row.split('`').nth(1).expect("a name")).collect();
+    let listed: Vec<_> =
+        rows[2..].iter().map(|row| row.split('`').nth(1).expect("a name")).collect();
     assert_eq!(listed, names, "in the order of Cargo.toml");
 }
 
