@@ -392,3 +392,20 @@ fn every_page_is_a_module_and_is_listed_on_the_crate_page() {
         assert!(index.contains(&format!("[`guide::{page}`]")), "{page} is not listed");
     }
 }
+
+/// Whoever sets up an alert copies the name from a page.
+#[test]
+fn metrics_on_the_pages_exist() {
+    let observe = include_str!("../../src/observe.rs");
+    let is_name = |char: char| char.is_ascii_lowercase() || char == '_';
+    let mut checked = 0;
+    for page in pages() {
+        for rest in read(&page).split("`tower_dedup_").skip(1) {
+            let name: String = rest.chars().take_while(|char| is_name(*char)).collect();
+            let documented = observe.contains(&format!("| `tower_dedup_{name}` |"));
+            assert!(documented, "{page}: no metric tower_dedup_{name}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 10, "only {checked} metrics");
+}
