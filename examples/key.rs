@@ -235,8 +235,12 @@ fn section(preset: &Preset) -> String {
     let mut lines = vec![
         format!("[`{constant}`](crate::provider::{constant}), by name {}.\n", names.join(", ")),
         format!("- Methods: {}", methods.join(", ")),
-        format!("- Retention: {}: {}", duration(preset.retention_floor()), preset.floor_basis()),
-        format!("- Retries: {retries}: {}", preset.retries_how()),
+        format!(
+            "- Retention: at least {} ({})",
+            duration(preset.retention_floor()),
+            preset.floor_basis()
+        ),
+        format!("- Retries: {retries} ({})", preset.retries_how()),
         format!("- Id signed: {}", if preset.signed_id() { "yes" } else { "no" }),
     ];
     lines.extend(preset.handshakes().map(|words| format!("- Handshakes: {words}")));
