@@ -44,7 +44,7 @@ impl PostgresAdapter {
     /// your build of `sqlx` has a TLS feature.
     ///
     /// The URL names one host. Where a standby may take over, that is an address which leads to the
-    /// primary: see the [operations guide](crate::guide::operations#failover).
+    /// primary: see the [Postgres guide](crate::guide::postgres#failover).
     ///
     /// # Errors
     ///
@@ -78,8 +78,8 @@ impl PostgresAdapter {
 
     /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
     ///
-    /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see the
-    /// [operations guide](crate::guide::operations).
+    /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
+    /// [Connections](crate::guide::sizing#connections).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self::with_options(pool, PostgresOptions::new())
