@@ -40,8 +40,9 @@ impl PostgresAdapter {
     ///
     /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). The URL's
     /// parameters `dedup_table` and `dedup_schema` name the table and its schema:
-    /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses TLS, if
-    /// your build of `sqlx` has a TLS feature.
+    /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses
+    /// TLS, with the feature `tls-rustls` or `tls-native-tls`. Without a TLS feature, the default
+    /// `sslmode=prefer` connects in plain text.
     ///
     /// The URL names one host. Where a standby may take over, that is an address which leads to the
     /// primary: see the [Postgres guide](crate::guide::postgres#failover).
