@@ -107,7 +107,7 @@ impl Error {
     ///
     /// The outcome of [`ErrorKind::Corrupt`] is unknown already, and a layer must not fail open after it.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn unknown(mut self) -> Self {
+    pub(crate) fn with_unknown_outcome(mut self) -> Self {
         if self.kind != ErrorKind::Corrupt {
             self.kind = ErrorKind::Unavailable;
         }

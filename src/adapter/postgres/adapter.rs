@@ -15,6 +15,8 @@ use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Rene
 use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
+use super::super::sql::responses::add_responses;
+use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
@@ -144,7 +146,14 @@ impl DedupAdapter for PostgresAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Claimed>> {
-        Box::pin(self.call(Kind::claim(terms), keys, terms, RowReply::claimed))
+        Box::pin(async move {
+            let claimed = self.call(Kind::claim(terms), keys, terms, RowReply::claimed).await?;
+            add_responses(keys, terms, key_hash, claimed, |rows| async move {
+                let read = read_rows(&mut self.0.session(Source::Pool), &rows).await;
+                read.map_err(|error| store_error("reading a stored response", error))
+            })
+            .await
+        })
     }
 
     fn release<'a>(

@@ -253,7 +253,7 @@ impl Dialect for Session<'_> {
 
     fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
         let error = store_error(context, error);
-        if self.lost_reply.load(Ordering::Relaxed) { error.unknown() } else { error }
+        if self.lost_reply.load(Ordering::Relaxed) { error.with_unknown_outcome() } else { error }
     }
 
     fn is_row_error(error: &sqlx::Error) -> bool {

@@ -6,6 +6,7 @@ use super::super::replies::{Claimed, Completed, Released, Renewed};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence, Token};
 use super::queue::BatchItem;
+use super::responses::without_response;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -116,8 +117,9 @@ impl Call {
     ) -> Self {
         let hashes: Vec<u128> = keys.iter().map(hash).collect();
         let short_hashes = hashes.iter().copied().map(short_hash).collect();
-        let (keys, terms) = (keys.to_vec(), terms.clone());
-        Self { kind, keys, hashes, short_hashes, terms, reads_first: false }
+        // Responses are large, and would delay the other calls of a batch: see `responses`.
+        let terms = terms.clone().with_fetch(without_response(terms.fetch()));
+        Self { kind, keys: keys.to_vec(), hashes, short_hashes, terms, reads_first: false }
     }
 
     /// Reads before it writes, because some of its keys are known to have a row that may be free.

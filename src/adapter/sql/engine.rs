@@ -109,7 +109,7 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
     while let Some(part) = parts.pop_front() {
         if let [one] = part[..] {
             let reply = execute_one(dialect, &calls[one]).await;
-            let unknown = |error: Error| if may_be_granted[one] { error.unknown() } else { error };
+            let unknown = |error: Error| if may_be_granted[one] { error.with_unknown_outcome() } else { error };
             replies[one] = Some(reply.map_err(unknown));
             continue;
         }
@@ -141,7 +141,7 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
                 let error = error.shared();
                 for call in part {
                     let error = error();
-                    let error = if may_be_granted[call] { error.unknown() } else { error };
+                    let error = if may_be_granted[call] { error.with_unknown_outcome() } else { error };
                     replies[call] = Some(Err(error));
                 }
             }
@@ -259,7 +259,7 @@ async fn execute_rows<D: Dialect>(
             let is_row_error =
                 D::is_row_error(&error) && !(kind.is_claim() && D::is_locked(&error));
             let error = dialect.error(kind.context(), error);
-            let error = if rounds.has_written { error.unknown() } else { error };
+            let error = if rounds.has_written { error.with_unknown_outcome() } else { error };
             Err(Failed { error, is_row_error })
         }
     }

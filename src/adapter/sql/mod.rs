@@ -9,6 +9,7 @@ pub(super) mod errors;
 mod options;
 pub(super) mod purge;
 pub(super) mod queue;
+pub(super) mod responses;
 pub(super) mod rounds;
 pub(super) mod row;
 pub(super) mod statement;

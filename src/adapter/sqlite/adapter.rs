@@ -15,6 +15,7 @@ use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Rene
 use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
+use super::super::sql::responses::{add_responses, without_response};
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
@@ -128,12 +129,13 @@ impl SqliteAdapter {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
+        let fetch = without_response(terms.fetch());
         let rows = match &self.0.queues {
             Some(queues) => {
-                queues.lookups.submit(&self.0, Lookup::new(keys, terms.fetch())).await?
+                queues.lookups.submit(&self.0, Lookup::new(keys, fetch)).await?
             }
             None => {
-                let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
+                let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), fetch).await;
                 rows.map_err(|error| store_error("looking up keys", error))?
             }
         };
@@ -154,7 +156,13 @@ impl SqliteAdapter {
                 *reply = taken.next();
             }
         }
-        Ok(claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect())
+        let claimed = claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect();
+        add_responses(keys, terms, key_hash, claimed, |rows| async move {
+            let keys: Vec<&DedupKey> = rows.iter().map(|row| row.key).collect();
+            let read = self.0.read(&keys, Fetch::DigestAndResponse).await;
+            read.map_err(|error| store_error("reading a stored response", error))
+        })
+        .await
     }
 
     async fn call<T>(

@@ -188,7 +188,7 @@ impl Dialect for Writer<'_> {
 
     fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
         let error = store_error(context, error);
-        if self.has_written { error.unknown() } else { error }
+        if self.has_written { error.with_unknown_outcome() } else { error }
     }
 
     fn is_row_error(error: &sqlx::Error) -> bool {
