@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use http::Extensions;
 
-use crate::adapter::{CallTerms, DuplicateNote, Fetch, Payloads, Permanence, StoredResponse, Token};
+use crate::adapter::{
+    CallTerms, DuplicateNote, Fetch, Payloads, Permanence, StoredResponse, Token,
+};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::key::Keys;

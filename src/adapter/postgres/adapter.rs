@@ -216,8 +216,8 @@ impl Store {
         let fault = |error| store_error("looking up a key", error);
         let keys = [Uuid::from(key_hash(key))];
         let rows = self.fetch(&self.statements().get, Params::Keys(&keys)).await.map_err(fault)?;
-        let row = rows.first().map(|row| read_row(row, Fetch::Nothing)).transpose();
-        Ok(row.map_err(fault)?.and_then(|row| row.entry()))
+        let entry = rows.first().map(|row| read_row(row, Fetch::Nothing).entry()).transpose()?;
+        Ok(entry.flatten())
     }
 
     /// Runs a statement on the pool that may take longer than others.

@@ -194,7 +194,7 @@ pub(super) fn read_rows(
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
     let mut found: Vec<Option<Row>> = rows.iter().map(|_| None).collect();
     for (place, row) in Places::new(rows).of_rows(returned)? {
-        found[place] = Some(read_row(&row, fetch)?);
+        found[place] = Some(read_row(&row, fetch));
     }
     Ok(found)
 }

@@ -164,7 +164,9 @@ impl Places {
     pub(super) fn of_rows(&self, rows: Vec<PgRow>) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            let hash = u128::from_be_bytes(row.try_get::<Uuid, _>(0)?.0);
+            // A claim in a transaction that seized nothing returns a row without a key.
+            let Some(Uuid(hash)) = row.try_get(0)? else { continue };
+            let hash = u128::from_be_bytes(hash);
             if let Ok(at) = self.0.binary_search_by_key(&hash, |(hash, _)| *hash) {
                 found.push((self.0[at].1, row));
             }
@@ -326,8 +328,13 @@ impl DataColumns {
     }
 }
 
-/// Returns a row that was read with as much of its stored data.
-pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
+/// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
+/// column does not decode.
+pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Row {
+    try_read_row(row, fetch).unwrap_or_else(Row::unreadable)
+}
+
+fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let time = |column: usize| row.try_get::<Time, _>(column).map(i64::from);
     let maybe = |column: usize| {
         let time = row.try_get::<Option<Time>, _>(column);
@@ -361,6 +368,7 @@ pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         lease_until: maybe(7)?,
         now: time(8)?,
         stored,
+        unreadable: None,
     })
 }
 

@@ -109,7 +109,9 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
     while let Some(part) = parts.pop_front() {
         if let [one] = part[..] {
             let reply = execute_one(dialect, &calls[one]).await;
-            let unknown = |error: Error| if may_be_granted[one] { error.with_unknown_outcome() } else { error };
+            let unknown = |error: Error| {
+                if may_be_granted[one] { error.with_unknown_outcome() } else { error }
+            };
             replies[one] = Some(reply.map_err(unknown));
             continue;
         }
@@ -141,7 +143,8 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
                 let error = error.shared();
                 for call in part {
                     let error = error();
-                    let error = if may_be_granted[call] { error.with_unknown_outcome() } else { error };
+                    let error =
+                        if may_be_granted[call] { error.with_unknown_outcome() } else { error };
                     replies[call] = Some(Err(error));
                 }
             }
@@ -348,7 +351,7 @@ pub(in crate::adapter) async fn forget<D: Dialect>(
                 let is_held = held == [true];
                 return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
             }
-            Some(row) if row.is_leased() => return Ok(Forgotten::InFlight),
+            Some(row) if row.is_leased()? => return Ok(Forgotten::InFlight),
             // Somebody wrote the row since: try again.
             Some(_) => {}
         }

@@ -126,11 +126,11 @@ impl<'r, 'c> Rounds<'r, 'c> {
             };
             let terms = self.rows[place].terms;
             let reply = if self.kind.is_claim() {
-                row.claimed(terms).map(|reply| reply.map(RowReply::Claimed)).transpose()
+                row.claimed(terms).map(|reply| reply.map(RowReply::Claimed))
             } else {
-                row.completed(terms.token()).map(RowReply::Completed).map(Ok)
+                row.completed(terms.token()).map(|reply| reply.map(RowReply::Completed))
             };
-            match reply {
+            match reply.transpose() {
                 Some(reply) => {
                     self.known += 1;
                     self.replies[place] = Some(KeyReply { reply, row: Some(row) });

@@ -131,9 +131,7 @@ impl SqliteAdapter {
     ) -> Result<Vec<Claimed>, Error> {
         let fetch = without_response(terms.fetch());
         let rows = match &self.0.queues {
-            Some(queues) => {
-                queues.lookups.submit(&self.0, Lookup::new(keys, fetch)).await?
-            }
+            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(keys, fetch)).await?,
             None => {
                 let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), fetch).await;
                 rows.map_err(|error| store_error("looking up keys", error))?
@@ -158,6 +156,7 @@ impl SqliteAdapter {
         }
         let claimed = claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect();
         add_responses(keys, terms, key_hash, claimed, |rows| async move {
+            let _permit = self.0.response_reads.acquire().await;
             let keys: Vec<&DedupKey> = rows.iter().map(|row| row.key).collect();
             let read = self.0.read(&keys, Fetch::DigestAndResponse).await;
             read.map_err(|error| store_error("reading a stored response", error))
@@ -257,7 +256,8 @@ impl MaintenanceAdapter for SqliteAdapter {
         Box::pin(self.0.with_table(move || async move {
             let rows = self.0.read(&[key], Fetch::Nothing).await;
             let rows = rows.map_err(|error| store_error("looking up a key", error))?;
-            Ok(rows.into_iter().flatten().next().and_then(|row| row.entry()))
+            let row = rows.into_iter().flatten().next();
+            Ok(row.map(|row| row.entry()).transpose()?.flatten())
         }))
     }
 
@@ -300,7 +300,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::super::super::contract::PURGE_GRACE;
-    use super::super::super::sql::Identifier;
+    use super::super::super::sql::{Batching, Identifier};
     use super::super::super::terms::Token;
     use super::super::statements::Statements;
     use super::*;
@@ -316,6 +316,37 @@ mod tests {
         };
         store.statements.clock = ahead(&clock.clock);
         store.statements.purge = ahead(&clock.purge);
+    }
+
+    #[tokio::test]
+    async fn new_key_is_claimed_while_duplicates_wait_for_their_responses() {
+        for batching in [Batching::new(), Batching::off()] {
+            let dir = tempfile::tempdir().unwrap();
+            let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+            let options = SqliteOptions::new().batching(batching);
+            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+            let key = |id: usize| [DedupKey::new("n", &id.to_string()).unwrap()];
+            let terms = || {
+                let terms = CallTerms::on_claim(Token::random(), PURGE_GRACE);
+                terms.with_fetch(Fetch::DigestAndResponse)
+            };
+            for id in 0..80 {
+                adapter.claim(&key(id), &terms()).await.unwrap();
+            }
+            let reads = u32::try_from(adapter.0.response_reads.available_permits()).unwrap();
+            let reads = adapter.0.response_reads.acquire_many(reads).await.unwrap();
+            let claim = |id: usize| {
+                let (adapter, key, terms) = (adapter.clone(), key(id), terms());
+                tokio::spawn(async move { adapter.claim(&key, &terms).await.unwrap() })
+            };
+            let duplicates: Vec<_> = (0..80).map(claim).collect();
+            assert_eq!(claim(80).await.unwrap(), [Claimed::first(1, false)]);
+            assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
+            drop(reads);
+            for duplicate in duplicates {
+                assert!(matches!(duplicate.await.unwrap()[..], [Claimed::Duplicate(_)]));
+            }
+        }
     }
 
     #[tokio::test]

@@ -50,8 +50,13 @@ pub(super) fn rows_json(rows: &Rows<'_>) -> String {
     serde_json::to_string(&rows.collect::<Vec<_>>()).unwrap_or_default()
 }
 
-/// Returns a row that was read with as much of its stored data.
-fn read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
+/// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
+/// column does not decode: SQLite stores any type in any column.
+fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
+    try_read_row(row, fetch).unwrap_or_else(Row::unreadable)
+}
+
+fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let stored = match fetch {
         Fetch::Nothing => StoredColumns::default(),
         Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, None),
@@ -80,6 +85,7 @@ fn read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         lease_until: row.try_get("lease_until")?,
         now: row.try_get("now")?,
         stored,
+        unreadable: None,
     })
 }
 
@@ -93,7 +99,7 @@ pub(super) fn read_rows(
     for row in rows {
         let place: i64 = row.try_get("place")?;
         if let Some(slot) = usize::try_from(place).ok().and_then(|place| found.get_mut(place)) {
-            *slot = Some(read_row(row, fetch)?);
+            *slot = Some(read_row(row, fetch));
         }
     }
     Ok(found)

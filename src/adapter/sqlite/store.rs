@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
-use tokio::sync::{OwnedMutexGuard, oneshot};
+use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
 
 use super::super::sql::call::{Call, short_hash};
 use super::super::sql::purge::PurgeState;
@@ -26,6 +26,8 @@ use crate::key::DedupKey;
 const PREPARING: &str = "preparing the SQLite schema";
 /// How many of the reading connections the lookups of the queue use.
 const LOOKUP_LANES: usize = 2;
+/// How many callers read stored responses at the same time.
+const RESPONSE_READS: usize = 2;
 
 /// The state that all handles of an adapter share.
 pub(super) struct Store {
@@ -39,6 +41,8 @@ pub(super) struct Store {
     pub(super) statements: Statements,
     pub(super) queues: Option<Queues>,
     pub(super) purge_state: PurgeState,
+    /// Leaves connections for lookups while other callers read large responses.
+    pub(super) response_reads: Semaphore,
     file: WatchedFile,
     has_schema: AtomicBool,
     closed: AtomicBool,
@@ -100,6 +104,7 @@ impl Store {
             statements: Statements::new(&options.table),
             queues,
             purge_state: PurgeState::default(),
+            response_reads: Semaphore::new(RESPONSE_READS),
             has_schema: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             readers,

@@ -58,4 +58,5 @@ WITH settings AS MATERIALIZED (
   FROM settings AS s, written
   WHERE written.rows >= 0
 )
-SELECT s.key, s.attempts, s.takeover FROM seized AS s, restored
+-- The outer join evaluates `restored` even if no row was seized: then the key is null.
+SELECT s.key, s.attempts, s.takeover FROM restored LEFT JOIN seized AS s ON true
