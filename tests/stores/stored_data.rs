@@ -250,6 +250,56 @@ async fn postgres_new_key_is_claimed_while_duplicates_wait_for_their_responses()
     }
 }
 
+/// Every statement that reads responses fails: the column has another name.
+async fn only_duplicates_read_responses<A: DedupAdapter>(
+    adapter: &A,
+    rename: impl AsyncFnOnce(&'static str),
+) {
+    complete(adapter).await;
+    rename("ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed").await;
+    // The second time, the adapter reads before it inserts.
+    for round in 0..2 {
+        let ids = (0..KEYS).map(|id| id.to_string()).chain([format!("new {round}")]);
+        let claims = join_all(ids.map(|id| async move {
+            let terms = terms().with_fetch(Fetch::DigestAndResponse);
+            adapter.claim(&[dedup_key(&id)], &terms).await
+        }));
+        let mut claims = claims.await;
+        assert_eq!(claims.pop().unwrap().unwrap(), [FIRST]);
+        assert!(claims.iter().all(Result::is_err));
+    }
+}
+
+#[tokio::test]
+async fn postgres_batch_reads_no_responses() {
+    for batching in [Batching::new(), Batching::off()] {
+        let schema = Schema::fresh();
+        let options = PostgresOptions::new().batching(batching);
+        let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+        let rename = async |sql| {
+            let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+            sqlx::query(sql).execute(&mut connection).await.unwrap();
+        };
+        only_duplicates_read_responses(&adapter, rename).await;
+    }
+}
+
+#[tokio::test]
+async fn sqlite_batch_reads_no_responses() {
+    for batching in [Batching::new(), Batching::off()] {
+        let dir = tempfile::tempdir().unwrap();
+        let url = sqlite_url(dir.path());
+        let options = SqliteOptions::new().batching(batching);
+        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let rename = async |sql| {
+            let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
+            let mut connection = file.connect().await.unwrap();
+            sqlx::query(sql).execute(&mut connection).await.unwrap();
+        };
+        only_duplicates_read_responses(&adapter, rename).await;
+    }
+}
+
 /// A layer that replays and fails open, over a store with one complete event.
 async fn replays_and_fails_open<A: DedupAdapter + Clone>(
     adapter: &A,
