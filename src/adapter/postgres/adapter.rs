@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions, PgRow};
@@ -120,6 +119,7 @@ impl PostgresAdapter {
         let call = || -> StoreFuture<'_, Vec<RowReply>> {
             Box::pin(async move {
                 let call = Call::new(kind, keys, terms, key_hash);
+                let call = call.reading_first(store.read_first.is_on());
                 match &store.batcher {
                     Some(batcher) => batcher.submit(store, call).await,
                     None => execute_one(&mut store.session(Source::Pool), &call).await,
@@ -227,7 +227,7 @@ impl Store {
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        self.fetch_on(Source::Pool, bound, sql, params, &AtomicBool::default()).await
+        Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
     }
 }
 

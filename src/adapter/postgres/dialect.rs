@@ -9,7 +9,6 @@
 //! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use sqlx::Row as _;
@@ -25,8 +24,8 @@ use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::{is_locked, is_row_error, store_error};
 use super::params::{
-    DataColumns, KeyColumns, Params, Places, Uuid, advisory_lock, advisory_locks, claimed_row,
-    read_row,
+    Extra, ExtraColumns, KeyColumns, Params, Places, Uuid, advisory_lock, advisory_locks,
+    claimed_row, read_row,
 };
 use super::statements::{LOCK_TIMEOUT, Statements};
 use super::store::Store;
@@ -37,12 +36,12 @@ pub(super) struct Session<'s> {
     store: &'s Store,
     source: Source,
     /// Whether a statement may have written rows whose reply was lost.
-    lost_reply: AtomicBool,
+    lost_reply: bool,
 }
 
 impl Store {
     pub(super) fn session(&self, source: Source) -> Session<'_> {
-        Session { store: self, source, lost_reply: AtomicBool::default() }
+        Session { store: self, source, lost_reply: false }
     }
 }
 
@@ -63,14 +62,20 @@ impl Session<'_> {
         self.store.statements()
     }
 
-    async fn send(&self, sql: &Arc<str>, params: Params<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+    async fn send(
+        &mut self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.store.options.statement_timeout;
-        self.store.fetch_on(self.source, bound, sql, params, &self.lost_reply).await
+        let fetched = self.store.fetch_on(self.source, bound, sql, params).await?;
+        self.lost_reply |= fetched.lost_reply;
+        Ok(fetched.rows)
     }
 
     /// Sends a statement that may write. The time of its COMMIT shows how long others hold their rows.
     async fn send_writing(
-        &self,
+        &mut self,
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
@@ -84,27 +89,26 @@ impl Session<'_> {
 
     /// Sends the statement for several keys. Returns its rows, each with the place of its key.
     async fn write_many(
-        &self,
+        &mut self,
         sql: &Arc<str>,
         rows: &Rows<'_>,
-        stores_data: bool,
+        extra: Extra,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let columns = KeyColumns::new(rows);
-        let data = stores_data.then(|| DataColumns::new(rows));
-        let params = Params::Many(&columns, self.lock_timeout(rows), data.as_ref());
+        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
+        let params = Params::Many(&columns, self.lock_timeout(rows), &extra);
         Places::new(rows).of_rows(self.send_writing(sql, params).await?)
     }
 
     /// Sends the statement for one key or that for several. Returns its rows, each with the place of
     /// its key.
     async fn write_any(
-        &self,
+        &mut self,
         [one, many]: [&Arc<str>; 2],
         rows: &Rows<'_>,
-        stores_data: bool,
+        extra: Extra,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let [row] = &rows[..] else { return self.write_many(many, rows, stores_data).await };
-        let params = Params::One(row, self.lock_timeout(rows), stores_data);
+        let [row] = &rows[..] else { return self.write_many(many, rows, extra).await };
+        let params = Params::One(row, self.lock_timeout(rows), extra);
         let written = self.send_writing(one, params).await?;
         Ok(written.into_iter().map(|row| (0, row)).collect())
     }
@@ -135,14 +139,14 @@ fn unknown(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::
 impl RowStatements for Session<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         let all = self.statements();
-        let (statements, stores_data) = match kind {
-            Kind::Claim => ([&all.claim_insert_one, &all.claim_insert_many], false),
+        let (statements, extra) = match kind {
+            Kind::Claim => ([&all.claim_insert_one, &all.claim_insert_many], Extra::Lease),
             Kind::ClaimComplete => {
-                ([&all.claim_complete_insert_one, &all.claim_complete_insert_many], true)
+                ([&all.claim_complete_insert_one, &all.claim_complete_insert_many], Extra::Data)
             }
-            _ => ([&all.complete_one, &all.complete_many], true),
+            _ => ([&all.complete_one, &all.complete_many], Extra::Data),
         };
-        let returned = self.write_any(statements, rows, stores_data).await?;
+        let returned = self.write_any(statements, rows, extra).await?;
         let mut written = vec![Written::No; rows.len()];
         if kind == Kind::Complete {
             for (place, row) in returned {
@@ -165,8 +169,8 @@ impl RowStatements for Session<'_> {
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = self.statements();
         let seized = match kind {
-            Kind::Claim => self.write_many(&all.claim_seize, rows, false).await?,
-            _ => self.write_many(&all.claim_complete_seize, rows, true).await?,
+            Kind::Claim => self.write_many(&all.claim_seize, rows, Extra::Lease).await?,
+            _ => self.write_many(&all.claim_complete_seize, rows, Extra::Data).await?,
         };
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
         for (place, row) in seized {
@@ -214,21 +218,23 @@ impl Dialect for Session<'_> {
     ) -> Result<Vec<bool>, sqlx::Error> {
         let all = self.statements();
         let updated = match kind {
-            Kind::Renew => self.write_any([&all.renew_one, &all.renew_many], rows, false).await?,
+            Kind::Renew => {
+                self.write_any([&all.renew_one, &all.renew_many], rows, Extra::Lease).await?
+            }
             Kind::ReleaseComplete => {
-                let released = self.write_many(&all.release_complete, rows, false).await?;
+                let released = self.write_many(&all.release_complete, rows, Extra::Nothing).await?;
                 if released.len() < rows.len() {
                     self.check_settled().await?;
                 }
                 released
             }
-            _ => self.write_many(&all.release, rows, false).await?,
+            _ => self.write_many(&all.release, rows, Extra::Nothing).await?,
         };
         Ok(places(rows, &updated))
     }
 
     async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let deleted = self.write_many(&self.statements().forget, rows, false).await?;
+        let deleted = self.write_many(&self.statements().forget, rows, Extra::Nothing).await?;
         Ok(places(rows, &deleted))
     }
 
@@ -243,17 +249,13 @@ impl Dialect for Session<'_> {
         locks.iter().map(|row| row.try_get::<bool, _>("free").map(|free| !free)).collect()
     }
 
-    fn reads_first(&self) -> bool {
-        self.store.read_first.is_on()
-    }
-
-    fn claimed(&self, known: usize, rows: usize) {
+    fn note_known_rows(&self, known: usize, rows: usize) {
         self.store.read_first.note(known, rows);
     }
 
     fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
         let error = store_error(context, error);
-        if self.lost_reply.load(Ordering::Relaxed) { error.with_unknown_outcome() } else { error }
+        if self.lost_reply { error.with_unknown_outcome() } else { error }
     }
 
     fn is_row_error(error: &sqlx::Error) -> bool {

@@ -188,14 +188,39 @@ fn lease_ms(terms: &CallTerms) -> i64 {
 
 type Bound<'k> = Query<'k, Postgres, PgArguments>;
 
-/// What a statement is sent with.
+/// The parameters of a statement that follow those of every statement.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Extra {
+    Nothing,
+    Lease,
+    Data,
+}
+
+/// [`Extra`] for several keys.
+pub(super) enum ExtraColumns {
+    Nothing,
+    Leases(Vec<i64>),
+    Data(DataColumns),
+}
+
+impl ExtraColumns {
+    pub(super) fn new(extra: Extra, rows: &Rows<'_>) -> Self {
+        match extra {
+            Extra::Nothing => Self::Nothing,
+            Extra::Lease => Self::Leases(rows.iter().map(|row| lease_ms(row.terms)).collect()),
+            Extra::Data => Self::Data(DataColumns::new(rows)),
+        }
+    }
+}
+
+/// The parameters of a statement.
 #[derive(Clone, Copy)]
 pub(super) enum Params<'k> {
     None,
-    /// One key, how long to wait for a lock, and whether to send stored data.
-    One(&'k RowCall<'k>, &'static str, bool),
-    /// Several keys, how long to wait for a lock, and their stored data.
-    Many(&'k KeyColumns<'k>, &'static str, Option<&'k DataColumns>),
+    /// One key, its `lock_timeout`, and the parameters after these.
+    One(&'k RowCall<'k>, &'static str, Extra),
+    /// Several keys, their `lock_timeout`, and the parameters after these.
+    Many(&'k KeyColumns<'k>, &'static str, &'k ExtraColumns),
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
     /// How many keys, and from which expiry on, in milliseconds.
@@ -207,26 +232,28 @@ impl<'k> Params<'k> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
         match self {
             Self::None => query,
-            Self::One(RowCall { key, hash, terms, .. }, wait, stores_data) => {
+            Self::One(RowCall { key, hash, terms, .. }, lock_timeout, extra) => {
                 let query = query
                     .bind(Uuid::from(*hash))
                     .bind(key.namespace())
                     .bind(key.id())
                     .bind(Uuid::from(terms.token()))
                     .bind(retention_ms(terms))
-                    .bind(lease_ms(terms))
-                    .bind(wait);
-                if stores_data {
-                    bind_data(query, &terms.stored_data_for(key).unwrap_or_default())
-                } else {
-                    query
+                    .bind(lock_timeout);
+                match extra {
+                    Extra::Nothing => query,
+                    Extra::Lease => query.bind(lease_ms(terms)),
+                    Extra::Data => {
+                        bind_data(query, &terms.stored_data_for(key).unwrap_or_default())
+                    }
                 }
             }
-            Self::Many(columns, wait, data) => {
-                let query = columns.bind(query).bind(wait);
-                match data {
-                    Some(data) => data.bind(query),
-                    None => query,
+            Self::Many(columns, lock_timeout, extra) => {
+                let query = columns.bind(query).bind(lock_timeout);
+                match extra {
+                    ExtraColumns::Nothing => query,
+                    ExtraColumns::Leases(leases) => query.bind(leases),
+                    ExtraColumns::Data(data) => data.bind(query),
                 }
             }
             Self::Keys(keys) => query.bind(keys),
@@ -243,7 +270,6 @@ pub(super) struct KeyColumns<'k> {
     ids: Vec<&'k str>,
     tokens: Vec<Uuid>,
     retentions: Vec<i64>,
-    leases: Vec<i64>,
 }
 
 impl<'k> KeyColumns<'k> {
@@ -254,7 +280,6 @@ impl<'k> KeyColumns<'k> {
             ids: rows.iter().map(|row| row.key.id()).collect(),
             tokens: rows.iter().map(|row| row.token().into()).collect(),
             retentions: rows.iter().map(|row| retention_ms(row.terms)).collect(),
-            leases: rows.iter().map(|row| lease_ms(row.terms)).collect(),
         }
     }
 
@@ -265,7 +290,6 @@ impl<'k> KeyColumns<'k> {
             .bind(&self.ids)
             .bind(&self.tokens)
             .bind(&self.retentions)
-            .bind(&self.leases)
     }
 
     /// Binds the keys of one call, in a transaction.

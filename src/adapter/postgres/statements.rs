@@ -19,10 +19,10 @@
 //!    times as long as inserting a row.
 //! 8. Statements that run with every delivery come in two forms, for one key and for several.
 //!
-//! In statements for one key, `$1` to `$6` are key, namespace, id, token, retention and lease, the last
-//! two in milliseconds. In statements for several keys, they are arrays of these. `$7` is how long to
-//! wait for a lock. `$8` to `$11`, where data may be stored with the keys, are the payload's SHA-256 and
-//! the response's status, headers and body; null where there is nothing to store.
+//! In statements for one key, `$1` to `$5` are key, namespace, id, token, and retention in milliseconds.
+//! In statements for several keys, they are arrays of these. `$6` is the `lock_timeout`. In statements
+//! that set a lease, `$7` is the lease in milliseconds. In statements that store data, `$7` to `$10` are
+//! the payload's SHA-256 and the response's status, headers and body; null for no data.
 
 use std::sync::Arc;
 

@@ -46,6 +46,13 @@ pub(super) struct Store {
     has_schema: AtomicBool,
 }
 
+/// The rows that a statement returned.
+pub(super) struct Fetched {
+    pub(super) rows: Vec<PgRow>,
+    /// An earlier try of the statement lost its reply: the rows may show what that try wrote.
+    pub(super) lost_reply: bool,
+}
+
 /// Where the table is, or is to be.
 struct Found {
     name: TableName,
@@ -205,7 +212,7 @@ impl Store {
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.options.statement_timeout;
-        self.fetch_on(Source::Pool, bound, sql, params, &AtomicBool::default()).await
+        Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
     }
 
     /// Runs one statement on a connection of this source, within `bound`. Returns its rows.
@@ -215,16 +222,13 @@ impl Store {
     /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
     /// A statement that has used up its time is not repeated, because its caller has given up.
     ///
-    /// `lost_reply` is set if this reply came after an earlier reply was lost: it may describe what the
-    /// earlier try wrote.
     pub(super) async fn fetch_on(
         &self,
         source: Source,
         bound: Duration,
         sql: &Arc<str>,
         params: Params<'_>,
-        lost_reply: &AtomicBool,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
+    ) -> Result<Fetched, sqlx::Error> {
         let sql = &self.replanner.text(sql);
         let mut pauses = repeats();
         let mut lost = None;
@@ -242,10 +246,7 @@ impl Store {
             };
             let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
             let error = match session.run(bound, is_gone, fetch).await {
-                Ok(rows) => {
-                    lost_reply.fetch_or(lost.is_some(), Ordering::Relaxed);
-                    return Ok(rows);
-                }
+                Ok(rows) => return Ok(Fetched { rows, lost_reply: lost.is_some() }),
                 Err(error) => error,
             };
             if is_gone(&error) {

@@ -122,8 +122,7 @@ impl Call {
         Self { kind, keys: keys.to_vec(), hashes, short_hashes, terms, reads_first: false }
     }
 
-    /// Reads before it writes, because some of its keys are known to have a row that may be free.
-    #[cfg(feature = "sqlite")]
+    /// Sets whether a claim reads before it inserts, because some of its keys are likely to have a row.
     pub(in crate::adapter) fn reading_first(self, reads_first: bool) -> Self {
         Self { reads_first, ..self }
     }

@@ -2,9 +2,7 @@
 //!
 //! A dialect supplies single statements. This module decides which statement is sent for which keys:
 //!
-//! 1. A call that writes goes in *rounds*: write what is free at once, read what was there, seize what
-//!    a claim may take, write again. A reply comes from a row that was written, or from a row that was
-//!    read. A row that changes hands in all [`ROUNDS`] is in flight.
+//! 1. A claim and a completion go in [rounds](super::rounds).
 //! 2. If several calls of a batch name one key, only the first call's row is sent. The other calls are
 //!    answered from the resulting row. A call that the row cannot answer is sent in the next statement.
 //! 3. A batch that fails because of one row is sent again in parts, until the bad row stands alone
@@ -58,13 +56,8 @@ pub(in crate::adapter) trait Dialect: RowStatements {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
 
-    /// Returns `true` if claims read before they insert.
-    fn reads_first(&self) -> bool {
-        false
-    }
-
-    /// Notes how many of the rows of a claim were known before.
-    fn claimed(&self, known: usize, rows: usize) {
+    /// Notes how many of the rows of a claim were known before the claim.
+    fn note_known_rows(&self, known: usize, rows: usize) {
         let _ = (known, rows);
     }
 
@@ -248,12 +241,12 @@ async fn execute_rows<D: Dialect>(
         return Ok(updated.into_iter().map(reply).collect());
     }
     let mut rounds = Rounds::new(kind, rows);
-    let reads_first = kind.is_claim() && (reads_first || dialect.reads_first());
     let deadline = Instant::now() + SPLIT_TIME;
-    match claim_with_fallback(dialect, &mut rounds, reads_first, deadline).await {
+    match claim_with_fallback(dialect, &mut rounds, reads_first && kind.is_claim(), deadline).await
+    {
         Ok(()) => {
             if kind.is_claim() {
-                dialect.claimed(rounds.known, rows.len());
+                dialect.note_known_rows(rounds.known, rows.len());
             }
             Ok(rounds.finish())
         }

@@ -17,10 +17,9 @@ SELECT a.key, a.namespace, a.id, a.token, NULL, 0, false,
 FROM (
   SELECT $1::uuid AS key, $2::text AS namespace, $3::text AS id, $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
-    $6::int8 * interval '1 millisecond' AS lease,
-    $8::bytea AS payload_sha256, $9::int2 AS response_status,
-    $10::text AS response_headers, $11::bytea AS response_body
-  WHERE set_config('lock_timeout', $7::text, true) IS NOT NULL
+    $7::bytea AS payload_sha256, $8::int2 AS response_status,
+    $9::text AS response_headers, $10::bytea AS response_body
+  WHERE set_config('lock_timeout', $6::text, true) IS NOT NULL
     AND ({durable}) IS DISTINCT FROM ''
 ) AS a
 ON CONFLICT (key) DO UPDATE SET

@@ -10,8 +10,8 @@ SELECT a.key, a.namespace, a.id, a.token, clock_timestamp() + a.lease, 1, false,
 FROM (
   SELECT $1::uuid AS key, $2::text AS namespace, $3::text AS id, $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
-    $6::int8 * interval '1 millisecond' AS lease
-  WHERE set_config('lock_timeout', $7::text, true) IS NOT NULL
+    $7::int8 * interval '1 millisecond' AS lease
+  WHERE set_config('lock_timeout', $6::text, true) IS NOT NULL
     AND ({durable}) IS DISTINCT FROM ''
 ) AS a
 ON CONFLICT (key) DO UPDATE SET lease_until = excluded.lease_until
