@@ -23,7 +23,7 @@ use super::errors::store_error;
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
-use super::store::{MAINTENANCE_TIMEOUT, Store};
+use super::store::{MAINTENANCE_TIMEOUT, PostgresStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -34,7 +34,7 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// A clone is another handle to the same connections and the same state.
 #[derive(Clone)]
-pub struct PostgresAdapter(pub(super) Arc<Store>);
+pub struct PostgresAdapter(pub(super) Arc<PostgresStore>);
 
 impl PostgresAdapter {
     /// Connects to the database that a `postgres://` URL names, with up to ten connections.
@@ -74,7 +74,7 @@ impl PostgresAdapter {
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .connect_lazy_with(connect);
         drop(first.close().await);
-        Ok(Self(Arc::new(Store::new(pool, options, false))))
+        Ok(Self(Arc::new(PostgresStore::new(pool, options, false))))
     }
 
     /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
@@ -89,7 +89,7 @@ impl PostgresAdapter {
     /// Returns an adapter over a pool of yours, with these options.
     #[must_use]
     pub fn with_options(pool: PgPool, options: PostgresOptions) -> Self {
-        Self(Arc::new(Store::new(pool, options, true)))
+        Self(Arc::new(PostgresStore::new(pool, options, true)))
     }
 
     /// Makes the schema, if it does not exist. Many processes may call it at once.
@@ -122,7 +122,7 @@ impl PostgresAdapter {
                 let call = call.reading_first(store.read_first.is_on());
                 match &store.batcher {
                     Some(batcher) => batcher.submit(store, call).await,
-                    None => execute_one(&mut store.session(Source::Pool), &call).await,
+                    None => execute_one(&mut store.dialect(Source::Pool), &call).await,
                 }
             })
         };
@@ -149,7 +149,7 @@ impl DedupAdapter for PostgresAdapter {
         Box::pin(async move {
             let claimed = self.call(Kind::claim(terms), keys, terms, RowReply::claimed).await?;
             add_responses(keys, terms, key_hash, claimed, |rows| async move {
-                let read = read_rows(&mut self.0.session(Source::Pool), &rows).await;
+                let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
                 read.map_err(|error| store_error("reading a stored response", error))
             })
             .await
@@ -181,7 +181,7 @@ impl DedupAdapter for PostgresAdapter {
     }
 }
 
-impl Store {
+impl PostgresStore {
     /// Deletes one portion of a purge: keys that expired at `from` or later.
     async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
         let fault = |error| store_error("purging", error);
@@ -242,7 +242,7 @@ impl MaintenanceAdapter for PostgresAdapter {
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
         let store = &self.0;
         Box::pin(store.with_table(move || {
-            Box::pin(async move { forget(&mut store.session(Source::Pool), key, key_hash).await })
+            Box::pin(async move { forget(&mut store.dialect(Source::Pool), key, key_hash).await })
         }))
     }
 

@@ -16,7 +16,7 @@
 //! 6. New connections follow the pool's connect options of that moment, so that rotated credentials
 //!    and a new host take effect.
 //! 7. A statement that was given up may go on at the server. Its lane, or its place in the pool, is
-//!    kept until the server has [settled](Connections::settled), so that sessions do not pile up.
+//!    kept until the server has [settled](Connections::wait_for_outstanding), so that sessions do not pile up.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -118,9 +118,14 @@ impl Connections {
         }
     }
 
-    pub(super) async fn get(self: &Arc<Self>, source: Source) -> Result<Session<'_>, sqlx::Error> {
+    pub(super) async fn get(
+        self: &Arc<Self>,
+        source: Source,
+    ) -> Result<BoundedConnection<'_>, sqlx::Error> {
         match source {
-            Source::Pool => self.pooled().await.map(|connection| Session::of(self, connection)),
+            Source::Pool => {
+                self.pooled().await.map(|connection| BoundedConnection::of(self, connection))
+            }
             Source::Lane => self.lane().await,
         }
     }
@@ -167,20 +172,20 @@ impl Connections {
         millis(self.created.elapsed())
     }
 
-    async fn lane(self: &Arc<Self>) -> Result<Session<'_>, sqlx::Error> {
+    async fn lane(self: &Arc<Self>) -> Result<BoundedConnection<'_>, sqlx::Error> {
         if let Some(mut idle) = self.idle()? {
             let sound = idle.since.elapsed() < TEST_AFTER
                 || matches!(timeout(TEST, idle.connection.ping()).await, Ok(Ok(())));
             if sound {
                 let Idle { connection, opened, options, .. } = idle;
-                return Ok(Session::new(self, Live::Lane(connection, opened, options)));
+                return Ok(BoundedConnection::new(self, Live::Lane(connection, opened, options)));
             }
             drop(idle);
             self.suspect();
         }
         let options = self.pool.connect_options();
         let connection = self.open().await?;
-        Ok(Session::new(self, Live::Lane(connection, Instant::now(), options)))
+        Ok(BoundedConnection::new(self, Live::Lane(connection, Instant::now(), options)))
     }
 
     /// Returns an unused connection of this runtime.
@@ -193,7 +198,7 @@ impl Connections {
             }
             let current = beside.opener.as_ref().is_some_and(|opener| opener.is_of(&options));
             let outdated = if current { HashMap::new() } else { std::mem::take(&mut beside.idle) };
-            (beside.idle.get_mut(&here()).and_then(Vec::pop), outdated)
+            (beside.idle.get_mut(&current_runtime()).and_then(Vec::pop), outdated)
         };
         drop(outdated);
         Ok(found)
@@ -248,7 +253,7 @@ impl Connections {
     }
 
     /// Opens a connection, reads one row, and closes the connection, within twice [`CONNECT`].
-    async fn ask(
+    async fn query_server(
         &self,
         sql: &'static str,
         first: Option<i64>,
@@ -270,10 +275,11 @@ impl Connections {
     /// A caller that gave up a statement keeps its lane, or its place in the pool, until then. Otherwise
     /// each statement that waits for a lock, or for a standby, would leave a session on the server, and
     /// the next statement would join it.
-    pub(super) async fn settled(&self, bound: Duration) {
+    pub(super) async fn wait_for_outstanding(&self, bound: Duration) {
         let mut pauses = pauses();
         loop {
-            let outstanding = self.ask(&OUTSTANDING, Some(as_ms(bound)), as_ms(YOUNG)).await;
+            let outstanding =
+                self.query_server(&OUTSTANDING, Some(as_ms(bound)), as_ms(YOUNG)).await;
             match outstanding.and_then(|row| row.try_get::<i64, _>(0)) {
                 Ok(1..) => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
                 // A server that cannot be asked takes no further session either.
@@ -284,7 +290,7 @@ impl Connections {
 
     /// Returns `true` if the server still runs a statement that was given up: its outcome is open.
     pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
-        let row = self.ask(&OUTSTANDING, None, as_ms(bound)).await?;
+        let row = self.query_server(&OUTSTANDING, None, as_ms(bound)).await?;
         Ok(row.try_get::<i64, _>(0)? > 0)
     }
 
@@ -296,17 +302,21 @@ impl Connections {
     ///
     /// A transaction without a lock has written nothing. Those of this crate that have done nothing for
     /// `age` are terminated too: a claim takes less.
-    pub(super) async fn terminate(&self, lock: i64, age: Duration) -> Result<Found, sqlx::Error> {
-        let row = self.ask(&TERMINATE, Some(lock), as_ms(age)).await?;
+    pub(super) async fn terminate(
+        &self,
+        lock: i64,
+        age: Duration,
+    ) -> Result<FoundTable, sqlx::Error> {
+        let row = self.query_server(&TERMINATE, Some(lock), as_ms(age)).await?;
         Ok(match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
-            (1.., _) => Found::Commits,
-            (_, 1..) => Found::Terminated,
-            _ => Found::Nothing,
+            (1.., _) => FoundTable::Commits,
+            (_, 1..) => FoundTable::Terminated,
+            _ => FoundTable::Nothing,
         })
     }
 
     /// Keeps a lane's connection for the next statement, unless there are enough or it is too old.
-    fn keep(&self, connection: PgConnection, opened: Instant, with: Arc<PgConnectOptions>) {
+    fn store_idle(&self, connection: PgConnection, opened: Instant, with: Arc<PgConnectOptions>) {
         let options = self.pool.options();
         let is_old = |opened: Instant| {
             options.get_max_lifetime().is_some_and(|longest| opened.elapsed() > longest)
@@ -319,7 +329,7 @@ impl Connections {
             let mut beside = self.lock();
             // The connections of a runtime that has ended are closed here.
             beside.idle.retain(|runtime, idle| {
-                let elsewhere = *runtime != here();
+                let elsewhere = *runtime != current_runtime();
                 let (kept, old) = std::mem::take(idle).into_iter().partition(|idle: &Idle| {
                     let forgotten = elsewhere && idle.since.elapsed() > ELSEWHERE;
                     !forgotten && !is_old(idle.opened) && !is_idle(idle.since)
@@ -328,16 +338,16 @@ impl Connections {
                 dropped.extend::<Vec<Idle>>(old);
                 !idle.is_empty()
             });
-            let mine = beside.idle.entry(here()).or_default();
+            let mine = beside.idle.entry(current_runtime()).or_default();
             let outdated = !Arc::ptr_eq(&with, &self.pool.connect_options());
             let idle = Idle { connection, opened, options: with, since: Instant::now() };
             mine.push(idle);
             if self.is_closed()
                 || outdated
                 || is_old(opened)
-                || beside.idle[&here()].len() > self.lanes
+                || beside.idle[&current_runtime()].len() > self.lanes
             {
-                dropped.extend(beside.idle.get_mut(&here()).and_then(Vec::pop));
+                dropped.extend(beside.idle.get_mut(&current_runtime()).and_then(Vec::pop));
             }
         }
     }
@@ -368,13 +378,13 @@ impl Opener {
     }
 }
 
-fn here() -> Id {
+fn current_runtime() -> Id {
     Handle::current().id()
 }
 
 /// What [`Connections::terminate`] found of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum FoundTable {
     Nothing,
     Terminated,
     /// The session ends by itself.
@@ -447,7 +457,7 @@ impl Drop for Guard {
 
 /// A connection for one statement. It is closed if it is dropped while a statement is under way, or
 /// after a statement without an answer. Otherwise it returns to its source.
-pub(super) struct Session<'c> {
+pub(super) struct BoundedConnection<'c> {
     connections: &'c Arc<Connections>,
     live: Option<Live>,
     state: State,
@@ -466,7 +476,7 @@ enum Live {
     Lane(PgConnection, Instant, Arc<PgConnectOptions>),
 }
 
-impl<'c> Session<'c> {
+impl<'c> BoundedConnection<'c> {
     fn new(connections: &'c Arc<Connections>, live: Live) -> Self {
         Self { connections, live: Some(live), state: State::Sound }
     }
@@ -498,12 +508,12 @@ impl<'c> Session<'c> {
     }
 }
 
-impl Drop for Session<'_> {
+impl Drop for BoundedConnection<'_> {
     fn drop(&mut self) {
         match (self.live.take(), &self.state) {
             (Some(Live::Pooled(connection)), State::Sound) => return_to_pool(connection),
             (Some(Live::Lane(connection, opened, options)), State::Sound) => {
-                self.connections.keep(connection, opened, options);
+                self.connections.store_idle(connection, opened, options);
             }
             (Some(Live::Pooled(connection)), State::Busy(bound)) => {
                 let held = Guard(Some(connection));
@@ -513,7 +523,7 @@ impl Drop for Session<'_> {
                     runtime.spawn(async move {
                         connections.suspect();
                         tokio::time::sleep(YOUNG).await;
-                        connections.settled(bound).await;
+                        connections.wait_for_outstanding(bound).await;
                         drop(held);
                     });
                 }

@@ -24,28 +24,28 @@ use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::{is_locked, is_row_error, store_error};
 use super::params::{
-    Extra, ExtraColumns, KeyColumns, Params, Places, Uuid, advisory_lock, advisory_locks,
+    Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, advisory_locks,
     claimed_row, read_row,
 };
 use super::statements::{LOCK_TIMEOUT, Statements};
-use super::store::Store;
+use super::store::PostgresStore;
 use crate::error::Error;
 
 /// The statements of one call or batch, on connections of one source.
-pub(super) struct Session<'s> {
-    store: &'s Store,
+pub(super) struct PostgresDialect<'s> {
+    store: &'s PostgresStore,
     source: Source,
     /// Whether a statement may have written rows whose reply was lost.
     lost_reply: bool,
 }
 
-impl Store {
-    pub(super) fn session(&self, source: Source) -> Session<'_> {
-        Session { store: self, source, lost_reply: false }
+impl PostgresStore {
+    pub(super) fn dialect(&self, source: Source) -> PostgresDialect<'_> {
+        PostgresDialect { store: self, source, lost_reply: false }
     }
 }
 
-impl BatchExecutor<Call> for Store {
+impl BatchExecutor<Call> for PostgresStore {
     type SendGuard = ();
 
     async fn send_guard(&self) -> Result<(), Error> {
@@ -53,11 +53,11 @@ impl BatchExecutor<Call> for Store {
     }
 
     async fn execute(&self, (): (), batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
-        execute_batch(&mut self.session(Source::Lane), &batch).await
+        execute_batch(&mut self.dialect(Source::Lane), &batch).await
     }
 }
 
-impl Session<'_> {
+impl PostgresDialect<'_> {
     fn statements(&self) -> Arc<Statements> {
         self.store.statements()
     }
@@ -87,7 +87,7 @@ impl Session<'_> {
         Ok(rows)
     }
 
-    /// Sends the statement for several keys. Returns its rows, each with the place of its key.
+    /// Sends the statement for several keys. Returns its rows, each with the index of its key.
     async fn write_many(
         &mut self,
         sql: &Arc<str>,
@@ -96,10 +96,10 @@ impl Session<'_> {
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
         let params = Params::Many(&columns, self.lock_timeout(rows), &extra);
-        Places::new(rows).of_rows(self.send_writing(sql, params).await?)
+        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
     }
 
-    /// Sends the statement for one key or that for several. Returns its rows, each with the place of
+    /// Sends the statement for one key or that for several. Returns its rows, each with the index of
     /// its key.
     async fn write_any(
         &mut self,
@@ -120,7 +120,7 @@ impl Session<'_> {
     /// Fails while the server still runs a statement that was given up. A claim whose statement was
     /// given up may be waiting in its COMMIT, where nobody sees it. If the caller were told that the key
     /// is not there, its event would be lost once the key appears.
-    async fn check_settled(&self) -> Result<(), sqlx::Error> {
+    async fn check_outstanding(&self) -> Result<(), sqlx::Error> {
         let bound = self.store.options.statement_timeout;
         let outstanding = self.store.connections.is_outstanding(bound).await;
         // Whatever the server answers, the outcome of the release is unknown.
@@ -136,7 +136,7 @@ fn unknown(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::
     sqlx::Error::Io(std::io::Error::other(error))
 }
 
-impl RowStatements for Session<'_> {
+impl RowStatements for PostgresDialect<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         let all = self.statements();
         let (statements, extra) = match kind {
@@ -149,32 +149,32 @@ impl RowStatements for Session<'_> {
         let returned = self.write_any(statements, rows, extra).await?;
         let mut written = vec![Written::No; rows.len()];
         if kind == Kind::Complete {
-            for (place, row) in returned {
-                let reply = completion(&row, rows[place].token().into())?;
-                written[place] = Written::Yes(reply);
+            for (index, row) in returned {
+                let reply = completion(&row, rows[index].token().into())?;
+                written[index] = Written::Yes(reply);
             }
         } else {
             self.store.replanner.note_rows(returned.len());
-            for (place, _) in returned {
-                written[place] = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
+            for (index, _) in returned {
+                written[index] = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
             }
         }
         Ok(written)
     }
 
-    async fn seize(
+    async fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = self.statements();
-        let seized = match kind {
-            Kind::Claim => self.write_many(&all.claim_seize, rows, Extra::Lease).await?,
-            _ => self.write_many(&all.claim_complete_seize, rows, Extra::Data).await?,
+        let existing = match kind {
+            Kind::Claim => self.write_many(&all.claim_existing, rows, Extra::Lease).await?,
+            _ => self.write_many(&all.claim_complete_existing, rows, Extra::Data).await?,
         };
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (place, row) in seized {
-            claimed[place] = Some(claimed_row(&row)?);
+        for (index, row) in existing {
+            claimed[index] = Some(claimed_row(&row)?);
         }
         Ok(claimed)
     }
@@ -197,8 +197,8 @@ pub(super) fn read_rows(
     fetch: Fetch,
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
     let mut found: Vec<Option<Row>> = rows.iter().map(|_| None).collect();
-    for (place, row) in Places::new(rows).of_rows(returned)? {
-        found[place] = Some(read_row(&row, fetch));
+    for (index, row) in KeyIndexes::new(rows).of_rows(returned)? {
+        found[index] = Some(read_row(&row, fetch));
     }
     Ok(found)
 }
@@ -210,7 +210,7 @@ fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
     Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))
 }
 
-impl Dialect for Session<'_> {
+impl Dialect for PostgresDialect<'_> {
     async fn update_by_token(
         &mut self,
         kind: Kind,
@@ -224,18 +224,18 @@ impl Dialect for Session<'_> {
             Kind::ReleaseComplete => {
                 let released = self.write_many(&all.release_complete, rows, Extra::Nothing).await?;
                 if released.len() < rows.len() {
-                    self.check_settled().await?;
+                    self.check_outstanding().await?;
                 }
                 released
             }
             _ => self.write_many(&all.release, rows, Extra::Nothing).await?,
         };
-        Ok(places(rows, &updated))
+        Ok(was_returned(rows, &updated))
     }
 
     async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
         let deleted = self.write_many(&self.statements().forget, rows, Extra::Nothing).await?;
-        Ok(places(rows, &deleted))
+        Ok(was_returned(rows, &deleted))
     }
 
     async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
@@ -268,10 +268,10 @@ impl Dialect for Session<'_> {
 }
 
 /// Returns which rows a statement returned.
-fn places(rows: &Rows<'_>, returned: &[(usize, PgRow)]) -> Vec<bool> {
+fn was_returned(rows: &Rows<'_>, returned: &[(usize, PgRow)]) -> Vec<bool> {
     let mut found = vec![false; rows.len()];
-    for (place, _) in returned {
-        found[*place] = true;
+    for (index, _) in returned {
+        found[*index] = true;
     }
     found
 }

@@ -149,22 +149,22 @@ pub(super) fn advisory_locks(rows: &[RowCall<'_>]) -> Vec<i64> {
     locks
 }
 
-/// The place of each key in a list.
-pub(super) struct Places(Vec<(u128, usize)>);
+/// The index of each key in a list.
+pub(super) struct KeyIndexes(Vec<(u128, usize)>);
 
-impl Places {
+impl KeyIndexes {
     pub(super) fn new(rows: &[RowCall<'_>]) -> Self {
-        let mut places: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
+        let mut indexes: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
         // The rows of a batch are sorted already.
-        places.sort_unstable();
-        Self(places)
+        indexes.sort_unstable();
+        Self(indexes)
     }
 
-    /// Returns each returned row, which begins with its key, with the place of that key.
+    /// Returns each returned row, which begins with its key, with the index of that key.
     pub(super) fn of_rows(&self, rows: Vec<PgRow>) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            // A claim in a transaction that seized nothing returns a row without a key.
+            // A claim in a transaction that existing nothing returns a row without a key.
             let Some(Uuid(hash)) = row.try_get(0)? else { continue };
             let hash = u128::from_be_bytes(hash);
             if let Ok(at) = self.0.binary_search_by_key(&hash, |(hash, _)| *hash) {

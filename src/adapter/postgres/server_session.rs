@@ -8,7 +8,7 @@ use sqlx::postgres::Postgres;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::connections::{Connections, Found, Guard, LONGEST_PAUSE, pauses};
+use super::connections::{Connections, FoundTable, Guard, LONGEST_PAUSE, pauses};
 
 /// The statement that begins a transaction. Its tag distinguishes the session from others.
 pub(super) const BEGIN: &str = "/* tower-dedup */ BEGIN";
@@ -52,9 +52,9 @@ async fn terminate(
     let (start, mut pauses) = (Instant::now(), pauses());
     loop {
         match connections.terminate(lock, age).await {
-            Ok(Found::Terminated) => return,
-            Ok(Found::Nothing) => break,
-            Ok(Found::Commits) => {}
+            Ok(FoundTable::Terminated) => return,
+            Ok(FoundTable::Nothing) => break,
+            Ok(FoundTable::Commits) => {}
             Err(error) if start.elapsed() > LOOK_FOR || connections.is_closed() => {
                 tracing::warn!(%error, "could not terminate the session of a lost transaction");
                 return;
@@ -64,7 +64,7 @@ async fn terminate(
         tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
     }
     // The claim may wait for a lock on the table, without a lock of its own yet.
-    connections.settled(statement_timeout).await;
+    connections.wait_for_outstanding(statement_timeout).await;
     drop(held);
     // A session that began and did nothing else is found by its age only.
     tokio::time::sleep(age).await;

@@ -1,4 +1,4 @@
-//! [`Store`]: how a statement is run, and where the table is.
+//! [`PostgresStore`]: how a statement is run, and where the table is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -29,7 +29,7 @@ pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 const REPEATS: usize = 6;
 
 /// The state that all handles of an adapter share.
-pub(super) struct Store {
+pub(super) struct PostgresStore {
     pub(super) options: PostgresOptions,
     /// Whether the pool is the user's.
     pub(super) user_pool: bool,
@@ -54,7 +54,7 @@ pub(super) struct Fetched {
 }
 
 /// Where the table is, or is to be.
-struct Found {
+struct FoundTable {
     name: TableName,
     /// Whether it exists, with its version.
     exists: bool,
@@ -62,7 +62,7 @@ struct Found {
     own_path: bool,
 }
 
-impl Store {
+impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
         let statements = Statements::new(&options.name, options.claims);
         let lanes = options.batching.lane_count();
@@ -152,7 +152,7 @@ impl Store {
         // A transaction that has written may have made the schema, and may roll it back. And a
         // `search_path` of the transaction's own is not everybody's.
         if found.own_path && scalar(&statements.unwritten, connection).await.map_err(fault)? {
-            self.know(&statements);
+            self.set_statements(&statements);
         }
         Ok(statements)
     }
@@ -171,17 +171,17 @@ impl Store {
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
             session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await.map_err(fault)?;
         }
-        self.know(&statements);
+        self.set_statements(&statements);
         Ok(())
     }
 
-    fn know(&self, statements: &Arc<Statements>) {
+    fn set_statements(&self, statements: &Arc<Statements>) {
         *self.statements.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(statements);
         self.has_schema.store(true, Ordering::Release);
     }
 
     /// Reads the row of [`TableName::find`].
-    fn found(&self, row: &PgRow) -> Result<Found, Error> {
+    fn found(&self, row: &PgRow) -> Result<FoundTable, Error> {
         let fault = |error| store_error("looking for the Postgres schema", error);
         let encoding: String = row.try_get("encoding").map_err(fault)?;
         // SQL_ASCII takes every byte. All other encodings lack characters that an id may have, and
@@ -193,7 +193,7 @@ impl Store {
             ));
         }
         let schema = row.try_get("schema").map_err(fault)?;
-        Ok(Found {
+        Ok(FoundTable {
             name: TableName { schema, ..self.options.name.clone() },
             exists: row.try_get("there").map_err(fault)?,
             own_path: row.try_get("own_path").map_err(fault)?,
@@ -254,7 +254,7 @@ impl Store {
                 self.connections.suspect();
             }
             if is_timed_out(&error) {
-                self.connections.settled(bound).await;
+                self.connections.wait_for_outstanding(bound).await;
                 return Err(lost.unwrap_or(error));
             }
             drop(session);

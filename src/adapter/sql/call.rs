@@ -207,9 +207,9 @@ impl<'c> Rows<'c> {
         self.rows.iter().any(|row| row.terms.stores_data())
     }
 
-    /// Returns the rows at these places.
-    pub(in crate::adapter) fn select(&self, places: &[usize]) -> Self {
-        let rows = places.iter().map(|place| self.rows[*place]).collect();
+    /// Returns the rows at these indexes.
+    pub(in crate::adapter) fn select(&self, indexes: &[usize]) -> Self {
+        let rows = indexes.iter().map(|index| self.rows[*index]).collect();
         Self { rows, is_batch: self.is_batch }
     }
 }

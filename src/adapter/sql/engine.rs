@@ -146,17 +146,17 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
     replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
 }
 
-/// Returns the places of all calls, in parts that are not too large.
+/// Returns the indexes of all calls, in parts that are not too large.
 fn split_by_size(calls: &[Call]) -> VecDeque<Vec<usize>> {
     let (mut parts, mut part, mut bytes) = (VecDeque::new(), Vec::new(), 0_usize);
-    for (place, call) in calls.iter().enumerate() {
+    for (index, call) in calls.iter().enumerate() {
         let more = call.bytes();
         if !part.is_empty() && bytes.saturating_add(more) > MAX_BYTES {
             parts.push_back(std::mem::take(&mut part));
             bytes = 0;
         }
         bytes = bytes.saturating_add(more);
-        part.push(place);
+        part.push(index);
     }
     if !part.is_empty() {
         parts.push_back(part);
@@ -174,13 +174,13 @@ struct Layout<'c> {
 }
 
 impl<'c> Layout<'c> {
-    /// `part` are the places of calls of one kind.
+    /// `part` are the indexes of calls of one kind.
     fn new(calls: &'c [Call], part: &[usize]) -> Self {
-        let calls: Vec<&Call> = part.iter().map(|place| &calls[*place]).collect();
+        let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
         let mut named: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
-        for (place, call) in calls.iter().enumerate() {
+        for (index, call) in calls.iter().enumerate() {
             let keys = call.hashes.iter().zip(&call.keys).enumerate();
-            named.extend(keys.map(|(at, (hash, key))| (*hash, key, place, at)));
+            named.extend(keys.map(|(at, (hash, key))| (*hash, key, index, at)));
         }
         // The first call of those that name a key comes first.
         named.sort_unstable();
@@ -284,7 +284,7 @@ fn claim_with_fallback<'a, D: Dialect>(
         if !rounds.kind.is_claim() || !D::is_locked(&error) {
             return Err(error);
         }
-        match rounds.open_places().len() {
+        match rounds.unanswered().len() {
             // The open transaction holds this one.
             0 | 1 => Ok(()),
             _ if Instant::now() >= deadline => Err(error),
@@ -300,20 +300,20 @@ async fn claim_unlocked<D: Dialect>(
     reads_first: bool,
     deadline: Instant,
 ) -> Result<(), sqlx::Error> {
-    let open = rounds.open_places();
+    let open = rounds.unanswered();
     let held = dialect.held_by_transactions(rounds.rows).await?;
-    let places: Vec<usize> = open.iter().copied().filter(|place| !held[*place]).collect();
+    let indexes: Vec<usize> = open.iter().copied().filter(|index| !held[*index]).collect();
     // If none is known to be held, somebody else's transaction holds one of them: find out which.
-    let parts = if places.len() == open.len() { PARTS } else { 1 };
-    for places in places.chunks(places.len().div_ceil(parts).max(1)) {
-        let rows = rounds.rows.select(places);
+    let parts = if indexes.len() == open.len() { PARTS } else { 1 };
+    for indexes in indexes.chunks(indexes.len().div_ceil(parts).max(1)) {
+        let rows = rounds.rows.select(indexes);
         let mut part = Rounds::new(rounds.kind, &rows);
         let ran = claim_with_fallback(dialect, &mut part, reads_first, deadline).await;
         rounds.has_written |= part.has_written;
         rounds.known += part.known;
         ran?;
-        for (place, reply) in places.iter().zip(part.finish()) {
-            rounds.replies[*place] = Some(reply);
+        for (index, reply) in indexes.iter().zip(part.finish()) {
+            rounds.replies[*index] = Some(reply);
         }
     }
     Ok(())

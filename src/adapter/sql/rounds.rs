@@ -38,7 +38,7 @@ pub(in crate::adapter) trait RowStatements: Send {
     ) -> impl Future<Output = Result<Vec<Written>, sqlx::Error>> + Send;
 
     /// Claims rows that are there and free. Returns the reply for each row that it wrote.
-    fn seize(
+    fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
@@ -85,7 +85,7 @@ impl<'r, 'c> Rounds<'r, 'c> {
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
         for _ in 0..ROUNDS {
-            let mut unwritten = self.open_places();
+            let mut unwritten = self.unanswered();
             if unwritten.is_empty() {
                 break;
             }
@@ -96,11 +96,11 @@ impl<'r, 'c> Rounds<'r, 'c> {
             if !unwritten.is_empty() {
                 let rows = self.rows.select(&unwritten);
                 let written = statements.write(self.kind, &rows).await?;
-                for (place, written) in unwritten.into_iter().zip(written) {
+                for (index, written) in unwritten.into_iter().zip(written) {
                     match written {
                         Written::No => {}
-                        Written::Locked => self.replies[place] = Some(self.in_flight()),
-                        Written::Yes(reply) => self.wrote(place, reply),
+                        Written::Locked => self.replies[index] = Some(self.in_flight()),
+                        Written::Yes(reply) => self.wrote(index, reply),
                     }
                 }
             }
@@ -109,22 +109,22 @@ impl<'r, 'c> Rounds<'r, 'c> {
     }
 
     /// Reads the rows, and replies where a row decides the reply. A claim seizes the free rows. Returns
-    /// the places of the rows to write.
+    /// the indexes of the rows to write.
     async fn read<S: RowStatements>(
         &mut self,
         statements: &mut S,
-        places: Vec<usize>,
+        indexes: Vec<usize>,
     ) -> Result<Vec<usize>, sqlx::Error> {
         // A statement of its own: the statement that found a row may have begun before the row was
         // committed, and would not see it.
-        let found = read_rows(statements, &self.rows.select(&places)).await?;
+        let found = read_rows(statements, &self.rows.select(&indexes)).await?;
         let (mut unwritten, mut free) = (Vec::new(), Vec::new());
-        for (place, row) in places.into_iter().zip(found) {
+        for (index, row) in indexes.into_iter().zip(found) {
             let Some(row) = row else {
-                unwritten.push(place);
+                unwritten.push(index);
                 continue;
             };
-            let terms = self.rows[place].terms;
+            let terms = self.rows[index].terms;
             let reply = if self.kind.is_claim() {
                 row.claimed(terms).map(|reply| reply.map(RowReply::Claimed))
             } else {
@@ -133,35 +133,35 @@ impl<'r, 'c> Rounds<'r, 'c> {
             match reply.transpose() {
                 Some(reply) => {
                     self.known += 1;
-                    self.replies[place] = Some(KeyReply { reply, row: Some(row) });
+                    self.replies[index] = Some(KeyReply { reply, row: Some(row) });
                 }
-                None if self.kind.is_claim() => free.push(place),
-                None => unwritten.push(place),
+                None if self.kind.is_claim() => free.push(index),
+                None => unwritten.push(index),
             }
         }
         if !free.is_empty() {
-            let seized = statements.seize(self.kind, &self.rows.select(&free)).await?;
-            for (place, claimed) in free.into_iter().zip(seized) {
+            let existing = statements.claim_existing(self.kind, &self.rows.select(&free)).await?;
+            for (index, claimed) in free.into_iter().zip(existing) {
                 if let Some(claimed) = claimed {
-                    self.wrote(place, RowReply::Claimed(claimed));
+                    self.wrote(index, RowReply::Claimed(claimed));
                 }
             }
         }
         Ok(unwritten)
     }
 
-    fn wrote(&mut self, place: usize, reply: RowReply) {
+    fn wrote(&mut self, index: usize, reply: RowReply) {
         self.has_written = true;
-        let RowCall { key, terms, .. } = self.rows[place];
+        let RowCall { key, terms, .. } = self.rows[index];
         let row = match &reply {
             RowReply::Claimed(claimed) => Some(Row::row_after(key, terms, claimed)),
             _ => None,
         };
-        self.replies[place] = Some(KeyReply { reply: Ok(reply), row });
+        self.replies[index] = Some(KeyReply { reply: Ok(reply), row });
     }
 
-    pub(super) fn open_places(&self) -> Vec<usize> {
-        (0..self.replies.len()).filter(|place| self.replies[*place].is_none()).collect()
+    pub(super) fn unanswered(&self) -> Vec<usize> {
+        (0..self.replies.len()).filter(|index| self.replies[*index].is_none()).collect()
     }
 
     /// The reply for a row that another call or an open transaction holds.
@@ -197,13 +197,13 @@ pub(in crate::adapter) async fn read_rows<S: RowStatements>(
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
     let mut found: Vec<Option<Row>> = rows.iter().map(|_| None).collect();
     for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
-        let places = (0..rows.len()).filter(|place| rows[*place].fetch == fetch);
-        let places: Vec<usize> = places.collect();
+        let indexes = (0..rows.len()).filter(|index| rows[*index].fetch == fetch);
+        let indexes: Vec<usize> = indexes.collect();
         let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
-        for places in places.chunks(most) {
-            let read = statements.read(&rows.select(places), fetch).await?;
-            for (place, row) in places.iter().zip(read) {
-                found[*place] = row;
+        for indexes in indexes.chunks(most) {
+            let read = statements.read(&rows.select(indexes), fetch).await?;
+            for (index, row) in indexes.iter().zip(read) {
+                found[*index] = row;
             }
         }
     }

@@ -21,7 +21,7 @@ use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
 use super::params::key_hash;
-use super::store::{Lookup, Store};
+use super::store::{Lookup, SqliteStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -41,7 +41,7 @@ const OPEN_RETRIES: usize = 6;
 ///
 /// A clone is another handle to the same connections and the same state.
 #[derive(Clone)]
-pub struct SqliteAdapter(pub(super) Arc<Store>);
+pub struct SqliteAdapter(pub(super) Arc<SqliteStore>);
 
 impl SqliteAdapter {
     /// Opens or creates the file that a `sqlite://` URL names, in WAL mode at
@@ -87,7 +87,7 @@ impl SqliteAdapter {
                 Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
             })?;
         let readers = pool().max_connections(READERS).connect_lazy_with(connect);
-        Ok(Self(Arc::new(Store::new(readers, writer, options, false))))
+        Ok(Self(Arc::new(SqliteStore::new(readers, writer, options, false))))
     }
 
     /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
@@ -104,7 +104,7 @@ impl SqliteAdapter {
     /// Returns an adapter over a pool of yours, with these options.
     #[must_use]
     pub fn with_options(pool: SqlitePool, options: SqliteOptions) -> Self {
-        Self(Arc::new(Store::new(pool.clone(), pool, options, true)))
+        Self(Arc::new(SqliteStore::new(pool.clone(), pool, options, true)))
     }
 
     /// Makes the schema, if it does not exist. Many processes may call it at once.
@@ -179,7 +179,7 @@ impl SqliteAdapter {
         match &self.0.queues {
             Some(queues) => queues.calls.submit(&self.0, call).await,
             None => {
-                let send = |store: Arc<Store>, guard| async move {
+                let send = |store: Arc<SqliteStore>, guard| async move {
                     execute_one(&mut store.writer(guard), &call).await
                 };
                 self.0.write_in_task(send).await
@@ -235,8 +235,9 @@ impl DedupAdapter for SqliteAdapter {
 impl MaintenanceAdapter for SqliteAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let delete = |limit, from| {
-            let purge =
-                move |store: Arc<Store>, _guard| async move { store.purge(limit, from).await };
+            let purge = move |store: Arc<SqliteStore>, _guard| async move {
+                store.purge(limit, from).await
+            };
             self.0.write_in_task(purge)
         };
         Box::pin(self.0.with_table(move || self.0.purge_state.purge(limit, delete)))
@@ -278,7 +279,7 @@ impl MaintenanceAdapter for SqliteAdapter {
     }
 }
 
-impl Store {
+impl SqliteStore {
     /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
     async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
         let fault = |error| store_error("purging", error);

@@ -97,25 +97,25 @@ pub(super) fn read_rows(
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
     let mut found: Vec<Option<Row>> = (0..keys).map(|_| None).collect();
     for row in rows {
-        let place: i64 = row.try_get("place")?;
-        if let Some(slot) = usize::try_from(place).ok().and_then(|place| found.get_mut(place)) {
+        let index: i64 = row.try_get("ordinal")?;
+        if let Some(slot) = usize::try_from(index).ok().and_then(|index| found.get_mut(index)) {
             *slot = Some(read_row(row, fetch));
         }
     }
     Ok(found)
 }
 
-/// Returns each returned row with the place of its key.
-pub(super) fn places<'r>(
+/// Returns each returned row with the index of its key.
+pub(super) fn with_indexes<'r>(
     rows: &Rows<'_>,
     returned: &'r [SqliteRow],
 ) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
     let names = rows.iter().map(|row| (row.key.namespace(), row.key.id()));
-    let places: HashMap<(&str, &str), usize> = names.zip(0..).collect();
+    let indexes: HashMap<(&str, &str), usize> = names.zip(0..).collect();
     let mut found = Vec::with_capacity(returned.len());
     for row in returned {
-        if let Some(place) = places.get(&(row.try_get("namespace")?, row.try_get("id")?)) {
-            found.push((*place, row));
+        if let Some(index) = indexes.get(&(row.try_get("namespace")?, row.try_get("id")?)) {
+            found.push((*index, row));
         }
     }
     Ok(found)

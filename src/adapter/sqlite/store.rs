@@ -1,4 +1,4 @@
-//! [`Store`]: the connections, the table, and the right to write.
+//! [`SqliteStore`]: the connections, the table, and the right to write.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const LOOKUP_LANES: usize = 2;
 const RESPONSE_READS: usize = 2;
 
 /// The state that all handles of an adapter share.
-pub(super) struct Store {
+pub(super) struct SqliteStore {
     pub(super) readers: SqlitePool,
     pub(super) writer: SqlitePool,
     /// Whether the pool is the user's, whose settings are only checked.
@@ -87,7 +87,7 @@ impl BatchItem for Lookup {
     }
 }
 
-impl Store {
+impl SqliteStore {
     pub(super) fn new(
         readers: SqlitePool,
         writer: SqlitePool,

@@ -31,9 +31,9 @@ use super::super::transaction::{
 };
 use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
-use super::params::{claimed_row, key_hash, keys_json, places, read_rows, rows_json};
+use super::params::{claimed_row, key_hash, keys_json, read_rows, rows_json, with_indexes};
 use super::statements::Statements;
-use super::store::{Store, WriteGuard};
+use super::store::{SqliteStore, WriteGuard};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -220,7 +220,7 @@ impl SqliteAdapter {
     }
 }
 
-impl Store {
+impl SqliteStore {
     /// Reads first: duplicates need no transaction.
     async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Sqlite>, Error> {
         let known = self.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
@@ -229,7 +229,7 @@ impl Store {
         for row in known {
             replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
         }
-        let open = (0..replies.len()).filter(|place| replies[*place].is_none());
+        let open = (0..replies.len()).filter(|index| replies[*index].is_none());
         let open: Vec<usize> = open.collect();
         let mut lent = None;
         if !open.is_empty() {
@@ -238,8 +238,8 @@ impl Store {
             let rows = Rows::of_call(keys, terms, key_hash).select(&open);
             match self.claim_in(transaction.connection(), Kind::Claim, &rows).await {
                 Ok(claimed) => {
-                    for (place, claimed) in open.into_iter().zip(claimed) {
-                        replies[place] = Some(claimed);
+                    for (index, claimed) in open.into_iter().zip(claimed) {
+                        replies[index] = Some(claimed);
                     }
                     lent = Some(transaction);
                 }
@@ -381,7 +381,7 @@ struct InTransaction<'t> {
 impl RowStatements for InTransaction<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         // It inserts missing rows too.
-        let claimed = self.seize(kind, rows).await?.into_iter();
+        let claimed = self.claim_existing(kind, rows).await?.into_iter();
         let written = claimed.map(|claimed| match claimed {
             Some(claimed) => Written::Yes(RowReply::Claimed(claimed)),
             None => Written::No,
@@ -389,22 +389,22 @@ impl RowStatements for InTransaction<'_> {
         Ok(written.collect())
     }
 
-    async fn seize(
+    async fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
-        let seize = match kind {
-            Kind::Claim => &self.statements.claim_seize,
-            _ => &self.statements.claim_complete_seize,
+        let statement = match kind {
+            Kind::Claim => &self.statements.claim_existing,
+            _ => &self.statements.claim_complete_existing,
         };
-        let seized = sqlx::query(AssertSqlSafe(Arc::clone(seize)))
+        let existing = sqlx::query(AssertSqlSafe(Arc::clone(statement)))
             .bind(rows_json(rows))
             .fetch_all(&mut *self.connection)
             .await?;
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (place, row) in places(rows, &seized)? {
-            claimed[place] = Some(claimed_row(row)?);
+        for (index, row) in with_indexes(rows, &existing)? {
+            claimed[index] = Some(claimed_row(row)?);
         }
         Ok(claimed)
     }

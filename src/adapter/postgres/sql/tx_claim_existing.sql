@@ -14,11 +14,11 @@ WITH settings AS MATERIALIZED (
     $6::int8 * interval '1 millisecond' AS lease
 ), asked AS MATERIALIZED (
   -- A lock is only tried for: its holder may be a handler.
-  SELECT a.key, a.namespace, a.id, a.place, s.token, s.retention, s.lease,
+  SELECT a.key, a.namespace, a.id, a.ordinal, s.token, s.retention, s.lease,
     pg_try_advisory_xact_lock(a.lock # {table_number}::oid::int8) AS locked
   FROM settings AS s,
     unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY
-      AS a (key, namespace, id, lock, place)
+      AS a (key, namespace, id, lock, ordinal)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
   SELECT t.key, a.token, a.retention, a.lease
@@ -31,7 +31,7 @@ WITH settings AS MATERIALIZED (
     )
   ORDER BY t.key
   FOR UPDATE OF t
-), seized AS (
+), claimed AS (
   UPDATE {table} AS t SET
     token = l.token,
     lease_until = clock_timestamp() + l.lease,
@@ -50,7 +50,7 @@ WITH settings AS MATERIALIZED (
   WHERE t.key = l.key
   RETURNING t.key, t.attempts, t.takeover
 ), written AS MATERIALIZED (
-  SELECT count(*) AS rows FROM seized
+  SELECT count(*) AS rows FROM claimed
 ), restored AS MATERIALIZED (
   -- Once the rows are written, the handler gets its own `lock_timeout` back.
   SELECT set_config('lock_timeout', s.lock_timeout_before, true) AS lock_timeout,
@@ -58,5 +58,5 @@ WITH settings AS MATERIALIZED (
   FROM settings AS s, written
   WHERE written.rows >= 0
 )
--- The outer join evaluates `restored` even if no row was seized: then the key is null.
-SELECT s.key, s.attempts, s.takeover FROM restored LEFT JOIN seized AS s ON true
+-- The outer join evaluates `restored` even if no row was claimed: then the key is null.
+SELECT s.key, s.attempts, s.takeover FROM restored LEFT JOIN claimed AS s ON true
