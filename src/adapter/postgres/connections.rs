@@ -4,19 +4,19 @@
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
 //! the adapter sets the timeouts.
 //!
-//! 1. A statement is given up after
-//!    [`statement_timeout`](super::PostgresOptions::statement_timeout). Its connection is closed and
-//!    not pooled, and its outcome is unknown. The same holds for a statement whose caller is dropped.
+//! 1. A statement is *abandoned* after
+//!    [`statement_timeout`](super::PostgresOptions::statement_timeout), or if its caller is dropped. Its
+//!    connection is closed and not pooled, and its outcome is unknown.
 //! 2. After one connection has failed, the idle connections are suspect: those of the lanes are
 //!    closed, and those of the pool are tested at once, each within [`TEST`].
 //! 3. A lane's connection that was idle for longer than [`TEST_AFTER`] is tested before it is used.
 //! 4. To open a connection takes at most [`CONNECT`].
 //! 5. A lane's connection is used by the runtime that opened it: a runtime that is not driven
-//!    delays nobody else.
+//!    delays no other runtime.
 //! 6. New connections follow the pool's connect options of that moment, so that rotated credentials
 //!    and a new host take effect.
-//! 7. A statement that was given up may go on at the server. Its lane, or its place in the pool, is
-//!    kept until the server has [settled](Connections::wait_for_outstanding), so that sessions do not pile up.
+//! 7. The server may still run an abandoned statement. Its lane, or its place in the pool, stays taken
+//!    until the statement [has ended](Connections::wait_for_outstanding), so that sessions do not pile up.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -45,15 +45,15 @@ const TEST_AFTER: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long closing one may take.
 const CLOSE: Duration = Duration::from_secs(1);
-/// How long an idle connection of another runtime is kept, which may have ended.
-const ELSEWHERE: Duration = Duration::from_secs(60);
-/// A statement that has run for less than this does not count as given up.
+/// How long an idle connection of another runtime stays open. That runtime may have ended.
+const OTHER_IDLE: Duration = Duration::from_secs(60);
+/// A statement that has run for less than this does not count as abandoned.
 const YOUNG: Duration = Duration::from_millis(250);
 /// The longest pause between two questions to the server.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Counts and cancels statements that were given up; terminates lost sessions. These have no tag, so
-/// that they do not find each other.
+/// Counts and cancels abandoned statements; terminates lost sessions. These texts have no tag, so that
+/// they do not find each other.
 static OUTSTANDING: LazyLock<String> =
     LazyLock::new(|| render(include_str!("sql/outstanding.sql"), &[("tag", TAG)]));
 static TERMINATE: LazyLock<String> =
@@ -76,7 +76,7 @@ pub(super) enum Source {
 /// The pool, and the connections that are beside it.
 pub(super) struct Connections {
     pub(super) pool: PgPool,
-    /// How many connections a runtime keeps for its lanes.
+    /// How many connections a runtime holds for its lanes.
     lanes: usize,
     beside: Mutex<Beside>,
     closed: AtomicBool,
@@ -138,7 +138,7 @@ impl Connections {
         }
         let mut acquire = Box::pin(self.pool.acquire());
         if self.pool.num_idle() > 0 {
-            // Dropped by a caller that gives up first, the guard has learnt as much.
+            // If the caller stops waiting first, the guard's drop notes the silent connection too.
             let tested = Tested { connections: self, since: Instant::now() };
             loop {
                 match timeout(TEST, &mut acquire).await {
@@ -146,7 +146,7 @@ impl Connections {
                         self.has_lent();
                         return acquired;
                     }
-                    // The pool is busy, and this call keeps its place in the queue.
+                    // The pool is busy, and this call stays in the pool's queue.
                     Err(_) if self.lent_since(tested.since) => {}
                     Err(_) => break,
                 }
@@ -268,13 +268,12 @@ impl Connections {
         asked.await.unwrap_or_else(|_| Err(timed_out()))
     }
 
-    /// Waits until the server runs no statement that was given up, and cancels those that have waited
-    /// for a lock for longer than `bound`. (A purge, a count, or a process with a longer timeout has not
-    /// given up: such a call fails early.)
+    /// Waits until the server runs no abandoned statement. Cancels statements that have waited for a lock
+    /// for longer than `bound`; a purge, a count, or a call of a process with a longer timeout may fail
+    /// by that.
     ///
-    /// A caller that gave up a statement keeps its lane, or its place in the pool, until then. Otherwise
-    /// each statement that waits for a lock, or for a standby, would leave a session on the server, and
-    /// the next statement would join it.
+    /// The caller's lane, or its place in the pool, stays taken until then. Otherwise each statement that
+    /// waits for a lock or for a standby would leave one more session on the server.
     pub(super) async fn wait_for_outstanding(&self, bound: Duration) {
         let mut pauses = pauses();
         loop {
@@ -288,7 +287,7 @@ impl Connections {
         }
     }
 
-    /// Returns `true` if the server still runs a statement that was given up: its outcome is open.
+    /// Returns `true` if the server still runs an abandoned statement, whose outcome is unknown.
     pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
         let row = self.query_server(&OUTSTANDING, None, as_ms(bound)).await?;
         Ok(row.try_get::<i64, _>(0)? > 0)
@@ -329,12 +328,12 @@ impl Connections {
             let mut beside = self.lock();
             // The connections of a runtime that has ended are closed here.
             beside.idle.retain(|runtime, idle| {
-                let elsewhere = *runtime != current_runtime();
-                let (kept, old) = std::mem::take(idle).into_iter().partition(|idle: &Idle| {
-                    let forgotten = elsewhere && idle.since.elapsed() > ELSEWHERE;
+                let is_other = *runtime != current_runtime();
+                let (fresh, old) = std::mem::take(idle).into_iter().partition(|idle: &Idle| {
+                    let forgotten = is_other && idle.since.elapsed() > OTHER_IDLE;
                     !forgotten && !is_old(idle.opened) && !is_idle(idle.since)
                 });
-                *idle = kept;
+                *idle = fresh;
                 dropped.extend::<Vec<Idle>>(old);
                 !idle.is_empty()
             });
@@ -429,7 +428,7 @@ async fn test(connection: PoolConnection<Postgres>) {
     }
 }
 
-/// A test of a connection by the pool. If the pool lends no connection meanwhile, the tested
+/// A test of a connection by the pool. If the pool lends no connection during the test, the tested
 /// connection may have fallen silent.
 struct Tested<'c> {
     connections: &'c Connections,
@@ -438,7 +437,7 @@ struct Tested<'c> {
 
 impl Drop for Tested<'_> {
     fn drop(&mut self) {
-        // A caller that gave up early has learnt nothing.
+        // A caller that stopped waiting early has no result.
         let long = self.since.elapsed() >= TEST / 2;
         if long && !self.connections.lent_since(self.since) {
             self.connections.suspect();
@@ -472,7 +471,7 @@ enum State {
 
 enum Live {
     Pooled(PoolConnection<Postgres>),
-    /// With the time and the options of its opening.
+    /// The time and the options of its opening.
     Lane(PgConnection, Instant, Arc<PgConnectOptions>),
 }
 
@@ -517,7 +516,7 @@ impl Drop for BoundedConnection<'_> {
             }
             (Some(Live::Pooled(connection)), State::Busy(bound)) => {
                 let held = Guard(Some(connection));
-                // Without a runtime the place is given up at once.
+                // Without a runtime the place is released at once.
                 if let Ok(runtime) = Handle::try_current() {
                     let (connections, bound) = (Arc::clone(self.connections), *bound);
                     runtime.spawn(async move {

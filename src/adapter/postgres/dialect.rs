@@ -1,11 +1,11 @@
-//! The dialect: which Postgres statement a step of the engine is.
+//! [`PostgresDialect`]: the Postgres statement for each step of the engine.
 //!
 //! A batch waits for a lock as long as recent commits suggest ([`LockWait`](super::tuning::LockWait)),
 //! and a single call for 100 ms. The keys that a transaction of this crate has locked are found by
 //! their advisory locks.
 //!
 //! Why are the advisory locks not read first? `pg_locks` reads the lock table of the whole server, and
-//! blocks every other lock meanwhile. To take the locks would be worse: by default the lock table has
+//! blocks every other lock during the read. To take the locks would be worse: by default the lock table has
 //! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
@@ -117,15 +117,15 @@ impl PostgresDialect<'_> {
         if rows.is_batch { self.store.lock_wait.timeout() } else { LOCK_TIMEOUT }
     }
 
-    /// Fails while the server still runs a statement that was given up. A claim whose statement was
-    /// given up may be waiting in its COMMIT, where nobody sees it. If the caller were told that the key
-    /// is not there, its event would be lost once the key appears.
+    /// Fails while the server still runs an abandoned statement. The abandoned statement of a claim may
+    /// be waiting in its COMMIT, and its row is not visible yet. If the release returned `NotHeld`, the
+    /// key would appear later, and its event would be lost.
     async fn check_outstanding(&self) -> Result<(), sqlx::Error> {
         let bound = self.store.options.statement_timeout;
         let outstanding = self.store.connections.is_outstanding(bound).await;
         // Whatever the server answers, the outcome of the release is unknown.
         if outstanding.map_err(unknown)? {
-            return Err(unknown("a statement that was given up is still running"));
+            return Err(unknown("an abandoned statement is still running"));
         }
         Ok(())
     }

@@ -16,7 +16,7 @@
 //! 6. The first call makes the schema, or [`migrate`](PostgresAdapter::migrate), safely from many
 //!    processes at once; a failed migration is tried again by the next call. Where the table exists, a
 //!    role with SELECT, INSERT, UPDATE and DELETE is enough. Statements name the table with its schema.
-//!    If the table is dropped, the next call looks for it anew.
+//!    If the table is dropped, the next call looks for it again.
 //! 7. After a failover, a server in recovery answers no claim.
 //!
 //! For the rights of a role, PgBouncer, pool sizes and looking up an event, see the

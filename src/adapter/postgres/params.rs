@@ -127,7 +127,7 @@ pub(super) fn advisory_lock(hash: u128) -> i64 {
 }
 
 /// How many advisory locks a transaction takes for its keys, beside the lock that names its session.
-/// By default the server's lock table has room for 64 locks for each connection.
+/// The server's lock table has by default room for 64 locks for each connection.
 const MAX_LOCKS: usize = 63;
 
 /// Returns the locks that a transaction takes for its keys, in the order of the keys.

@@ -1,6 +1,6 @@
 //! The statements of the Postgres adapter: one file each, in the folder `sql`.
 //!
-//! [`sql::row`](super::super::sql::row) defines what a row means.
+//! [`sql::row`](super::super::sql::row) defines the states of a row.
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
 //!    control character). The names stand beside it to be read; no index covers them.
@@ -14,7 +14,7 @@
 //!    clock before it waits for a row that is then rolled back: no longer than rule 2 allows.
 //! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock.
 //! 6. `expires_at` is indexed, so completions leave it alone: they are HOT updates.
-//! 7. Statements that run with every delivery do not join the table. Postgres plans the others anew
+//! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
 //!    each time, because a plan for any number of keys looks too expensive, and planning takes five
 //!    times as long as inserting a row.
 //! 8. Statements that run with every delivery come in two forms, for one key and for several.
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// Nothing outlives its transaction: the session may be somebody else's next.
+    /// Nothing outlives its transaction, because another program may use the session next.
     #[test]
     fn settings_and_locks_are_local_to_their_transaction() {
         for claims in [Durability::Synchronous, Durability::Asynchronous] {

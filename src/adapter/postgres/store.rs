@@ -35,7 +35,7 @@ pub(super) struct PostgresStore {
     pub(super) user_pool: bool,
     pub(super) connections: Arc<Connections>,
     find: Arc<str>,
-    /// With the schema, once the table was found: a `search_path` that changes later names no other
+    /// Names the schema after the table is found: a `search_path` that changes later names no other
     /// table.
     statements: RwLock<Arc<Statements>>,
     pub(super) batcher: Option<Batcher<Call>>,
@@ -88,7 +88,7 @@ impl PostgresStore {
     }
 
     /// Runs a call once the table is found; and once more if the table is gone, which is then looked
-    /// for anew.
+    /// for again.
     pub(super) async fn with_table<'c, T>(
         &self,
         call: impl Fn() -> BoxFuture<'c, Result<T, Error>>,
@@ -220,7 +220,7 @@ impl PostgresStore {
     /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
     /// statement that is repeated with its token has the same result. A repetition may be refused
     /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
-    /// A statement that has used up its time is not repeated, because its caller has given up.
+    /// A statement that has used up its time is not repeated, because its caller has stopped waiting.
     ///
     pub(super) async fn fetch_on(
         &self,

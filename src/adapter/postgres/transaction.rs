@@ -7,7 +7,7 @@
 //!    that another connection can terminate it.
 //! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is made
 //!    again in a new transaction, a bounded number of times.
-//! 3. The row goes in *open*, under a lease. The last message before COMMIT completes it, if this is the
+//! 3. The row is inserted incomplete, under a lease. The last message before COMMIT completes it, if this is the
 //!    transaction that claimed: an aborted transaction answers with an error, another transaction
 //!    returns no row. COMMIT alone shows neither: to an aborted transaction the server answers ROLLBACK,
 //!    which sqlx takes for success.
@@ -209,13 +209,13 @@ impl PostgresStore {
         for row in known {
             replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
         }
-        let open = (0..replies.len()).filter(|index| replies[*index].is_none());
-        let open: Vec<usize> = open.collect();
+        let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
+        let unanswered: Vec<usize> = unanswered.collect();
         let mut transaction = None;
-        if !open.is_empty() {
-            let (claimed, begun) = self.claim_in_new_transaction(&rows.select(&open)).await?;
+        if !unanswered.is_empty() {
+            let (claimed, begun) = self.claim_in_new_transaction(&rows.select(&unanswered)).await?;
             transaction = begun;
-            for (index, claimed) in open.into_iter().zip(claimed) {
+            for (index, claimed) in unanswered.into_iter().zip(claimed) {
                 replies[index] = Some(claimed);
             }
         }

@@ -38,7 +38,7 @@ const FEW_ROWS: u64 = 256;
 
 /// Has statements planned again as the table grows.
 ///
-/// Postgres keeps the plan of a prepared statement until the table is analyzed. A plan from a time when
+/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan from a time when
 /// the table was known to be tiny reads all rows, also when the table has grown. So statements change
 /// their text, by a comment with a generation, and are planned again
 ///
@@ -47,7 +47,7 @@ const FEW_ROWS: u64 = 256;
 ///    table that other processes fill as well has about doubled.
 ///
 /// Each text is one more prepared statement on each connection, until the connection closes or its
-/// cache is full: about twelve in the half hour for which a pool keeps a connection. No session setting
+/// cache is full: about twelve in the half hour for which a pool reuses a connection. No session setting
 /// is needed, so this also works behind PgBouncer.
 #[derive(Debug)]
 pub(super) struct Replanner {

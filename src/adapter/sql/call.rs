@@ -10,7 +10,7 @@ use super::responses::without_response;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// What a call does.
+/// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::adapter) enum Kind {
     /// Claims under `OnCompletion`.
@@ -34,7 +34,7 @@ impl Kind {
         if is_on_claim(terms) { Self::ReleaseComplete } else { Self::Release }
     }
 
-    /// What the call does, for the text of its error.
+    /// Returns the operation, for the text of an error.
     pub(super) fn context(self) -> &'static str {
         match self {
             Self::Claim | Self::ClaimComplete => "claiming keys",
@@ -100,7 +100,7 @@ pub(super) fn missing_reply() -> Error {
 pub(in crate::adapter) struct Call {
     pub(super) kind: Kind,
     pub(super) keys: Vec<DedupKey>,
-    /// The hash of each key: its row, and its place in a batch.
+    /// The hash of each key. A batch is sorted by it.
     pub(super) hashes: Vec<u128>,
     /// The first half of each hash, for the queue.
     short_hashes: Vec<u64>,
@@ -133,7 +133,7 @@ impl Call {
         Rows { rows: keys.map(row).collect(), is_batch }
     }
 
-    /// How many bytes of responses its rows store.
+    /// Returns the size of the responses that its rows store.
     pub(super) fn bytes(&self) -> usize {
         let stored = self.keys.first().and_then(|key| self.terms.stored_data_for(key));
         let response = stored.and_then(|stored| stored.response);
@@ -141,7 +141,7 @@ impl Call {
     }
 }
 
-/// Returns what stands for a key in the queue.
+/// Returns the hash of a key in the queue.
 pub(in crate::adapter) fn short_hash(hash: u128) -> u64 {
     u64::try_from(hash >> 64).unwrap_or_default()
 }
@@ -169,7 +169,7 @@ pub(in crate::adapter) struct RowCall<'c> {
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite searches by name"))]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
-    /// The most that any call of the batch wants of the key.
+    /// The most stored data that any call of the batch fetches for the key.
     pub(super) fetch: Fetch,
 }
 

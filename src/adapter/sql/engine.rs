@@ -1,10 +1,10 @@
-//! How calls become statements: once, for every SQL database.
+//! How calls become statements, for every SQL database.
 //!
 //! A dialect supplies single statements. This module decides which statement is sent for which keys:
 //!
 //! 1. A claim and a completion go in [rounds](super::rounds).
-//! 2. If several calls of a batch name one key, only the first call's row is sent. The other calls are
-//!    answered from the resulting row. A call that the row cannot answer is sent in the next statement.
+//! 2. If several calls of a batch name one key, only the first call's row is sent. The resulting row
+//!    decides the replies to the other calls. A call that the row cannot answer is sent in the next statement.
 //! 3. A batch that fails because of one row is sent again in parts, until the bad row stands alone
 //!    and only its caller gets the error. After any other failure all callers get the same error.
 //! 4. A claim that meets a row of an open transaction is sent again without the keys that such a
@@ -27,15 +27,15 @@ use super::rounds::{KeyReply, ROUNDS, Rounds, RowStatements};
 use crate::error::Error;
 use crate::key::DedupKey;
 
-/// How many parts a refused batch becomes: more parts, fewer rounds that wait for a lock.
+/// How many parts a refused batch becomes. With more parts, fewer statements wait for a lock.
 const PARTS: usize = 8;
-/// For how long claims are split to find out which of their rows an open transaction holds.
+/// For how long claims are split to find the rows that an open transaction holds.
 const SPLIT_TIME: Duration = Duration::from_secs(1);
 /// How many bytes of responses one statement carries. They are in memory three times while the
 /// statement is sent, and a message has at most 1 GiB.
 const MAX_BYTES: usize = 8 * 1_024 * 1_024;
 
-/// What a dialect supplies.
+/// The statements and error classes of a database.
 pub(in crate::adapter) trait Dialect: RowStatements {
     /// Renews or releases the rows of these tokens. Returns which rows it wrote.
     fn update_by_token(
@@ -96,7 +96,7 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
 ) -> Vec<Result<Vec<RowReply>, Error>> {
     let mut replies: Vec<Option<Result<Vec<RowReply>, Error>>> =
         calls.iter().map(|_| None).collect();
-    // Once a statement may have granted something to a call, no failure means that none did.
+    // After a statement may have granted a key to a call, the outcome of a failure is unknown.
     let mut may_be_granted = vec![false; calls.len()];
     let mut parts = split_by_size(calls);
     while let Some(part) = parts.pop_front() {
@@ -217,7 +217,7 @@ impl<'c> Layout<'c> {
                 }
                 None => Some(Ok(RowReply::Claimed(Claimed::InFlight))),
             });
-            // All replies first: a call without one is sent again.
+            // A call without a reply for every key is sent again, even if one reply is an error.
             replies.collect::<Option<Vec<_>>>().map(|replies| replies.into_iter().collect())
         };
         self.calls.iter().zip(&self.named).map(|(call, named)| reply_to(call, named)).collect()
@@ -251,7 +251,7 @@ async fn execute_rows<D: Dialect>(
             Ok(rounds.finish())
         }
         Err(error) => {
-            // Claims were split already, as far as it was worth the time.
+            // `claim_with_fallback` has split claims already.
             let is_row_error =
                 D::is_row_error(&error) && !(kind.is_claim() && D::is_locked(&error));
             let error = dialect.error(kind.context(), error);
@@ -293,18 +293,18 @@ fn claim_with_fallback<'a, D: Dialect>(
     })
 }
 
-/// Claims those of the open rows that no transaction of this crate holds.
+/// Claims the unanswered rows that no transaction of this crate holds.
 async fn claim_unlocked<D: Dialect>(
     dialect: &mut D,
     rounds: &mut Rounds<'_, '_>,
     reads_first: bool,
     deadline: Instant,
 ) -> Result<(), sqlx::Error> {
-    let open = rounds.unanswered();
+    let unanswered = rounds.unanswered();
     let held = dialect.held_by_transactions(rounds.rows).await?;
-    let indexes: Vec<usize> = open.iter().copied().filter(|index| !held[*index]).collect();
-    // If none is known to be held, somebody else's transaction holds one of them: find out which.
-    let parts = if indexes.len() == open.len() { PARTS } else { 1 };
+    let indexes: Vec<usize> = unanswered.iter().copied().filter(|index| !held[*index]).collect();
+    // If no row is known to be held, a transaction of another program holds one: smaller parts find it.
+    let parts = if indexes.len() == unanswered.len() { PARTS } else { 1 };
     for indexes in indexes.chunks(indexes.len().div_ceil(parts).max(1)) {
         let rows = rounds.rows.select(indexes);
         let mut part = Rounds::new(rounds.kind, &rows);
@@ -326,7 +326,7 @@ pub(in crate::adapter) async fn forget<D: Dialect>(
     hash: impl Fn(&DedupKey) -> u128,
 ) -> Result<Forgotten, Error> {
     const CONTEXT: &str = "forgetting a key";
-    // A statement takes terms, and this one does not use them.
+    // The statement does not use its terms.
     let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
     let rows = Rows::of_call(std::slice::from_ref(key), &terms, hash);
     for _ in 0..ROUNDS {
@@ -345,7 +345,7 @@ pub(in crate::adapter) async fn forget<D: Dialect>(
                 return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
             }
             Some(row) if row.is_leased()? => return Ok(Forgotten::InFlight),
-            // Somebody wrote the row since: try again.
+            // Another call wrote the row after the DELETE: try again.
             Some(_) => {}
         }
     }

@@ -135,7 +135,7 @@ mod tests {
             assert_eq!(refused.kind(), ErrorKind::Refused);
         }
         state.check_clock(at(3_710), HOUR_MS).unwrap();
-        // A jump is counted anew.
+        // The time of a second jump starts at zero.
         assert!(state.check_clock(at(3_720), month).is_err());
         assert!(state.check_clock(at(7_310), month).is_err());
     }
@@ -201,7 +201,7 @@ mod tests {
         let (table, state) = (Table::new(11..=14), PurgeState::default());
         assert_eq!(table.purge(&state, 3).await, 3);
         table.expiries.borrow_mut().extend([1, 2, 3]);
-        // Of what is left: one behind, and two of those before.
+        // One key behind the last portion, and two keys before it.
         assert_eq!(table.purge(&state, 3).await, 3);
         assert_eq!(table.purge(&state, 3).await, 1);
         assert!(table.expiries.borrow().is_empty());

@@ -50,7 +50,7 @@ where
     Ok(claimed)
 }
 
-/// Returns as much of it as a batch reads.
+/// Returns the stored data that a batch reads: no responses.
 pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
     if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
 }

@@ -1,8 +1,11 @@
-//! The rounds of a call that writes: which statement is sent for which row.
+//! The rounds of a claim or a completion.
 //!
-//! A round writes what is free at once, reads what was there, and seizes what a claim may take. A reply
-//! comes from a row that was written, or from a row that was read. A row that changes hands in all
-//! [`ROUNDS`] is in flight.
+//! 1. A round sends up to three statements. The first inserts rows, and a completion also updates rows.
+//!    The second reads the rows that the first did not write. The third claims the existing rows that
+//!    are free.
+//! 2. A reply comes from a row that was written, or from a row that was read.
+//! 3. The next round repeats the rows without a reply. A row without a reply after [`ROUNDS`] rounds is
+//!    in flight.
 
 use std::future::Future;
 
@@ -12,17 +15,17 @@ use super::call::{Kind, RowCall, RowReply, Rows, replies};
 use super::row::Row;
 use crate::error::Error;
 
-/// How often a key is tried again that changed hands between two statements.
+/// The number of rounds: another caller may change a row between two statements.
 pub(in crate::adapter) const ROUNDS: usize = 5;
-/// How many responses one statement reads: they are large.
+/// How many responses one statement reads. A response is large.
 pub(in crate::adapter) const MAX_RESPONSES: usize = 64;
 
-/// What a writing statement did with one row.
+/// The result of a writing statement for one row.
 #[derive(Debug, Clone)]
 pub(in crate::adapter) enum Written {
-    /// Nothing: a row was there.
+    /// The row existed, and was not written.
     No,
-    /// Nothing: an open transaction holds the key.
+    /// An open transaction holds the key, and the row was not written.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
     Locked,
     Yes(RowReply),
@@ -37,14 +40,14 @@ pub(in crate::adapter) trait RowStatements: Send {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Written>, sqlx::Error>> + Send;
 
-    /// Claims rows that are there and free. Returns the reply for each row that it wrote.
+    /// Claims existing rows that are free. Returns the reply for each row that it wrote.
     fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Option<Claimed>>, sqlx::Error>> + Send;
 
-    /// Reads rows, with as much of their stored data.
+    /// Reads rows with the stored data that `fetch` names.
     fn read(
         &mut self,
         rows: &Rows<'_>,
@@ -56,12 +59,12 @@ pub(in crate::adapter) trait RowStatements: Send {
 pub(super) struct KeyReply {
     /// The reply to the call that sent the row.
     pub(super) reply: Result<RowReply, Error>,
-    /// The row by then, which answers other calls. `None` if other callers changed it in every round,
-    /// or if an open transaction holds it.
+    /// The row after the call, which decides the replies to other calls. `None` if other callers changed
+    /// the row in every round, or if an open transaction holds the row.
     pub(super) row: Option<Row>,
 }
 
-/// The rounds of a call that writes: rule 1.
+/// The rounds of one statement's rows.
 pub(in crate::adapter) struct Rounds<'r, 'c> {
     pub(super) kind: Kind,
     pub(super) rows: &'r Rows<'c>,
@@ -108,8 +111,8 @@ impl<'r, 'c> Rounds<'r, 'c> {
         Ok(())
     }
 
-    /// Reads the rows, and replies where a row decides the reply. A claim seizes the free rows. Returns
-    /// the indexes of the rows to write.
+    /// Reads the rows, and replies where a row decides the reply. A claim also claims the free rows.
+    /// Returns the indexes of the rows to write.
     async fn read<S: RowStatements>(
         &mut self,
         statements: &mut S,
@@ -190,7 +193,7 @@ impl<'r, 'c> Rounds<'r, 'c> {
     }
 }
 
-/// Reads rows, each with the stored data that is wanted of it: rule 5.
+/// Reads rows, each with the stored data that its calls fetch: rule 5 of [`engine`](super::engine).
 pub(in crate::adapter) async fn read_rows<S: RowStatements>(
     statements: &mut S,
     rows: &Rows<'_>,

@@ -1,4 +1,4 @@
-//! What a row means, and what a call learns from it.
+//! The meaning of a row, and the replies that follow from it.
 //!
 //! A row is
 //!

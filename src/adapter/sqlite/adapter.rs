@@ -29,11 +29,11 @@ use crate::key::DedupKey;
 /// `store_timeout`, so that a held file becomes an error and frees the connection.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 const READERS: u32 = 4;
-/// After how many pages (16 MiB) the WAL is checkpointed. Writers stand still meanwhile: with SQLite's
+/// After how many pages (16 MiB) the WAL is checkpointed. Writers stand still during a checkpoint: with SQLite's
 /// default of 1,000 pages, for a quarter of the time under load.
 const CHECKPOINT: &str = "4000";
 /// The first pause before opening the file is tried again; each pause is twice as long. Processes that
-/// open a new file at once all switch it to WAL mode, for which SQLite waits for nobody.
+/// open a new file at once all switch it to WAL mode, and SQLite does not wait for that.
 const OPEN_DELAY: Duration = Duration::from_millis(50);
 const OPEN_RETRIES: usize = 6;
 
@@ -137,17 +137,17 @@ impl SqliteAdapter {
                 rows.map_err(|error| store_error("looking up keys", error))?
             }
         };
-        let (mut claimed, mut open, mut some_exist) = (Vec::new(), Vec::new(), false);
+        let (mut claimed, mut unanswered, mut some_exist) = (Vec::new(), Vec::new(), false);
         for (row, key) in rows.into_iter().zip(keys) {
             let reply = row.as_ref().map(|row| row.claimed(terms)).transpose()?.flatten();
             if reply.is_none() {
                 some_exist |= row.is_some();
-                open.push(key.clone());
+                unanswered.push(key.clone());
             }
             claimed.push(reply);
         }
-        if !open.is_empty() {
-            let call = Call::new(Kind::claim(terms), &open, terms, key_hash);
+        if !unanswered.is_empty() {
+            let call = Call::new(Kind::claim(terms), &unanswered, terms, key_hash);
             let taken = self.send(call.reading_first(some_exist)).await?;
             let mut taken = replies(taken, RowReply::claimed)?.into_iter();
             for reply in claimed.iter_mut().filter(|reply| reply.is_none()) {

@@ -1,4 +1,4 @@
-//! The dialect: which SQLite statement a step of the engine is. Each runs under the write lock.
+//! The SQLite statement for each step of the engine. Each runs under the write lock.
 //!
 //! The caller reads first, on the connections that only read, so that duplicates wait for no writer.
 //! Only keys that are not known are written.
@@ -125,7 +125,7 @@ impl RowStatements for Writer<'_> {
         }
         let mut written = vec![Written::No; rows.len()];
         if is_claim {
-            // Some rows may be new: their token seizes them in the next step.
+            // Some rows may be new. The next statement claims them again with their token.
             return Ok(written);
         }
         let returned = Self::write(self, &all.complete, rows).await?;

@@ -15,7 +15,7 @@
 //!    processes at once; a failed migration is tried again by the next call. Where the table exists, no
 //!    right to create one is needed. A dropped table is made again by the call that misses it.
 //! 6. A statement that writes runs in a task of its own: a caller that leaves its future unpolled delays
-//!    nobody.
+//!    no other caller.
 //! 7. A file that is deleted or replaced while it is open is noticed within a second (on Unix). Every
 //!    call is refused until the file is back, because two processes would take one key, each in its own
 //!    file.

@@ -75,7 +75,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     };
     let token: Option<Vec<u8>> = row.try_get("token")?;
     Ok(Row {
-        // A token of another length is nobody's.
+        // A token of another length equals no caller's token.
         token: token.map(|token| token.try_into().unwrap_or_default()),
         attempts: row.try_get("attempts")?,
         takeover: row.try_get("takeover")?,
@@ -126,7 +126,7 @@ pub(super) fn claimed_row(row: &SqliteRow) -> Result<Claimed, sqlx::Error> {
     Ok(Claimed::first(attempt(row.try_get("attempts")?), row.try_get("takeover")?))
 }
 
-/// Returns what stands for a key in a batch.
+/// Returns the hash of a key in a batch.
 pub(super) fn key_hash(key: &DedupKey) -> u128 {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     u128::from(hasher.hash_one(key)) << 64

@@ -114,7 +114,7 @@ impl SqliteStore {
         }
     }
 
-    /// Runs a call once the table exists; and once more if the table is gone, which is then made anew.
+    /// Runs a call once the table exists; and once more if the table is gone, which is then made again.
     pub(super) async fn with_table<T, F>(self: &Arc<Self>, call: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
@@ -164,7 +164,7 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// If it is dropped or fails, the transaction rolls back and the next call begins anew.
+    /// If it is dropped or fails, the transaction rolls back and the next call tries again.
     async fn create(&self) -> Result<(), Error> {
         let fault = |error| store_error(PREPARING, error);
         // IMMEDIATE: two processes that both find no table take turns.
@@ -229,7 +229,7 @@ impl SqliteStore {
             tracing::warn!(
                 target: "tower_dedup",
                 table = self.options.table.as_str(),
-                "the table of the SQLite store is gone, and its keys with it: it is made anew"
+                "the table of the SQLite store is gone, and its keys with it: it is made again"
             );
         }
     }
@@ -279,7 +279,7 @@ impl SqliteStore {
     }
 
     /// Runs `write` under the write lock, in a task of its own: a caller may leave its future unpolled,
-    /// and everybody else would wait for the lock in that future.
+    /// and every other caller would wait for the lock in that future.
     ///
     /// A caller that is dropped before it gets the lock has changed nothing.
     pub(super) async fn write_in_task<T, F>(

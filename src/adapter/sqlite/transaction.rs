@@ -2,14 +2,14 @@
 //!
 //! 1. One transaction is lent at a time: it holds the file against every other writer. The next waits
 //!    for the write lock, in the order of arrival, for
-//!    [`write_lock_timeout`](super::SqliteOptions::write_lock_timeout). Duplicates are read, and wait
-//!    for nobody.
+//!    [`write_lock_timeout`](super::SqliteOptions::write_lock_timeout). Duplicates are only read, and
+//!    do not wait.
 //! 2. `BEGIN IMMEDIATE`: a transaction that begins by reading may be refused when it writes, whatever
 //!    the busy timeout.
 //! 3. A commit hook turns every COMMIT that is not the ledger's into a rollback: a raw COMMIT, and the
 //!    COMMIT of statements that run on their own after a conflict (`INSERT OR ROLLBACK`) has silently
 //!    ended the transaction. The hook replaces a hook that a pool of yours may have set.
-//! 4. The row goes in *open*. The last statement before COMMIT completes it. If the row is gone, so is
+//! 4. The row is inserted incomplete. The last statement before COMMIT completes it. If the row is gone, so is
 //!    the transaction.
 
 use std::sync::Arc;
@@ -229,16 +229,16 @@ impl SqliteStore {
         for row in known {
             replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
         }
-        let open = (0..replies.len()).filter(|index| replies[*index].is_none());
-        let open: Vec<usize> = open.collect();
+        let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
+        let unanswered: Vec<usize> = unanswered.collect();
         let mut lent = None;
-        if !open.is_empty() {
+        if !unanswered.is_empty() {
             let guard = self.write_lock(ErrorKind::Timeout).await?;
             let mut transaction = self.begin(guard).await?;
-            let rows = Rows::of_call(keys, terms, key_hash).select(&open);
+            let rows = Rows::of_call(keys, terms, key_hash).select(&unanswered);
             match self.claim_in(transaction.connection(), Kind::Claim, &rows).await {
                 Ok(claimed) => {
-                    for (index, claimed) in open.into_iter().zip(claimed) {
+                    for (index, claimed) in unanswered.into_iter().zip(claimed) {
                         replies[index] = Some(claimed);
                     }
                     lent = Some(transaction);
@@ -253,7 +253,7 @@ impl SqliteStore {
         Ok(Opened { replies: replies.collect(), transaction: lent })
     }
 
-    /// Claims in a transaction that holds the file: nobody else writes meanwhile.
+    /// Claims in a transaction that holds the file, so that no other process writes.
     async fn claim_in(
         &self,
         connection: &mut SqliteConnection,

@@ -1,4 +1,4 @@
--- Claims rows that nobody holds, complete at once, with their stored data.
+-- Claims rows that no live lease holds, complete at once, with their stored data.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
 ), locked AS MATERIALIZED (

@@ -1,4 +1,4 @@
--- Claims rows that nobody holds, and those that the caller's own token holds.
+-- Claims rows that no live lease holds, and those that the caller's own token holds.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {claim_durable} AS durability
 ), locked AS MATERIALIZED (

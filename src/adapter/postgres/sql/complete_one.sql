@@ -4,8 +4,9 @@
 -- attempts: that shows that it was inserted. A row that was complete before is not written again.
 -- `expires_at` stays unless the row has expired: it is indexed, and a row whose indexed columns
 -- stay is a HOT update.
--- One key, as plain values: no dearer than an INSERT that somebody writes by hand.
--- The subquery sets the settings before the row is written.
+-- One key, as plain values: it costs as much as a plain INSERT.
+-- Postgres evaluates the WHERE of the subquery before it writes the row, and set_config() takes effect
+-- then. `IS NOT NULL` and `IS DISTINCT FROM ''` are always true: they only force the evaluation.
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
   first_seen_at, completed_at, expires_at,

@@ -1,4 +1,4 @@
--- Gives up the leases of these tokens. The row stays, with its attempts.
+-- Releases the leases of these tokens. The row stays, with its attempts.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
 ), locked AS MATERIALIZED (

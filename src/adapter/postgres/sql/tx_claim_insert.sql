@@ -1,4 +1,4 @@
--- Within a transaction: claims keys that have no row, and returns for every key what came of it.
+-- Within a transaction: claims keys that have no row. Returns the result for every key.
 --
 -- `$1` to `$3` are keys, namespaces and ids; `$4` the token, `$5` the retention and `$6` the lease
 -- of all of them; `$7` the keys' parts of the advisory locks; `$8` the lock that names the session.
@@ -7,7 +7,7 @@ WITH settings AS MATERIALIZED (
     current_setting('role') AS role,
     set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout,
     {durable} AS durability,
-    -- By this lock another connection finds the session.
+    -- Another connection finds the session by this lock.
     pg_try_advisory_xact_lock($8::int8) AS named,
     $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
@@ -34,7 +34,7 @@ WITH settings AS MATERIALIZED (
 ), written AS MATERIALIZED (
   SELECT count(*) AS rows FROM inserted
 ), restored AS MATERIALIZED (
-  -- Once the rows are written, the handler gets its own `lock_timeout` back.
+  -- After the rows are written, the handler's `lock_timeout` is restored.
   SELECT set_config('lock_timeout', s.lock_timeout_before, true) AS lock_timeout,
     pg_current_xact_id()::text AS xid, s.role
   FROM settings AS s, written

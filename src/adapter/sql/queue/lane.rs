@@ -108,7 +108,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
                 items.iter().map(|_| Err(error())).collect()
             }
         };
-        // Before the replies: the last caller's runtime may stop running tasks after its reply.
+        // The replies follow: the last caller's runtime may stop running tasks after its reply.
         self.finish_batch();
         let mut replies = replies.into_iter();
         for sender in senders {
@@ -119,7 +119,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         }
     }
 
-    /// Waits for the batch. If the batch is late, lets another lane send what waits meanwhile: the
+    /// Waits for the batch. If the batch is late, lets another lane send the waiting calls: the
     /// connection may have fallen silent, and other calls need not wait for that to be detected.
     async fn watch<T>(&mut self, batch: impl Future<Output = T>) -> T {
         let (mut batch, mut is_late) = (pin!(batch), pin!(late()));
