@@ -21,10 +21,10 @@ const LEAST_AGE: Duration = Duration::from_secs(5);
 
 /// Ends a transaction that was dropped before its end.
 ///
-/// The server's side may outlive the connection: a server that receives no Terminate message holds the
-/// transaction, its locks and the key until its own keepalive ends the session. The transaction took an advisory
-/// lock of a random number, and the session that holds this lock is terminated over another connection.
-/// (The token would not do: a claim that is repeated in a new transaction has the same token.)
+/// The server's session may outlive the connection. Without a Terminate message, the server holds the
+/// transaction, its locks and the key until its own keepalive ends the session. The transaction holds an
+/// advisory lock of a random number, and another connection terminates the session by this lock. The
+/// token does not identify the session: a claim that is repeated in a new transaction has the same token.
 ///
 /// A session that commits is left alone. It ends by itself, and to terminate one that waits for a
 /// synchronous standby would show a commit that the standby does not have. The connection holds its

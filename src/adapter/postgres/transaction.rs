@@ -7,9 +7,9 @@
 //!    that another connection can terminate it.
 //! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is made
 //!    again in a new transaction, a bounded number of times.
-//! 3. The row is inserted incomplete, under a lease. The last message before COMMIT completes it, if this is the
-//!    transaction that claimed: an aborted transaction answers with an error, another transaction
-//!    returns no row. COMMIT alone shows neither: to an aborted transaction the server answers ROLLBACK,
+//! 3. The row is inserted incomplete, under a lease. The last message before COMMIT completes it, if
+//!    this is the transaction that claimed. An aborted transaction returns an error, and another
+//!    transaction returns no row. COMMIT alone shows neither: an aborted transaction returns ROLLBACK,
 //!    which sqlx takes for success.
 //! 4. A savepoint replaces the one before it, because each savepoint is one more level that every
 //!    statement searches.

@@ -1,5 +1,5 @@
-//! The messages that complete or release the keys of a transaction. Several statements share one message, so that
-//! they cost one round trip. They have no parameters, so the keys are in the text.
+//! The messages that complete or release the keys of a transaction. Several statements share one message,
+//! so that they cost one round trip. They have no parameters, so the keys are in the text.
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;

@@ -1,5 +1,5 @@
-//! What the adapter learns from its statements: which statement to send first, when to have it planned
-//! again, and how long to wait for a row.
+//! The adapter measures its statements to choose three things: the first statement of a claim, the time
+//! of the next plan, and the wait for a row.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// Whether claims read before they insert: while at least half of their keys are known.
 ///
 /// An insertion shows without extra cost whether a key is new. The row of a known key takes a second
-/// statement. So claims insert first in quiet times, and read first while a sender delivers again what
-/// it believes lost.
+/// statement. So claims insert first in quiet times, and read first while a sender delivers old events
+/// again.
 #[derive(Debug, Default)]
 pub(super) struct ReadFirst(AtomicBool);
 
@@ -101,8 +101,8 @@ impl Replanner {
     }
 }
 
-/// How long a batch waits for a row: four times the median of what the last writing statements took,
-/// with COMMIT, between 25 and 250 ms.
+/// The wait of a batch for a row: four times the median duration of the last writing statements, with
+/// COMMIT, between 25 and 250 ms.
 ///
 /// A row that another process is committing is worth the wait. A row that a transaction holds for the
 /// length of a handler is not. The median is used because a statement that waited for a lock took longer

@@ -4,14 +4,14 @@
 //!
 //! 1. A claim and a completion go in [rounds](super::rounds).
 //! 2. If several calls of a batch name one key, only the first call's row is sent. The resulting row
-//!    decides the replies to the other calls. A call that the row cannot answer is sent in the next statement.
+//!    decides the replies to the other calls. A call without a reply is sent in the next statement.
 //! 3. A batch that fails because of one row is sent again in parts, until the bad row stands alone
 //!    and only its caller gets the error. After any other failure all callers get the same error.
 //! 4. A claim that meets a row of an open transaction is sent again without the keys that such a
 //!    transaction is known to hold, in parts while one of them is still held, for [`SPLIT_TIME`] at
 //!    most. After that the remaining keys are an error and not in flight, because they may be free.
-//! 5. A statement carries at most 8 MiB of responses, or one response that is larger. A statement
-//!    that reads responses reads at most 64.
+//! 5. A statement carries at most 8 MiB of responses, or one response that is larger. A batch reads
+//!    no [responses](super::responses). A statement that reads responses reads at most 64.
 
 use std::collections::VecDeque;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! What the SQL adapters share: everything but the dialect.
+//! The parts that the SQL adapters share: everything but the dialect.
 //!
 //! A dialect ([`engine::Dialect`]) supplies single statements. The engine decides which statements
 //! are sent for a call, or for a batch of calls.

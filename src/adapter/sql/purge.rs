@@ -1,4 +1,4 @@
-//! [`PurgeState`]: what an adapter remembers from one purge to the next.
+//! [`PurgeState`]: the state of an adapter between two purges.
 //!
 //! 1. Within a round, a portion begins where the last portion ended. Deleted rows stay in the index
 //!    until no snapshot needs them, and a portion that begins at the front would read all of them.
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::super::contract::PURGE_GRACE;
 use crate::error::{Error, ErrorKind};
 
-/// What one statement deleted.
+/// The result of one statement.
 pub(in crate::adapter) struct Portion {
     pub(in crate::adapter) keys: u64,
     /// The latest expiry among them, in milliseconds since the Unix epoch.

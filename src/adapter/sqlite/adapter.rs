@@ -29,11 +29,11 @@ use crate::key::DedupKey;
 /// `store_timeout`, so that a held file becomes an error and frees the connection.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 const READERS: u32 = 4;
-/// After how many pages (16 MiB) the WAL is checkpointed. Writers stand still during a checkpoint: with SQLite's
-/// default of 1,000 pages, for a quarter of the time under load.
+/// The WAL is checkpointed after this many pages (16 MiB). Writers stand still during a checkpoint. With
+/// SQLite's default of 1,000 pages, that is a quarter of the time under load.
 const CHECKPOINT: &str = "4000";
-/// The first pause before opening the file is tried again; each pause is twice as long. Processes that
-/// open a new file at once all switch it to WAL mode, and SQLite does not wait for that.
+/// The first pause before opening the file is tried again. Each pause is twice as long. Processes that
+/// open a new file at once all switch it to WAL mode, and the busy timeout does not cover that switch.
 const OPEN_DELAY: Duration = Duration::from_millis(50);
 const OPEN_RETRIES: usize = 6;
 

@@ -9,8 +9,8 @@
 //! 3. A commit hook turns every COMMIT that is not the ledger's into a rollback: a raw COMMIT, and the
 //!    COMMIT of statements that run on their own after a conflict (`INSERT OR ROLLBACK`) has silently
 //!    ended the transaction. The hook replaces a hook that a pool of yours may have set.
-//! 4. The row is inserted incomplete. The last statement before COMMIT completes it. If the row is gone, so is
-//!    the transaction.
+//! 4. The row is inserted incomplete. The last statement before COMMIT completes it. If the row is
+//!    gone, the transaction has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -445,7 +445,7 @@ async fn change(
     Ok(rows.len())
 }
 
-/// Closes the idle connections that sqlx believes to be in a transaction. Nobody holds that transaction:
+/// Closes the idle connections that sqlx believes to be in a transaction. No caller holds that transaction:
 /// it ended without sqlx's knowledge, and the connection was dropped then. Returns how many.
 async fn close_stuck(pool: &SqlitePool) -> usize {
     let (mut sound, mut closed) = (Vec::new(), 0);
