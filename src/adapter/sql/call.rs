@@ -6,7 +6,6 @@ use super::super::replies::{Claimed, Completed, Released, Renewed};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence, Token};
 use super::queue::BatchItem;
-use super::responses::without_response;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -220,6 +219,11 @@ impl<'c> Deref for Rows<'c> {
     fn deref(&self) -> &[RowCall<'c>] {
         &self.rows
     }
+}
+
+/// Returns the stored data that a batch reads: no responses.
+pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
+    if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
 }
 
 pub(super) fn more(one: Fetch, other: Fetch) -> Fetch {

@@ -49,8 +49,3 @@ where
     }
     Ok(claimed)
 }
-
-/// Returns the stored data that a batch reads: no responses.
-pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
-    if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
-}

@@ -12,10 +12,10 @@ use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynch
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
-use super::super::sql::call::{Call, Kind, RowReply, replies};
+use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
-use super::super::sql::responses::{add_responses, without_response};
+use super::super::sql::responses::add_responses;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
