@@ -420,6 +420,9 @@ impl<L> DedupLayer<L> {
 impl<L: Ledger> DedupLayer<L> {
     /// Sets what to do with a delivery when the store is unavailable.
     ///
+    /// A duplicate whose stored data cannot be read is 503 under every policy. On the SQL stores, so is a
+    /// duplicate whose response is not read within `store_timeout`.
+    ///
     /// Not for [`transactional`](Self::transactional) layers: without the database there is no
     /// transaction to lend, so this does not compile.
     // The bound is the method's, so that the compiler shows the message of `FailOpen`.

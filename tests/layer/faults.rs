@@ -511,11 +511,12 @@ async fn extreme_settings_do_no_harm() {
         .retention(Duration::from_nanos(1))
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::ZERO));
     assert_eq!(send(&least.layer(handler.service()), request("c")).await.status(), 200);
-    for every in [Duration::ZERO, Duration::MAX] {
+    let (least, most) = (Duration::from_millis(1), Duration::from_secs(365 * 86_400));
+    for (every, timeout, keys) in [(least, Duration::ZERO, 1), (most, Duration::MAX, u32::MAX)] {
         Purger::new(Arc::clone(&store))
             .every(every)
-            .timeout(every)
-            .keys_per_statement(0)
+            .timeout(timeout)
+            .keys_per_statement(keys)
             .spawn()
             .stop()
             .await;
