@@ -46,6 +46,9 @@ pub mod guide {
     #[doc = include_str!("docs/operations.md")]
     pub mod operations {}
 
+    #[doc = include_str!("docs/testing.md")]
+    pub mod testing {}
+
     #[doc = include_str!("docs/adapters.md")]
     pub mod adapters {}
 }
@@ -58,6 +61,8 @@ mod purger;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::Delivery;

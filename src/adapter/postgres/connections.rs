@@ -17,6 +17,8 @@
 //!    and a new host take effect.
 //! 7. A statement that was given up may go on at the server. Its lane, or its place in the pool, is
 //!    kept until the server has [settled](Connections::settled), so that sessions do not pile up.
+//! 8. The lanes' connections are closed with the pool. Otherwise a database could not be dropped after
+//!    its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -31,6 +33,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{Connection, Row};
 use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::super::sql::statement::render;
 use super::super::transaction::return_to_pool;
@@ -89,6 +92,8 @@ pub(super) struct Connections {
 struct Beside {
     opener: Option<Opener>,
     idle: HashMap<Id, Vec<Idle>>,
+    /// One task in each runtime that has used a lane: it waits until the pool is closed.
+    watchers: HashMap<Id, AbortOnDropHandle<()>>,
 }
 
 /// Opens connections as the pool does, with its `after_connect`, and holds none.
@@ -306,7 +311,12 @@ impl Connections {
     }
 
     /// Keeps a lane's connection for the next statement, unless there are enough or it is too old.
-    fn keep(&self, connection: PgConnection, opened: Instant, with: Arc<PgConnectOptions>) {
+    fn keep(
+        self: &Arc<Self>,
+        connection: PgConnection,
+        opened: Instant,
+        with: Arc<PgConnectOptions>,
+    ) {
         let options = self.pool.options();
         let is_old = |opened: Instant| {
             options.get_max_lifetime().is_some_and(|longest| opened.elapsed() > longest)
@@ -328,6 +338,8 @@ impl Connections {
                 dropped.extend::<Vec<Idle>>(old);
                 !idle.is_empty()
             });
+            beside.watchers.retain(|_, watcher| !watcher.is_finished());
+            beside.watchers.entry(here()).or_insert_with(|| self.close_with_pool());
             let mine = beside.idle.entry(here()).or_default();
             let outdated = !Arc::ptr_eq(&with, &self.pool.connect_options());
             let idle = Idle { connection, opened, options: with, since: Instant::now() };
@@ -340,6 +352,18 @@ impl Connections {
                 dropped.extend(beside.idle.get_mut(&here()).and_then(Vec::pop));
             }
         }
+    }
+
+    /// Waits in a task until the pool is closed, then closes the connections beside it.
+    fn close_with_pool(self: &Arc<Self>) -> AbortOnDropHandle<()> {
+        // A handle to the adapter may outlive its pool, and the other way round.
+        let (closing, connections) = (self.pool.close_event(), Arc::downgrade(self));
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            closing.await;
+            if let Some(connections) = connections.upgrade() {
+                connections.close().await;
+            }
+        }))
     }
 
     /// Closes the connections beside the pool. Later calls fail.

@@ -65,6 +65,11 @@ impl Lease {
         })
     }
 
+    #[cfg(feature = "testing")]
+    pub(crate) fn adapter(&self) -> &dyn DedupAdapter {
+        &*self.adapter
+    }
+
     /// Turns the verdict into what the delivery holds. Returns also whether the caller must yield.
     fn begin_with(
         self: &Arc<Self>,
