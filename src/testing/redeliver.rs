@@ -61,7 +61,7 @@ where
 /// `.await` that waits. A handler that never waits ends within one turn, so it overlaps with nothing
 /// there. With `#[tokio::test(flavor = "multi_thread")]`, the copies run in parallel.
 ///
-/// The responses have the order of the copies, not of their arrival.
+/// The responses have the order in which they arrived.
 ///
 /// Panics if the service returns an error, or if a body ends in an error. A panic of the handler
 /// reaches the caller.
@@ -95,12 +95,12 @@ where
     let (head, body) = buffered(request).await;
     let start = Arc::new(Barrier::new(copies));
     let mut tasks = JoinSet::new();
-    for index in 0..copies {
+    for _ in 0..copies {
         let (mut service, start) = (service.clone(), Arc::clone(&start));
         let request = copy::<B>(&head, &body);
         tasks.spawn(async move {
             start.wait().await;
-            (index, send(&mut service, request).await)
+            send(&mut service, request).await
         });
     }
     let mut responses = Vec::with_capacity(copies);
@@ -110,11 +110,10 @@ where
             Err(error) => panic!("a copy did not end: {error}"),
         }));
     }
-    responses.sort_unstable_by_key(|(index, _)| *index);
-    Responses(responses.into_iter().map(|(_, response)| response).collect())
+    Responses(responses)
 }
 
-/// The responses to the copies of a request, in the order of the copies.
+/// The responses to the copies of a request, in the order in which they arrived.
 ///
 /// The layer puts a [`DedupResult`] into the extensions of its own responses. The counts are read from
 /// there, so they hold whatever the [`result_header`](crate::DedupLayer::result_header) is called.
@@ -153,9 +152,9 @@ impl Responses {
         self.0.iter().map(Response::status).collect()
     }
 
-    /// Returns the response to one copy. The first copy has the index 0.
+    /// Returns one response. The first response has the index 0.
     ///
-    /// Panics if there are not so many copies.
+    /// Panics if there are not so many responses.
     #[must_use]
     #[track_caller]
     pub fn get(&self, index: usize) -> &Response<Bytes> {

@@ -158,7 +158,10 @@ fn every_outcome_is_counted_under_its_name() {
         store.set(StoreCall::Claim, Fault::Fail);
         let _ = deliver("b").await;
         assert_eq!(outcome(), "unavailable");
-        assert_eq!(log.last("delivery")["error"], "being faulty: the store is unavailable");
+        assert_eq!(
+            log.last("delivery")["error"],
+            "calling a faulty adapter: the store is unavailable"
+        );
         let open = layer.clone().on_unavailable(OnUnavailable::Open).layer(handler.service());
         send(&open, request("c")).await;
         assert_eq!(log.last("running unprotected: the store did not reply")["level"], "WARN");
