@@ -12,8 +12,8 @@ use crate::adapter::Claimed;
 use crate::key::{DedupKey, Extracted, RequestRef};
 use crate::layer::DedupLayer;
 
-/// Claims the keys of a request as another process does that dies afterwards: nobody renews, completes
-/// or releases them.
+/// Claims the keys of a request as another process does that dies afterwards. No process renews,
+/// completes or releases the keys.
 ///
 /// The keys are in flight until the layer's [`lease`](DedupLayer::lease) lapses. The delivery after that
 /// runs as a takeover. [`MemoryAdapter`](crate::adapter::MemoryAdapter) follows tokio's paused time, so a

@@ -216,7 +216,7 @@ async fn abandoned_event_is_in_flight_then_taken_over() {
     assert_eq!(store.count().await.unwrap(), 2, "both identities");
     let early = redeliver(service.clone(), request("a"), 1).await;
     assert_eq!((early.count(DedupResult::InFlight), handler.runs()), (1, 0));
-    // Nobody renews the lease.
+    // No process renews the lease.
     tokio::time::advance(LEASE - Duration::from_millis(1)).await;
     let early = redeliver(service.clone(), request("a"), 1).await;
     assert_eq!(early.count(DedupResult::InFlight), 1);
