@@ -41,7 +41,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["adapter"],
             &["ledger"],
             &["purger", "layer"],
-            &["deduplicator", "extract", "conformance"],
+            &["deduplicator", "extract", "conformance", "testing"],
             &["lib"],
         ],
     ),

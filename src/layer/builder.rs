@@ -16,6 +16,8 @@ use super::service::Dedup;
 use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
+#[cfg(feature = "testing")]
+use crate::adapter::{CallTerms, Token};
 use crate::error::{ConfigError, valid};
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -175,6 +177,16 @@ impl DedupLayer {
             layer.gate.set_max_running(deliveries);
         }
         layer
+    }
+}
+
+#[cfg(feature = "testing")]
+impl DedupLayer {
+    /// Returns the store, the key and the terms of a claim under a token of its own.
+    pub(crate) fn claim_parts(&self) -> (&dyn DedupAdapter, &KeyExtractor, CallTerms) {
+        let Config { key, times, .. } = &self.config;
+        let terms = CallTerms::on_completion(Token::random(), times.retention, times.lease);
+        (self.ledger.adapter(), key, terms)
     }
 }
 

@@ -17,4 +17,5 @@ mod settings;
 mod success;
 #[path = "../support/mod.rs"]
 mod support;
+mod testing;
 mod verified;

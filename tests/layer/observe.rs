@@ -10,10 +10,11 @@ use tower::Layer;
 use tower_dedup::adapter::{
     AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
+use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key};
 use tracing::field::{Field, Visit};
 
-use crate::support::{FIRST, Fault, Faulty, Handler, Op, by_header, on_claim, request, send};
+use crate::support::{FIRST, Faulty, Handler, by_header, faulty, on_claim, request, send};
 
 /// Collects the log records of the layer.
 #[derive(Clone, Default)]
@@ -88,7 +89,7 @@ fn measured(snapshotter: &Snapshotter) -> BTreeMap<(String, Vec<String>), f64> {
 }
 
 fn store() -> Arc<Faulty<MemoryAdapter>> {
-    Faulty::new(MemoryAdapter::new())
+    faulty(MemoryAdapter::new())
 }
 
 #[test]
@@ -154,14 +155,17 @@ fn every_outcome_is_counted_under_its_name() {
         handler.release();
         let _ = running.await.unwrap();
 
-        store.set(Op::Claim, Fault::Fail);
+        store.set(StoreCall::Claim, Fault::Fail);
         let _ = deliver("b").await;
         assert_eq!(outcome(), "unavailable");
-        assert_eq!(log.last("delivery")["error"], "being faulty: the store is unavailable");
+        assert_eq!(
+            log.last("delivery")["error"],
+            "calling a faulty adapter: the store is unavailable"
+        );
         let open = layer.clone().on_unavailable(OnUnavailable::Open).layer(handler.service());
         send(&open, request("c")).await;
         assert_eq!(log.last("running unprotected: the store did not reply")["level"], "WARN");
-        store.set(Op::Claim, Fault::None);
+        store.set(StoreCall::Claim, Fault::None);
 
         let _ = deliver("  ").await;
         assert_eq!(outcome(), "invalid_key");
@@ -186,10 +190,10 @@ fn every_outcome_is_counted_under_its_name() {
         assert_eq!(outcome(), "unverified");
 
         // A success while the store is gone, and a takeover.
-        store.set(Op::Complete, Fault::Fail);
+        store.set(StoreCall::Complete, Fault::Fail);
         let _ = deliver("late").await;
         assert_eq!(outcome(), "completed");
-        store.set(Op::Complete, Fault::None);
+        store.set(StoreCall::Complete, Fault::None);
         handle.drain().await;
         let ended = log.all("completed in the background");
         assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
@@ -206,7 +210,7 @@ fn every_outcome_is_counted_under_its_name() {
         handler.hold();
         let losing = tokio::spawn(tower::ServiceExt::oneshot(service.clone(), request("lost")));
         handler.running(1).await;
-        store.inner().advance(Duration::from_secs(61));
+        store.get_ref().advance(Duration::from_secs(61));
         let keys = [crate::support::dedup_key("lost")];
         store.claim(&keys, &dying).await.unwrap();
         handler.release();
