@@ -58,6 +58,8 @@ mod purger;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+#[cfg(feature = "verify")]
+pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::Delivery;

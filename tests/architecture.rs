@@ -41,7 +41,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["adapter"],
             &["ledger"],
             &["purger", "layer"],
-            &["deduplicator", "extract", "conformance"],
+            &["deduplicator", "extract", "conformance", "verify"],
             &["lib"],
         ],
     ),
@@ -68,6 +68,18 @@ const LEVELS: &[(&str, Levels)] = &[
     ),
     ("conformance", &[&["driver", "store"], &["cases", "processes"]]),
     ("conformance::cases", &[&["lease", "maintenance", "on_claim", "races", "refusal", "stored"]]),
+    (
+        "verify",
+        &[
+            &["error", "time"],
+            &["public_url"],
+            &["received"],
+            &["schemes"],
+            &["scheme"],
+            &["verifier"],
+            &["layer", "sign"],
+        ],
+    ),
     (
         "layer",
         &[

@@ -172,9 +172,14 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     Ok(Buffered::Whole(all.clone(), ResponseBody::read(all, trailers, None)))
 }
 
+/// The default of the largest request body, in bytes.
+pub(crate) const BODY_LIMIT: usize = 2 * 1024 * 1024;
+/// The default of the time in which a request body must arrive.
+pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Why a request's body was not read to its end.
 #[derive(Debug)]
-pub(super) enum BodyFault {
+pub(crate) enum BodyFault {
     TooLarge,
     Broken(BoxError),
     Slow,
@@ -182,7 +187,7 @@ pub(super) enum BodyFault {
 
 pin_project! {
     /// Collects a body into one buffer. A body of one buffer is not copied. Trailers are dropped.
-    pub(super) struct Collect<R> {
+    pub(crate) struct Collect<R> {
         #[pin]
         body: R,
         limit: usize,
@@ -197,7 +202,7 @@ pin_project! {
 }
 
 impl<R> Collect<R> {
-    pub(super) fn new(body: R, limit: usize, time: Duration) -> Self {
+    pub(crate) fn new(body: R, limit: usize, time: Duration) -> Self {
         Self { body, limit, time, deadline: None, first: Bytes::new(), all: None }
     }
 }
@@ -207,7 +212,7 @@ where
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
 {
-    pub(super) fn poll(
+    pub(crate) fn poll(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Bytes, BodyFault>> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderName, Method, StatusCode};
 
+use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::gate::Gate;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::adapter::{Fetch, Payloads};
@@ -69,8 +70,8 @@ impl Config {
             meters: Arc::new(Meters::new(key.namespace_str())),
             key,
             methods,
-            body_limit: 2 * 1024 * 1024,
-            body_timeout: Duration::from_secs(10),
+            body_limit: BODY_LIMIT,
+            body_timeout: BODY_TIMEOUT,
             retention,
             lease: Duration::from_secs(60),
             store_timeout: Duration::from_secs(2),
