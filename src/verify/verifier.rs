@@ -41,7 +41,6 @@ use crate::provider::Preset;
 /// # Ok::<(), tower_dedup::verify::VerifierError>(())
 /// ```
 #[derive(Clone)]
-#[must_use]
 pub struct Verifier {
     scheme: Scheme,
     keys: Arc<[Box<[u8]>]>,
@@ -73,6 +72,7 @@ impl Verifier {
 
     /// Sets how far a signed time may differ from the server's time, before or after. The default is
     /// five minutes. It has no effect on a scheme that signs no time.
+    #[must_use]
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.tolerance = tolerance;
         self

@@ -17,4 +17,3 @@ mod settings;
 mod success;
 #[path = "../support/mod.rs"]
 mod support;
-mod verified;
