@@ -187,7 +187,7 @@ impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier")
             .field("scheme", &self.scheme)
-            .field("secrets", &self.keys.len())
+            .field("keys", &self.keys.len())
             .field("tolerance", &self.tolerance)
             .finish_non_exhaustive()
     }

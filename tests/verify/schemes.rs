@@ -1,3 +1,60 @@
+//! The schemes: what each accepts, and why it refuses.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use chrono::{DateTime, SecondsFormat};
+use hmac::{Hmac, KeyInit, Mac};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Request, Uri, header};
+use sha1::Sha1;
+use tower_dedup::verify::{Refusal, Scheme};
+
+use crate::vectors::{Case, VECTORS, at, case, cases, genuine, signature_header};
+
+/// Returns the header with the signed time.
+fn time_header(scheme: Scheme) -> Option<HeaderName> {
+    match scheme {
+        Scheme::StandardWebhooks => Some(HeaderName::from_static("webhook-timestamp")),
+        Scheme::Svix => Some(HeaderName::from_static("svix-timestamp")),
+        Scheme::Stripe | Scheme::Paddle => Some(signature_header(scheme)),
+        Scheme::Slack => Some(HeaderName::from_static("x-slack-request-timestamp")),
+        Scheme::Twitch => Some(HeaderName::from_static("twitch-eventsub-message-timestamp")),
+        Scheme::SendGrid => Some(HeaderName::from_static("x-twilio-email-event-webhook-timestamp")),
+        Scheme::HubSpot => Some(HeaderName::from_static("x-hubspot-request-timestamp")),
+        Scheme::Box => Some(HeaderName::from_static("box-delivery-timestamp")),
+        _ => None,
+    }
+}
+
+/// Returns the part of a header that is the time, and the time in seconds since 1970.
+fn time_in(scheme: Scheme, value: &str) -> (&str, i64) {
+    match scheme {
+        Scheme::Twitch | Scheme::Box => {
+            (value, DateTime::parse_from_rfc3339(value).unwrap().timestamp())
+        }
+        Scheme::HubSpot => (value, value.parse::<i64>().unwrap() / 1_000),
+        _ => {
+            let time = value.trim_start_matches(['t', 's', '=']).split([',', ';']).next().unwrap();
+            (time, time.parse().unwrap())
+        }
+    }
+}
+
+/// Writes a time as the sender does.
+fn time_text(scheme: Scheme, seconds: i64) -> String {
+    match scheme {
+        Scheme::Twitch | Scheme::Box => {
+            let time = DateTime::from_timestamp(seconds, 0).unwrap();
+            time.to_rfc3339_opts(SecondsFormat::Secs, true)
+        }
+        Scheme::HubSpot => (seconds * 1_000).to_string(),
+        _ => seconds.to_string(),
+    }
+}
+
 #[test]
 fn every_published_vector_is_accepted_or_refused_as_it_says() {
     for (scheme, json, genuine, forged) in VECTORS {
@@ -33,6 +90,33 @@ fn every_forgery_is_refused_for_its_own_reason() {
         (Scheme::Stripe, "stale", OutOfTime),
         (Scheme::Stripe, "bad", Forged),
         (Scheme::Twilio, "helper-lib-wrong-signature", Forged),
+        (Scheme::CircleCi, "only-a-newer-version", Forged),
+        (Scheme::Square, "another-url", Forged),
+        (Scheme::Square, "another-key", Forged),
+        (Scheme::Square, "another-signature", Forged),
+        (Scheme::Square, "another-body", Forged),
+        (Scheme::Paddle, "another-secret", Forged),
+        (Scheme::Paddle, "another-time", OutOfTime),
+        (Scheme::Paddle, "more-spaces", Forged),
+        (Scheme::Paddle, "invalid-signature", OutOfTime),
+        (Scheme::Paddle, "no-time", Malformed("paddle-signature")),
+        (Scheme::Paddle, "no-signature", OutOfTime),
+        (Scheme::Paddle, "no-fields", Malformed("paddle-signature")),
+        (Scheme::Adyen, "one-forged-item", Forged),
+        (Scheme::Adyen, "another-amount", Forged),
+        (Scheme::Adyen, "another-account", Forged),
+        (Scheme::Adyen, "no-signature", Missing("additionalData.hmacSignature")),
+        (Scheme::Adyen, "empty-signature", Missing("additionalData.hmacSignature")),
+        (Scheme::Adyen, "no-items", Missing("notificationItems")),
+        (Scheme::Adyen, "moved-colon", Malformed("merchantAccountCode")),
+        (Scheme::Adyen, "repeated-member", Malformed("success")),
+        (Scheme::Twitch, "another-id", Forged),
+        (Scheme::Twitch, "no-id", Missing("twitch-eventsub-message-id")),
+        (Scheme::Twitch, "malformed-time", Malformed("twitch-eventsub-message-timestamp")),
+        (Scheme::HubSpot, "another-time", Forged),
+        (Scheme::Box, "wrong-key", Forged),
+        (Scheme::Box, "wrong-version", Malformed("box-signature-version")),
+        (Scheme::Box, "wrong-algorithm", Malformed("box-signature-algorithm")),
     ] {
         assert_eq!(case(scheme, name).verdict(scheme), Err(refusal), "{scheme:?} {name}");
     }
@@ -40,18 +124,19 @@ fn every_forgery_is_refused_for_its_own_reason() {
 
 #[test]
 fn another_body_secret_or_signature_is_refused() {
-    for (scheme, case) in genuine() {
+    // Adyen signs some values only, inside the body: see its vectors.
+    for (scheme, case) in genuine().into_iter().filter(|(of, _)| *of != Scheme::Adyen) {
         let (name, header) = (format!("{scheme:?} {}", case.name), signature_header(scheme));
-        let (check, now) = (case.check(scheme), case.now());
+        let (verifier, now) = (case.verifier(scheme), at(case.now()));
         let refused = |head: &Parts, body: &[u8], what: &str| {
-            let verdict = check(&Received { head, body, now });
+            let verdict = verifier.verify(head, body, now);
             verdict.expect_err(&format!("{name}: {what}"))
         };
         let (head, body) = (case.head(), case.body_utf8.as_bytes());
 
-        for at in BTreeSet::from([0, body.len() / 2, body.len().saturating_sub(1)]) {
+        for place in BTreeSet::from([0, body.len() / 2, body.len().saturating_sub(1)]) {
             let mut other = body.to_vec();
-            if let Some(byte) = other.get_mut(at) {
+            if let Some(byte) = other.get_mut(place) {
                 *byte ^= 1;
                 assert_eq!(refused(&head, &other, "one bit of the body"), Refusal::Forged);
             }
@@ -64,10 +149,16 @@ fn another_body_secret_or_signature_is_refused() {
         let other = case.with_another_secret();
         assert_eq!(other.verdict(scheme), Err(Refusal::Forged), "{name}: another secret");
 
-        let signature = head.headers[&header].to_str().unwrap().to_owned();
+        let signature = match case.name.as_str() {
+            "secondary-key" => head.headers["box-signature-secondary"].clone(),
+            _ => head.headers[&header].clone(),
+        };
+        let signature = signature.to_str().unwrap().to_owned();
         let with = |signatures: &[&str]| {
             let mut head = head.clone();
             head.headers.remove(&header);
+            // Box signs twice.
+            head.headers.remove("box-signature-secondary");
             for signature in signatures {
                 head.headers.append(&header, HeaderValue::from_str(signature).unwrap());
             }
@@ -76,8 +167,9 @@ fn another_body_secret_or_signature_is_refused() {
         assert!(matches!(refused(&with(&[]), body, "no signature"), Refusal::Missing(_)));
         let twice = with(&[&signature, &signature]);
         assert!(matches!(refused(&twice, body, "two headers"), Refusal::Malformed(_)));
-        // A prefix of a signature is refused. Stripe's header continues after the signature.
-        let end = signature.find("v1=").map_or(signature.len(), |at| at + 3 + 64);
+        // A prefix of a signature is refused. The header continues after it at Stripe and Paddle.
+        let start = signature.find("v1=").or_else(|| signature.find("h1="));
+        let end = start.map_or(signature.len(), |start| start + 3 + 64);
         for less in [1, 2, 4, 8, 20] {
             let prefix = with(&[&signature[..end - less]]);
             assert_eq!(refused(&prefix, body, "a prefix of the signature"), Refusal::Forged);
@@ -91,19 +183,20 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
     let mut timed = BTreeSet::new();
     for (scheme, case) in genuine() {
         let head = case.head();
-        let check = case.check(scheme);
-        let at =
-            |head: &Parts, now| check(&Received { head, body: case.body_utf8.as_bytes(), now });
-        let Some(header) = time_header(scheme) else {
+        let verifier = case.verifier(scheme);
+        let body = case.body_utf8.as_bytes();
+        let verdict = |head: &Parts, now| verifier.verify(head, body, at(now));
+        let header = time_header(scheme);
+        assert_eq!(header.is_some(), scheme.signs_time(), "{scheme:?}");
+        let Some(header) = header else {
             // No time is signed.
-            assert_eq!(at(&head, i64::MAX), Ok(()), "{scheme:?} {}", case.name);
+            assert_eq!(verdict(&head, i64::MAX), Ok(()), "{scheme:?} {}", case.name);
             continue;
         };
         timed.insert(header.to_string());
         let value = head.headers[&header].to_str().unwrap();
-        let digits = value.trim_start_matches("t=").split(',').next().unwrap();
-        let time: i64 = digits.parse().unwrap();
-        for (now, verdict) in [
+        let (text, time) = time_in(scheme, value);
+        for (now, expected) in [
             (time, Ok(())),
             (time + 300, Ok(())),
             (time - 300, Ok(())),
@@ -112,18 +205,30 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
             (i64::MAX, Err(Refusal::OutOfTime)),
             (i64::MIN, Err(Refusal::OutOfTime)),
         ] {
-            assert_eq!(at(&head, now), verdict, "{scheme:?} {}: {}", case.name, now - time);
+            assert_eq!(verdict(&head, now), expected, "{scheme:?} {}: {}", case.name, now - time);
         }
-        for (other, verdict) in
-            [((time + 1).to_string(), Refusal::Forged), (i64::MIN.to_string(), Refusal::OutOfTime)]
-        {
+        let ten_minutes = verifier.clone().tolerance(Duration::from_secs(600));
+        for (now, expected) in [(time + 600, Ok(())), (time + 601, Err(Refusal::OutOfTime))] {
+            assert_eq!(ten_minutes.verify(&head, body, at(now)), expected, "{scheme:?}");
+        }
+
+        let with = |other: &str| {
             let mut head = head.clone();
-            let other = value.replacen(digits, &other, 1);
+            let other = value.replacen(text, other, 1);
             head.headers.insert(&header, HeaderValue::from_str(&other).unwrap());
-            assert_eq!(at(&head, time), Err(verdict), "{scheme:?} {}: {other}", case.name);
-        }
+            verdict(&head, time)
+        };
+        let later = time_text(scheme, time + 1);
+        assert_eq!(with(&later), Err(Refusal::Forged), "{scheme:?} {}: {later}", case.name);
+        let (earliest, refusal) = match scheme {
+            Scheme::Twitch | Scheme::Box => ("0001-01-01T00:00:00Z".to_owned(), Refusal::OutOfTime),
+            _ => (i64::MIN.to_string(), Refusal::OutOfTime),
+        };
+        assert_eq!(with(&earliest), Err(refusal), "{scheme:?} {}", case.name);
+        let malformed = with("soon");
+        assert!(matches!(malformed, Err(Refusal::Malformed(_))), "{scheme:?}: {malformed:?}");
     }
-    assert_eq!(timed.len(), 4);
+    assert_eq!(timed.len(), 9);
 }
 
 /// The sender signs with one or both secrets, and the receiver has both.
@@ -131,17 +236,15 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
 fn two_secrets_are_accepted_while_one_replaces_the_other() {
     for (scheme, case) in genuine() {
         let other = case.with_another_secret();
-        let (right, wrong) = (case.check(scheme), other.check(scheme));
-        let (head, now) = (case.head(), case.now());
-        let request = Received { head: &head, body: case.body_utf8.as_bytes(), now };
-        for (checks, verdict) in [
-            (vec![&right, &wrong], Ok(())),
-            (vec![&wrong, &right], Ok(())),
-            (vec![&wrong, &wrong], Err(Refusal::Forged)),
-            (vec![], Err(Refusal::Forged)),
+        let [right, wrong] = [&case, &other].map(|of| of.verifier(scheme));
+        let (head, now) = (case.head(), at(case.now()));
+        for (verifier, verdict) in [
+            (right.or_secret(&other.secret), Ok(())),
+            (wrong.clone().or_secret(&case.secret), Ok(())),
+            (wrong.or_secret(&other.secret), Err(Refusal::Forged)),
         ] {
-            let both = any_of(checks.into_iter().cloned().collect());
-            assert_eq!(both(&request), verdict, "{scheme:?} {}", case.name);
+            let verified = verifier.unwrap().verify(&head, case.body_utf8.as_bytes(), now);
+            assert_eq!(verified, verdict, "{scheme:?} {}", case.name);
         }
     }
     // Both signatures in one header: the vectors "rotation-two-signatures" and "two-v1", in both orders.
@@ -187,6 +290,7 @@ fn id_outside_the_signature_can_be_changed() {
         (Scheme::Gitea, "x-gitea-delivery"),
         (Scheme::Shopify, "x-shopify-event-id"),
         (Scheme::Twilio, "i-twilio-idempotency-token"),
+        (Scheme::Box, "box-delivery-id"),
     ] {
         for (_, mut case) in genuine().into_iter().filter(|(of, _)| *of == scheme) {
             case.headers.retain(|name, _| !name.eq_ignore_ascii_case(header));
@@ -238,13 +342,13 @@ fn twilio_signature_needs_the_public_url() {
         ("https://example.org", Err(Refusal::Forged)),
         ("https://example.com/prefix", Err(Refusal::Forged)),
     ] {
-        let check = Scheme::Twilio.check(&sms.secret, Some(public_url)).unwrap();
-        assert_eq!(check(&Received { head: &head, body, now: 0 }), verdict, "{public_url}");
+        let verifier = Scheme::Twilio.verifier_at(public_url, &sms.secret).unwrap();
+        assert_eq!(verifier.verify(&head, body, at(0)), verdict, "{public_url}");
     }
     // A proxy that removes the prefix.
     head.uri = Uri::from_static("/sms");
-    let check = Scheme::Twilio.check(&sms.secret, Some("https://example.com/twilio")).unwrap();
-    assert_eq!(check(&Received { head: &head, body, now: 0 }), Ok(()));
+    let verifier = Scheme::Twilio.verifier_at("https://example.com/twilio", &sms.secret).unwrap();
+    assert_eq!(verifier.verify(&head, body, at(0)), Ok(()));
 
     // Signed with the port; the vectors have no such case.
     let mut mac = Hmac::<Sha1>::new_from_slice(b"12345").unwrap();
@@ -257,8 +361,8 @@ fn twilio_signature_needs_the_public_url() {
         ("http://[::1]", Err(Refusal::Forged)),
         ("http://[::1]:80", Err(Refusal::Forged)),
     ] {
-        let check = Scheme::Twilio.check("12345", Some(public_url)).unwrap();
-        assert_eq!(check(&Received { head: &head, body: b"", now: 0 }), verdict, "{public_url}");
+        let verifier = Scheme::Twilio.verifier_at(public_url, "12345").unwrap();
+        assert_eq!(verifier.verify(&head, b"", at(0)), verdict, "{public_url}");
     }
 
     let json = case(Scheme::Twilio, "helper-lib-json-bodySHA256");
@@ -267,3 +371,35 @@ fn twilio_signature_needs_the_public_url() {
     assert_eq!(unsigned.verdict(Scheme::Twilio), Err(Refusal::Forged));
 }
 
+/// The whole header is compared.
+#[test]
+fn shared_token_is_accepted_only_as_a_whole() {
+    for (scheme, header) in
+        [(Scheme::GitLab, "X-Gitlab-Token"), (Scheme::Telegram, "X-Telegram-Bot-Api-Secret-Token")]
+    {
+        let verifier = scheme.verifier("to-ken").unwrap().or_secret("previous").unwrap();
+        let with = |tokens: &[&str]| {
+            let mut request = Request::post("/hook");
+            for token in tokens {
+                request = request.header(header, *token);
+            }
+            let (head, ()) = request.body(()).unwrap().into_parts();
+            verifier.verify(&head, b"any body", at(0))
+        };
+        assert_eq!(with(&["to-ken"]), Ok(()), "{scheme:?}");
+        assert_eq!(with(&["previous"]), Ok(()), "{scheme:?}");
+        for token in ["", "to-ke", "to-ken2", "To-ken", "to-kem"] {
+            assert_eq!(with(&[token]), Err(Refusal::Forged), "{scheme:?} {token}");
+        }
+        assert!(matches!(with(&[]), Err(Refusal::Missing(_))), "{scheme:?}");
+        assert!(matches!(with(&["to-ken", "to-ken"]), Err(Refusal::Malformed(_))), "{scheme:?}");
+    }
+}
+
+/// Every scheme has vectors, but for the shared tokens and Gitea, whose vectors are GitHub's.
+#[test]
+fn every_scheme_has_vectors() {
+    let tested = genuine().into_iter().map(|(scheme, _)| scheme.name());
+    let tested: BTreeSet<_> = tested.chain(["gitlab", "telegram"]).collect();
+    assert_eq!(tested, Scheme::ALL.iter().map(|scheme| scheme.name()).collect());
+}
