@@ -45,7 +45,7 @@
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
 //! | `unsigned id` | warn, once a layer | [`require_verified`](crate::DedupLayer::require_verified) is set, the sender does not sign the id, and there is no [second identity](crate::guide::keys#an-id-that-is-not-signed) |
-//! | `not verified` | warn | a [`VerifyLayer`](crate::guide::verification) refused the request; `reason` says why |
+//! | `not verified` | warn | a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `reason` says why |
 //! | `payload mismatch` | warn | the event was handled with another payload |
 //! | `response not stored` | warn | duplicates of this event get an empty response |
 //! | `completed in the background` | info | a store call succeeded after its delivery had ended |

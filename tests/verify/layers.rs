@@ -351,6 +351,19 @@ async fn verify_layer_calls_the_service_that_is_ready() {
     }
 }
 
+/// Meta checks a URL by an unsigned GET: a handler that is added after the layers is not verified.
+#[tokio::test]
+async fn handler_added_after_the_layers_is_not_verified() {
+    let site = Site::new(provider::GITHUB, github_verifier());
+    let layers = (site.verify.clone(), site.dedup());
+    let route = post(async || "handled").layer(layers).get(async || "challenge");
+    let app = in_axum(Router::new().route("/hook", route));
+    for (method, answer) in [("GET", ran()), ("POST", unverified())] {
+        let request = Request::builder().method(method).uri("/hook").body(Body::empty());
+        assert_eq!(send(&app, request.unwrap()).await, answer, "{method}");
+    }
+}
+
 /// Both layers compile around a hyper service and in an axum route.
 #[test]
 fn verify_layer_fits_into_router_and_service_builder() {

@@ -53,7 +53,7 @@ fn signed_request_is_verified() {
     }
 }
 
-/// Signs each vector anew, and gets the published signature where there is one form of it.
+/// Signing a vector again gives the published signature, if time and URL have one form only.
 #[test]
 fn vectors_are_signed_as_published() {
     let mut other = Vec::new();
@@ -80,7 +80,8 @@ fn vectors_are_signed_as_published() {
             }
         }
     }
-    assert_eq!(other, [""]);
+    // Fractions of a second, decoded URLs and offsets have other forms too.
+    assert_eq!(other, ["notification", "encoded-query", "primary-key", "secondary-key"]);
 }
 
 fn signed_time(
