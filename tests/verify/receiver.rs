@@ -45,7 +45,7 @@ fn receiver_finds_the_scheme_of_each_secret() {
         ("WEBHOOK_SECRET_STANDARD_WEBHOOKS", "whsec_secret!", None, "base64"),
         ("WEBHOOK_SECRET_TWILIO", "secret", None, "--public-url"),
     ] {
-        let said = verifiers(&[(variable, secret)], public_url).err().expect(variable);
+        let said = verifiers(&[(variable, secret)], public_url).expect_err(variable);
         assert!(said.contains(why) && said.contains(variable), "{said}");
         assert!(
             secret.is_empty() || !said.contains("secret!"),
