@@ -41,7 +41,7 @@ pub enum Scheme {
     /// public URL and the body, which has the id. No time is signed.
     Square,
     /// [Paddle Billing](https://developer.paddle.com/webhooks/signature-verification): HMAC-SHA256 over
-    /// time and body, which has the id. Paddle recommends a tolerance of 5 s.
+    /// time and body, which has the id. Paddle's libraries use a tolerance of 5 s.
     Paddle,
     /// [Adyen](https://docs.adyen.com/development-resources/webhooks/verify-hmac-signatures/):
     /// HMAC-SHA256 over eight values of each item, among them the four of the key. Nothing else is

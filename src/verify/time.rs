@@ -5,6 +5,9 @@ const DAY: i64 = 86_400;
 /// Returns the seconds since 1970 of a time such as `2026-11-22T06:00:00.123Z`; `None` if it is
 /// malformed. A fraction of a second is dropped.
 pub(super) fn parse(text: &str) -> Option<i64> {
+    if !text.is_ascii() {
+        return None;
+    }
     let (date_time, rest) = text.split_at_checked(19)?;
     let number = |from: usize, len: usize| digits(date_time.get(from..from + len)?);
     let separators = [(4, '-'), (7, '-'), (10, 'T'), (13, ':'), (16, ':')];
