@@ -1,5 +1,5 @@
-//! The cost of the layer: an axum route with the layer and the memory adapter, against the same bare
-//! route, in process, with a body of 1 KiB.
+//! The cost of the layer: an axum route with the layer and the memory adapter, against the bare
+//! route. Both run in process, with a body of 1 KiB.
 //!
 //! `cargo bench --bench layer` takes less than a minute. Each call is a new event, the expensive case,
 //! because a duplicate never reaches the handler. The calls run inside a spawned task, as in a server.

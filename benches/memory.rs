@@ -1,5 +1,5 @@
 //! The memory adapter at a million keys, beside `moka`: `cargo bench --bench memory`, under a
-//! minute. What is measured, and how, is said in `measure/memory.rs`.
+//! minute. `measure/memory.rs` describes the measurement.
 //!
 //! Under `cargo test` it does nothing: `tests/stores/memory.rs` counts bytes and allocations.
 

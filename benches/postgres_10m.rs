@@ -1,8 +1,8 @@
 //! Claims on Postgres beside 10,000,000 live rows: the cost of a large index.
 //!
 //! `cargo bench --bench postgres_10m` takes about five minutes, most of them to fill the table, and
-//! 4 GB of disk while it runs. `--quick` skips it. It measures three sides in turn: the adapter and one
-//! statement per call on the large table, and the adapter on a table of 10,000 rows.
+//! 4 GB of disk while it runs. `--quick` skips it. It measures three sides in turn. On the
+//! large table: the adapter, and one statement per call. On a table of 10,000 rows: the adapter.
 //!
 //! Under `cargo test` it does nothing, because `postgres` tests all of its parts.
 

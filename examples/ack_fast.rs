@@ -16,8 +16,8 @@
 //! Deliveries are signed with the secret in `WEBHOOK_SECRET_STANDARD_WEBHOOKS`, by default with a
 //! public test secret. The program prints a shell function that signs and sends a delivery.
 //! `{"fail": 2}` makes the first two attempts at its job fail, and `{"fail": 99}` makes the job a dead
-//! letter. `{"work_ms": 9000}` makes the job slow: `kill -9` the program meanwhile and start it again.
-//! It runs the job again, about ten seconds after the kill.
+//! letter. `{"work_ms": 9000}` makes the job slow. `kill -9` the program during the job and start it
+//! again. It runs the job again, about ten seconds after the kill.
 //!
 //! The queue is [`graphile_worker`](https://docs.rs/graphile_worker). Any queue works that can enqueue
 //! on your connection.

@@ -16,15 +16,15 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, SecondsFormat};
 use clap::{Args, Parser, Subcommand};
 use sqlx::sqlite::SqliteConnectOptions;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    self, CallTerms, Claimed, Entry, EntryState, Fetch, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData, Token,
+    self, Entry, EntryState, Forgotten, Identifier, MaintenanceAdapter, PostgresAdapter,
+    PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 
 mod shared;
@@ -79,34 +79,12 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Returns the stored data of a complete key. A claim of a complete key changes nothing.
-async fn stored_data(
-    store: &dyn MaintenanceAdapter,
-    key: DedupKey,
-) -> Result<Option<Arc<StoredData>>, tower_dedup::Error> {
-    let keys = [key];
-    let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
-    let terms = terms.with_fetch(Fetch::DigestAndResponse);
-    match store.claim(&keys, &terms).await?.pop() {
-        Some(Claimed::Duplicate(seen)) => Ok(seen.stored),
-        // The key has expired in the meantime, and the claim succeeded. A retention of zero makes
-        // the claimed key free at once.
-        _ => store.release(&keys, &terms).await.map(|_| None),
-    }
-}
-
 /// Returns `false` if the key does not exist or the call was refused.
 async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     let store = connect(&options).await?;
     let (found, text) = match &options.command {
         Command::Get(event) => match store.get(&event.key()?).await? {
-            Some(entry) => {
-                let stored = match entry.state {
-                    EntryState::Complete { .. } => stored_data(&*store, event.key()?).await?,
-                    _ => None,
-                };
-                (true, describe(event, &entry, &stored.unwrap_or_default()))
-            }
+            Some(entry) => (true, describe(event, &entry)),
             None => (false, "there is no such key".to_owned()),
         },
         Command::Forget(event) => match store.forget(&event.key()?).await? {
@@ -171,7 +149,7 @@ impl Event {
     }
 }
 
-fn describe(event: &Event, entry: &Entry, stored: &StoredData) -> String {
+fn describe(event: &Event, entry: &Entry) -> String {
     let state = match entry.state {
         EntryState::Complete { completed_at } => format!("complete since {}", utc(completed_at)),
         EntryState::InFlight { lease_until } if lease_until > SystemTime::now() => {
@@ -192,13 +170,17 @@ fn describe(event: &Event, entry: &Entry, stored: &StoredData) -> String {
         format!("first seen  {}", utc(entry.first_seen_at)),
         format!("expires     {}", utc(entry.expires_at)),
     ];
-    if let Some(digest) = stored.payload_sha256 {
+    let stored = entry.stored.as_deref();
+    if let Some(digest) = stored.and_then(|stored| stored.payload_sha256) {
         let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         lines.push(format!("payload     sha256 {hex}"));
     }
-    if let Some(response) = &stored.response {
+    if let Some(response) = stored.and_then(|stored| stored.response.as_ref()) {
         // The body may be personal data, so only its size is printed.
         lines.push(format!("response    {}, {} bytes", response.status, response.body.len()));
+    }
+    if entry.response_is_unreadable {
+        lines.push("response    unreadable: a replay of it answers 503".to_owned());
     }
     lines.join("\n")
 }

@@ -17,10 +17,10 @@
 //! - *lost*: events that were acknowledged with a 2xx and took no effect;
 //! - *doubled*: events that took effect more than once.
 //!
-//! If there is any of either, the exit code is 1.
+//! If an event is lost or doubled, the exit code is 1.
 //!
-//! With `--until-acknowledged`, every delivery is repeated until it is acknowledged, as by a patient
-//! sender: stop the receiver and start it again meanwhile. A `kill -9` shows how the ledgers differ.
+//! With `--until-acknowledged`, the storm repeats every delivery until it is acknowledged. Stop the
+//! receiver during the storm and start it again. A `kill -9` shows how the ledgers differ.
 //! Under `lease`, an event whose receiver died between effect and completion runs again, and is
 //! doubled. Under `on-arrival`, an event whose receiver died before the effect is lost. Under
 //! `transactional`, neither happens.
@@ -146,7 +146,7 @@ struct Tally {
     in_flight: u64,
     failed: BTreeMap<String, u64>,
     latencies: Latencies,
-    /// By key: `true` if any copy got a 2xx.
+    /// For each key, `true` if any copy got a 2xx.
     acknowledged: Vec<bool>,
 }
 

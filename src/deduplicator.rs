@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::adapter::TransactionAdapter;
 use crate::adapter::{DedupAdapter, Fetch, Payloads, Seen};
 use crate::delivery::Delivery;
-use crate::error::{ConfigError, Error, ErrorKind, NOT_ZERO, check, valid};
+use crate::error::{ConfigError, Error, ErrorKind, valid};
 use crate::key::{Event, Keys};
 use crate::layer::OnUnavailable;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -21,17 +21,15 @@ use crate::ledger::Transactional;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 use crate::ledger::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, MIN_LEASE, OnArrival,
-    poll_delays,
+    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Times,
+    deadline_in, poll_delays,
 };
-
-const DAY: Duration = Duration::from_secs(86_400);
 
 /// Runs the handler of each event until it has succeeded once, under a [ledger](crate::ledger).
 ///
-/// The ledger decides how often the handler of one event succeeds: under a lease at least once, and
-/// once while no process and no store dies; on arrival at most once; in a transaction, its writes
-/// there take effect exactly once.
+/// The ledger decides how often the handler of one event succeeds. Under a lease: at least once,
+/// and once while no process and no store dies. On arrival: at most once. In a transaction: the
+/// handler's writes there take effect exactly once.
 ///
 /// | setting | default |
 /// |---|---|
@@ -39,12 +37,12 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// | [`lease`](Self::lease) | 60 s, renewed at 20 s |
 /// | [`store_timeout`](Self::store_timeout) | 2 s |
 /// | [`handler_timeout`](Self::handler_timeout) | off |
-/// | [`wait`](Self::wait) | zero: an event that runs elsewhere is reported at once |
+/// | [`wait`](Self::wait) | zero: an event in flight is reported at once |
 /// | [`on_unavailable`](Self::on_unavailable) | closed: an error, and the handler does not run |
 ///
-/// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer, it
-/// starts no task for the handler: the handler runs in the caller's task, so the caller bounds how
-/// many run at once. A setter panics on a value without meaning; its `try_` twin returns a
+/// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer,
+/// it starts no task for the handler. The handler runs in the caller's task, so the caller bounds
+/// how many run at once. A setter panics on a value without meaning; its `try_` variant returns a
 /// [`ConfigError`] instead.
 ///
 /// # Clone
@@ -89,12 +87,9 @@ pub struct Deduplicator<L = Lease> {
     settings: Settings,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Settings {
-    retention: Duration,
-    lease: Duration,
-    store_timeout: Duration,
-    handler_timeout: Option<Duration>,
+    times: Times,
     wait: Duration,
     fail_open: bool,
 }
@@ -127,8 +122,8 @@ impl Deduplicator {
         Deduplicator::with_ledger(OnArrival::new(Arc::new(adapter)))
     }
 
-    /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
-    /// together, or not at all. The handler takes the transaction from [`RunContext::transaction`].
+    /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
+    /// or not at all. The handler takes the transaction from [`RunContext::transaction`].
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn transactional<A: TransactionAdapter>(
         adapter: A,
@@ -139,15 +134,7 @@ impl Deduplicator {
 
 impl<L: Ledger> Deduplicator<L> {
     fn with_ledger(ledger: L) -> Self {
-        let settings = Settings {
-            retention: 30 * DAY,
-            lease: Duration::from_secs(60),
-            store_timeout: Duration::from_secs(2),
-            handler_timeout: None,
-            wait: Duration::ZERO,
-            fail_open: false,
-        };
-        Self { ledger: Arc::new(ledger), settings }
+        Self { ledger: Arc::new(ledger), settings: Settings::default() }
     }
 
     /// Sets how long a key is remembered, from its first claim on.
@@ -166,8 +153,7 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// [`ConfigError::InvalidSetting`] if `retention` is zero.
     pub fn try_retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
-        check(!retention.is_zero(), "retention", NOT_ZERO)?;
-        self.settings.retention = retention;
+        self.settings.times.set_retention(retention)?;
         Ok(self)
     }
 
@@ -189,8 +175,7 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// [`ConfigError::InvalidSetting`] if `lease` is below 100 ms.
     pub fn try_lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
-        check(lease >= MIN_LEASE, "lease", "at least 100 ms")?;
-        self.settings.lease = lease;
+        self.settings.times.set_lease(lease)?;
         Ok(self)
     }
 
@@ -210,8 +195,7 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// [`ConfigError::InvalidSetting`] if `bound` is zero.
     pub fn try_store_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        check(!bound.is_zero(), "store_timeout", NOT_ZERO)?;
-        self.settings.store_timeout = bound;
+        self.settings.times.set_store_timeout(bound)?;
         Ok(self)
     }
 
@@ -234,13 +218,12 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// [`ConfigError::InvalidSetting`] if `bound` is zero.
     pub fn try_handler_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        check(!bound.is_zero(), "handler_timeout", NOT_ZERO)?;
-        self.settings.handler_timeout = Some(bound);
+        self.settings.times.set_handler_timeout(bound)?;
         Ok(self)
     }
 
-    /// Sets how long [`run`](Self::run) waits for an event that runs elsewhere, a day at most. It
-    /// asks the store every 20 ms at first, and every 250 ms later.
+    /// Sets how long [`run`](Self::run) waits for an event in flight, a day at most. It asks the store
+    /// every 20 ms at first, and every 250 ms later.
     pub fn wait(mut self, bound: Duration) -> Self {
         self.settings.wait = bound;
         self
@@ -249,12 +232,12 @@ impl<L: Ledger> Deduplicator<L> {
     /// Returns the number of completions and releases that continue in the background.
     #[must_use]
     pub fn pending_writes(&self) -> usize {
-        self.ledger.pending_writes()
+        self.ledger.pending_writes().count()
     }
 
     /// Waits until no completion and no release continues in the background. Call it at shutdown.
     pub async fn drain(&self) {
-        self.ledger.drain().await;
+        self.ledger.pending_writes().drain().await;
     }
 
     /// Runs `handler` if the event is new, and makes its keys permanent if `handler` succeeds.
@@ -267,9 +250,9 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long: the
     ///   key is released for the next attempt.
-    /// - [`RunError::Store`] if the store did not reply, if the transaction could not be committed, or
-    ///   (with [`ErrorKind::Unsupported`]) if the event has a payload and the adapter has no
-    ///   [`stored_data`](crate::adapter::Abilities::stored_data).
+    /// - [`RunError::Store`] if the store did not reply, or if the transaction could not be
+    ///   committed. Its kind is [`ErrorKind::Unsupported`] if the event has a payload and the
+    ///   adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
     pub async fn run<T, E, F>(
@@ -290,7 +273,7 @@ impl<L: Ledger> Deduplicator<L> {
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
         let handled = handler(RunContext { delivery, extensions });
-        let handled = match self.settings.handler_timeout {
+        let handled = match self.settings.times.handler_timeout {
             None => handled.await.map_err(RunError::Handler),
             Some(bound) => match tokio::time::timeout(bound, handled).await {
                 Ok(handled) => handled.map_err(RunError::Handler),
@@ -310,7 +293,7 @@ impl<L: Ledger> Deduplicator<L> {
         }
     }
 
-    /// Claims the event. While the event runs elsewhere, claims it again until the wait is over.
+    /// Claims the event. While it is in flight, claims it again until the wait is over.
     async fn begin(&self, event: Event) -> Result<Begin<L::Claim>, Error> {
         let payloads: Option<Payloads> = event
             .payload()
@@ -319,23 +302,23 @@ impl<L: Ledger> Deduplicator<L> {
             return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
         }
         let keys = Keys::from(event).without_payloads();
-        let Settings { retention, lease, store_timeout, wait, fail_open, .. } = self.settings;
+        let Settings { times, wait, fail_open } = self.settings;
         // A new token for every claim: an earlier one may still be released in the background.
         let context = |fail_open| {
             let fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
-            BeginContext::new(retention, lease, store_timeout)
+            BeginContext::new(times.retention, times.lease, times.store_timeout)
                 .with_payloads(payloads.clone())
                 .with_fetch(fetch)
                 .fail_open(fail_open)
         };
-        let deadline = Instant::now() + wait.min(DAY);
+        let deadline = deadline_in(wait);
         let mut begun = self.ledger.begin(&keys, &context(fail_open)).await?;
         let mut delays = poll_delays();
         while matches!(begun, Begin::InFlight) && Instant::now() < deadline {
             let delay = delays.next().unwrap_or_default();
             tokio::time::sleep_until(deadline.min(Instant::now() + delay)).await;
-            // Closed, whatever the policy: this event is known to run elsewhere, so an error of the
-            // store must not start it unprotected.
+            // Closed, whatever the policy: another delivery runs this event, so an error of the store
+            // must not start it unprotected.
             match self.ledger.begin(&keys, &context(false)).await {
                 Ok(again) => begun = again,
                 Err(error) if Instant::now() >= deadline && !fail_open => return Err(error),
@@ -367,7 +350,7 @@ impl<L> fmt::Debug for Deduplicator<L> {
     }
 }
 
-/// What a handler knows and uses: the counterpart of a request's extensions.
+/// The delivery of a handler and its transaction: the counterpart of a request's extensions.
 #[derive(Debug)]
 pub struct RunContext {
     delivery: Delivery,
@@ -407,7 +390,7 @@ pub enum RunOutcome<T> {
     Duplicate(Seen),
     /// The event was handled before, with another payload. The handler did not run.
     Mismatch(Seen),
-    /// The event runs elsewhere and may fail there: let the queue deliver the message again later.
+    /// Another handler runs the event and may fail: let the queue deliver the message again later.
     InFlight,
 }
 

@@ -1,4 +1,4 @@
-//! [`Delivery`]: what a handler knows about the delivery that it runs.
+//! [`Delivery`]: the delivery that a handler runs.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -100,7 +100,7 @@ impl Delivery {
     }
 
     /// Returns the keys of the events to run, in the order of the request. Events of a multi-event
-    /// delivery that are complete, or in flight elsewhere, are not among them.
+    /// delivery that are complete or in flight are not among them.
     pub fn keys(&self) -> impl Iterator<Item = &DedupKey> {
         self.0.events.iter().map(Event::key)
     }
@@ -134,8 +134,8 @@ impl Delivery {
 
     /// Returns how often the event has been claimed, this time included: 1 for the first time.
     ///
-    /// An event with a second identity is claimed and released each time it turns out to be in
-    /// flight elsewhere under the other identity. Each of these claims counts.
+    /// If one identity of an event is free and the other is in flight, the free one is claimed and
+    /// released. Each of these claims counts.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.0.attempt
@@ -194,9 +194,9 @@ impl Delivery {
     /// handler fails over a later one, so the retry skips it.
     ///
     /// Returns `false` and marks nothing if the event is not one of [`keys`](Self::keys). The same
-    /// holds under the transactional ledger, because a failure rolls back what the event has
-    /// written: there, `DedupTx::mark_done` keeps the writes and the mark. Under the on-arrival
-    /// ledger every event is complete before the handler runs.
+    /// holds under the transactional ledger, because a failure rolls back the event's writes. There,
+    /// call `DedupTx::mark_done`. Under the on-arrival ledger every event is complete before the
+    /// handler runs.
     pub fn mark_done(&self, key: &DedupKey) -> bool {
         let marks = self.0.protection != Protection::Transactional && self.runs(key);
         if marks {
@@ -222,7 +222,8 @@ impl Delivery {
     }
 }
 
-/// Returns what all deliveries of an event share: its second identity if it has one, else its key.
+/// Returns the name that all deliveries of an event share: its second identity if it has one, else its
+/// key.
 fn shared_name(event: &Event) -> &DedupKey {
     event.second_identity().unwrap_or_else(|| event.key())
 }
@@ -275,17 +276,17 @@ mod tests {
         Event::new(DedupKey::new("acme", id).unwrap())
     }
 
-    fn twin(id: &str) -> Event {
+    fn with_second_identity(id: &str) -> Event {
         event(id).with_second_identity(DedupKey::new("acme.change", "order_1").unwrap())
     }
 
     #[test]
-    fn idempotency_key_of_twins_comes_from_their_second_identity() {
-        let derived = |id| of([twin(id)]).idempotency_key("charge");
+    fn idempotency_key_comes_from_the_second_identity_if_there_is_one() {
+        let derived = |id| of([with_second_identity(id)]).idempotency_key("charge");
         // Pinned.
         assert_eq!(derived("evt_1"), "8ab43d00187197292714a534ea6e053a");
         assert_eq!(derived("evt_1"), derived("evt_2"));
-        let both = of([twin("evt_3"), event("evt_4")]);
+        let both = of([with_second_identity("evt_3"), event("evt_4")]);
         let key_of = |id| both.idempotency_key_of(event(id).key(), "charge");
         assert_eq!(key_of("evt_3"), derived("evt_1"));
         assert_eq!(key_of("evt_4"), delivery("evt_4").idempotency_key("charge"));

@@ -49,7 +49,8 @@ pub enum ErrorKind {
     Full,
     /// Too many calls are queued, so that this call was not sent. Nothing was stored.
     Overloaded,
-    /// The store returned data that this version cannot read.
+    /// The store returned data that this version cannot read. It has executed the call: a claim that
+    /// fails with this kind is not granted later.
     Corrupt,
     /// The handler ended, broke or kept the transaction that the layer lent it. Only the events that
     /// it had marked as done before may be committed.
@@ -338,14 +339,14 @@ pub(crate) fn check(
     if is_valid { Ok(()) } else { Err(ConfigError::InvalidSetting { setting, rule }) }
 }
 
-/// Returns what a `try_` setter returned, for the setter that panics.
+/// Returns the value that a `try_` setter returned, for the setter that panics.
 ///
 /// # Panics
 ///
 /// Panics for a setting without meaning, and names the caller of the setter.
 #[track_caller]
 pub(crate) fn valid<T>(set: Result<T, ConfigError>) -> T {
-    // No closure: its place would be reported instead of the caller's.
+    // `#[track_caller]` would report the place of a closure.
     match set {
         Ok(set) => set,
         Err(error) => panic!("{error}"),

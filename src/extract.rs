@@ -15,8 +15,8 @@ use crate::observe;
 
 /// Extracts the delivery that the handler runs.
 ///
-/// Use `Option<Delivery>` if a request may reach the handler without deduplication: a handshake, a
-/// method that is not deduplicated, or a missing key that passes through.
+/// Use `Option<Delivery>` if a request may reach the handler without deduplication. Such requests
+/// are handshakes, methods that are not deduplicated, and missing keys that pass through.
 ///
 /// # Example
 ///

@@ -19,6 +19,12 @@ mod extract;
 pub mod guide {
     //! The pages of the guide. Read the [crate page](crate) first.
 
+    #[doc = include_str!("docs/fit.md")]
+    pub mod fit {}
+
+    #[doc = include_str!("docs/frameworks.md")]
+    pub mod frameworks {}
+
     #[doc = include_str!("docs/keys.md")]
     pub mod keys {}
 
@@ -43,8 +49,26 @@ pub mod guide {
     #[doc = include_str!("docs/recipes.md")]
     pub mod recipes {}
 
-    #[doc = include_str!("docs/operations.md")]
-    pub mod operations {}
+    #[doc = include_str!("docs/rollout.md")]
+    pub mod rollout {}
+
+    #[doc = include_str!("docs/checklist.md")]
+    pub mod checklist {}
+
+    #[doc = include_str!("docs/upgrading.md")]
+    pub mod upgrading {}
+
+    #[doc = include_str!("docs/incident.md")]
+    pub mod incident {}
+
+    #[doc = include_str!("docs/sizing.md")]
+    pub mod sizing {}
+
+    #[doc = include_str!("docs/postgres.md")]
+    pub mod postgres {}
+
+    #[doc = include_str!("docs/sqlite.md")]
+    pub mod sqlite {}
 
     #[doc = include_str!("docs/adapters.md")]
     pub mod adapters {}

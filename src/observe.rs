@@ -1,4 +1,4 @@
-//! What the layer logs and counts: one `tracing` event for every delivery, and metrics.
+//! Log records and metrics: one `tracing` event for every delivery, and counters.
 //!
 //! # Log records
 //!
@@ -23,9 +23,9 @@
 //! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry (on arrival: the event is lost) |
 //! | `panicked` | error | the handler panicked; the key is free for the retry (on arrival: the event is lost) |
 //! | `uncommitted` | error | the handler succeeded, but the ledger could not commit |
-//! | `partial` | info | a multi-event delivery: the new events are complete, others are in flight elsewhere |
+//! | `partial` | info | a multi-event delivery: the new events are complete; other deliveries still run the rest |
 //! | `duplicate` | info | every event is complete; the handler did not run |
-//! | `in_flight` | info | the event was in flight elsewhere for longer than the wait |
+//! | `in_flight` | info | another delivery of the event ran for longer than the wait |
 //! | `mismatch` | warn | the id is complete with another payload, and the layer [compares](crate::DedupLayer::compare_payload) payloads |
 //! | `broken_response` | error | the body of a response to be stored ended in an error; the key is free for the retry |
 //! | `unavailable` | warn | the store did not reply in time, or returned an error |
@@ -158,11 +158,11 @@ impl Outcome {
 
 /// The keys of the metrics of one layer.
 ///
-/// A metric's key is composed and hashed text. To make it for every delivery would cost more than
-/// to count. The recorder is looked up each time, because it may be installed late.
+/// A metric's key is composed and hashed text. Making it for every delivery costs more than
+/// counting. The recorder is looked up each time, because it may be installed late.
 pub(crate) struct Meters {
     namespace: Arc<str>,
-    /// Whether `nested layers` was logged.
+    /// `true` once `nested layers` was logged.
     logged_nested: AtomicBool,
     /// When `handled on another path` was logged last.
     logged_other_path: Mutex<Option<Instant>>,
@@ -267,7 +267,7 @@ impl std::fmt::Debug for Meters {
     }
 }
 
-/// What is known about a delivery when it ends.
+/// The facts about a delivery that has ended.
 pub(crate) struct Report<'a> {
     pub(crate) outcome: Outcome,
     pub(crate) meters: &'a Meters,
@@ -375,7 +375,7 @@ pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<
     #[cfg(feature = "metrics")]
     {
         let result = error.map_or("ok", |error| error.kind().as_str());
-        // For the calls of a successful delivery, the compiler makes the metrics' keys.
+        // The compiler makes the metrics' keys for the calls of a successful delivery.
         macro_rules! duration {
             ($($usual:literal)+) => {
                 match (operation, result) {
@@ -436,7 +436,7 @@ pub(crate) fn marks_not_committed(key: &DedupKey, error: &Error) {
     );
 }
 
-/// Reports that a handler's argument is not in its request: the route has no such layer.
+/// Reports that a handler's argument is not in its request, because the route has no such layer.
 #[cfg(feature = "axum")]
 pub(crate) fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static)) {
     tracing::error!(

@@ -8,7 +8,7 @@
 //!    `lib` exports (`crate::DedupKey`) belongs to the highest level, so no module may use it.
 //! 5. A glob import of our own modules hides what is used, so it fails the test.
 //! 6. Types of `sqlx` and `axum_core` appear only in the modules of [`FOREIGN`].
-//! 7. A file has at most 600 lines, tests included.
+//! 7. A file has at most 600 lines, in `src`, `tests`, `benches` and `examples`.
 //!
 //! Rules 1 to 6 apply to what ships: tests and comments are left out.
 //!
@@ -60,8 +60,10 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "ledger",
         &[
+            &["retry", "times"],
             &["contract"],
-            &["call", "pending", "resolve", "retry"],
+            &["call", "pending", "resolve"],
+            &["release"],
             &["arrival", "lease", "transaction"],
             &["internals"],
         ],
@@ -147,10 +149,16 @@ fn foreign_types_stay_in_their_modules() {
 
 #[test]
 fn no_file_is_longer_than_600_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "tests", "benches", "examples"] {
+        rust_files(&root.join(folder), &mut files);
+    }
     let mut faults = Vec::new();
-    for Source { path, text, .. } in &Crate::read().all {
-        let lines = text.lines().count();
+    for file in files {
+        let lines = fs::read_to_string(&file).unwrap().lines().count();
         if lines > MAX_LINES {
+            let path = file.strip_prefix(root).unwrap().display();
             faults.push(format!("{path}:{lines}: a file has at most {MAX_LINES} lines"));
         }
     }
@@ -163,7 +171,6 @@ fn assert_none(faults: &[String]) {
 }
 
 /// A file of `src`.
-#[derive(Clone)]
 struct Source {
     path: String,
     text: String,
@@ -180,8 +187,7 @@ struct Use {
 }
 
 struct Crate {
-    all: Vec<Source>,
-    /// Without the files that are tests.
+    /// The files of `src` that are not tests.
     shipped: Vec<Source>,
 }
 
@@ -213,8 +219,7 @@ impl Crate {
             }
         }
         let is_test = |source: &Source| tests.iter().any(|test| source.module.starts_with(test));
-        let shipped = all.iter().filter(|source| !is_test(source)).cloned().collect();
-        Self { all, shipped }
+        Self { shipped: all.into_iter().filter(|source| !is_test(source)).collect() }
     }
 
     fn file_of(&self, module: &[String]) -> Option<usize> {

@@ -1,14 +1,13 @@
-//! What the memory adapter costs a new key, in time and bytes, beside `moka` doing the same.
+//! The cost of a new key in the memory adapter and in `moka`, in time and bytes.
 //!
-//! 1. Both do the same work: an atomic "first or not" under a text that names the event, with a token
-//!    and a retention of its own, for 1,000,000 keys. For moka that is the entry API of a cache whose
-//!    entries have their own time to live. A plain `insert`, which does not return who was first, is
-//!    measured as well.
-//! 2. They take turns of 100,000 keys, so that a machine whose speed drifts slows both. Making keys,
-//!    tokens and terms is not measured, but happens just before, as in a server. Time counts from
-//!    the empty store on, growth included. It is the CPU time of one thread, so that other processes
-//!    count for little.
-//! 3. Bytes are allocated less freed bytes, in a run of their own: they are not counted while time is
+//! 1. Both insert 1,000,000 keys and return atomically whether each is new. A key is the text of an
+//!    event, and has its own token and retention. For moka that is the entry API of a cache whose
+//!    entries have their own time to live. The bench also measures a plain `insert`, which does not
+//!    return whether the key is new.
+//! 2. They take turns of 100,000 keys, so a change in machine speed affects both. Keys, tokens and
+//!    terms are made just before, as in a server, and are not measured. Time counts from the empty
+//!    store on, growth included. It is the CPU time of one thread, which other processes affect little.
+//! 3. Bytes are allocated bytes less freed bytes. They are counted in a second run, not while time is
 //!    measured.
 //!
 //! The binary that includes this file gets the counting allocator of `allocation-counter`. Where that

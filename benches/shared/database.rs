@@ -50,8 +50,15 @@ impl Database {
             if server.is_some() {
                 connection.execute("ALTER SYSTEM SET fsync = on").await.expect("a setting");
                 connection.execute("SELECT pg_reload_conf()").await.expect("a reload");
-                // The server's processes reload one after another.
-                tokio::time::sleep(Duration::from_millis(500)).await;
+                // The postmaster reloads before its new sessions have the setting.
+                loop {
+                    connection = PgConnection::connect(&url).await.expect("PostgreSQL");
+                    let fsync = sqlx::query_scalar("SHOW fsync").fetch_one(&mut connection);
+                    if fsync.await.is_ok_and(|fsync: String| fsync == "on") {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
             }
             let mut settings = Vec::new();
             for name in ["server_version", "fsync", "synchronous_commit", "shared_buffers"] {
@@ -78,7 +85,7 @@ impl Database {
 
 /// Replaces the table's content with this many complete rows, then runs VACUUM and ANALYZE.
 ///
-/// The keys are hashed as in the adapter (guide, operations). The rows are 0.2 s apart.
+/// The keys are hashed as in the adapter (guide, postgres). The rows are 0.2 s apart.
 pub(crate) async fn fill(pool: &PgPool, rows: u64) {
     let fill = format!(
         "INSERT INTO webhook_deliveries (key, namespace, id, token, attempts, takeover, \

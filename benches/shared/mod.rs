@@ -3,8 +3,8 @@
 //! 1. A figure is a ratio to a baseline, or a cost. It has a name and a goal in [`goals`].
 //! 2. The adapter and the baseline are measured in turn, in rounds of one run. Each round gives one
 //!    ratio, so a change in machine speed affects both sides. The figure is the median of the rounds.
-//! 3. A baseline is what a careful engineer would write: prepared statements, a warm pool without
-//!    pings, and one statement where one is enough.
+//! 3. A baseline is the code of a careful engineer: prepared statements, a warm pool without pings,
+//!    and one statement where one is enough.
 //! 4. A missed goal is printed as missed. It fails no bench, because a busy machine is no defect.
 #![allow(dead_code, reason = "each bench uses only some of these items")]
 

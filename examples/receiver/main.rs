@@ -44,9 +44,9 @@
 //!
 //! Two query parameters make the handler misbehave:
 //!
-//! - `delay_ms=5000` makes it slow. Deliver the event again meanwhile: the second delivery waits for two
-//!   seconds and gets 503, `x-dedup-result: in-flight`. Or hang up: the handler runs to its end. Or
-//!   `kill -9` the receiver, start it again, and deliver again. Under `lease`, the event is in flight
+//! - `delay_ms=5000` makes it slow. Deliver the event again during the run: the second delivery waits
+//!   for two seconds and gets 503, `x-dedup-result: in-flight`. Or hang up: the handler runs to its end.
+//!   Or `kill -9` the receiver, start it again, and deliver again. Under `lease`, the event is in flight
 //!   until the lease lapses (`--lease-seconds 5`), then a takeover runs. Under `transactional`, the
 //!   handler runs at once, as if for the first time.
 //! - `fail=500` responds with that status, and has no effect. The retry runs at once.
@@ -358,6 +358,6 @@ fn greet(address: SocketAddr, routes: &Routes) {
          -d '{{\"paid\": 42}}'\n\
          then see what took effect:\n  \
          curl http://{address}/effects",
-        if verified.is_empty() { "nobody".to_owned() } else { verified.join(", ") },
+        if verified.is_empty() { "no sender".to_owned() } else { verified.join(", ") },
     );
 }

@@ -37,10 +37,15 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
 /// use std::time::Duration;
+///
+/// use bytes::Bytes;
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
 /// use tower_dedup::adapter::{
 ///     CallTerms, Claimed, DedupAdapter, Released, Seen, StoreFuture, Token,
 /// };
-/// use tower_dedup::{DedupKey, Error};
+/// use tower_dedup::{BoxError, DedupKey, DedupLayer, key};
 ///
 /// /// Remembers every key for as long as the process runs.
 /// #[derive(Default)]
@@ -74,12 +79,11 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 ///         Box::pin(async move {
 ///             let mut seen = self.0.lock().unwrap();
 ///             let released = keys.iter().map(|key| {
-///                 let is_held = seen.get(key) == Some(&terms.token());
-///                 if is_held {
-///                     seen.remove(key);
-///                     return Released::Released;
+///                 if seen.get(key) != Some(&terms.token()) {
+///                     return Released::NotHeld;
 ///                 }
-///                 Released::NotHeld
+///                 seen.remove(key);
+///                 Released::Released
 ///             });
 ///             Ok(released.collect())
 ///         })
@@ -98,10 +102,26 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// assert!(matches!(adapter.claim(&keys, &other).await.unwrap()[..], [Claimed::Duplicate(_)]));
 /// let leased = CallTerms::on_completion(Token::random(), day, Duration::from_secs(60));
 /// assert!(adapter.claim(&keys, &leased).await.is_err());
-/// # });
+///
+/// // A layer under a lease refuses the adapter; an on-arrival layer works.
+/// let by_header = key::header("webhook-id").namespace("acme");
+/// assert!(DedupLayer::try_new(by_header.clone(), Forever::default()).is_err());
+/// let service = ServiceBuilder::new()
+///     .layer(DedupLayer::on_arrival(by_header, Forever::default()))
+///     .service(service_fn(async |_: Request<Full<Bytes>>| {
+///         Ok::<_, BoxError>(Response::new(String::new()))
+///     }));
+/// let deliver = || {
+///     let event = Request::post("/").header("webhook-id", "msg_1");
+///     service.clone().oneshot(event.body(Full::<Bytes>::default()).unwrap())
+/// };
+/// assert!(deliver().await?.headers().get("x-dedup-result").is_none());
+/// assert_eq!(deliver().await?.headers()["x-dedup-result"], "duplicate");
+/// # Ok::<(), BoxError>(())
+/// # }).unwrap();
 /// ```
 pub trait DedupAdapter: Send + Sync + 'static {
-    /// Returns what the store can do. By default: neither leases nor stored data.
+    /// Returns the abilities of the store. By default: neither leases nor stored data.
     ///
     /// A layer that needs more is refused when it is built.
     fn abilities(&self) -> Abilities {
@@ -112,9 +132,9 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// - [`Permanence::OnCompletion`]: the key is in flight until its lease lapses. A complete key is
     ///   always a [`Duplicate`](Claimed::Duplicate). A claim that is repeated with the token of the
-    ///   incomplete row returns the same reply, and sets the lease anew.
-    /// - [`Permanence::OnClaim`]: the key is complete at once, and keeps what the terms carry for it. A
-    ///   claim that is repeated with the token of the complete row returns the same reply.
+    ///   incomplete row returns the same reply, and starts the lease again.
+    /// - [`Permanence::OnClaim`]: the key is complete at once, and the store holds the data of
+    ///   [`CallTerms::stored_data_for`] from the same step on. A claim that is repeated with the token of the complete row returns the same reply.
     ///
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
     /// duplicate carries the stored data that [`CallTerms::fetch`] asks for, read in the same atomic
@@ -130,7 +150,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Claimed>>;
 
-    /// Gives up each key that this token claimed.
+    /// Releases each key that this token claimed.
     ///
     /// - [`Permanence::OnCompletion`]: only an incomplete row of this token, because a late release
     ///   must never undo a completion. The row stays, without token and with its attempts.
@@ -160,11 +180,11 @@ pub trait DedupAdapter: Send + Sync + 'static {
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "renewing leases")) })
     }
 
-    /// Marks each key complete, whoever holds its lease; a missing row is inserted. The key keeps what
-    /// the terms carry for it. A key that is complete already does not change.
+    /// Marks each key complete, whoever holds its lease; a missing row is inserted. The store holds
+    /// the data of [`CallTerms::stored_data_for`] from the same step on. A complete key does not change.
     ///
-    /// The retention counts from the claim. Where that retention has ended, it counts from now on,
-    /// because a completion must not expire at birth.
+    /// The retention counts from the claim. If it has ended, a new retention begins, because a completion
+    /// must not be expired when it is written.
     ///
     /// # Errors
     ///
@@ -179,14 +199,14 @@ pub trait DedupAdapter: Send + Sync + 'static {
     }
 }
 
-/// What a store can do beyond claims that are complete at once.
+/// The abilities of a store beyond claims that are complete at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Abilities {
     /// The store implements [`Permanence::OnCompletion`], [`renew`](DedupAdapter::renew) and
     /// [`complete`](DedupAdapter::complete).
     pub leases: bool,
-    /// The store keeps payload digests and responses with complete keys, and returns them with
+    /// The store holds payload digests and responses with complete keys, and returns them with
     /// duplicates: see [`Fetch`].
     pub stored_data: bool,
 }
@@ -236,7 +256,7 @@ impl Abilities {
 /// key before its retention has ended.
 pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
 
-/// What an operator and the purger do with a store.
+/// The calls of operators and of the purger to a store.
 ///
 /// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
 /// [`connect`](super::connect) returns an adapter for layers and for maintenance.
@@ -248,19 +268,22 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// # Errors
     ///
     /// The store's own errors; the next call continues. The SQL adapters return
-    /// [`ErrorKind::Refused`] while the store's clock is ahead: by more than `PURGE_GRACE` of the
-    /// clock at the last purge of this process plus the time since. A clock that stays ahead for
-    /// `PURGE_GRACE` is accepted.
+    /// [`ErrorKind::Refused`] while the store's clock is ahead by more than `PURGE_GRACE`. They compare
+    /// it with the clock at the last purge of this process plus the time since. A clock that stays
+    /// ahead for `PURGE_GRACE` is accepted.
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64>;
 
-    /// Deletes one key, so that its event can be delivered again. A live lease is kept.
+    /// Deletes one key, so that its event can be delivered again. A live lease stays.
     ///
     /// # Errors
     ///
     /// The store's own errors.
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten>;
 
-    /// Returns what the store knows of one key; `None` for an unknown or expired key.
+    /// Returns the state of one key and its stored data; `None` for an unknown or expired key.
+    ///
+    /// Changes nothing. A stored response that cannot be read is no error: see
+    /// [`Entry::response_is_unreadable`].
     ///
     /// # Errors
     ///

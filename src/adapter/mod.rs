@@ -1,7 +1,7 @@
 //! Adapters: the stores that hold the keys.
 //!
 //! 1. A store returns [`First`](Claimed::First) for a key to exactly one caller at a time, whatever the
-//!    concurrency, in one atomic step: never a check, then an insert.
+//!    concurrency. It decides in one atomic step: never a check, then an insert.
 //! 2. Every call carries a [`Token`] that the caller made. A call that is repeated with the same token
 //!    returns the same reply, because the first reply may be lost.
 //! 3. All times are the store's. Deadlines are computed in the store, after any wait for a lock or a

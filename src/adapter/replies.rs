@@ -1,11 +1,11 @@
-//! What a store returns: one reply per key, and the entry of one key.
+//! The replies of a store: one per key, and the entry of one key.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::stored::StoredData;
 
-/// What the store knows of an event that was seen before.
+/// The facts about an event that was seen before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Seen {
@@ -101,7 +101,7 @@ pub enum Forgotten {
     InFlight,
 }
 
-/// What a store knows of one key: the reply to [`MaintenanceAdapter::get`](super::MaintenanceAdapter::get).
+/// The state and the stored data of one key: the reply to [`MaintenanceAdapter::get`](super::MaintenanceAdapter::get).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
@@ -115,13 +115,27 @@ pub struct Entry {
     pub first_seen_at: SystemTime,
     /// When the retention of the key ends.
     pub expires_at: SystemTime,
+    /// The data that is stored with a complete key; empty [`StoredData`] where nothing was stored.
+    /// `None` if the key is not complete, or if the store holds no such data.
+    pub stored: Option<Arc<StoredData>>,
+    /// Whether a response is stored that cannot be read. `stored` is without the response then. A
+    /// claim that fetches the response fails with [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt).
+    pub response_is_unreadable: bool,
 }
 
 impl Entry {
-    /// Returns an entry with one attempt, which was no takeover.
+    /// Returns an entry with one attempt, which was no takeover, and without stored data.
     #[must_use]
     pub const fn new(state: EntryState, first_seen_at: SystemTime, expires_at: SystemTime) -> Self {
-        Self { state, attempts: 1, takeover: false, first_seen_at, expires_at }
+        Self {
+            state,
+            attempts: 1,
+            takeover: false,
+            first_seen_at,
+            expires_at,
+            stored: None,
+            response_is_unreadable: false,
+        }
     }
 
     /// Sets the number of attempts, and whether the last one was a takeover.
@@ -129,6 +143,13 @@ impl Entry {
     pub const fn with_attempts(mut self, attempts: u32, takeover: bool) -> Self {
         self.attempts = attempts;
         self.takeover = takeover;
+        self
+    }
+
+    /// Adds the stored data.
+    #[must_use]
+    pub fn with_stored(mut self, stored: Arc<StoredData>) -> Self {
+        self.stored = Some(stored);
         self
     }
 }

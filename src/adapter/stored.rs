@@ -1,10 +1,10 @@
-//! The data that a store keeps with a complete key: a payload digest, a response.
+//! The data that a store holds with a complete key: a payload digest, a response.
 //!
-//! 1. A key that becomes complete keeps what [`CallTerms::stored_data_for`](super::CallTerms::stored_data_for)
-//!    returns for it, from the same atomic step on: by a claim under `OnClaim`, by `complete`, by the
-//!    commit of a transaction.
+//! 1. The atomic step that completes a key stores the data of
+//!    [`CallTerms::stored_data_for`](super::CallTerms::stored_data_for). That step is a claim
+//!    under `OnClaim`, `complete`, or the commit of a transaction.
 //! 2. A completion of a complete key does not change the stored data.
-//! 3. A key that starts anew after its retention has lost the stored data of its former life.
+//! 3. A key that is claimed after its retention has ended has no stored data.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::error::{Error, ErrorKind};
 
-/// What stored data a duplicate carries.
+/// The stored data that a duplicate carries.
 ///
 /// Responses are large: those of all keys of one request may be hundreds of megabytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,7 +49,7 @@ impl StoredData {
         Self { payload_sha256, response }
     }
 
-    /// Returns what a duplicate carries of the data that its row holds, if it holds any.
+    /// Returns the part of a row's stored data that a duplicate carries.
     #[cfg(feature = "memory")]
     pub(super) fn fetched(stored: Option<&Arc<Self>>, fetch: Fetch) -> Option<Arc<Self>> {
         match (fetch, stored) {

@@ -1,4 +1,4 @@
-//! What a call to a store carries: the caller's token and the terms.
+//! The caller's token and the terms of a call to a store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::stored::{Fetch, StoredData, StoredResponse};
 use crate::key::DedupKey;
 
-/// The name of one claim: 128 random bits that the caller makes *before* the call, so that a call
-/// whose reply was lost can be repeated or released.
+/// The name of one claim: 128 random bits. The caller makes them *before* the call, so that a call whose
+/// reply was lost can be repeated or released.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
@@ -55,9 +55,9 @@ pub struct CallTerms {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Permanence {
-    /// At once: the claim is complete.
+    /// The claim is complete at once.
     OnClaim,
-    /// When it is completed. Until then a lease holds the key.
+    /// The key is permanent once it is completed. Until then a lease holds the key.
     OnCompletion {
         /// How long the claim holds without a renewal.
         lease: Duration,
@@ -85,14 +85,14 @@ impl CallTerms {
         Self { token, retention, permanence, fetch: Fetch::Nothing, payloads, response }
     }
 
-    /// Sets what stored data a duplicate carries.
+    /// Sets the stored data that a duplicate carries.
     #[must_use]
     pub const fn with_fetch(mut self, fetch: Fetch) -> Self {
         self.fetch = fetch;
         self
     }
 
-    /// Adds the SHA-256 of each key's payload, which the store keeps with the key once it is complete.
+    /// Adds the SHA-256 of each key's payload, which the store holds with the key once it is complete.
     #[must_use]
     pub fn with_payloads(self, payloads: impl IntoIterator<Item = (DedupKey, [u8; 32])>) -> Self {
         let mut payloads: Vec<_> = payloads.into_iter().collect();
@@ -105,19 +105,19 @@ impl CallTerms {
         self
     }
 
-    /// Adds the handler's response, which the store keeps with every key of a completion.
+    /// Adds the handler's response, which the store holds with every key of a completion.
     #[must_use]
     pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
         self.response = Some(response);
         self
     }
 
-    /// Returns what the store keeps with this key once it is complete; `None` for nothing.
+    /// Returns the data to store with this key once it is complete; `None` if there is none.
     #[must_use]
     pub fn stored_data_for(&self, key: &DedupKey) -> Option<StoredData> {
         let payload = self.payloads.as_deref().and_then(|payloads| {
-            let place = payloads.binary_search_by(|(of, _)| of.cmp(key)).ok()?;
-            Some(payloads[place].1)
+            let index = payloads.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
+            Some(payloads[index].1)
         });
         let is_some = payload.is_some() || self.response.is_some();
         is_some.then(|| StoredData::new(payload, self.response.clone()))
@@ -147,7 +147,7 @@ impl CallTerms {
         self.permanence
     }
 
-    /// Returns what stored data a duplicate carries.
+    /// Returns which stored data a duplicate carries.
     #[must_use]
     pub const fn fetch(&self) -> Fetch {
         self.fetch

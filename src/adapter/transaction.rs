@@ -22,15 +22,15 @@ use crate::key::DedupKey;
 ///
 /// 1. [`open`](Self::open) claims keys *in* the transaction, and does not complete them. If a handler
 ///    commits the transaction by itself, the keys stay open until their lease lapses.
-/// 2. A key that another open transaction has claimed is in flight, at once or after a short wait:
-///    `open` never waits for a handler to end. A key that may be free is not in flight: where the
-///    store cannot tell which of several keys is held, `open` fails.
+/// 2. A key that another open transaction has claimed is in flight, at once or after a short wait.
+///    `open` never waits for a handler to end. A key that may be free is not in flight: if the store
+///    cannot find out which of several keys is held, `open` fails.
 /// 3. [`commit`](Self::commit) completes the keys as the last statement of the transaction that
 ///    claimed them, then commits. If the handler has ended or broken that transaction, `commit` fails
 ///    with [`ErrorKind::Transaction`], and nothing is committed.
 /// 4. A transaction that is dropped is rolled back.
-/// 5. A [`savepoint`](Self::savepoint) of ours separates what can be kept from what is rolled back. If
-///    the call was dropped or timed out, the savepoint may exist or not.
+/// 5. A [`savepoint`](Self::savepoint) of the layer separates the writes that may commit from the writes
+///    that are rolled back. If its call was dropped or timed out, the savepoint may exist or not.
 /// 6. A duplicate carries the stored data that the terms ask for, as
 ///    [`DedupAdapter::claim`](super::DedupAdapter::claim) does. No call asks for a second connection
 ///    while it holds a transaction, because a pool of waiting transactions would lock up.
@@ -38,7 +38,7 @@ pub trait TransactionAdapter: Send + Sync + 'static {
     /// The database.
     type Database: Database;
 
-    /// Returns `true` if the store keeps payload digests and responses with complete keys. By
+    /// Returns `true` if the store holds payload digests and responses with complete keys. By
     /// default: `false`.
     fn stores_data(&self) -> bool {
         false
@@ -56,7 +56,7 @@ pub trait TransactionAdapter: Send + Sync + 'static {
     ) -> StoreFuture<'a, Opened<Self::Database>>;
 
     /// Releases keys that [`open`](Self::open) has claimed, while the transaction goes on. Once the
-    /// transaction commits, each of these keys is as free as after a rollback, with no further attempt.
+    /// transaction commits, each key has the state that it had before `open`.
     ///
     /// # Errors
     ///
@@ -73,8 +73,8 @@ pub trait TransactionAdapter: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Transaction`] where the database refuses, because the handler has ended or broken
-    /// the transaction: the savepoint is not there. After every other error, that is unknown.
+    /// [`ErrorKind::Transaction`] if the database refuses, because the handler has ended or broken the
+    /// transaction: there is no such savepoint. After every other error, the savepoint may exist or not.
     fn savepoint<'a>(
         &'a self,
         transaction: &'a mut OpenTransaction<Self::Database>,
@@ -82,7 +82,7 @@ pub trait TransactionAdapter: Send + Sync + 'static {
         replaces: Option<u32>,
     ) -> StoreFuture<'a, ()>;
 
-    /// Rolls back what was written after this savepoint, also where an error has aborted the
+    /// Rolls back the writes after this savepoint, even if an error has aborted the
     /// transaction. Returns `true` if the savepoint is there. If it is not, nothing is rolled back, but
     /// the transaction may be aborted.
     ///
@@ -222,7 +222,7 @@ pub struct OpenTransaction<DB: Database> {
 
 type OnDrop<DB> = dyn FnOnce(PoolConnection<DB>) + Send + Sync;
 
-/// Past this time, a connection that has not returned to its pool is closed.
+/// The time after which a connection that has not returned to its pool is closed.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl<DB: Database> OpenTransaction<DB> {
@@ -230,8 +230,8 @@ impl<DB: Database> OpenTransaction<DB> {
     /// dropped `BEGIN` leaves its connection in a transaction
     /// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)).
     ///
-    /// For a database that is a file: a transaction that is dropped before its end is rolled back, and
-    /// its connection returns to the pool.
+    /// This is for a database that is a file. A transaction that is dropped before its end is rolled back,
+    /// and its connection returns to the pool.
     ///
     /// # Errors
     ///
@@ -309,7 +309,7 @@ impl<DB: Database> OpenTransaction<DB> {
         self.connection.as_mut().expect(HELD)
     }
 
-    /// Commits, as far as sqlx can tell. sqlx returns `Ok` for the COMMIT of an aborted Postgres
+    /// Commits through sqlx. sqlx returns `Ok` for the COMMIT of an aborted Postgres
     /// transaction, so an adapter completes its keys first: see [`TransactionAdapter`].
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What the cases share: keys, terms and times.
+//! Keys, terms and times that the cases share.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The conformance suite: tests of the rules that every store follows, for your own store.
 //!
-//! 1. Implement [`Store`] for your adapter: how a fresh store is made, and how time passes in it.
+//! 1. Implement [`Store`] for your adapter. It creates a fresh store and lets time pass in it.
 //! 2. In a test module, expand [`conformance_suite!`](crate::conformance_suite) and the macro of each
 //!    ability that the adapter has. Each macro makes one named `#[test]` of every case.
 //! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says what is
@@ -9,6 +9,7 @@
 //! # Example
 //!
 //! ```
+//! # #[cfg(feature = "memory")] mod example {
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //! use tower_dedup::adapter::MemoryAdapter;
@@ -42,6 +43,13 @@
 //!     tower_dedup::stored_data_conformance_suite!(super::Memory);
 //!     tower_dedup::maintenance_conformance_suite!(super::Memory);
 //! }
+//! # // One case, because the macro's tests are compiled in tests only.
+//! # pub(crate) fn one() {
+//! #     tower_dedup::conformance::run(tower_dedup::conformance::cases::claim_complete_at_once_is_first_once::<Memory>);
+//! # }
+//! # }
+//! # #[cfg(feature = "memory")]
+//! # example::one();
 //! ```
 
 #![expect(
@@ -126,6 +134,7 @@ macro_rules! stored_data_conformance_suite {
             late_completion_stores_what_it_carries,
             duplicate_carries_what_the_call_fetches,
             stored_data_ends_with_the_retention,
+            get_returns_the_stored_data_of_a_complete_key,
             duplicate_beside_completions_carries_whole_stored_data,
             losers_of_a_race_get_the_stored_data_of_the_winner,
             hostile_responses_come_back_unchanged,

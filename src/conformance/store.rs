@@ -11,7 +11,7 @@ pub trait Store: Sized + Send + Sync + 'static {
     /// The adapter under test. A `dyn` adapter is one too.
     type Adapter: DedupAdapter + ?Sized;
 
-    /// Makes a fresh, empty store. Its `Drop` removes what it leaves behind.
+    /// Makes a fresh, empty store. Its `Drop` removes its files, tables and servers.
     fn create() -> impl Future<Output = Self> + Send;
 
     /// Returns a handle to the store.

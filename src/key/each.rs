@@ -67,8 +67,8 @@ pub fn each(pointer: &str, part: KeyPart) -> EachKey {
 }
 
 impl EachKey {
-    /// Reads `part` from each event of the array at a JSON pointer (RFC 6901), in which `*` stands
-    /// for every item of an array on the way.
+    /// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*`
+    /// stands for every item of an array on the way.
     ///
     /// # Errors
     ///
@@ -97,8 +97,8 @@ impl EachKey {
         }
         let part = self.part.with_head_of(request);
         let mut missing = false;
-        // All events are read even if one has no key, as in a composite key: malformed is reported
-        // before missing.
+        // All events are read even if one has no key, because a malformed value is reported before a
+        // missing value.
         for (index, body) in bodies.iter().enumerate() {
             let id = part.read(&request.with_body(body)).map_err(|error| {
                 KeyError::new(error.kind(), format!("{} of event {index}", error.place()))
@@ -112,7 +112,7 @@ impl EachKey {
     }
 }
 
-/// What a rule found, without a namespace.
+/// The ids that a rule found, without a namespace.
 #[derive(Debug)]
 pub(crate) enum Found {
     One(String),
@@ -131,11 +131,11 @@ pub(crate) struct FoundEvents {
 
 #[derive(Debug)]
 pub(crate) struct FoundEvent {
-    /// As the store keeps it, so that long ids do not add up.
+    /// Hashed if it is long, so that long ids do not add up.
     pub(super) id: String,
     /// The event's own bytes.
     pub(super) body: Bytes,
-    /// Whether these bytes are the same on every attempt.
+    /// `true` if these bytes are the same on every attempt.
     pub(super) payload: bool,
 }
 

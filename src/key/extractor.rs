@@ -18,7 +18,7 @@ type ExtractFn = dyn Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send +
 type NamespaceFn = dyn Fn(&RequestRef<'_>) -> Option<String> + Send + Sync;
 type BypassFn = dyn Fn(&RequestRef<'_>) -> bool + Send + Sync;
 
-/// What an extractor found in a request.
+/// The result of an extractor on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Extracted {
@@ -168,13 +168,13 @@ impl KeyExtractor {
     /// If two endpoints share a namespace, the second endpoint's delivery is a duplicate, and the
     /// second handler never runs.
     ///
-    /// The keys of an extractor made by [`from_fn`](Self::from_fn) keep the namespace that its
-    /// closure gave them.
+    /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
+    /// them their namespace.
     ///
     /// # Panics
     ///
-    /// If the namespace, or that of a second identity below it, is not 1 to 64 bytes without
-    /// control characters; under [`namespace_by`](Self::namespace_by), 1 to 47 bytes.
+    /// If the namespace, or the namespace of a second identity, is not 1 to 64 bytes without control
+    /// characters. Under [`namespace_by`](Self::namespace_by), the bound is 47 bytes.
     #[must_use]
     #[track_caller]
     pub fn namespace(mut self, namespace: &str) -> Self {
@@ -195,19 +195,19 @@ impl KeyExtractor {
 
     /// Adds a value that a closure reads from the request to the namespace: `{namespace}:{value}`.
     ///
-    /// The value can be the route, if one layer covers several routes, one event comes to all of
-    /// them, and each route's handler has to see it. If the value holds a control character, or
-    /// would make the namespace longer than 64 bytes, the first 16 hex digits of its SHA-256
-    /// replace it. If the value is missing or empty, the layer answers 400, because a key in the
+    /// The value can be the route. This is for one layer over several routes that receive one event,
+    /// if each route's handler has to see the event. The first 16 hex digits of its SHA-256 replace
+    /// a value with a control character. They also replace a value that makes the namespace longer
+    /// than 64 bytes. If the value is missing or empty, the layer answers 400, because a key in the
     /// wrong namespace would lose the event. The value is part of the key: a renamed route has no
     /// keys.
     ///
-    /// The keys of an extractor made by [`from_fn`](Self::from_fn) keep the namespace that its
-    /// closure gave them.
+    /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
+    /// them their namespace.
     ///
     /// # Panics
     ///
-    /// If the namespace, or that of a second identity, is longer than 47 bytes.
+    /// If the namespace, or the namespace of a second identity, is longer than 47 bytes.
     ///
     /// # Example
     ///
@@ -388,7 +388,7 @@ impl KeyExtractor {
         found.into_iter().map(event).collect()
     }
 
-    /// Adds the second identity to what a closure found, if that is one event without one.
+    /// Adds the second identity to the event that a closure found, if it is one event with one identity.
     fn with_second_of_one(
         &self,
         extracted: Extracted,

@@ -205,7 +205,7 @@ impl Keys {
         Self { events: List::from([event]), multi_event: self.multi_event }
     }
 
-    /// Drops the bytes of the events, because each slice keeps the whole body alive.
+    /// Drops the bytes of the events, because each slice holds the memory of the whole body.
     pub(crate) fn without_payloads(mut self) -> Self {
         for event in &mut *self.events {
             event.payload = None;
@@ -276,8 +276,8 @@ mod tests {
 
     #[test]
     fn an_id_is_hashed_from_256_bytes_on() {
-        let kept = "k".repeat(255);
-        assert_eq!(DedupKey::new("n", &kept).unwrap().id(), kept);
+        let longest = "k".repeat(255);
+        assert_eq!(DedupKey::new("n", &longest).unwrap().id(), longest);
         let hashed = DedupKey::new("n", &"k".repeat(256)).unwrap();
         assert_eq!(hashed.id(), sha256_hex("k".repeat(256).as_bytes()));
         assert_ne!(hashed, DedupKey::new("n", &"k".repeat(257)).unwrap());

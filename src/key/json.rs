@@ -1,19 +1,19 @@
 //! JSON pointers (RFC 6901), and the values that they name in a body.
 //!
-//! 1. One walk reads the body once and builds no tree. It skips what the pointer does not name,
-//!    however deeply that nests.
+//! 1. One walk reads the body once and builds no tree. It skips values that the pointer does not
+//!    name, however deeply they nest.
 //! 2. The whole body must be one JSON value. The escapes in skipped strings are not checked. The
 //!    content type does not matter, because some senders say `text/plain`.
-//! 3. A member name that occurs twice on the way is malformed, because parsers differ in which of
-//!    the two values they give to the handler (RFC 8259, section 4).
+//! 3. A member name that occurs twice on the way is malformed. The handler's parser may return the
+//!    other one of the two values (RFC 8259, section 4).
 //! 4. Strings, booleans and 64-bit integers are ids. Other numbers are malformed, because two ids
 //!    could become one floating point number. `null` is missing.
 //! 5. In a pointer to items, `*` stands for every item of an array.
 //!
 //! # Why own code?
 //!
-//! `serde_json::Value::pointer` needs the whole tree, one allocation for each member. It keeps the
-//! last of two equal names, and rounds long numbers. It cannot give the bytes of an event.
+//! `serde_json::Value::pointer` needs the whole tree, one allocation for each member. It returns
+//! the last of two equal names, and rounds long numbers. It cannot give the bytes of an event.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -84,7 +84,7 @@ impl Pointer {
         &self.text
     }
 
-    /// Returns an error about what the pointer names.
+    /// Returns an error about the value at the pointer.
     fn error(&self, kind: KeyErrorKind) -> KeyError {
         let what = match (kind, &*self.tokens) {
             (KeyErrorKind::InvalidJson, _) => return KeyError::new(kind, "the body"),
@@ -129,8 +129,8 @@ pub(super) fn read<'b>(
     id(json).map_err(|kind| pointer.error(kind))
 }
 
-/// Returns the items of all arrays that `pointer` names in `body`, in its order, as slices of it;
-/// `None` if one of the arrays is missing.
+/// Returns the items of all arrays that `pointer` names in `body`, as slices of `body` in its order.
+/// Returns `None` if one of the arrays is missing.
 pub(crate) fn items(body: &Bytes, pointer: &Pointer) -> Result<Option<Vec<Bytes>>, KeyError> {
     let found = select(body, pointer)?;
     let slice = |item: &str| body.slice_ref(item.as_bytes());
@@ -174,12 +174,12 @@ fn id(json: &str) -> Result<Option<Cow<'_, str>>, KeyErrorKind> {
     }
 }
 
-/// What a walk has met.
+/// The result of a walk.
 #[derive(Default)]
 struct Selection<'de> {
     values: List<&'de str>,
     missing: bool,
-    /// What is wrong, if the JSON is not what is wrong.
+    /// An error that is not an error of the JSON syntax.
     fault: Option<KeyErrorKind>,
 }
 
@@ -190,7 +190,7 @@ impl Selection<'_> {
     }
 }
 
-/// Reads a value, and selects what the tokens name in it.
+/// Reads a value, and selects the values that the tokens name in it.
 struct Walk<'w, 'de> {
     tokens: &'w [Token],
     found: &'w mut Selection<'de>,

@@ -1,4 +1,4 @@
-//! [`List`]: a list that is mostly of one.
+//! [`List`]: a list with one item in most cases.
 
 use smallvec::SmallVec;
 

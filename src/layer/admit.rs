@@ -1,23 +1,28 @@
-//! [`Admission`]: from the head of a request to a delivery that runs.
+//! [`Admission`]: from a buffered request to a delivery that runs.
+//!
+//! [`Admission::dispatch`] reads the keys and takes a permit. [`Admission::start`] starts the delivery,
+//! and moves it to a task at its first wait. Until `start`, the request has claimed nothing, so it can
+//! be dropped at any time.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::future::lazy;
 use http::{Request, Response, request};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::answer::{DedupResult, Ending};
+use super::answer::{DedupResult, Ending, panic_message};
 use super::body::BodyFault;
-use super::config::Shared;
-use super::delivery::{Run, finish_detached};
-use super::gate::{NotAdmitted, Permit, deadline_in, give_up_readiness};
+use super::config::ServiceState;
+use super::delivery::Run;
+use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::HANDLED;
 use super::policy::{OnMissingKey, Verified};
 use super::report::ReportFields;
@@ -25,47 +30,171 @@ use crate::adapter::Payloads;
 use crate::delivery::Delivery;
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::Ledger;
-use crate::observe::Outcome;
+use crate::ledger::{Ledger, deadline_in};
+use crate::observe::{self, Outcome};
 
-/// A request that has not claimed anything yet: its client may go away.
+/// A request that has claimed nothing.
 pub(super) struct Admission<S, L, B> {
     /// Ready, except while the request waits for a permit.
     inner: S,
     head: request::Parts,
-    shared: Arc<Shared<L>>,
+    service: Arc<ServiceState<L>>,
     report: ReportFields,
     inner_body: PhantomData<fn() -> B>,
 }
 
-/// What becomes of a request when its body has arrived.
+/// What happens to a request whose body was read.
 pub(super) enum Dispatch<S, B, ResBody>
 where
     S: Service<Request<B>>,
 {
-    /// The inner service handles it, as if there were no layer.
+    /// The request is not deduplicated: the inner service handles it.
     Inner(S::Future),
-    /// It waits for a permit in the caller's future.
+    /// The request waits for a permit. It has claimed nothing.
     Permit(Pin<Box<dyn Future<Output = Self> + Send>>),
-    /// The delivery waits for something, in a task of its own that sends its ending here.
+    /// The delivery runs in a task, which sends its ending here.
     Task(oneshot::Receiver<Ending<ResBody, S::Error>>),
-    /// It has ended.
+    /// The request has ended.
     Ended(Ending<ResBody, S::Error>),
 }
 
-/// The keys of a request and, where payloads are compared, their digests.
-type Found = (Keys, Option<Payloads>);
+/// The keys of a request.
+struct RequestKeys {
+    keys: Keys,
+    /// The digests of the payloads, if the layer compares payloads.
+    payloads: Option<Payloads>,
+}
 
 impl<S, L, B> Admission<S, L, B> {
-    pub(super) fn new(inner: S, head: request::Parts, shared: Arc<Shared<L>>) -> Self {
+    pub(super) fn new(inner: S, head: request::Parts, service: Arc<ServiceState<L>>) -> Self {
         let report = ReportFields::started_now();
-        Self { inner, head, shared, report, inner_body: PhantomData }
+        Self { inner, head, service, report, inner_body: PhantomData }
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared<L>> {
-        &self.shared
+    pub(super) fn service(&self) -> &Arc<ServiceState<L>> {
+        &self.service
+    }
+}
+
+impl<S, L, B, ResBody> Admission<S, L, B>
+where
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    L: Ledger,
+    B: From<Bytes> + Send + 'static,
+    ResBody: Body<Data = Bytes> + Send + 'static,
+{
+    /// Reads the keys of a buffered request, takes a permit, and starts the delivery.
+    pub(super) fn dispatch(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+        let config = &self.service.config;
+        if !config.deduplicates(&self.head.method) {
+            return self.forward(body);
+        }
+        if config.require_verified && self.head.extensions.get::<Verified>().is_none() {
+            return self.refuse(Outcome::Unverified, DedupResult::Unverified, None).into();
+        }
+        let request = match self.request_keys(&body) {
+            Ok(Some(request)) => request,
+            Ok(None) => {
+                self.report.emit(Outcome::Bypass, None, config);
+                return self.forward(body);
+            }
+            Err(error) => {
+                self.report.error = Some(error.into());
+                return self.refuse(Outcome::InvalidKey, DedupResult::InvalidKey, None).into();
+            }
+        };
+        if self.is_nested(&request.keys) {
+            config.meters.nested();
+            self.report.emit(Outcome::Bypass, Some(&request.keys), config);
+            return self.forward(body);
+        }
+        match self.service.gate.try_run() {
+            Some(permit) => self.start(body, request, permit, cx),
+            None if config.waits_for_permit => {
+                Dispatch::Permit(Box::pin(self.wait_for_permit(body, request)))
+            }
+            None => self
+                .refuse(Outcome::Overloaded, DedupResult::Unavailable, Some(&request.keys))
+                .into(),
+        }
     }
 
+    /// Starts a delivery that has its permit. It runs to its end, whatever the caller does.
+    fn start(
+        self,
+        body: Bytes,
+        RequestKeys { keys, payloads }: RequestKeys,
+        permit: Permit,
+        cx: &mut Context<'_>,
+    ) -> Dispatch<S, B, ResBody> {
+        let Self { inner, head, service, report, inner_body } = self;
+        let tasks = service.gate.tasks.clone();
+        let running = tasks.token();
+        // Two boxes, each below 1 KiB, because common allocators are faster below that size.
+        let run = Box::new(Run {
+            inner,
+            body,
+            keys,
+            payloads,
+            report,
+            inner_body,
+            path: HANDLED.path(head.uri.path()),
+            head: Some(head),
+            service: Arc::clone(&service),
+            permit: Some(permit),
+        });
+        let mut delivery = Box::pin(run.to_the_end());
+        // No caller can drop the delivery during this poll. A delivery that ends in it needs no task,
+        // which would cost more than all other steps of this function.
+        if let Poll::Ready(ending) = delivery.as_mut().poll(cx) {
+            drop((delivery, running));
+            return Dispatch::Ended(ending);
+        }
+        let (sender, receiver) = oneshot::channel();
+        let task = finish_detached(sender, delivery, service);
+        tasks.spawn(task.instrument(tracing::Span::current()));
+        Dispatch::Task(receiver)
+    }
+
+    /// Waits for a permit, then starts the delivery.
+    async fn wait_for_permit(
+        mut self,
+        body: Bytes,
+        request: RequestKeys,
+    ) -> Dispatch<S, B, ResBody> {
+        let gate = Arc::clone(&self.service.gate);
+        // A drain waits for this delivery too.
+        let _counted = gate.tasks.token();
+        release_readiness(&mut self.inner);
+        let deadline = deadline_in(self.service.config.times.store_timeout);
+        let place = gate.try_wait();
+        let admitted = match &place {
+            Some(_) => gate.run_by(&mut self.inner, deadline).await,
+            None => Err(NotAdmitted::Full),
+        };
+        let (outcome, ending) = match admitted {
+            Ok(permit) => {
+                // The delivery may wait again, for another delivery of its event.
+                drop(place);
+                return lazy(|cx| self.start(body, request, permit, cx)).await;
+            }
+            Err(NotAdmitted::Full) => (Outcome::Overloaded, Ending::Own(DedupResult::Unavailable)),
+            Err(NotAdmitted::Inner(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
+        };
+        let config = &self.service.config;
+        self.report.status = ending.own_status(config);
+        self.report.emit(outcome, Some(&request.keys), config);
+        Dispatch::Ended(ending)
+    }
+
+    fn forward(mut self, body: Bytes) -> Dispatch<S, B, ResBody> {
+        Dispatch::Inner(self.inner.call(Request::from_parts(self.head, B::from(body))))
+    }
+}
+
+impl<S, L, B> Admission<S, L, B> {
     /// Refuses a request whose body was not read to its end.
     pub(super) fn refuse_body(mut self, fault: BodyFault) -> DedupResult {
         let (outcome, result) = match fault {
@@ -85,22 +214,22 @@ impl<S, L, B> Admission<S, L, B> {
         result: DedupResult,
         keys: Option<&Keys>,
     ) -> DedupResult {
-        let config = &self.shared.config;
+        let config = &self.service.config;
         self.report.status = Some(result.status(config));
         self.report.emit(outcome, keys, config);
         result
     }
 
-    /// Returns `true` if an outer layer runs this very delivery. This layer would find its event in
-    /// flight, or complete.
+    /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
+    /// or complete.
     fn is_nested(&self, keys: &Keys) -> bool {
         let outer = self.head.extensions.get::<Delivery>();
         outer.is_some_and(|outer| keys.events().iter().any(|event| outer.runs(event.key())))
     }
 
     /// Returns `None` for a request that is not deduplicated.
-    fn find_keys(&self, body: &Bytes) -> Result<Option<Found>, KeyError> {
-        let config = &self.shared.config;
+    fn request_keys(&self, body: &Bytes) -> Result<Option<RequestKeys>, KeyError> {
+        let config = &self.service.config;
         let request = RequestRef::new(&self.head, body);
         let keys = match config.key.extract(&request)? {
             Extracted::Keys(keys) => keys,
@@ -120,8 +249,8 @@ impl<S, L, B> Admission<S, L, B> {
             Some(compared) => Some(self.payloads(&compared.part, &keys, body)?),
             None => None,
         };
-        // The keys may live on in a background write, which must not hold the body.
-        Ok(Some((keys.without_payloads(), payloads)))
+        // A background write may hold the keys, and must not hold the body.
+        Ok(Some(RequestKeys { keys: keys.without_payloads(), payloads }))
     }
 
     /// Returns the SHA-256 of each event's payload. In a multi-event delivery a payload is the
@@ -137,125 +266,23 @@ impl<S, L, B> Admission<S, L, B> {
                 payloads.push((event.key().clone(), digest));
             }
         }
-        // Of two events with one key, the first counts: the other is its duplicate.
+        // If two events have one key, the second is a duplicate of the first.
         payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
         payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
         Ok(payloads.into())
     }
 }
 
-impl<S, L, B, ResBody> Admission<S, L, B>
-where
-    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
-    S::Future: Send,
-    S::Error: Send + 'static,
-    L: Ledger,
-    B: From<Bytes> + Send + 'static,
-    ResBody: Body<Data = Bytes> + Send + 'static,
-{
-    /// Reads the keys of a buffered request and runs it.
-    pub(super) fn dispatch(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
-        let config = &self.shared.config;
-        if !config.deduplicates(&self.head.method) {
-            return self.forward(body);
-        }
-        if config.require_verified && self.head.extensions.get::<Verified>().is_none() {
-            return self.refuse(Outcome::Unverified, DedupResult::Unverified, None).into();
-        }
-        let found = match self.find_keys(&body) {
-            Ok(Some(found)) => found,
-            Ok(None) => {
-                self.report.emit(Outcome::Bypass, None, config);
-                return self.forward(body);
-            }
-            Err(error) => {
-                self.report.error = Some(error.into());
-                return self.refuse(Outcome::InvalidKey, DedupResult::InvalidKey, None).into();
-            }
-        };
-        if self.is_nested(&found.0) {
-            config.meters.nested();
-            self.report.emit(Outcome::Bypass, Some(&found.0), config);
-            return self.forward(body);
-        }
-        match self.shared.gate.try_run() {
-            Some(permit) => self.start(body, found, permit, cx),
-            None if config.waits_for_permit => {
-                Dispatch::Permit(Box::pin(self.wait_for_permit(body, found)))
-            }
-            None => {
-                self.refuse(Outcome::Overloaded, DedupResult::Unavailable, Some(&found.0)).into()
-            }
-        }
-    }
-
-    fn forward(mut self, body: Bytes) -> Dispatch<S, B, ResBody> {
-        Dispatch::Inner(self.inner.call(Request::from_parts(self.head, B::from(body))))
-    }
-
-    /// Waits for a permit. Dropped meanwhile, it leaves nothing behind: nothing is claimed yet.
-    async fn wait_for_permit(mut self, body: Bytes, found: Found) -> Dispatch<S, B, ResBody> {
-        let gate = Arc::clone(&self.shared.gate);
-        // A drain waits for this delivery too.
-        let _counted = gate.tasks.token();
-        give_up_readiness(&mut self.inner);
-        let deadline = deadline_in(self.shared.config.store_timeout);
-        let place = gate.try_wait();
-        let admitted = match &place {
-            Some(_) => gate.run_by(&mut self.inner, deadline).await,
-            None => Err(NotAdmitted::Full),
-        };
-        let (outcome, ending) = match admitted {
-            Ok(permit) => {
-                // The delivery may wait again, for another delivery of its event.
-                drop(place);
-                let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
-                return self.start(body, found, permit, &mut Context::from_waker(&waker));
-            }
-            Err(NotAdmitted::Full) => (Outcome::Overloaded, Ending::Own(DedupResult::Unavailable)),
-            Err(NotAdmitted::Inner(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
-        };
-        let config = &self.shared.config;
-        self.report.status = ending.own_status(config);
-        self.report.emit(outcome, Some(&found.0), config);
-        Dispatch::Ended(ending)
-    }
-
-    /// Starts a delivery that has its permit: from here it runs to its end.
-    fn start(
-        self,
-        body: Bytes,
-        (keys, payloads): Found,
-        permit: Permit,
-        cx: &mut Context<'_>,
-    ) -> Dispatch<S, B, ResBody> {
-        let Self { inner, head, shared, report, inner_body } = self;
-        let tasks = shared.gate.tasks.clone();
-        let running = tasks.token();
-        // Two boxes, each below 1 KiB, because common allocators are faster below that size.
-        let run = Box::new(Run {
-            inner,
-            body,
-            keys,
-            payloads,
-            report,
-            inner_body,
-            path: HANDLED.path(head.uri.path()),
-            head: Some(head),
-            shared: Arc::clone(&shared),
-            permit: Some(permit),
-        });
-        let mut delivery = Box::pin(run.to_the_end());
-        // Nobody can drop the delivery during this poll. A delivery that ends in it needs no task,
-        // which would cost more than anything else here.
-        if let Poll::Ready(ending) = delivery.as_mut().poll(cx) {
-            drop((delivery, running));
-            return Dispatch::Ended(ending);
-        }
-        let (sender, receiver) = oneshot::channel();
-        let task = finish_detached(sender, delivery, shared);
-        tasks.spawn(task.instrument(tracing::Span::current()));
-        Dispatch::Task(receiver)
+/// Awaits a delivery in a task and sends its ending to the caller. Reports a panic if the caller is
+/// gone.
+async fn finish_detached<L, B, E>(
+    caller: oneshot::Sender<Ending<B, E>>,
+    delivery: Pin<Box<impl Future<Output = Ending<B, E>>>>,
+    service: Arc<ServiceState<L>>,
+) {
+    if let Err(Ending::Panicked(panic)) = caller.send(delivery.await) {
+        let namespace = service.config.key.namespace_str();
+        observe::orphaned_panic(namespace, panic_message(&*panic));
     }
 }
 

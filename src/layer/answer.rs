@@ -85,13 +85,13 @@ impl DedupResult {
 
 /// How a delivery ended.
 pub(super) enum Ending<B, E> {
-    /// With the response or the error of the inner service.
+    /// The inner service returned a response or an error.
     Inner(Result<Response<ResponseBody<B>>, E>),
-    /// With an answer of the layer's own.
+    /// The layer answers.
     Own(DedupResult),
-    /// With the stored response to the first delivery.
+    /// The layer answers with the stored response to the first delivery.
     Replay(Arc<StoredResponse>),
-    /// With a panic of the inner service.
+    /// The inner service panicked.
     Panicked(Box<dyn Any + Send>),
 }
 

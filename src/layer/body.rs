@@ -1,9 +1,4 @@
 //! Bodies: [`Collect`] buffers the request's; [`ResponseBody`] is the response's.
-//!
-//! # Why not `http_body_util::Limited`?
-//!
-//! `Limited` hides the length that the body announces. [`Collect`] refuses a body by that length
-//! before it reads the first byte.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -13,11 +8,12 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::LengthLimitError;
+use http_body_util::{LengthLimitError, Limited};
 use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use crate::error::BoxError;
+use crate::ledger::deadline_in;
 
 pin_project! {
     /// The body of a response: the inner service's, or the layer's own.
@@ -26,12 +22,12 @@ pin_project! {
         // `None` for a response of the layer's own.
         #[pin]
         inner: Option<B>,
-        // Boxed: most responses have none.
+        // Boxed, because most responses have none.
         read: Option<Box<Read<B>>>,
     }
 }
 
-/// What the layer has read of a body, or a body of its own.
+/// The part of a body that the layer has read, or a body of the layer's own.
 #[derive(Debug)]
 struct Read<B> {
     first: Bytes,
@@ -126,9 +122,9 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 
 /// A response's body that was read so that it can be stored.
 pub(super) enum Buffered<B> {
-    /// All of it, and a body that sends it.
+    /// The whole body was read. Contains its bytes, and a body that sends them.
     Whole(Bytes, ResponseBody<B>),
-    /// Why it cannot be stored, and a body that sends it from its beginning.
+    /// The body cannot be stored. Contains the reason, and a body that sends it from its beginning.
     Not(&'static str, ResponseBody<B>),
 }
 
@@ -143,7 +139,7 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
         return Ok(Buffered::Not(LONG, ResponseBody::inner(body)));
     }
-    let deadline = tokio::time::Instant::now() + time.min(Duration::from_secs(86_400));
+    let deadline = deadline_in(time);
     let mut body = Box::pin(body);
     let mut all = BytesMut::new();
     let mut trailers = None;
@@ -189,10 +185,10 @@ pin_project! {
     /// Collects a body into one buffer. A body of one buffer is not copied. Trailers are dropped.
     pub(crate) struct Collect<R> {
         #[pin]
-        body: R,
-        limit: usize,
+        body: Limited<R>,
+        announces_too_much: bool,
         time: Duration,
-        // Set at the first wait: most bodies arrive with their request.
+        // Set at the first wait, because most bodies arrive with their request.
         deadline: Option<Pin<Box<Sleep>>>,
         // The only buffer so far.
         first: Bytes,
@@ -201,31 +197,30 @@ pin_project! {
     }
 }
 
-impl<R> Collect<R> {
-    pub(crate) fn new(body: R, limit: usize, time: Duration) -> Self {
-        Self { body, limit, time, deadline: None, first: Bytes::new(), all: None }
-    }
-}
-
 impl<R> Collect<R>
 where
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
 {
+    pub(crate) fn new(body: R, limit: usize, time: Duration) -> Self {
+        // `Limited` hides the length that the body announces.
+        let announces_too_much = body.size_hint().lower() > limit as u64;
+        let body = Limited::new(body, limit);
+        Self { body, announces_too_much, time, deadline: None, first: Bytes::new(), all: None }
+    }
+
     pub(crate) fn poll(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Bytes, BodyFault>> {
         let mut this = self.project();
-        let limit = *this.limit;
-        // By the announced length, before anything is read.
-        if this.body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
+        if *this.announces_too_much {
             return Poll::Ready(Err(BodyFault::TooLarge));
         }
         loop {
             let frame = match this.body.as_mut().poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(fault(error.into()))),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(fault(error))),
                 Poll::Ready(None) => break,
                 Poll::Pending => {
                     let time = *this.time;
@@ -236,10 +231,6 @@ where
                 }
             };
             let Ok(data) = frame.into_data() else { continue };
-            let so_far = this.all.as_ref().map_or(this.first.len(), BytesMut::len);
-            if data.len() > limit.saturating_sub(so_far) {
-                return Poll::Ready(Err(BodyFault::TooLarge));
-            }
             if let Some(all) = this.all {
                 all.extend_from_slice(&data);
             } else if this.first.is_empty() {
@@ -256,7 +247,7 @@ where
     }
 }
 
-/// Finds the limit of an outer layer: a body over it is too large, not broken.
+/// Returns `TooLarge` if a limit, of this layer or an outer one, caused the error.
 fn fault(error: BoxError) -> BodyFault {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&*error);
     while let Some(cause) = next {

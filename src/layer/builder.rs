@@ -51,7 +51,7 @@ use crate::observe;
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
-/// A setter panics on a value without meaning. Its `try_` twin returns a [`ConfigError`](crate::ConfigError) instead,
+/// A setter panics on a value without meaning. Its `try_` variant returns a [`ConfigError`](crate::ConfigError) instead,
 /// for values from a file. No setter changes a value silently.
 ///
 /// # Where it goes
@@ -61,7 +61,7 @@ use crate::observe;
 /// in one of them; the other answers 200, as to a duplicate. Give each route that has to see the
 /// event its own [namespace](crate::guide::keys#several-endpoints-of-one-sender).
 ///
-/// If the layer is around a route twice, by `Router::nest` for instance, the inner layer lets
+/// `Router::nest`, for instance, can put the layer around a route twice. Then the inner layer lets
 /// requests through that the outer one runs already, and warns. Two layers over different stores
 /// that must both claim the event need different namespaces.
 ///
@@ -71,9 +71,9 @@ use crate::observe;
 ///
 /// # Clone
 ///
-/// A clone is a handle to the same ledger and the same bounds: [`max_running`](Self::max_running)
-/// and [`max_waiting`](Self::max_waiting) change the bounds of all clones, services and handles,
-/// whenever they are called. The other settings are the clone's own.
+/// A clone is a handle to the same ledger and the same bounds. [`max_running`](Self::max_running)
+/// and [`max_waiting`](Self::max_waiting) change the bounds of all clones, services and handles at
+/// any time. The other settings are the clone's own.
 ///
 /// # Example
 ///
@@ -133,8 +133,8 @@ impl DedupLayer {
         DedupLayer::with_ledger(key, OnArrival::new(Arc::new(adapter)))
     }
 
-    /// Deduplicates in the handler's own transaction: the key and what the handler writes commit
-    /// together, or not at all.
+    /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
+    /// or not at all.
     ///
     /// The handler takes the transaction as a [`DedupTx`](crate::DedupTx) argument. It holds a
     /// connection while it runs, so [`max_running`](Self::max_running) defaults to the size of a
@@ -191,7 +191,7 @@ impl<L: Ledger> DedupLayer<L> {
     /// Returns a handle that counts running deliveries and waits for them at shutdown.
     #[must_use]
     pub fn handle(&self) -> DedupHandle {
-        DedupHandle::new(&self.gate, &self.ledger)
+        DedupHandle::new(Arc::clone(&self.gate), self.ledger.pending_writes())
     }
 }
 
@@ -247,7 +247,7 @@ impl<L> DedupLayer<L> {
     /// runs after this time.
     ///
     /// The layer renews the lease of a running handler at a third of its length, so a handler may
-    /// run for longer than its lease. A handler that hangs keeps its event and its permit until the
+    /// run for longer than its lease. A handler that hangs holds its event and its permit until the
     /// process ends, unless [`handler_timeout`](Self::handler_timeout) drops it. A lease should be
     /// much longer than [`store_timeout`](Self::store_timeout).
     ///
@@ -298,9 +298,9 @@ impl<L> DedupLayer<L> {
         self
     }
 
-    /// Sets how many deliveries may wait at once, over all services and clones of this layer: for
-    /// another delivery of their event or, in a transactional layer, for a permit. A delivery beyond
-    /// that is answered 503 at once.
+    /// Sets how many deliveries may wait at once, over all services and clones of this layer. They
+    /// wait for another delivery of their event or, in a transactional layer, for a permit. A
+    /// delivery beyond that is answered 503 at once.
     pub fn max_waiting(self, deliveries: usize) -> Self {
         self.gate.set_max_waiting(deliveries);
         self
@@ -394,7 +394,7 @@ impl<L> DedupLayer<L> {
     }
 
     /// Answers 500 to every request by a deduplicated method that carries no
-    /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures has to sit
+    /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures belongs
     /// outside this one, and the order is easy to reverse.
     ///
     /// Logs a warning if the preset's sender does not sign the id and the key has no
@@ -442,11 +442,12 @@ impl<L: Ledger> DedupLayer<L> {
 impl<L: Ledger> DedupLayer<L> {
     /// Compares the payload of a duplicate with the payload under which its event was handled.
     ///
-    /// `part` is what has to be the same: [`key::body_digest()`](crate::key::body_digest) for the
-    /// whole body, or the values that matter (`key::json("/amount")`) if the sender puts an attempt
-    /// counter or a time into the body (see [`provider`](crate::provider)). In a multi-event
-    /// delivery, `part` is read from each event's [own bytes](crate::key::Event::with_payload). The
-    /// SHA-256 of `part` is stored with the key; a delivery without `part` is not compared.
+    /// `part` has to be the same: [`key::body_digest()`](crate::key::body_digest) for the whole
+    /// body, or the values that matter (`key::json("/amount")`). Name values if the sender puts an
+    /// attempt counter or a time into the body (see [`provider`](crate::provider)). In a
+    /// multi-event delivery, `part` is read from each event's
+    /// [own bytes](crate::key::Event::with_payload). The SHA-256 of `part` is stored with the key. A
+    /// delivery without `part` is not compared.
     ///
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
     /// Only payloads of *handled* events are compared. After a failed attempt, the event may come
@@ -482,7 +483,7 @@ impl<L: Ledger> DedupLayer<L> {
     /// multi-event delivery is not stored. Not for [`on_arrival`](Self::on_arrival) layers, whose
     /// keys are complete before there is a response: this does not compile.
     ///
-    /// The store holds what handlers respond: mind who may read the store.
+    /// The store then holds the handlers' responses: restrict the access to it.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {

@@ -1,4 +1,4 @@
-//! [`Config`]: every setting; [`Shared`]: what the deliveries of one service share.
+//! [`Config`]: every setting. [`ServiceState`]: the state that the deliveries of one service share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,11 @@ use super::gate::Gate;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::adapter::{Fetch, Payloads};
 use crate::key::{KeyExtractor, KeyPart};
-use crate::ledger::BeginContext;
+use crate::ledger::{BeginContext, Times};
 use crate::observe::Meters;
 
-const DAY: Duration = Duration::from_secs(86_400);
-
-/// What all deliveries through one service share.
-pub(super) struct Shared<L> {
+/// The state that all deliveries of one service share.
+pub(super) struct ServiceState<L> {
     pub(super) ledger: Arc<L>,
     pub(super) config: Config,
     pub(super) gate: Arc<Gate>,
@@ -30,10 +28,7 @@ pub(super) struct Config {
     pub(super) methods: Arc<[Method]>,
     pub(super) body_limit: usize,
     pub(super) body_timeout: Duration,
-    pub(super) retention: Duration,
-    pub(super) lease: Duration,
-    pub(super) store_timeout: Duration,
-    pub(super) handler_timeout: Option<Duration>,
+    pub(super) times: Times,
     pub(super) max_keys: usize,
     /// Whether a delivery waits up to `store_timeout` for its permit.
     pub(super) waits_for_permit: bool,
@@ -52,7 +47,7 @@ pub(super) struct Config {
     pub(super) replay: Option<Replay>,
 }
 
-/// The part of a payload that is compared, and what a mismatch leads to.
+/// The part of a payload that is compared, and the policy for a mismatch.
 #[derive(Debug, Clone)]
 pub(super) struct ComparedPart {
     pub(super) part: KeyPart,
@@ -65,17 +60,15 @@ impl Config {
             || [Method::POST, Method::PUT, Method::PATCH, Method::DELETE].into(),
             Arc::clone,
         );
-        let retention = key.floor().unwrap_or_default().max(30 * DAY);
+        let mut times = Times::default();
+        times.retention = times.retention.max(key.floor().unwrap_or_default());
         Self {
             meters: Arc::new(Meters::new(key.namespace_str())),
             key,
             methods,
             body_limit: BODY_LIMIT,
             body_timeout: BODY_TIMEOUT,
-            retention,
-            lease: Duration::from_secs(60),
-            store_timeout: Duration::from_secs(2),
-            handler_timeout: None,
+            times,
             max_keys: 4_096,
             waits_for_permit: false,
             success: Success::default(),
@@ -115,7 +108,8 @@ impl Config {
             (None, Some(_)) => Fetch::Digest,
             (None, None) => Fetch::Nothing,
         };
-        BeginContext::new(self.retention, self.lease, self.store_timeout)
+        let Times { retention, lease, store_timeout, .. } = self.times;
+        BeginContext::new(retention, lease, store_timeout)
             .fail_open(self.on_unavailable == OnUnavailable::Open)
             .with_fetch(fetch)
             .with_payloads(payloads.cloned())

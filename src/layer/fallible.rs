@@ -10,7 +10,7 @@ use super::config::ComparedPart;
 use super::policy::{OnMismatch, Replay};
 use crate::error::{ConfigError, NOT_ZERO, check};
 use crate::key::KeyPart;
-use crate::ledger::{CanReplay, Ledger, MIN_LEASE};
+use crate::ledger::{CanReplay, Ledger};
 use crate::observe;
 
 /// Settings from a file.
@@ -57,13 +57,12 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] for zero.
     pub fn try_retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
-        check(!retention.is_zero(), "retention", NOT_ZERO)?;
+        self.config.times.set_retention(retention)?;
         if let Some(floor) = self.config.key.floor()
             && retention < floor
         {
             observe::short_retention(self.config.key.namespace_str(), retention, floor);
         }
-        self.config.retention = retention;
         Ok(self)
     }
 
@@ -73,8 +72,7 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] below 100 ms.
     pub fn try_lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
-        check(lease >= MIN_LEASE, "lease", "at least 100 ms")?;
-        self.config.lease = lease;
+        self.config.times.set_lease(lease)?;
         Ok(self)
     }
 
@@ -84,8 +82,7 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] for zero.
     pub fn try_store_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        check(!bound.is_zero(), "store_timeout", NOT_ZERO)?;
-        self.config.store_timeout = bound;
+        self.config.times.set_store_timeout(bound)?;
         Ok(self)
     }
 
@@ -95,8 +92,7 @@ impl<L> DedupLayer<L> {
     ///
     /// [`ConfigError::InvalidSetting`] for zero.
     pub fn try_handler_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        check(!bound.is_zero(), "handler_timeout", NOT_ZERO)?;
-        self.config.handler_timeout = Some(bound);
+        self.config.times.set_handler_timeout(bound)?;
         Ok(self)
     }
 
@@ -115,8 +111,8 @@ impl<L> DedupLayer<L> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidInFlightStatus`] for a 2xx, because the sender would not deliver again
-    /// although the first run may fail; and for a 1xx, which is not a final response.
+    /// [`ConfigError::InvalidInFlightStatus`] for a 1xx, which is not a final response, and for a
+    /// 2xx. After a 2xx the sender does not deliver again, although the first run may fail.
     pub fn try_in_flight_status(mut self, status: StatusCode) -> Result<Self, ConfigError> {
         if status.is_success() || status.is_informational() {
             return Err(ConfigError::InvalidInFlightStatus);

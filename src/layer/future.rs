@@ -1,4 +1,4 @@
-//! [`ResponseFuture`]: buffers the body, then awaits the ending of the delivery.
+//! [`ResponseFuture`]: buffers the body, dispatches the request, and awaits the ending.
 
 use std::fmt;
 use std::future::Future;
@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::admit::{Admission, Dispatch};
 use super::answer::{DedupResult, Ending, own, replayed};
 use super::body::{Collect, ResponseBody};
-use super::config::Shared;
+use super::config::ServiceState;
 use crate::error::BoxError;
 use crate::ledger::Ledger;
 
@@ -34,7 +34,7 @@ pin_project! {
     {
         #[pin]
         state: State<S, L, B, R, ResBody>,
-        shared: Arc<Shared<L>>,
+        service: Arc<ServiceState<L>>,
     }
 }
 
@@ -65,11 +65,13 @@ pin_project! {
 impl<S, L, B, R, ResBody> ResponseFuture<S, L, B, R, ResBody>
 where
     S: Service<Request<B>>,
+    R: Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
 {
     pub(super) fn new(admission: Admission<S, L, B>, body: R) -> Self {
-        let shared = Arc::clone(admission.shared());
-        let body = Collect::new(body, shared.config.body_limit, shared.config.body_timeout);
-        Self { state: State::Buffering { body, admission: Some(admission) }, shared }
+        let service = Arc::clone(admission.service());
+        let body = Collect::new(body, service.config.body_limit, service.config.body_timeout);
+        Self { state: State::Buffering { body, admission: Some(admission) }, service }
     }
 }
 
@@ -95,7 +97,7 @@ where
                     match (admission.take(), body) {
                         (Some(admission), Ok(body)) => admission.dispatch(body, cx),
                         (Some(admission), Err(fault)) => admission.refuse_body(fault).into(),
-                        // Polled again after it was ready, against the contract of futures.
+                        // The caller polls again after the future was ready.
                         (None, _) => DedupResult::Unavailable.into(),
                     }
                 }
@@ -106,11 +108,11 @@ where
                 StateProj::Permit { future } => ready!(future.as_mut().poll(cx)),
                 StateProj::Task { ending } => match ready!(Pin::new(ending).poll(cx)) {
                     Ok(ending) => Dispatch::Ended(ending),
-                    // The runtime shuts down and has dropped the task.
+                    // The runtime has dropped the task, because it shuts down.
                     Err(_) => DedupResult::Unavailable.into(),
                 },
             };
-            let config = &this.shared.config;
+            let config = &this.service.config;
             match dispatch {
                 Dispatch::Inner(future) => this.state.set(State::Inner { future }),
                 Dispatch::Permit(future) => this.state.set(State::Permit { future }),

@@ -1,17 +1,16 @@
 //! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait.
 //!
 //! 1. A layer shares one gate with its clones, its services and its handles.
-//! 2. A bound may change while deliveries run. Permits beyond a smaller bound vanish after they are
-//!    returned.
-//! 3. A delivery takes its permit, then the inner service's readiness, then its claim. In any other
-//!    order, a delivery could hold a transaction while it waits for a place in an inner limit, and
-//!    the deliveries that hold those places could wait for the transaction.
+//! 2. A bound may change while deliveries run. Permits beyond a smaller bound are destroyed when the
+//!    deliveries that hold them end.
+//! 3. A delivery takes its permit, then the inner service's readiness, then its claim. In another
+//!    order, a delivery could hold a transaction while it waits for a place in an inner limit. The
+//!    deliveries in those places could wait for the transaction.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
@@ -103,26 +102,21 @@ impl Gate {
     }
 }
 
-/// Replaces a ready service by a clone that is not: readiness may be a permit of an inner limit,
+/// Replaces a ready service by a clone that is not ready. Readiness may be a permit of an inner limit,
 /// and a delivery that waits must not hold one.
-pub(super) fn give_up_readiness<S: Clone>(inner: &mut S) {
+pub(super) fn release_readiness<S: Clone>(inner: &mut S) {
     let unready = inner.clone();
     drop(std::mem::replace(inner, unready));
 }
 
-/// Returns the instant `bound` from now; a day from now for a longer bound.
-pub(super) fn deadline_in(bound: Duration) -> Instant {
-    Instant::now() + bound.min(Duration::from_secs(86_400))
-}
-
-/// A permit to run, or a place among the waiting; returned when it is dropped.
+/// A permit to run, or a place among the waiting deliveries. Dropped, it is free again.
 pub(super) type Permit = OwnedSemaphorePermit;
 
 /// A number of permits that may change while permits are held.
 struct Bound {
     permits: Arc<Semaphore>,
     limit: Mutex<usize>,
-    /// How many permits exist beyond the limit. Each vanishes when somebody acquires it.
+    /// The number of permits beyond the limit. Each is destroyed when it is acquired.
     surplus: AtomicUsize,
 }
 
@@ -151,7 +145,7 @@ impl Bound {
         *current = limit;
     }
 
-    /// Takes up to `most` permits off the surplus and returns how many.
+    /// Subtracts up to `most` permits from the surplus, and returns the number of subtracted permits.
     fn take_surplus(&self, most: usize) -> usize {
         if self.surplus.load(Ordering::Acquire) == 0 {
             return 0;
@@ -177,7 +171,7 @@ impl Bound {
         }
     }
 
-    /// Waits for a permit. `None` never comes, because the semaphore is never closed.
+    /// Waits for a permit. Never returns `None`, because the semaphore is never closed.
     async fn acquire(&self) -> Option<Permit> {
         loop {
             let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
@@ -296,7 +290,7 @@ mod tests {
         assert!(waits.await.is_some());
     }
 
-    /// Permits come and go while the bound changes: afterwards it is what was set last.
+    /// Permits are acquired and dropped while the bound changes. The last size that was set counts.
     #[test]
     fn bound_resized_under_load_ends_at_its_last_size() {
         let bound = Bound::new(4);

@@ -3,10 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
-
 use super::gate::Gate;
-use crate::ledger::Ledger;
+use crate::ledger::PendingWrites;
 
 /// Watches the deliveries of a [`DedupLayer`](crate::DedupLayer), its clones and its services.
 ///
@@ -31,23 +29,12 @@ use crate::ledger::Ledger;
 #[derive(Clone)]
 pub struct DedupHandle {
     gate: Arc<Gate>,
-    drain_ledger: Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
-    pending_writes: Arc<dyn Fn() -> usize + Send + Sync>,
+    pending_writes: PendingWrites,
 }
 
 impl DedupHandle {
-    pub(super) fn new<L: Ledger>(gate: &Arc<Gate>, ledger: &Arc<L>) -> Self {
-        let for_drain = Arc::clone(ledger);
-        let drain_ledger = move || -> BoxFuture<'static, ()> {
-            let ledger = Arc::clone(&for_drain);
-            Box::pin(async move { ledger.drain().await })
-        };
-        let ledger = Arc::clone(ledger);
-        Self {
-            gate: Arc::clone(gate),
-            drain_ledger: Arc::new(drain_ledger),
-            pending_writes: Arc::new(move || ledger.pending_writes()),
-        }
+    pub(super) fn new(gate: Arc<Gate>, pending_writes: PendingWrites) -> Self {
+        Self { gate, pending_writes }
     }
 
     /// Returns how many deliveries hold a permit to run.
@@ -63,21 +50,21 @@ impl DedupHandle {
     }
 
     /// Returns how many completions and releases of ended deliveries have not reached the store
-    /// yet. A write in the background tries again until it succeeds or is given up.
+    /// yet. The layer repeats such a write until it succeeds or its bound has passed.
     #[must_use]
     pub fn pending_writes(&self) -> usize {
-        (self.pending_writes)()
+        self.pending_writes.count()
     }
 
     /// Waits until no delivery runs or waits and no write is pending.
     ///
     /// It does not refuse new deliveries: stop accepting connections first. It has no bound of its
-    /// own. It waits for the slowest handler, and for a store that stays away until the last write
-    /// is given up: after ten minutes, or after one [lease](crate::DedupLayer::lease) where that is
-    /// longer.
+    /// own. It waits for the slowest handler. While the store does not reply, it waits until the
+    /// bound of the last write has passed. That bound is ten minutes, or one
+    /// [lease](crate::DedupLayer::lease) if that is longer.
     pub async fn drain(&self) {
         self.gate.drain().await;
-        (self.drain_ledger)().await;
+        self.pending_writes.drain().await;
     }
 }
 

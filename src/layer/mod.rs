@@ -1,30 +1,39 @@
-//! The middleware, and the way of one delivery through it.
+//! The middleware.
 //!
-//! 1. The caller's future buffers the body, reads the keys and takes a permit. Nothing is claimed
-//!    yet, so a client that goes away costs nothing.
+//! # The way of one delivery
+//!
+//! | step | function | file |
+//! |---|---|---|
+//! | take the ready inner service | `Dedup::call` | `service` |
+//! | buffer the body | `ResponseFuture::poll` | `future`, `body` |
+//! | read the keys, take a permit | `Admission::dispatch` | `admit`, `gate` |
+//! | start the delivery; move it to a task at its first wait | `Admission::start` | `admit` |
+//! | claim, wait, call the handler, settle the claim | `Run::to_the_end` | `delivery` |
+//! | turn the ending into a response, an error or a panic | `ResponseFuture::poll` | `future`, `answer` |
+//!
+//! `delivery` says what happens if a future is dropped on this way.
+//!
+//! # Rules
+//!
+//! 1. Until the permit is taken, the caller's future does the work and nothing is claimed. So a client
+//!    that hangs up costs nothing.
 //! 2. From the claim on, the delivery runs to its end, whatever the client does. Servers drop the
 //!    future of a request whose client hung up, and senders do hang up. At its first wait, the
-//!    delivery moves to a task of its own; until then nobody can drop it, and most deliveries over a
-//!    store in memory end before. The current tracing span goes along; task-locals do not.
+//!    delivery moves to a task of its own. Until then no caller can drop it. Most deliveries over a
+//!    store in memory end without a wait. The current tracing span goes along; task-locals do not.
 //! 3. A delivery takes one of `max_running` permits, then the inner service's readiness, then its
-//!    claim. A delivery that waits for another one of its event gives permit and readiness up, and
-//!    takes them again in that order.
+//!    claim. A delivery that waits for another delivery of its event releases permit and readiness,
+//!    and takes them again in that order.
 //! 4. The *ready* inner service is called, never a fresh clone of it.
 //! 5. `type Error = S::Error`: this layer's failures are responses, so axum needs no
 //!    `HandleErrorLayer`. They are never 2xx, because a 2xx means "stop retrying".
-//! 6. A request that already carries this very delivery passes through: the same layer is around
-//!    the route twice, and the inner one would find its event in flight, or complete.
+//! 6. A request that an outer copy of this layer runs already passes through. Otherwise the inner
+//!    layer would find the event in flight, or complete.
 //! 7. A panic of the handler is resumed in the caller, so that a catching layer works as if there
 //!    were no task.
 //!
-//! | module | what |
-//! |---|---|
-//! | `policy`, `body`, `gate`, `paths` | choices; buffered bodies; permits and waiters; paths of events |
-//! | `config` | every setting |
-//! | `answer`, `report` | the layer's own responses; log records |
-//! | `delivery` | the way of one delivery, from its claim to its ending |
-//! | `admit` | from the head of a request to a delivery that runs |
-//! | `future`, `service`, `handle`, `builder` | the public types |
+//! The other modules: `policy`, `config`, `builder` and `fallible` hold the settings; `paths` the paths
+//! of events; `report` the log record; `handle` the public counters.
 
 mod admit;
 mod answer;

@@ -1,4 +1,4 @@
-//! Policies: what the layer does where there is a choice.
+//! Policies: the choices that the layer's user has.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub enum OnMissingKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnInFlight {
-    /// Wait for the first run to end, up to this long, and begin again: 200 if the first run
-    /// succeeded; the handler runs if it failed. Past the bound, 503 with `Retry-After`.
+    /// Wait for the first run to end, up to this long, and begin again. If the first run succeeded,
+    /// answer 200; if it failed, run the handler. Past the bound, 503 with `Retry-After`.
     ///
     /// The default, with 2 s: most handlers end within 2 s, so the sender never sees a failure.
     Wait(Duration),
@@ -71,8 +71,8 @@ pub enum OnMismatch {
     Refuse,
 }
 
-/// How the handler's response settles the event: an extension that a handler or an inner layer puts
-/// into the response.
+/// Decides whether the event was handled: an extension that a handler or an inner layer puts into the
+/// response.
 ///
 /// It decides before [`success_when`](crate::DedupLayer::success_when). It stays in the response, so
 /// that an outer deduplicating layer decides the same. Under the
@@ -172,7 +172,7 @@ impl Replay {
     }
 
     /// Sets the longest body that is stored, in bytes. A response with a longer body is not stored
-    /// at all: its duplicates get an empty response, and a log record and a metric say so.
+    /// at all, which is logged and counted. Its duplicates get an empty response.
     #[must_use]
     pub const fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
@@ -187,7 +187,7 @@ impl Replay {
     pub(super) fn select(&self, headers: &HeaderMap) -> Result<HeaderMap, &'static str> {
         let chosen = |name| self.headers.contains(&name);
         if headers.contains_key(header::CONTENT_ENCODING) && !chosen(header::CONTENT_ENCODING) {
-            // Without that header nobody can decode the body.
+            // A client cannot decode the body without that header.
             return Err("its body is encoded");
         }
         let mut selected = HeaderMap::new();
@@ -214,11 +214,11 @@ impl Default for Replay {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LogIds {
-    /// By the first 16 hex digits of the id's SHA-256
+    /// Log the first 16 hex digits of the id's SHA-256
     /// ([`DedupKey::log_id`](crate::DedupKey::log_id)).
     #[default]
     Hash,
-    /// By the id itself. Ids of some senders are personal data.
+    /// Log the id itself. Ids of some senders are personal data.
     Plain,
 }
 

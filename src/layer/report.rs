@@ -10,7 +10,7 @@ use crate::error::BoxError;
 use crate::key::Keys;
 use crate::observe::{Outcome, Report};
 
-/// What the log record of a delivery says beside its outcome, as far as it is known yet.
+/// The fields of a delivery's log record. Each is set when it is known.
 pub(super) struct ReportFields {
     started: Instant,
     /// The attempt, and whether it is a takeover.

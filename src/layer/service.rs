@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use super::admit::Admission;
 use super::body::ResponseBody;
-use super::config::{Config, Shared};
+use super::config::{Config, ServiceState};
 use super::future::ResponseFuture;
 use super::gate::Gate;
 use crate::error::BoxError;
@@ -26,13 +26,17 @@ use crate::ledger::Ledger;
 /// A clone is a handle to the same ledger and the same bounds, with a clone of the inner service.
 pub struct Dedup<S, L, B = Full<Bytes>> {
     inner: S,
-    shared: Arc<Shared<L>>,
+    service: Arc<ServiceState<L>>,
     inner_body: PhantomData<fn() -> B>,
 }
 
 impl<S, L, B> Dedup<S, L, B> {
     pub(super) fn new(inner: S, ledger: Arc<L>, config: Config, gate: Arc<Gate>) -> Self {
-        Self { inner, shared: Arc::new(Shared { ledger, config, gate }), inner_body: PhantomData }
+        Self {
+            inner,
+            service: Arc::new(ServiceState { ledger, config, gate }),
+            inner_body: PhantomData,
+        }
     }
 
     /// Returns the inner service.
@@ -75,14 +79,14 @@ where
         let clone = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, clone);
         let (head, body) = request.into_parts();
-        ResponseFuture::new(Admission::new(ready, head, Arc::clone(&self.shared)), body)
+        ResponseFuture::new(Admission::new(ready, head, Arc::clone(&self.service)), body)
     }
 }
 
 impl<S: Clone, L, B> Clone for Dedup<S, L, B> {
     fn clone(&self) -> Self {
-        let (inner, shared) = (self.inner.clone(), Arc::clone(&self.shared));
-        Self { inner, shared, inner_body: PhantomData }
+        let (inner, service) = (self.inner.clone(), Arc::clone(&self.service));
+        Self { inner, service, inner_body: PhantomData }
     }
 }
 

@@ -3,12 +3,15 @@
 //! 1. At most once: a handler that fails, panics, or dies with its process is not run again. Choose
 //!    this only for effects that are worse twice than never.
 //! 2. A claim whose reply was lost is released by its token. The sender got 503, and its retry must
-//!    find the key free; otherwise the event is lost without having run.
+//!    find the key free; otherwise the event is lost without a run.
 //! 3. The claim may still be on its way to the store. So a store that does not hold it is asked again
-//!    for 20 s or ten times `store_timeout`, whichever is longer, and a store that does not reply for
-//!    10 min. Meanwhile, this process treats the key as
-//!    in flight where the store says complete. Another process gets "complete" in that time; where
-//!    that matters, use the lease ledger.
+//!    for 20 s or ten times `store_timeout`, whichever is longer. A store that does not reply is asked
+//!    again for 10 min.
+//! 4. Until the release has ended, this process treats the key as in flight where the store replies
+//!    "complete". Another process gets "complete" in that time; where that matters, use the lease
+//!    ledger.
+//! 5. A claim that fails because stored data is unreadable is released by one call, because the store
+//!    has executed it already.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,23 +19,24 @@ use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::call::{claim, release};
+use super::call::claim;
 use super::contract::{
     Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
 };
 use super::pending::Pending;
+use super::release::Release;
 use super::resolve::{KeyState, flatten, resolve, states};
-use super::retry::{Background, RetryJob, RetryResult};
+use super::retry::{PendingWrites, RetryJob, RetryPool, RetryResult};
 use crate::adapter::{CallTerms, DedupAdapter, Permanence};
 use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::observe;
 
-/// After this time, a claim of unknown outcome is released no more.
+/// After this time, the release of a claim of unknown outcome is not repeated.
 const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
-/// How many claims may be under way, or released in the background, at once.
+/// The number of claims that may wait for their reply, or for their release, at once.
 const MOST_RELEASES: usize = 16_384;
 
 /// For at least this time, a store that does not hold a claim is asked again.
@@ -46,66 +50,65 @@ pub struct OnArrival {
     adapter: Arc<dyn DedupAdapter>,
     /// Keys that deliveries with a 503 may have claimed.
     releasing: Arc<Pending>,
-    /// Keys of events with two identities, while they are claimed: a claimed identity is released if
-    /// the other one runs elsewhere.
+    /// Keys of events with two identities, while they are claimed. A claimed identity is released if
+    /// another delivery runs the event under the other identity.
     claiming: Arc<Pending>,
-    background: Background,
+    pool: RetryPool,
 }
 
 impl OnArrival {
     pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
         let (releasing, claiming) = (Arc::default(), Arc::default());
-        Self { adapter, releasing, claiming, background: Background::new(MOST_RELEASES) }
+        Self { adapter, releasing, claiming, pool: RetryPool::new(MOST_RELEASES) }
     }
 
     /// Claims the keys of an unprotected delivery as soon as the store replies.
     fn spawn_claim(
         &self,
-        slot: OwnedSemaphorePermit,
+        slot: Option<OwnedSemaphorePermit>,
         keys: &[DedupKey],
         terms: CallTerms,
         store_timeout: Duration,
     ) {
         let job = RetryJob {
             operation: "claim",
-            key: keys.first().cloned(),
+            adapter: Arc::clone(&self.adapter),
+            keys: keys.into(),
+            terms,
+            store_timeout,
             bound: RELEASE_BOUND,
             not_held_grace: RELEASE_BOUND,
         };
-        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
-        let attempt = move || {
-            let (adapter, keys, terms) = (Arc::clone(&adapter), Arc::clone(&keys), terms.clone());
-            async move {
-                match claim(&*adapter, &keys, &terms, store_timeout).await {
+        self.pool.repeat(slot, job, (), |job| {
+            Box::pin(async {
+                match claim(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await {
                     Ok(_) => RetryResult::Done,
                     Err(_) => RetryResult::Again,
                 }
-            }
-        };
-        self.background.repeat_in(slot, job, attempt, ());
+            })
+        });
     }
 
-    /// Releases claims in the background. Until then, this process treats the keys as in flight.
-    fn spawn_release(
-        &self,
-        slot: OwnedSemaphorePermit,
-        keys: &[DedupKey],
-        terms: CallTerms,
+    /// Returns the release of these keys. Until it has ended, this process treats the keys as in
+    /// flight.
+    fn release<'l>(
+        &'l self,
+        slot: Option<OwnedSemaphorePermit>,
+        keys: &'l [DedupKey],
+        terms: &'l CallTerms,
         store_timeout: Duration,
-    ) {
-        let job = RetryJob {
-            operation: "release",
-            key: keys.first().cloned(),
+    ) -> Release<'l> {
+        Release {
+            adapter: &self.adapter,
+            pool: &self.pool,
+            keys,
+            terms,
+            store_timeout,
             bound: RELEASE_BOUND,
             not_held_grace: NOT_HELD_GRACE.max(store_timeout.saturating_mul(10)),
-        };
-        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
-        let guard = self.releasing.add(Arc::clone(&keys));
-        let attempt = move || {
-            let (adapter, keys, terms) = (Arc::clone(&adapter), Arc::clone(&keys), terms.clone());
-            async move { release(&*adapter, &keys, &terms, store_timeout).await.into() }
-        };
-        self.background.repeat_in(slot, job, attempt, guard);
+            slot,
+            releasing: Some(&self.releasing),
+        }
     }
 
     /// Returns `true` if a claim of this key is being released, or any claim was since `removals` was
@@ -114,8 +117,8 @@ impl OnArrival {
         self.releasing.contains(key) || self.releasing.removals() != removals
     }
 
-    /// Treats a complete identity of an event as in flight if the event's other identity is not
-    /// complete, and another delivery claims the complete one right now: that delivery may release it.
+    /// Treats a complete identity as in flight if another delivery claims it now and the event's
+    /// other identity is not complete. That delivery may release it.
     fn treat_shared_as_in_flight(
         &self,
         events: &[Event],
@@ -158,45 +161,37 @@ impl Ledger for OnArrival {
         let (events, flat) = flatten(keys);
         let (terms, store_timeout) =
             (context.terms(Permanence::OnClaim, events.len()), context.store_timeout);
-        // Before the claim, because a release that is refused loses an event.
-        let Some(slot) = self.background.reserve() else {
+        // Reserved before the claim, because a refused release loses an event.
+        let slot = self.pool.reserve();
+        if slot.is_none() {
             let context = "reserving a slot for a release";
             return Err(Error::new(ErrorKind::Unavailable, context));
-        };
+        }
         let removals = self.releasing.removals();
         let has_second_identities = flat.len() > events.len();
-        // Until the end, when keys to release are pending themselves.
+        // Held until `releasing` contains the keys to release.
         let _claiming = has_second_identities.then(|| self.claiming.add((*flat).into()));
-        let mut guard = ReleaseGuard {
-            ledger: self,
-            keys: &flat,
-            slot: Some(slot),
-            terms: &terms,
-            store_timeout,
-        };
+        // Starts if this future is dropped, or if the outcome of the claim is unknown.
+        let mut release = self.release(slot, &flat, &terms, store_timeout);
         let replies = match claim(&*self.adapter, &flat, &terms, store_timeout).await {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) => {
                 observe::unprotected(keys.first(), &error);
-                if let Some(slot) = guard.slot.take() {
-                    self.spawn_claim(slot, &flat, terms.clone(), store_timeout);
-                }
+                self.spawn_claim(release.cancel(), &flat, terms.clone(), store_timeout);
                 let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let (claim, others) = (ArrivalClaim { delivery }, Remainder::default());
                 return Ok(Begin::First { claim, others });
             }
             Err(error) => {
-                if !error.is_unknown() {
-                    guard.slot = None;
-                }
+                release.claim_failed(&error);
                 return Err(error);
             }
         };
-        // There is no wait from here on.
-        let slot = guard.slot.take();
+        // No `.await` follows, so the future cannot be dropped between the claim and its release.
+        let slot = release.cancel();
         let mut states = states(&flat, replies, Vec::new(), |_| KeyState::InFlight);
         for (key, state) in flat.iter().zip(states.iter_mut()) {
-            // By a claim that is being released, or was when the store replied, and never ran.
+            // The claim that completed the key may be in release: its handler never ran.
             if matches!(state, KeyState::Duplicate(_)) && self.may_be_released(key, removals) {
                 *state = KeyState::InFlight;
             }
@@ -205,9 +200,7 @@ impl Ledger for OnArrival {
             self.treat_shared_as_in_flight(&events, &flat, &mut states);
         }
         let resolution = resolve(events, &flat, &states, &terms);
-        if let (Some(slot), false) = (slot, resolution.release.is_empty()) {
-            self.spawn_release(slot, &resolution.release, terms.clone(), store_timeout);
-        }
+        self.release(slot, &resolution.release, &terms, store_timeout).start();
         if resolution.new.is_empty() {
             return Ok(resolution.without_new());
         }
@@ -221,34 +214,12 @@ impl Ledger for OnArrival {
         self.adapter.abilities().stored_data
     }
 
-    fn pending_writes(&self) -> usize {
-        self.background.count()
-    }
-
-    async fn drain(&self) {
-        self.background.drain().await;
+    fn pending_writes(&self) -> PendingWrites {
+        PendingWrites::of(&[&self.pool])
     }
 }
 
 impl FailOpen for OnArrival {}
-
-/// Releases the keys of a claim in the background, if the claim is dropped or its outcome is unknown.
-struct ReleaseGuard<'b> {
-    ledger: &'b OnArrival,
-    keys: &'b [DedupKey],
-    /// `None` disarms the guard.
-    slot: Option<OwnedSemaphorePermit>,
-    terms: &'b CallTerms,
-    store_timeout: Duration,
-}
-
-impl Drop for ReleaseGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            self.ledger.spawn_release(slot, self.keys, self.terms.clone(), self.store_timeout);
-        }
-    }
-}
 
 /// A delivery whose keys are permanent: there is nothing to commit or to roll back.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
-//! What the layer knows of a ledger.
+//! The contract between a layer and a ledger.
 //!
-//! The traits are public in a private module: bounds of public types can name them, and nobody else
-//! can implement them.
+//! The traits are public in a private module. So bounds of public types can name them, and other crates
+//! cannot implement them.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use http::Extensions;
 
+use super::retry::PendingWrites;
 use crate::adapter::{CallTerms, Fetch, Payloads, Permanence, StoredResponse, Token};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::key::Keys;
 
-/// Keeps other crates from implementing [`Ledger`].
+/// Prevents implementations of [`Ledger`] in other crates.
 pub trait Sealed {}
 
 /// Decides whether a delivery is the first, and makes its keys permanent.
@@ -22,19 +23,18 @@ pub trait Sealed {}
 /// A bound for code that is generic over the ledger, such as
 /// `fn settings<L: Ledger>(layer: DedupLayer<L>) -> DedupLayer<L>`. It is sealed.
 pub trait Ledger: Sealed + Send + Sync + 'static {
-    /// What a first delivery holds while its handler runs.
+    /// The claim that a first delivery holds while its handler runs.
     #[doc(hidden)]
     type Claim: Claim;
 
     /// Begins a delivery of these keys.
     ///
-    /// Under a layer, no client can cancel this call. Dropped otherwise, it releases in the background
-    /// what it may have claimed.
+    /// If the future is dropped, the keys that it may have claimed are released in the background.
     ///
     /// # Errors
     ///
-    /// The store did not reply, and the context does not fail open. What the call may have claimed is
-    /// released in the background.
+    /// The store did not reply, and the context does not fail open. The keys that the call may have
+    /// claimed are released in the background.
     #[doc(hidden)]
     fn begin(
         self: &Arc<Self>,
@@ -42,46 +42,41 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
         context: &BeginContext,
     ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
 
-    /// Returns `true` if the store keeps payload digests and responses.
+    /// Returns `true` if the adapter stores payload digests and responses.
     #[doc(hidden)]
     fn stores_data(&self) -> bool;
 
-    /// Returns the number of background writes.
+    /// Returns the writes that continue in the background.
     #[doc(hidden)]
-    fn pending_writes(&self) -> usize;
-
-    /// Waits until there is no background write.
-    #[doc(hidden)]
-    fn drain(&self) -> impl Future<Output = ()> + Send;
+    fn pending_writes(&self) -> PendingWrites;
 }
 
 /// A delivery that runs.
 ///
-/// Dropped without `commit` or `rollback`, it is rolled back as far as that is still possible. Dropped
-/// within `commit`, the completion continues, except where the COMMIT decides whether the handler's
-/// effect exists.
+/// If it is dropped before `commit`, it is rolled back in the background. If `commit` is dropped, the
+/// completion continues in the background, unless the handler's effect is in the same transaction.
 pub trait Claim: Send + 'static {
     /// Returns the delivery, which the layer puts into the request's extensions.
     fn delivery(&self) -> &Delivery;
 
-    /// Adds to the request what else the handler needs: the lent transaction.
+    /// Adds the lent transaction to the request, if there is one.
     fn attach(&self, extensions: &mut Extensions) {
         let _ = extensions;
     }
 
-    /// The handler succeeded.
+    /// Completes the keys, because the handler succeeded.
     ///
     /// # Errors
     ///
-    /// Only from a ledger whose commit decides whether the handler's effect exists. The layer answers
-    /// 500 or 503.
+    /// The transaction with the handler's effect could not be committed. The layer answers 500 or 503.
     fn commit(self, success: &HandlerSuccess) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// The handler failed. Events that the handler marked as [done](Delivery::mark_done) are completed.
+    /// Releases the keys, because the handler failed. Events that the handler marked as
+    /// [done](Delivery::mark_done) are completed.
     ///
     /// # Errors
     ///
-    /// For logs only, because the answer is the handler's failure.
+    /// The store did not reply. The error is for logs only, because the answer is the handler's failure.
     fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
@@ -92,11 +87,11 @@ pub trait Claim: Send + 'static {
 )]
 pub trait FailOpen: Ledger {}
 
-/// A ledger that makes a key permanent *after* its handler has answered, so that the store can keep
-/// the response.
+/// A ledger that makes a key permanent *after* its handler has responded, so that the response can be
+/// stored.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` keeps no responses",
-    note = "a key that is permanent before its handler runs has no response to keep"
+    message = "`{Self}` stores no responses",
+    note = "a key that is permanent before its handler runs has no response to store"
 )]
 pub trait CanReplay: Ledger {}
 
@@ -105,12 +100,12 @@ pub trait CanReplay: Ledger {}
 pub enum Begin<C> {
     /// The handler runs.
     First {
-        /// What the delivery holds.
+        /// The claim of the events that run.
         claim: C,
         /// The events that do not run.
         others: Remainder,
     },
-    /// Every event that is not complete runs elsewhere.
+    /// Other deliveries run every event that is not complete.
     InFlight,
     /// Every event is complete.
     Duplicate(DuplicateInfo),
@@ -121,7 +116,7 @@ pub enum Begin<C> {
 /// The events of a delivery that do not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Remainder {
-    /// An event runs elsewhere: the final answer must not be a 2xx.
+    /// Another delivery runs an event: the final answer must not be a 2xx.
     pub in_flight: bool,
     /// An event was handled with another payload.
     pub mismatch: bool,
@@ -136,13 +131,10 @@ pub struct DuplicateInfo {
     pub response: Option<Arc<StoredResponse>>,
 }
 
-/// The shortest lease. A shorter one would lapse between two renewals of a busy process.
-pub(crate) const MIN_LEASE: Duration = Duration::from_millis(100);
-
 /// The terms on which a delivery begins.
 #[derive(Debug, Clone)]
 pub struct BeginContext {
-    /// Made before the first call to the store.
+    /// Exists before the first call to the store, so that an unknown outcome can be released.
     token: Token,
     retention: Duration,
     /// How long a claim holds without a renewal.
@@ -156,7 +148,7 @@ pub struct BeginContext {
 }
 
 impl BeginContext {
-    /// The terms of one delivery, with a token of its own.
+    /// Makes the terms of one delivery, with a token of its own.
     #[must_use]
     pub fn new(retention: Duration, lease: Duration, store_timeout: Duration) -> Self {
         Self {
@@ -192,8 +184,8 @@ impl BeginContext {
 
     /// Returns `true` if the handler runs unprotected after this error.
     ///
-    /// Not after [`ErrorKind::Corrupt`]: the store did reply, and the unreadable data may be that of a
-    /// duplicate.
+    /// [`ErrorKind::Corrupt`] never fails open: the store did reply, and the unreadable data may belong
+    /// to a duplicate.
     pub(super) fn fails_open(&self, error: &Error) -> bool {
         self.fail_open && error.kind() != ErrorKind::Corrupt
     }

@@ -21,16 +21,19 @@ pub(super) struct Pending {
 struct PendingKey {
     /// How often the key was added.
     times: usize,
-    /// What the store will keep with the key.
+    /// The data to store with the key.
     stored: Arc<StoredData>,
 }
 
-/// A pending key, and what the store will keep with it.
-type Known = (DedupKey, Arc<StoredData>);
+/// A pending key, and the data to store with it.
+type PendingData = (DedupKey, Arc<StoredData>);
 
 impl Pending {
     /// Splits keys into those that are not pending and those that are, each part in the given order.
-    pub(super) fn split<'k>(&self, keys: &'k [DedupKey]) -> (Cow<'k, [DedupKey]>, Vec<Known>) {
+    pub(super) fn split<'k>(
+        &self,
+        keys: &'k [DedupKey],
+    ) -> (Cow<'k, [DedupKey]>, Vec<PendingData>) {
         let mut found = Vec::new();
         if self.is_empty() {
             return (Cow::Borrowed(keys), found);
@@ -55,8 +58,8 @@ impl Pending {
         self.lock().get(key).is_some_and(|entry| entry.times > 1)
     }
 
-    /// Returns a number that changes whenever keys are removed. A key that is absent now, under an
-    /// unchanged number, was absent in between.
+    /// Returns a number that changes whenever keys are removed. If the number is unchanged and a key is
+    /// absent now, the key was absent all the time.
     pub(super) fn removals(&self) -> usize {
         self.removals.load(Ordering::Acquire)
     }
@@ -70,7 +73,7 @@ impl Pending {
         self.add_with(keys, |_| None)
     }
 
-    /// Adds keys until the guard is dropped, with what the store will keep with each.
+    /// Adds keys until the guard is dropped, with the data to store with each.
     pub(super) fn add_with(
         self: &Arc<Self>,
         keys: Arc<[DedupKey]>,
@@ -111,7 +114,7 @@ impl Drop for PendingGuard {
                 }
             }
         }
-        // Before `count`: a reader that sees an empty set must see that it changed.
+        // `removals` changes before `count`: a reader that sees an empty set must see that it changed.
         self.pending.removals.fetch_add(1, Ordering::AcqRel);
         self.pending.count.store(set.len(), Ordering::Release);
     }

@@ -225,7 +225,7 @@ mod tests {
         DedupKey::new("n", id).unwrap()
     }
 
-    fn twin(id: &str, second: &str) -> Event {
+    fn with_second(id: &str, second: &str) -> Event {
         Event::new(key(id)).with_second_identity(key(second))
     }
 
@@ -253,12 +253,14 @@ mod tests {
 
     #[test]
     fn complete_identity_makes_an_event_a_duplicate_and_running_identity_makes_it_in_flight() {
-        let keys = Keys::new(vec![twin("a", "b"), twin("c", "d"), twin("e", "f")]).unwrap();
+        let keys =
+            Keys::new(vec![with_second("a", "b"), with_second("c", "d"), with_second("e", "f")])
+                .unwrap();
         let (events, flat) = flatten(&keys);
         assert_eq!(*flat, ["a", "b", "c", "d", "e", "f"].map(key));
         let states = [FIRST, DUPLICATE, KeyState::InFlight, FIRST, FIRST, FIRST];
         let resolution = resolve(events, &flat, &states, &terms());
-        assert_eq!(*resolution.new, [twin("e", "f")]);
+        assert_eq!(*resolution.new, [with_second("e", "f")]);
         assert!(resolution.in_flight && resolution.duplicate.is_some());
         assert_eq!(resolution.complete, [key("a")]);
         assert_eq!(resolution.release, [key("d")]);
@@ -266,7 +268,7 @@ mod tests {
 
     #[test]
     fn claimed_key_of_a_duplicate_is_completed_and_claimed_second_identity_is_released() {
-        let keys = Keys::new(vec![twin("a", "b"), twin("c", "d")]).unwrap();
+        let keys = Keys::new(vec![with_second("a", "b"), with_second("c", "d")]).unwrap();
         let (events, flat) = flatten(&keys);
         let resolution = resolve(events, &flat, &[FIRST, DUPLICATE, DUPLICATE, FIRST], &terms());
         assert_eq!((resolution.complete, resolution.release), (vec![key("a")], vec![key("d")]));
@@ -281,9 +283,11 @@ mod tests {
 
     #[test]
     fn event_that_shares_an_identity_with_an_earlier_event_is_left_out() {
-        let keys = Keys::new(vec![twin("a", "x"), twin("b", "x"), Event::new(key("a"))]).unwrap();
+        let keys =
+            Keys::new(vec![with_second("a", "x"), with_second("b", "x"), Event::new(key("a"))])
+                .unwrap();
         let (events, flat) = flatten(&keys);
-        assert_eq!(*events, [twin("a", "x")]);
+        assert_eq!(*events, [with_second("a", "x")]);
         assert_eq!(*flat, ["a", "x"].map(key));
     }
 

@@ -1,16 +1,16 @@
 //! Background writes: calls that continue after the answer has left, bounded in number and in time.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::adapter::Released;
+use crate::adapter::{CallTerms, DedupAdapter, Released};
 use crate::error::Error;
 use crate::key::DedupKey;
 use crate::observe;
@@ -18,8 +18,8 @@ use crate::observe;
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// The background writes of one kind.
-pub(super) struct Background {
+/// Runs jobs in the background: calls of one kind, each repeated until it succeeds.
+pub(super) struct RetryPool {
     tasks: TaskTracker,
     slots: Arc<Semaphore>,
 }
@@ -28,9 +28,12 @@ pub(super) struct Background {
 pub(super) struct RetryJob {
     /// For logs and metrics.
     pub(super) operation: &'static str,
-    /// For logs.
-    pub(super) key: Option<DedupKey>,
-    /// After this time the job is given up.
+    pub(super) adapter: Arc<dyn DedupAdapter>,
+    pub(super) keys: Arc<[DedupKey]>,
+    pub(super) terms: CallTerms,
+    /// The bound of one attempt.
+    pub(super) store_timeout: Duration,
+    /// The bound of the job.
     pub(super) bound: Duration,
     /// After this time of [`RetryResult::NotHeld`] the job is done.
     pub(super) not_held_grace: Duration,
@@ -39,7 +42,7 @@ pub(super) struct RetryJob {
 /// The result of one attempt.
 pub(super) enum RetryResult {
     Done,
-    /// The store does not hold what is to be released: the claim never arrived, or is on its way.
+    /// The store does not hold every key to release: a claim was not granted, or has not arrived yet.
     NotHeld,
     Again,
 }
@@ -54,8 +57,8 @@ impl From<Result<Vec<Released>, Error>> for RetryResult {
     }
 }
 
-impl Background {
-    /// Has slots for `most` jobs at once.
+impl RetryPool {
+    /// Makes a pool for at most `most` jobs at once.
     pub(super) fn new(most: usize) -> Self {
         let tasks = TaskTracker::new();
         // A closed tracker still takes tasks; `wait` ends only on a closed one.
@@ -71,33 +74,19 @@ impl Background {
     /// Repeats `attempt` with growing pauses until it is done or its bound has passed. Then drops
     /// `guard`.
     ///
-    /// Without a runtime or a free slot, the job is refused, which is logged.
-    pub(super) fn repeat<F, G>(
+    /// Reserves a slot unless the caller has one. Without a runtime or a free slot, the job is refused,
+    /// which is logged.
+    pub(super) fn repeat<A, G>(
         &self,
+        slot: Option<OwnedSemaphorePermit>,
         job: RetryJob,
-        attempt: impl FnMut() -> F + Send + 'static,
         guard: G,
+        attempt: A,
     ) where
-        F: Future<Output = RetryResult> + Send,
+        A: for<'j> Fn(&'j RetryJob) -> BoxFuture<'j, RetryResult> + Send + 'static,
         G: Send + 'static,
     {
-        match self.reserve() {
-            Some(slot) => self.repeat_in(slot, job, attempt, guard),
-            None => refuse(&job),
-        }
-    }
-
-    /// Does the same as [`repeat`](Self::repeat), in a reserved slot.
-    pub(super) fn repeat_in<F, G>(
-        &self,
-        slot: OwnedSemaphorePermit,
-        job: RetryJob,
-        mut attempt: impl FnMut() -> F + Send + 'static,
-        guard: G,
-    ) where
-        F: Future<Output = RetryResult> + Send,
-        G: Send + 'static,
-    {
+        let Some(slot) = slot.or_else(|| self.reserve()) else { return refuse(&job) };
         let Ok(runtime) = Handle::try_current() else { return refuse(&job) };
         let task = async move {
             let start = Instant::now();
@@ -109,7 +98,7 @@ impl Background {
                 .without_max_times()
                 .build();
             let result = loop {
-                match attempt().await {
+                match attempt(&job).await {
                     RetryResult::Done => break observe::Background::Done,
                     RetryResult::NotHeld => {
                         let since: &mut Instant = not_held_since.get_or_insert_with(Instant::now);
@@ -125,34 +114,36 @@ impl Background {
                 }
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
-            observe::background(job.operation, result, job.key.as_ref());
+            observe::background(job.operation, result, job.keys.first());
             drop((guard, slot));
         };
         self.tasks.spawn_on(task, &runtime);
     }
+}
 
-    /// Returns the number of jobs.
-    pub(super) fn count(&self) -> usize {
-        self.tasks.len()
+/// The writes of a ledger that continue in the background.
+#[derive(Debug, Clone, Default)]
+pub struct PendingWrites(Arc<[TaskTracker]>);
+
+impl PendingWrites {
+    pub(super) fn of(pools: &[&RetryPool]) -> Self {
+        Self(pools.iter().map(|pool| pool.tasks.clone()).collect())
     }
 
-    /// Waits until there is no job.
-    pub(super) async fn drain(&self) {
-        self.tasks.wait().await;
+    /// Returns the number of background writes.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.iter().map(TaskTracker::len).sum()
+    }
+
+    /// Waits until there is no background write.
+    pub async fn drain(&self) {
+        for tasks in &*self.0 {
+            tasks.wait().await;
+        }
     }
 }
 
 fn refuse(job: &RetryJob) {
-    observe::background(job.operation, observe::Background::Refused, job.key.as_ref());
-}
-
-/// Returns the delays after which a waiting delivery claims its event again, without end.
-///
-/// An event that runs in another process wakes nobody in this one. Within one process, the layer wakes
-/// the deliveries that wait.
-pub(crate) fn poll_delays() -> impl Iterator<Item = Duration> + Send {
-    const FIRST: Duration = Duration::from_millis(20);
-    const LONGEST: Duration = Duration::from_millis(250);
-    let delays = ExponentialBuilder::new().with_min_delay(FIRST).with_max_delay(LONGEST);
-    delays.with_jitter().without_max_times().build()
+    observe::background(job.operation, observe::Background::Refused, job.keys.first());
 }

@@ -50,8 +50,8 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// Every part but `MessageSid` and `CallSid` is empty if the request does not have it.
 ///
 /// This key is for *callbacks*. The turns of a conversation (the `action` of a `<Gather>` or
-/// `<Record>`) need the body of the response, and repeat one `CallSid` with one status when a menu asks
-/// again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
+/// `<Record>`) need the body of the response. They repeat one `CallSid` with one status when a menu
+/// asks again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
 /// [`replay`](crate::DedupLayer::replay).
 ///
 /// The signature covers the fields without separators. An attacker who has read a delivery can move
@@ -128,8 +128,8 @@ fn is_head_without_token(request: &RequestRef<'_>) -> bool {
 /// Telegram: `/update_id` in the body.
 ///
 /// The id is unique **per bot only**: give every bot its own route and namespace. After a week without
-/// updates Telegram continues from a random number, so an old id may come again. Keep the retention
-/// at days, not months: `.retention(Duration::from_secs(3 * 86_400))`. The default of 30 days is too
+/// updates Telegram continues from a random number, so an old id may come again. Set a retention of
+/// days, not months: `.retention(Duration::from_secs(3 * 86_400))`. The default of 30 days is too
 /// long here.
 pub const TELEGRAM: Preset = Preset {
     name: "telegram",

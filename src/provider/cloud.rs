@@ -49,7 +49,7 @@ fn is_sns_confirmation(request: &RequestRef<'_>) -> bool {
 
 /// Returns `true` if the body is the publisher's own: it is not JSON, or JSON without a field of a
 /// signed envelope. The header alone does not decide, because an attacker can add it to an envelope
-/// to choose another id, and can break the envelope in an unsigned place.
+/// to choose another id. The attacker can also break the envelope in an unsigned place.
 fn is_raw(request: &RequestRef<'_>) -> bool {
     let lacks = |pointer| match key::json(pointer).read(request) {
         Ok(found) => found.is_none(),

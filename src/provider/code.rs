@@ -8,8 +8,8 @@ use crate::key::{self, RequestRef};
 ///
 /// GitHub never retries by itself. A person can send a delivery again for three days, with the same
 /// id; to let this redelivery run, call [`forget`](crate::adapter::MaintenanceAdapter::forget). All
-/// webhooks that subscribe to an event share the value. If the webhooks of a repository and of its
-/// organisation post to one URL and both must be handled, give each its own route and namespace. The
+/// webhooks that subscribe to an event share the value. A repository and its organisation may post one
+/// event to one URL. If both deliveries must be handled, give each its own route and namespace. The
 /// signature covers the body, not this header. A response other than 2xx loses the event: commit a job
 /// and answer at once, as in the example `ack_fast`.
 ///
@@ -43,7 +43,7 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 /// Both stay the same if a person sends the event again. Two headers are no keys: the different events
 /// of recursive webhooks share `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is
 /// documented in contradictory ways. The older secret token signs nothing. The newer signature covers
-/// `webhook-id` but not `Idempotency-Key`: everybody who can read one signed delivery can send it again
+/// `webhook-id` but not `Idempotency-Key`. An attacker who has read one signed delivery can send it again
 /// under another id.
 pub const GITLAB: Preset = Preset {
     name: "gitlab",

@@ -9,7 +9,7 @@ use crate::key;
 ///
 /// SendGrid's documentation says that the id is for deduplication. A public report, [issue 1435 of
 /// `sendgrid/sendgrid-nodejs`][report], says that duplicates came with another id and with the same
-/// address, event, time and message. Nobody has confirmed or denied the report there. If a handler
+/// address, event, time and message. The report has no confirmation and no denial. If a handler
 /// must not run for such a duplicate, add these values as a second identity. Then two clicks on one
 /// link within one second are one event.
 ///

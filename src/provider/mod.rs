@@ -1,4 +1,4 @@
-//! Presets: the key for a sender, and what else deduplication depends on.
+//! Presets: the key for a sender, and other facts that deduplication depends on.
 //!
 //! 1. A preset has the key, the methods by which the sender delivers, and the handshakes. It states
 //!    how long the sender may deliver an event again (the *retention floor*), whether the sender
@@ -11,7 +11,7 @@
 //! 4. A preset's namespace is its name. Many senders deliver one event with one id to every
 //!    subscribed endpoint. If two handlers have to see the event, each needs
 //!    [its own namespace](crate::guide::keys#several-endpoints-of-one-sender).
-//! 5. The table of presets states what the sender's own documentation does not confirm.
+//! 5. The table of presets lists the facts that the sender's own documentation does not confirm.
 //!
 //! [One table](crate::guide::providers) lists all presets; [another page](crate::guide::senders)
 //! covers senders without a preset. [`find`] takes a name or an alias.
@@ -85,7 +85,7 @@ pub const ALL: &[Preset] = &[
 /// use tower_dedup::provider;
 ///
 /// assert_eq!(provider::find("forgejo").unwrap().name(), "gitea");
-/// assert!(provider::find("nobody").is_none());
+/// assert!(provider::find("unknown").is_none());
 /// ```
 #[must_use]
 pub fn find(name: &str) -> Option<Preset> {

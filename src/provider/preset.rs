@@ -11,7 +11,7 @@ pub(super) const MINUTE: u64 = 60;
 pub(super) const HOUR: u64 = 60 * MINUTE;
 pub(super) const DAY: u64 = 24 * HOUR;
 
-/// The facts about one sender: its key, and what else deduplication depends on.
+/// The facts about one sender: its key, and other facts that deduplication depends on.
 #[derive(Clone, Copy)]
 pub struct Preset {
     pub(super) name: &'static str,
@@ -30,7 +30,7 @@ pub struct Preset {
     pub(super) unverified: &'static str,
 }
 
-/// A preset states what differs from these defaults.
+/// The defaults of the fields that a preset does not state.
 pub(super) const DEFAULTS: Preset = Preset {
     name: "",
     title: "",
@@ -188,7 +188,7 @@ impl Preset {
         self.how
     }
 
-    /// Returns `true` if the sender's signature covers the id. If it does not, everybody who can
+    /// Returns `true` if the sender's signature covers the id. If it does not, an attacker who has
     /// read one signed delivery can send its body again under another id.
     ///
     /// Returns `false` also if nothing is signed, or if the signed bytes are not documented.
@@ -222,7 +222,7 @@ impl Preset {
         self.source
     }
 
-    /// Returns, in words, what the sender's own documentation does not state.
+    /// Returns, in words, the facts that the sender's own documentation does not state.
     #[doc(hidden)]
     #[must_use]
     pub const fn unverified(&self) -> Option<&'static str> {

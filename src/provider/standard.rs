@@ -10,8 +10,8 @@ use crate::key::{self, Found, KeyPart, Reader, RequestRef};
 /// Standard Webhooks: the header `webhook-id`, which is signed and stays the same on every retry.
 ///
 /// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice that.
-/// (The specification also says "save the ids for five minutes", which is shorter than its own
-/// schedule.) OpenAI retries for up to 72 hours. One message goes to every subscribed endpoint with one
+/// The specification also says "save the ids for five minutes", which is shorter than its own
+/// schedule. OpenAI retries for up to 72 hours. One message goes to every subscribed endpoint with one
 /// id: two endpoints of one application need
 /// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
 pub const STANDARD_WEBHOOKS: Preset = Preset {

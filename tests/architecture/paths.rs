@@ -63,7 +63,7 @@ pub(crate) fn paths(
     }
 }
 
-/// What a path goes on with: `key::DedupKey`, `{error::Error, key}`, `super::gate`.
+/// The continuation of a path: `key::DedupKey`, `{error::Error, key}`, `super::gate`.
 fn expand(
     tokens: &[TokenTree],
     mut base: Vec<String>,
@@ -121,7 +121,7 @@ fn followed_by_path(tokens: &[TokenTree], at: usize) -> bool {
     matches!(&tokens[at + 1..], [one, two, ..] if is_punct(one, ':') && is_punct(two, ':'))
 }
 
-/// Whether the token continues a path: `::name`.
+/// Returns `true` if the token continues a path: `::name`.
 fn in_path(tokens: &[TokenTree], at: usize) -> bool {
     at >= 2 && is_punct(&tokens[at - 1], ':') && is_punct(&tokens[at - 2], ':')
 }

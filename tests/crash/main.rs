@@ -1,5 +1,6 @@
 //! Processes that are killed, servers that restart, connections that break.
 
+mod postgres_demoted;
 mod postgres_failover;
 mod postgres_interruption;
 mod postgres_processes;

@@ -25,13 +25,13 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
-use crate::support::cluster::{Cluster, blocking, scalar, until_true};
+use crate::support::cluster::{Cluster, blocking, scalar};
 use crate::support::effects::{Boxed, Effects, answer, effect, lend};
 use crate::support::postgres::Schema;
 use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
 
 const HOUR: Duration = Duration::from_secs(3_600);
-/// Far longer than a run takes: only a test that hangs reaches it.
+/// A run ends long before this bound. Only a test that hangs reaches it.
 const FOR_EVER: Duration = Duration::from_secs(40);
 /// Longer than a failover takes here, so that only an outage ends leases.
 const LEASE: Duration = Duration::from_secs(3);
@@ -320,7 +320,7 @@ async fn lease_with_a_synchronous_standby_loses_nothing_and_doubles_what_was_run
 }
 
 /// The standby stops at a random moment under load. Then the primary is killed, and the standby is
-/// promoted without what it has not received. Returns the events that were acknowledged and are
+/// promoted. The standby has not received the last writes. Returns the acknowledged events that are
 /// lost.
 async fn with_an_asynchronous_standby(
     services: impl Fn(&str) -> [Service; 2],
@@ -361,15 +361,14 @@ async fn with_an_asynchronous_standby(
         unreceived.iter().all(|event| lost.contains(event)),
         "the standby knows events that it had not received"
     );
-    // Events that were not acknowledged when the primary was killed were delivered again until they
-    // were.
+    // An event without acknowledgement at the kill was delivered again until it was acknowledged.
     assert_eq!(known.len() + count, load.sent());
     assert_eq!(load.again().await, lost, "the events that ran again");
     load.assert_complete(&url).await;
     (cluster, load, lost)
 }
 
-/// Keys and effects are lost together, so a redelivery restores both.
+/// Keys and effects are lost together. A redelivery restores both.
 #[tokio::test(flavor = "multi_thread")]
 async fn transactional_with_an_asynchronous_standby_loses_what_it_has_not_received() {
     let services = |url: &str| [transactional(url), transactional(url)];
@@ -381,10 +380,10 @@ async fn transactional_with_an_asynchronous_standby_loses_what_it_has_not_receiv
 /// The effects are in another database and stay: a redelivery repeats the effects of lost keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn lease_with_an_asynchronous_standby_loses_what_it_has_not_received() {
-    let elsewhere = Schema::fresh();
-    let effects = Effects::create(&elsewhere.url()).await;
+    let other_database = Schema::fresh();
+    let effects = Effects::create(&other_database.url()).await;
     let services = |url: &str| {
-        let handler = beside(&pool_of(&elsewhere.url(), 8, "on"));
+        let handler = beside(&pool_of(&other_database.url(), 8, "on"));
         [lease(url, handler.clone()), lease(url, handler)]
     };
     let (_cluster, load, lost) = with_an_asynchronous_standby(services).await;
@@ -398,8 +397,8 @@ async fn lease_with_an_asynchronous_standby_loses_what_it_has_not_received() {
     assert!(all.is_empty(), "{all:?}");
 }
 
-/// The role's commits do not wait for the standby. What the adapter acknowledges waits
-/// nevertheless. (`remote_write` waits for a standby that is away, too.)
+/// Commits of the role do not wait for the standby. Acknowledged writes of the adapter do. (With
+/// `remote_write`, a commit also waits for an absent standby.)
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     let mut cluster = Cluster::synchronous().await;
@@ -468,7 +467,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                 assert_eq!(*ended.lock().unwrap(), [""; 0], "{setting}: acknowledged too early");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            // By choice, a claim waits for nothing.
+            // The option `asynchronous_claims` removes the wait of a claim.
             let options = unbatched.asynchronous_claims(true);
             let free = PostgresAdapter::with_options(pool.clone(), options);
             let first = free.claim(&key("free"), &mine).await.unwrap();
@@ -521,87 +520,4 @@ async fn a_commit_that_waits_for_the_standby_is_not_acknowledged_before_it() {
     assert_eq!(effects.of("event").await, 1);
     let response = send(&service, request("event")).await;
     assert_eq!(result(&response), Some("duplicate"));
-}
-
-/// After a failover behind an address whose old connections stay open, a pool may hold only
-/// connections to a server that is a standby or read-only.
-struct Demoted(Cluster);
-
-impl Demoted {
-    const CONNECTIONS: u32 = 10;
-
-    async fn start() -> Self {
-        let cluster = Cluster::asynchronous().await;
-        let adapter = PostgresAdapter::connect(&cluster.address.url()).await.unwrap();
-        adapter.migrate().await.unwrap();
-        let mut standby = PgConnection::connect(&cluster.standby.url()).await.unwrap();
-        let there = "SELECT to_regclass('webhook_deliveries_schema') IS NOT NULL";
-        until_true(&mut standby, there).await;
-        Self(cluster)
-    }
-
-    /// Returns a pool whose connections are all open and idle. New connections lead to the primary.
-    async fn pool(&self) -> PgPool {
-        self.pool_with(PgPoolOptions::new()).await
-    }
-
-    async fn pool_with(&self, options: PgPoolOptions) -> PgPool {
-        let Self(cluster) = self;
-        cluster.address.lead_to(&cluster.standby);
-        let pool = options.max_connections(Self::CONNECTIONS);
-        let pool = pool.connect_lazy(&cluster.address.url()).unwrap();
-        let open = join_all((0..Self::CONNECTIONS).map(|_| pool.acquire())).await;
-        assert!(open.iter().all(Result::is_ok));
-        drop(open);
-        crate::support::until(|| pool.num_idle() == Self::CONNECTIONS as usize).await;
-        cluster.address.lead_to(&cluster.primary);
-        pool
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
-    let demoted = Demoted::start().await;
-    for (name, batching) in [("batched", Batching::new()), ("single", Batching::off())] {
-        let adapter = async || {
-            PostgresAdapter::with_options(
-                demoted.pool().await,
-                PostgresOptions::new().batching(batching),
-            )
-        };
-        let recorded = adapter()
-            .await
-            .claim(&[dedup_key(&format!("{name} record"))], &on_claim(&terms()))
-            .await;
-        assert_eq!(recorded.unwrap(), [FIRST]);
-        let claimed = adapter().await.claim(&[dedup_key(&format!("{name} claim"))], &terms()).await;
-        assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pool_full_of_connections_to_a_demoted_server_opens_a_transaction() {
-    let demoted = Demoted::start().await;
-    let adapter = PostgresAdapter::new(demoted.pool().await);
-    let (keys, mine) = ([dedup_key("opened")], terms());
-    let opened = adapter.open(&keys, &mine).await.unwrap();
-    assert_eq!(opened.replies, [Claimed::first(1, false)]);
-    adapter.commit(opened.transaction.unwrap(), &keys, &mine).await.unwrap();
-}
-
-/// The guide's `before_acquire` checks that a connection may write before the pool lends it.
-#[tokio::test(flavor = "multi_thread")]
-async fn before_acquire_of_the_guide_closes_connections_to_a_demoted_server() {
-    let demoted = Demoted::start().await;
-    let looks = PgPoolOptions::new().test_before_acquire(false).before_acquire(|connection, _| {
-        Box::pin(async move {
-            let read_only = sqlx::query_scalar("SHOW transaction_read_only");
-            let read_only: String = read_only.fetch_one(connection).await?;
-            Ok(read_only == "off")
-        })
-    });
-    let pool = demoted.pool_with(looks).await;
-    let recovers: bool =
-        sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&pool).await.unwrap();
-    assert!(!recovers);
 }

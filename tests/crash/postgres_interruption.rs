@@ -1,7 +1,6 @@
-//! Deliveries that are interrupted, on Postgres: futures are dropped, runtimes end, sessions are
-//! terminated, connections break. Afterwards no connection is inside a transaction, no key is
-//! complete without its effect, no effect happened twice, and the next delivery of the event
-//! succeeds.
+//! Interrupted deliveries on Postgres: futures are dropped, runtimes end, sessions are terminated,
+//! connections break. Afterwards no connection is inside a transaction. Each complete key has one
+//! effect. The next delivery of the event succeeds.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ async fn request_dropped_at_any_poll_leaves_nothing_behind() {
             polled(service.clone().oneshot(request(&id)), polls, again).await;
             until_acknowledged(&service, &id).await;
             assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
-            database.until_nothing_is_open().await;
+            database.until_no_transaction_is_open().await;
         }
     }
 }
@@ -74,7 +73,7 @@ async fn ledger_call_dropped_at_any_await_leaves_nothing_behind() {
             cut += usize::from(!cut_off(&ledger, &id, stage, polls, again).await);
             until_acknowledged(&service, &id).await;
             assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
-            database.until_nothing_is_open().await;
+            database.until_no_transaction_is_open().await;
         }
         assert!(cut > 0, "{stage:?} was never cut off");
     }
@@ -104,7 +103,7 @@ async fn cut_off(
     }
     if stage == Stage::Mark {
         let marked = polled(tx.mark_done(&dedup_key(id)), polls, again).await;
-        // Rolled back, unless the stage completes.
+        // The delivery is rolled back unless the stage completes.
         effect(&mut tx, claim.delivery()).await.unwrap();
         drop(tx);
         claim.rollback().await.unwrap();
@@ -119,7 +118,7 @@ async fn cut_off(
     ended.map(Result::unwrap).is_some()
 }
 
-/// The same through the layer: the timeout expires at whatever call is running.
+/// The same through the layer: the timeout expires during any call.
 #[tokio::test]
 async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     let database = Database::fresh().await;
@@ -135,7 +134,7 @@ async fn store_timeout_at_any_moment_leaves_nothing_behind() {
         until_acknowledged(&patient, &id).await;
         assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// COMMIT takes longer than the delivery waits for it, and succeeds. The sender gets a 503, and the
@@ -155,7 +154,7 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!((database.effects_and_key("a").await, database.effects.runs().await), (1, 1));
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// The client disconnects while the handler runs. The handler runs to its end.
@@ -180,10 +179,10 @@ async fn client_that_disconnects_leaves_nothing_behind() {
     assert_eq!(database.effects_and_key("a").await, 1);
     assert_eq!(deliver().await.unwrap().status(), 200);
     assert_eq!((database.effects_and_key("a").await, held.runs()), (1, 1));
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
-/// The runtime ends, and with it the delivery's task, wherever that task is.
+/// The runtime ends at any moment of the delivery, and its task ends with it.
 #[test]
 fn runtime_that_ends_leaves_nothing_behind() {
     let observer = tokio::runtime::Runtime::new().unwrap();
@@ -213,10 +212,10 @@ fn runtime_that_ends_leaves_nothing_behind() {
             let delivery = runtime.spawn(async move { send(&service, event).await.status() });
             runtime.block_on(async { tokio::time::sleep(Duration::from_micros(micros)).await });
             runtime.shutdown_background();
-            // An answer that was given counts, although the runtime is gone.
+            // The delivery may have been answered before the runtime ended.
             let acknowledged = observer.block_on(delivery).is_ok_and(|status| status == 200);
             observer.block_on(async {
-                database.until_nothing_is_open().await;
+                database.until_no_transaction_is_open().await;
                 unfinished += i32::from(!acknowledged);
                 if acknowledged {
                     assert_eq!(database.effects.of(&id).await, 1, "{id}");
@@ -232,26 +231,26 @@ fn runtime_that_ends_leaves_nothing_behind() {
     assert!(unfinished > 0, "every delivery ended before its runtime");
 }
 
-/// A handler keeps its transaction and drops it in a thread without a runtime, before and after the
-/// runtime's end.
+/// A handler hands its transaction to a thread without a runtime. The thread drops it before or
+/// after the runtime's end.
 #[test]
 fn transaction_dropped_on_any_thread_is_rolled_back() {
     let observer = tokio::runtime::Runtime::new().unwrap();
     let database = observer.block_on(Database::fresh());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let pool = runtime.block_on(async { database.pool(3) });
-    let (kept, keeps) = std::sync::mpsc::channel();
-    let keep = move |request: Request<Body>| {
-        let kept = kept.clone();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let hand_over = move |request: Request<Body>| {
+        let sender = sender.clone();
         async move {
-            kept.send(lend(&request)).unwrap();
+            sender.send(lend(&request)).unwrap();
             Ok::<_, Infallible>(answer(true))
         }
     };
-    let service = transactional(&pool).layer(tower::service_fn(keep));
+    let service = transactional(&pool).layer(tower::service_fn(hand_over));
     let dropped = |id| {
         assert_eq!(runtime.block_on(send(&service, request(id))).status(), 500);
-        keeps.recv().unwrap()
+        receiver.recv().unwrap()
     };
     let (before, after) = (dropped("before"), dropped("after"));
     let drops = std::thread::spawn(move || drop(before));
@@ -260,11 +259,11 @@ fn transaction_dropped_on_any_thread_is_rolled_back() {
     runtime.shutdown_background();
     let drops = std::thread::spawn(move || drop(after));
     assert!(drops.join().is_ok(), "the drop has panicked");
-    observer.block_on(database.until_nothing_is_open());
+    observer.block_on(database.until_no_transaction_is_open());
 }
 
-/// Breaks the connection at every message of a delivery in turn: before the server has the message,
-/// after the server has executed it, and while the server executes it.
+/// Breaks the connection at each message of a delivery in turn. The break comes before the server
+/// has the message, while the server executes it, or afterwards.
 async fn cut_at_every_message<S, B>(database: &Database, proxy: &Proxy, service: &S, exact: bool)
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
@@ -288,7 +287,7 @@ where
             }
         }
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test]
@@ -325,7 +324,7 @@ async fn multi_event_transaction_whose_connection_breaks_keeps_events_with_their
                 assert_eq!(
                     database.effects_and_key(&words[1]).await,
                     1,
-                    "the event is kept at once"
+                    "the event is committed at once"
                 );
             }
             until_acknowledged_as(&service, || batch(&words[..2].join(" "))).await;
@@ -339,7 +338,7 @@ async fn multi_event_transaction_whose_connection_breaks_keeps_events_with_their
         }
         assert!(!sprung, "{cut:?} has no end");
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 fn by_word() -> KeyExtractor {
@@ -369,7 +368,7 @@ async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infa
     Ok(answer(true))
 }
 
-/// No process dies, so nothing runs twice under a lease either.
+/// No process dies, so under a lease no event runs twice either.
 #[tokio::test]
 async fn lease_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
@@ -389,9 +388,10 @@ async fn on_arrival_connection_that_breaks_at_any_message_loses_and_doubles_noth
     cut_at_every_message(&database, &proxy, &layer.layer(apart(&database)), false).await;
 }
 
-/// The client has lost its connection, and the server still executes the statement for longer than
-/// the repetition waits for a lock. The claim was not refused. On arrival, treating it as refused
-/// would lose the event; under a lease, the key would be blocked for a minute.
+/// The client loses its connection, and the server still executes the statement. The repetition
+/// waits for a lock for less time than that. The outcome of the claim is unknown, not refused. If
+/// it counted as refused, an on-arrival event would be lost, and a leased key would be blocked for
+/// a minute.
 #[tokio::test]
 async fn claim_whose_connection_broke_is_not_taken_for_refused() {
     cut_off_at_commit(|adapter| {
@@ -444,7 +444,7 @@ async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
         drop(gate);
         until_acknowledged(&service, at).await;
         assert_eq!(database.effects_and_key(at).await, 1, "{at}");
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
     }
 }
 
@@ -454,9 +454,9 @@ async fn session_terminated_while_its_handler_runs_is_503() {
     let database = Database::fresh().await;
     let held = Handler::default();
     let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
-    for keeps in 0..3 {
+    for round in 0..3 {
         held.hold();
-        let id = keeps.to_string();
+        let id = round.to_string();
         let delivery = tokio::spawn({
             let (service, id) = (service.clone(), id.clone());
             async move { send(&service, request(&id)).await.status() }
@@ -470,7 +470,7 @@ async fn session_terminated_while_its_handler_runs_is_503() {
         until_acknowledged(&service, &id).await;
         assert_eq!(database.effects_and_key(&id).await, 1);
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// Terminates all sessions again and again, under load. Two layers stand for two processes.
@@ -489,8 +489,7 @@ where
             })
         })
         .collect();
-    // The number of rounds is fixed: on a busy machine no delivery may end between two
-    // terminations.
+    // A fixed number of rounds ends also if no delivery ends between two terminations.
     let mut terminated = 0;
     for _ in 0..50 {
         tokio::time::sleep(Duration::from_millis(rand::random_range(5..60))).await;
@@ -502,7 +501,7 @@ where
     assert!(terminated > 20, "{terminated} sessions are too few to show anything");
     let ids = (0..60).map(|event| event.to_string());
     database.effects.assert_once(ids.chain(["warm".to_owned()])).await;
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test]

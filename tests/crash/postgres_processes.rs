@@ -34,7 +34,7 @@ const TOLD_TO: &str = "the handler was told to panic";
 /// long.
 const LEASE: Duration = Duration::from_millis(700);
 
-/// Far longer than a run takes: only a test that hangs reaches it.
+/// A run ends long before this bound. Only a test that hangs reaches it.
 const FOR_EVER: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -123,7 +123,7 @@ async fn handle(
     Ok(response)
 }
 
-/// The receivers, and what they have answered.
+/// The receivers and their answers.
 struct Receivers {
     kind: Kind,
     url: String,
@@ -148,7 +148,7 @@ impl Receivers {
             answers: Mutex::default(),
             acknowledged: AtomicUsize::new(0),
         };
-        // All at once: the processes race to create the schema.
+        // The processes start together and race to create the schema.
         for started in futures_util::future::join_all((0..count).map(|_| receivers.spawn())).await {
             receivers.children.lock().unwrap().push(started.0);
             receivers.addresses.lock().unwrap().push(started.1);
@@ -313,7 +313,7 @@ async fn storm_with_deaths(kind: Kind, url: &str) -> usize {
     let receivers = Receivers::start(kind, url, PROCESSES).await;
     let deaths = AtomicUsize::new(0);
     let killer = async {
-        // The number of rounds is fixed: on a busy machine nothing may happen between two of them.
+        // A fixed number of rounds ends also if no delivery ends between two kills.
         for _ in 0..60 {
             tokio::time::sleep(Duration::from_millis(rand::random_range(20..200))).await;
             receivers.kill_one().await;
@@ -343,9 +343,9 @@ async fn transactions_of_killed_processes_lose_and_double_nothing() {
     assert!(effects.runs().await > 300, "no process died in a handler");
 }
 
-/// Under a lease no event is lost either, and a second run is a takeover. One run of each event, at
-/// most, is no takeover. The first to write may be the second to run: it is a takeover of a process
-/// that died between its claim and its effect.
+/// Under a lease no event is lost either, and every second run is a takeover. At most one run of
+/// each event is no takeover. The first run that writes may be a takeover of a process that died
+/// before its effect.
 #[tokio::test]
 async fn lease_doubles_an_event_only_after_a_death() {
     let schema = Schema::fresh();
@@ -366,8 +366,8 @@ async fn lease_doubles_an_event_only_after_a_death() {
     assert!(doubled <= deaths * 12, "{doubled} runs were repeated by {deaths} deaths");
 }
 
-/// The server dies three times. Its `synchronous_commit` is off, so it loses what it has not
-/// written to disk. An acknowledged event must not be among what is lost.
+/// The server dies three times. Its `synchronous_commit` is off, so it loses unflushed writes. No
+/// acknowledged event may be lost.
 #[tokio::test]
 async fn server_restarted_under_load_loses_and_doubles_nothing() {
     let server = Arc::new(Server::start());
@@ -380,7 +380,7 @@ async fn server_restarted_under_load_loses_and_doubles_nothing() {
     ] {
         sqlx::query(sql).execute(effects.pool()).await.unwrap();
     }
-    // The adapter would not look again for a schema that was lost.
+    // The adapter does not look again for a lost schema.
     PostgresAdapter::connect(&url).await.unwrap().migrate().await.unwrap();
     server.restart_immediately();
     assert_complete(&effects, 0).await;

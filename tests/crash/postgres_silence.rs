@@ -1,6 +1,6 @@
-//! Connections to Postgres that carry no byte any more and are not reset: a machine that is gone,
-//! or a firewall that has forgotten the flow. The caller gets its answer in time, the next delivery
-//! succeeds over a fresh connection, no event is lost, and nothing is left behind.
+//! Connections to Postgres that carry no more bytes and are not reset, as after the loss of a
+//! machine or of a firewall state. The caller gets its answer in time. The next delivery succeeds
+//! over a fresh connection. No event is lost, and no task or permit is left.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -38,7 +38,7 @@ fn adapter_with(pool: &PgPool, batching: Batching, statement: Duration) -> Postg
     PostgresAdapter::with_options(pool.clone(), options)
 }
 
-/// What is tested: a layer over this adapter, around a handler, which may be the given one.
+/// A layer over this adapter, around a handler, which may be the given one.
 pub(super) type Build = fn(PostgresAdapter, Boxed) -> (DedupHandle, Boxed);
 
 /// A handler that writes its effect over connections that work. They belong to the runtime of the
@@ -122,8 +122,8 @@ fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
 
 pub(super) const WARM: &str = "warm";
 
-/// Runs one delivery of which one message falls silent, in a runtime of its own whose tasks are
-/// counted. Returns the number of messages.
+/// Runs one delivery, one message of which falls silent. The delivery has its own runtime, so that
+/// its tasks can be counted. Returns the number of messages.
 async fn silenced(
     database: &Database,
     batching: Batching,
@@ -203,13 +203,13 @@ async fn silent_at_every_message(batching: Batching, build: Build, at_least: usi
             assert_eq!(database.effects.of(&id).await, 1, "{id}");
         }
     });
-    // Twelve at a time: each run has connections and threads of its own.
+    // Twelve runs at a time, because each run has its own connections and threads.
     let mut runs: Vec<_> = runs.collect();
     while !runs.is_empty() {
         let some = runs.split_off(runs.len().saturating_sub(12));
         join_all(some).await;
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -274,7 +274,7 @@ async fn all_silent_under_load(build: Build) {
     let ids = (0..200).map(|number| number.to_string());
     database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
     tokio::time::timeout(MINUTE, handle.drain()).await.expect("the handle drains");
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
     // No permit of the pool is lost.
     let all = join_all((0..4).map(|_| pool.acquire()));
     let all = tokio::time::timeout(MINUTE / 2, all).await.expect("all connections");
@@ -321,8 +321,8 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
     }
 }
 
-/// Calls do not wait for the statements before them, which are on silent connections and may each
-/// take a minute.
+/// Calls do not wait for earlier statements. Those are on silent connections and may each take a
+/// minute.
 #[tokio::test]
 async fn calls_behind_a_silent_lane_go_out_on_another() {
     let database = Database::fresh().await;
@@ -358,16 +358,16 @@ async fn lease_is_renewed_when_all_connections_fall_silent() {
     let service = layer.layer(held.service());
     // Another process, whose connections work.
     let other = Handler::default();
-    let elsewhere = DedupLayer::new(by_header(), PostgresAdapter::new(database.pool(2)));
-    let elsewhere = elsewhere.on_in_flight(OnInFlight::Reject).lease(lease);
-    let elsewhere = elsewhere.layer(other.service());
+    let healthy = DedupLayer::new(by_header(), PostgresAdapter::new(database.pool(2)));
+    let healthy = healthy.on_in_flight(OnInFlight::Reject).lease(lease);
+    let healthy = healthy.layer(other.service());
     held.hold();
     let delivery = tokio::spawn(async move { send(&service, request("a")).await.status() });
     held.running(1).await;
     proxy.silence();
     let start = Instant::now();
     while start.elapsed() < 2 * lease {
-        assert_eq!(send(&elsewhere, request("a")).await.status(), 503, "{:?}", start.elapsed());
+        assert_eq!(send(&healthy, request("a")).await.status(), 503, "{:?}", start.elapsed());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(!held.last().lease_lost());
@@ -376,7 +376,8 @@ async fn lease_is_renewed_when_all_connections_fall_silent() {
     assert_eq!((held.runs(), other.runs()), (1, 0));
 }
 
-/// The purger's statement has a bound too, and a caller that gives up leaves no connection behind.
+/// The purger's statement has a bound, too. A caller that drops the purge leaves no connection
+/// behind.
 #[tokio::test]
 async fn purging_over_a_silent_connection_ends() {
     let database = Database::fresh().await;
@@ -399,7 +400,7 @@ async fn purging_over_a_silent_connection_ends() {
     assert!(failed > 0, "no message fell silent");
 }
 
-/// A runtime that is alive but not driven keeps its connections; other runtimes open their own.
+/// The connections of an idle runtime stay its own. Other runtimes open theirs.
 #[test]
 fn runtime_that_is_not_driven_delays_no_other() {
     let first = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -424,7 +425,7 @@ fn runtime_that_is_not_driven_delays_no_other() {
     drop(first);
 }
 
-/// Credentials that are rotated on the pool are used by the lanes as well.
+/// Lanes use the rotated credentials of the pool, too.
 #[tokio::test]
 async fn lanes_follow_the_connect_options_of_the_pool() {
     let database = Database::fresh().await;

@@ -44,7 +44,7 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
         Ok::<_, Infallible>(answer(tokio::time::timeout(STORE_TIMEOUT, run).await.is_ok()))
     });
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    // By default one delivery may run with a pool of two connections.
+    // The default for a pool of two connections is one running delivery.
     let service = layer.max_running(2).layer(handler);
     let mut locked = database.effects.pool().begin().await.unwrap();
     sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE").execute(&mut *locked).await.unwrap();
@@ -61,7 +61,7 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
     }
     let ids = ["sound", "stuck-1", "stuck-2"].map(str::to_owned);
     database.effects.assert_once(ids).await;
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// A session locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` or `ALTER TABLE` does.
@@ -95,7 +95,7 @@ async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
         locked.rollback().await.unwrap();
         until_acknowledged(&service, "after").await;
         assert_eq!(database.effects.of("after").await, 1);
-        database.until_nothing_is_open().await;
+        database.until_no_transaction_is_open().await;
     }
 }
 
@@ -114,8 +114,8 @@ async fn transactions_on_a_locked_table_pile_up_no_sessions() {
     locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
 }
 
-/// COMMIT stalls, as for a standby that is away or a disk that hangs. The sessions that wait in
-/// COMMIT are not terminated, and the adapter opens no further sessions beside them.
+/// COMMIT stalls, as with an absent standby or a hanging disk. Sessions that wait in COMMIT are not
+/// terminated. The adapter opens no further sessions beside them.
 #[tokio::test]
 async fn stalled_commits_pile_up_no_sessions() {
     let database = Database::fresh().await;
@@ -136,14 +136,13 @@ async fn stalled_commits_pile_up_no_sessions() {
     }
     let ids = (0..sent).map(|number| format!("event-{number}"));
     database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the
-/// row, but its absence proves nothing: if the adapter took it for absent, the event would be lost
-/// when the row appears.
+/// row yet. If the adapter took the row for absent, the event would be lost when the row appears.
 #[tokio::test]
-async fn record_that_waits_in_its_commit_is_not_reported_absent() {
+async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     let database = Database::fresh().await;
     for batching in [Batching::new(), Batching::off()] {
         let adapter = adapter(&database.pool(3), batching);
@@ -198,7 +197,7 @@ async fn refused_commit_keeps_its_connection() {
     assert_eq!(session().await, before);
     until_acknowledged(&service, "after").await;
     assert_eq!(database.effects.of("refused").await, 0);
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 /// A pool that shares the permits of a smaller parent has no more lanes than it has connections.
@@ -237,9 +236,9 @@ async fn a_closed_adapter_opens_no_connection() {
     }
 }
 
-/// Deliveries that were given up leave the pool's line of waiters.
+/// A delivery that ends at `store_timeout` leaves the pool's queue.
 #[tokio::test]
-async fn deliveries_that_were_given_up_leave_the_line_of_waiters_of_the_pool() {
+async fn deliveries_past_store_timeout_leave_the_queue_of_the_pool() {
     let database = Database::fresh().await;
     let pool = database.pool(1);
     let layer = transactional(&pool).store_timeout(STORE_TIMEOUT / 4);
@@ -254,8 +253,8 @@ async fn deliveries_that_were_given_up_leave_the_line_of_waiters_of_the_pool() {
         assert_eq!(answered, 503);
     }
     drop(taken);
-    // No transaction was begun on behalf of the deliveries that were given up.
+    // The 50 late deliveries began no transaction.
     until_acknowledged(&service, "after").await;
     assert_eq!(database.effects.runs().await, 2);
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }

@@ -175,7 +175,7 @@ async fn on_arrival_sigkill_in_the_handler_loses_the_event() {
     assert_eq!(effects(dir.path()).len(), 1, "the retry is a duplicate of a run that never ended");
 }
 
-/// In a transaction the run that died leaves nothing behind, and the retry waits for no lease.
+/// A killed transactional run leaves no row behind, and the retry waits for no lease.
 #[tokio::test]
 async fn transaction_of_a_killed_process_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
@@ -204,9 +204,9 @@ async fn transaction_of_a_killed_process_leaves_nothing_behind() {
     assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 1, false)], "no takeover");
 }
 
-/// Two receivers on one file, one of them killed again and again under load. The sender retries
-/// until every event is acknowledged. No event is lost, and an event runs twice only if a process
-/// died.
+/// Two receivers share one file, and one of them is killed repeatedly under load. The sender
+/// retries until every event is acknowledged. No event is lost. An event runs twice only if a
+/// process died.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_under_load_and_sigkill_loses_no_event() {
     const EVENTS: usize = 150;

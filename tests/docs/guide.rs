@@ -1,5 +1,4 @@
-//! The guide's statements about databases are true, its SQL word for word; and the tests and
-//! sections that documents link to exist.
+//! The guide's statements about databases and its SQL hold. Linked sections exist.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -24,15 +23,20 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
+use crate::support::cluster::until_true;
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, by_header, dedup_key, on_claim, result, sqlite_url, terms};
 
-const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
-const README: &str = include_str!("../../README.md");
+/// The page that still describes a layer to copy.
+const UNFINISHED: &str = "verification";
 
-/// Returns the SQL of the operations guide that contains these words.
+const PAGES: [&str; 2] =
+    [include_str!("../../src/docs/incident.md"), include_str!("../../src/docs/postgres.md")];
+
+/// Returns the SQL of the guide that contains these words.
 fn sql(words: &str) -> String {
-    let mut blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| {
+    let blocks = PAGES.iter().flat_map(|page| page.split("```sql\n").skip(1));
+    let mut blocks = blocks.map(|rest| {
         let end = rest.find("```").expect("a block ends");
         rest[..end].trim_end()
     });
@@ -109,8 +113,8 @@ async fn guide_schema_is_the_schema() {
     assert_eq!(words(&sql("CREATE TABLE")), words(&(statements.join("; ") + ";")));
 }
 
-/// One role may do what the guide grants for migration, and creates the table. Another role may do
-/// what the guide grants for operation, and runs every call.
+/// The guide's privileges for migration suffice to create the table. Its privileges for operation
+/// suffice for every call.
 #[tokio::test]
 async fn guide_privileges_are_enough() {
     // A server of its own, because roles belong to all databases of a server.
@@ -259,7 +263,7 @@ async fn nested_transactional_layers_on_one_pool_are_503() {
 
 /// A handler that leaves its transaction idle for longer than the server allows.
 #[tokio::test]
-async fn session_ended_by_the_server_is_503_and_nothing_is_kept() {
+async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     let schema = Schema::fresh();
     let options = PgConnectOptions::from_str(&schema.url()).unwrap();
     let search_path = schema.name().to_owned();
@@ -268,79 +272,146 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_kept() {
         ("idle_in_transaction_session_timeout", "1000"),
     ]);
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
-    sqlx::query("CREATE TABLE effects (ms text)").execute(&pool).await.unwrap();
-    let handler = async |mut tx: DedupTx<Postgres>, ms: String| {
-        let insert = sqlx::query("INSERT INTO effects VALUES ($1)").bind(&ms);
+    sqlx::query("CREATE TABLE effects (work text)").execute(&pool).await.unwrap();
+    let others = pool.clone();
+    let handler = async move |mut tx: DedupTx<Postgres>, work: String| {
+        let insert = sqlx::query("INSERT INTO effects VALUES ($1)").bind(&work);
         insert.execute(&mut *tx).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(ms.parse().unwrap())).await;
+        if work == "idle" {
+            let session: i32 =
+                sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
+            let ended = format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = {session}");
+            until_true(&mut *others.acquire().await.unwrap(), &ended).await;
+        }
     };
     let adapter = PostgresAdapter::new(pool.clone());
     let layer = DedupLayer::transactional(by_header(), adapter);
     let layer = layer.store_timeout(Duration::from_secs(20));
     let app: Router = Router::new().route("/", post(handler)).layer(layer);
-    for (ms, status) in [("2500", 503), ("0", 200)] {
-        let request = Request::post("/").header("webhook-id", "a").body(Body::from(ms)).unwrap();
+    for (work, status) in [("idle", 503), ("quick", 200)] {
+        let request = Request::post("/").header("webhook-id", "a").body(Body::from(work)).unwrap();
         assert_eq!(app.clone().oneshot(request).await.unwrap().status(), status);
     }
     let effects: Vec<String> =
-        sqlx::query_scalar("SELECT ms FROM effects").fetch_all(&pool).await.unwrap();
-    assert_eq!(effects, ["0"]);
+        sqlx::query_scalar("SELECT work FROM effects").fetch_all(&pool).await.unwrap();
+    assert_eq!(effects, ["quick"]);
 }
 
-/// A link whose text is the name of a test leads to the file that has the test.
-#[test]
-fn readme_cites_tests_that_exist() {
-    let mut cited = 0;
-    for rest in README.split("[`").skip(1) {
-        let Some((name, rest)) = rest.split_once("`](") else { continue };
-        let Some((file, _)) = rest.split_once(')') else { continue };
-        if !file.ends_with(".rs") {
-            continue;
-        }
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-        let source = std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no {file}"));
-        // A generic function has its type parameter before the parenthesis.
-        let declared = |end: &str| source.contains(&format!("fn {name}{end}"));
-        assert!(declared("(") || declared("<"), "no test `{name}` in {file}");
-        cited += 1;
-    }
-    assert!(cited >= 20, "only {cited} tests are cited: has the form of the links changed?");
+/// The names of the guide's pages.
+fn pages() -> Vec<String> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs");
+    let files = std::fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path());
+    let pages = files.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let pages: Vec<_> =
+        pages.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    assert!(pages.len() >= 19, "only {} pages: have they moved?", pages.len());
+    pages
+}
+
+fn read(page: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs").join(page);
+    std::fs::read_to_string(path.with_extension("md")).unwrap_or_else(|_| panic!("no page {page}"))
 }
 
 /// rustdoc checks the page of a link, and not the section.
 #[test]
 fn links_lead_to_sections_that_exist() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs");
-    let read = |page: &str| {
-        let path = docs.join(page).with_extension("md");
-        std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no page {page}"))
-    };
     let is_heading = |line: &&str| line.starts_with('#') && !line.starts_with("#[");
     let anchor = |heading: &str| {
         let letters = heading.trim_start_matches('#').trim().to_lowercase();
-        let kept = letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
-        kept.collect::<String>().replace(' ', "-")
+        let letters =
+            letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
+        letters.collect::<String>().replace(' ', "-")
     };
-    let pages = std::fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path());
-    let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
-    let pages: Vec<_> =
-        pages.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
-    assert!(pages.len() >= 11, "only {} pages: have they moved?", pages.len());
     let mut checked = 0;
-    for page in &pages {
-        let text = read(page);
+    for page in pages() {
+        let text = read(&page);
         for rest in text.split("](").skip(1) {
             let target = rest.split(')').next().unwrap_or_default();
             let Some((place, wanted)) = target.split_once('#') else { continue };
             if place.starts_with("http") {
                 continue;
             }
-            let name = place.rsplit("::").next().unwrap_or_default();
-            let there = if name.is_empty() { text.clone() } else { read(name) };
+            let there = match place.rsplit("::").next().unwrap_or_default() {
+                "" => text.clone(),
+                "crate" => read("guide"),
+                name => read(name),
+            };
             let found = there.lines().filter(is_heading).any(|line| anchor(line) == wanted);
-            assert!(found, "{page}: no section `{wanted}` in {name}");
+            assert!(found, "{page}: no section `{wanted}` in {place}");
             checked += 1;
         }
     }
-    assert!(checked >= 10, "only {checked} links: has their form changed?");
+    assert!(checked >= 60, "only {checked} links: has their form changed?");
+}
+
+/// The code of the snippets of a page.
+fn snippets(page: &str) -> Vec<String> {
+    read(page).split("```").skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// A snippet shows what it does. Longer programs are examples or tests.
+#[test]
+fn snippets_hide_at_most_ten_lines() {
+    let mut checked = 0;
+    for page in pages().iter().filter(|page| *page != UNFINISHED) {
+        for snippet in snippets(page) {
+            let hidden = snippet.lines().filter(|line| *line == "#" || line.starts_with("# "));
+            let hidden = hidden.count();
+            assert!(hidden <= 10, "{page}: {hidden} hidden lines in {snippet}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 50, "only {checked} snippets: has their form changed?");
+}
+
+/// A layer on the router covers every route, and the routes under one layer share their keys.
+#[test]
+fn snippets_put_the_layer_on_the_route() {
+    let mut checked = 0;
+    for page in pages().iter().filter(|page| *page != UNFINISHED) {
+        for snippet in snippets(page) {
+            for (start, _) in snippet.match_indices(".route(") {
+                // Below zero, the statement has ended.
+                let mut depth = 0;
+                for (at, char) in snippet[start..].char_indices() {
+                    depth += i32::from(char == '(') - i32::from(char == ')');
+                    if depth < 0 || char == ';' && depth == 0 {
+                        break;
+                    }
+                    let on_router = depth == 0 && snippet[start + at..].starts_with(".layer(");
+                    assert!(!on_router, "{page}: {snippet}");
+                }
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked >= 15, "only {checked} routes");
+}
+
+/// rustdoc shows a page only if `guide` has a module for it, and the crate page leads to it.
+#[test]
+fn every_page_is_a_module_and_is_listed_on_the_crate_page() {
+    let (root, index) = (include_str!("../../src/lib.rs"), read("guide"));
+    for page in pages().iter().filter(|page| !["guide", "guarantees"].contains(&page.as_str())) {
+        assert!(root.contains(&format!("pub mod {page} {{}}")), "no module for {page}");
+        assert!(index.contains(&format!("[`guide::{page}`]")), "{page} is not listed");
+    }
+}
+
+/// Whoever sets up an alert copies the name from a page.
+#[test]
+fn metrics_on_the_pages_exist() {
+    let observe = include_str!("../../src/observe.rs");
+    let is_name = |char: char| char.is_ascii_lowercase() || char == '_';
+    let mut checked = 0;
+    for page in pages() {
+        for rest in read(&page).split("`tower_dedup_").skip(1) {
+            let name: String = rest.chars().take_while(|char| is_name(*char)).collect();
+            let documented = observe.contains(&format!("| `tower_dedup_{name}` |"));
+            assert!(documented, "{page}: no metric tower_dedup_{name}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 10, "only {checked} metrics");
 }

@@ -1,6 +1,7 @@
-//! The guide and the README: what they say is checked.
+//! Checks statements and links of the guide and the README.
 
 mod guide;
+mod readme;
 mod recipes;
 #[path = "../support/mod.rs"]
 mod support;

@@ -119,7 +119,7 @@ macro_rules! recipes {
                 set_up(&pool).await;
                 let layer = DedupLayer::transactional(by_header(), adapter);
                 let app: Router = Router::new().route("/", post(in_order)).layer(layer);
-                // The failed run has left no number behind: the retry is not stale.
+                // The number of the failed run was rolled back, so the retry is not stale.
                 assert_eq!(send(&app, "e2", "ada 2 70 fail").await, (500, None));
                 assert_eq!(send(&app, "e2", "ada 2 70").await, (200, None));
                 assert_eq!(balance(&pool).await, 70);
@@ -180,7 +180,8 @@ macro_rules! recipes {
                 assert_eq!(entries, [10]);
             }
 
-            /// Rolled back, run again, forgotten, replayed: one idempotency key for one call.
+            /// One idempotency key for one call, after a rollback, a second run, `forget` and a
+            /// replay.
             #[tokio::test]
             async fn external_call_has_one_idempotency_key_for_all_runs() {
                 let (pool, adapter, _kept) = super::$database().await;

@@ -2,5 +2,6 @@
 
 mod key;
 mod programs;
+mod quickstart;
 #[path = "../support/mod.rs"]
 mod support;

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
+use http::{HeaderMap, StatusCode};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -19,14 +20,15 @@ use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
-use tower_dedup::provider;
+use tower_dedup::adapter::{CallTerms, DedupAdapter, PostgresAdapter, StoredResponse, Token};
+use tower_dedup::{DedupKey, provider};
 
 use crate::support::postgres::Schema;
 use crate::support::sqlite_url;
 
 const KEY: &[u8] = b"what ack_fast is told to ask for";
 
-fn example(name: &str) -> Command {
+pub(super) fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
     let path: PathBuf = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
@@ -35,7 +37,8 @@ fn example(name: &str) -> Command {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command.env_remove("RUST_LOG");
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("WEBHOOK_SECRET_") {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("WEBHOOK_SECRET_") || name == "STRIPE_WEBHOOK_SECRET" {
             command.env_remove(name);
         }
     }
@@ -43,7 +46,7 @@ fn example(name: &str) -> Command {
 }
 
 /// Runs an example to its end. Returns whether it succeeded, and its output.
-async fn run(name: &str, args: &[&str]) -> (bool, String) {
+pub(super) async fn run(name: &str, args: &[&str]) -> (bool, String) {
     let output = example(name).args(args).output();
     let output = tokio::time::timeout(Duration::from_secs(60), output).await;
     let output = output.unwrap_or_else(|_| panic!("{name} {args:?} does not end")).unwrap();
@@ -52,7 +55,7 @@ async fn run(name: &str, args: &[&str]) -> (bool, String) {
 }
 
 /// An example that serves.
-struct Server {
+pub(super) struct Server {
     process: Child,
     address: String,
     said: Arc<Mutex<String>>,
@@ -65,7 +68,7 @@ impl Server {
         Self::spawn(example(name).args(args)).await
     }
 
-    async fn spawn(command: &mut Command) -> Self {
+    pub(super) async fn spawn(command: &mut Command) -> Self {
         let mut process = command.args(["--listen", "127.0.0.1:0"]).spawn().unwrap();
         let said = Arc::<Mutex<String>>::default();
         let readers = [
@@ -87,7 +90,7 @@ impl Server {
         self.said.lock().unwrap().clone()
     }
 
-    fn post(&self, path: &str) -> RequestBuilder {
+    pub(super) fn post(&self, path: &str) -> RequestBuilder {
         self.client.post(format!("{}{path}", self.address))
     }
 
@@ -119,8 +122,14 @@ impl Server {
         answer(&request.send().await.unwrap())
     }
 
-    /// Sends SIGTERM, and waits for an orderly end.
-    async fn stop(mut self) {
+    /// Sends SIGTERM, and waits for an orderly end, which the program logs.
+    async fn stop(self) {
+        let said = self.end().await;
+        assert!(said.contains("stopped"), "{said}");
+    }
+
+    /// Sends SIGTERM, and waits for the end. Returns the output.
+    pub(super) async fn end(mut self) -> String {
         let id = self.process.id().unwrap().to_string();
         assert!(std::process::Command::new("kill").arg(id).status().unwrap().success());
         let ended = tokio::time::timeout(Duration::from_secs(30), self.process.wait()).await;
@@ -128,7 +137,7 @@ impl Server {
             reader.await.unwrap();
         }
         assert!(ended.expect("the process ends").unwrap().success(), "{}", self.said());
-        assert!(self.said().contains("stopped"), "{}", self.said());
+        self.said()
     }
 }
 
@@ -155,19 +164,19 @@ fn collect(
 }
 
 /// The status, and the result header.
-type Answer = (u16, Option<String>);
+pub(super) type Answer = (u16, Option<String>);
 
-fn answer(response: &Response) -> Answer {
+pub(super) fn answer(response: &Response) -> Answer {
     let result = response.headers().get("x-dedup-result");
     let result = result.map(|result| result.to_str().unwrap().to_owned());
     (response.status().as_u16(), result)
 }
 
-fn first() -> Answer {
+pub(super) fn first() -> Answer {
     (200, None)
 }
 
-fn duplicate() -> Answer {
+pub(super) fn duplicate() -> Answer {
     (200, Some("duplicate".to_owned()))
 }
 
@@ -175,10 +184,10 @@ fn effect(id: &str, count: u64) -> Value {
     json!({ "namespace": "standard-webhooks", "id": id, "count": count })
 }
 
-/// Two receivers on one store: every event takes effect once, whichever receiver gets it.
+/// Two receivers on one store: every event takes effect once.
 async fn receivers(store: &str, ledger: &str) {
     let args = ["--store", store, "--ledger", ledger];
-    // Started together, so that they race to create their tables.
+    // The receivers start together and race to create their tables.
     let start = || Server::start("receiver", &args);
     let (one, other) = tokio::join!(start(), start());
     assert_eq!(one.deliver("msg_1", "").await, first());
@@ -225,7 +234,7 @@ async fn receivers_on_sqlite_transactional() {
     receivers(&url, "transactional").await;
 }
 
-/// Without any option: a file in the current folder, which a restart finds again.
+/// Without options the store is a file in the current folder, and a restart opens it again.
 #[tokio::test]
 async fn receiver_without_options_remembers_across_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -247,7 +256,7 @@ async fn receiver_refuses_a_transactional_ledger_in_memory() {
     assert!(!succeeded && said.contains("needs a database"), "{said}");
 }
 
-/// As the receiver's documentation says, on every ledger: a forged request leaves no trace, and a
+/// The documentation of `receiver` holds on every ledger. A forged request claims no key, and a
 /// sender without a secret is not verified.
 #[tokio::test]
 async fn receiver_verifies_senders_that_have_a_secret() {
@@ -277,8 +286,7 @@ async fn receiver_verifies_senders_that_have_a_secret() {
     }
 }
 
-/// A request that is no event, or whose sender is unknown, reaches the handler or is refused. The
-/// route exists.
+/// A request that is no event, or whose sender is unknown, reaches the handler or is refused.
 #[tokio::test]
 async fn receiver_has_a_route_for_every_preset() {
     for ledger in ["lease", "transactional"] {
@@ -295,7 +303,7 @@ async fn receiver_has_a_route_for_every_preset() {
             }
         }
         assert_eq!(answer(&receiver.post("/webhooks/standard").send().await.unwrap()).0, 404);
-        // A challenge comes back from every route, and runs like any other request.
+        // Every route answers a challenge with its text. Other requests run.
         let challenge = r#"{"type": "url_verification", "challenge": "3eZbrw1a"}"#;
         let request = receiver.post("/webhooks/standard-webhooks").header("webhook-id", "msg_1");
         let echo = request.body(challenge).send().await.unwrap();
@@ -304,7 +312,7 @@ async fn receiver_has_a_route_for_every_preset() {
     }
 }
 
-/// A receiver that cannot use a secret ends, because its operator would believe that it verifies.
+/// A receiver exits if it cannot use a secret, because its operator believes that it verifies.
 #[tokio::test]
 async fn receiver_refuses_a_secret_that_it_cannot_use() {
     for (variable, secret, why) in [
@@ -322,7 +330,7 @@ async fn receiver_refuses_a_secret_that_it_cannot_use() {
     }
 }
 
-/// After a SIGKILL the transactional ledger's retry runs at once, and the dead run has left nothing
+/// After a SIGKILL the transactional ledger's retry runs at once. The killed run leaves no row
 /// behind.
 #[tokio::test]
 async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
@@ -405,6 +413,24 @@ async fn inspect_looks_up_forgets_counts_and_purges() {
 }
 
 #[tokio::test]
+async fn inspect_prints_the_stored_data_of_a_complete_key() {
+    let schema = Schema::fresh();
+    let url = schema.url();
+    let adapter = PostgresAdapter::connect(&url).await.unwrap();
+    let key = DedupKey::new("stripe", "evt_1").unwrap();
+    let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "private".into());
+    let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600))
+        .with_payloads([(key.clone(), [0xab; 32])])
+        .with_response(response.into());
+    adapter.complete(&[key], &terms).await.unwrap();
+    let get = ["--store", &url, "get", "stripe", "evt_1"];
+    let (found, said) = run("inspect", &get).await;
+    assert!(found && said.contains(&format!("sha256 {}", "ab".repeat(32))), "{said}");
+    assert!(said.contains("response    201 Created, 7 bytes"), "{said}");
+    assert!(!said.contains("private"), "{said}");
+}
+
+#[tokio::test]
 async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let schema = Schema::fresh();
     let (url, name) = (schema.url(), schema.name());
@@ -414,7 +440,7 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let server = Server::spawn(example("ack_fast").args(args).env(secret.0, secret.1)).await;
     let now = SystemTime::now();
 
-    // A request that is not signed, or was signed long ago, leaves no trace.
+    // A request without a signature, or with an old one, claims no key.
     let unverified = (401, None);
     let body = r#"{"paid": 42}"#;
     assert_eq!(server.deliver_signed("msg_1", body, now, b"another key").await, unverified);
@@ -427,7 +453,7 @@ async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
     let keys: i64 = keys.fetch_one(&mut connection).await.unwrap();
     assert_eq!(keys, 0);
 
-    // The key and the job are committed together: an event whose job cannot be enqueued can be
+    // The key and the job are committed together. If the job cannot be enqueued, the event can be
     // delivered again.
     assert_eq!(server.deliver_signed("msg_1", "no JSON", now, KEY).await, (400, None));
     assert_eq!(server.deliver_signed("msg_1", body, now, KEY).await, (202, None));

@@ -223,7 +223,7 @@ async fn retry_in_another_group_runs_its_new_events() {
 }
 
 #[tokio::test]
-async fn array_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
+async fn array_without_keys_is_missing_and_too_many_keys_are_refused() {
     let handler = Handler::default();
     let body = |count: usize| {
         let events: Vec<_> = (0..count).map(|id| format!("{{\"id\":{id}}}")).collect();
@@ -248,7 +248,7 @@ async fn array_without_keys_is_for_the_policy_and_too_many_keys_are_refused() {
     }
 }
 
-/// Thousands of completions may wait for minutes, and must not keep the bodies in memory.
+/// Thousands of completions may be pending for minutes. They must not hold the bodies in memory.
 #[tokio::test]
 async fn body_of_a_multi_event_delivery_is_dropped_while_its_completion_is_pending() {
     struct Owner(#[expect(dead_code, reason = "it is counted")] Arc<()>);

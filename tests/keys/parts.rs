@@ -1,4 +1,4 @@
-//! What each part reads, and what is malformed or missing.
+//! The value that each part reads, and its malformed and missing values.
 
 use http::Request;
 use tower_dedup::KeyErrorKind::{Empty, InvalidJson, NotAnId, NotUtf8, Nul, Repeated};
@@ -234,7 +234,7 @@ fn json_gives_one_id_for_every_escaping_of_a_string() {
         (r#"{"\u0069\u0064":"\u0065vt_1"}"#, id("evt_1")),
         (r#"{"id":"\ud83d\ude00"}"#, id("\u{1f600}")),
         ("{\"id\":\"\u{1f600}\"}", id("\u{1f600}")),
-        // A lone surrogate is no character.
+        // A lone surrogate is not a character.
         (r#"{"id":"\ud83d"}"#, Err(InvalidJson)),
         (r#"{"id":"\ude00\ud83d"}"#, Err(InvalidJson)),
         (r#"{"id":"\ud83dx"}"#, Err(InvalidJson)),

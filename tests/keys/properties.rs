@@ -8,7 +8,7 @@ use tower_dedup::DedupKey;
 use tower_dedup::KeyErrorKind::{Empty, NotAnId, Nul};
 use tower_dedup::key::{self, Extracted, KeyExtractor, KeyPart, RequestRef};
 
-use crate::requests::{FORM, Found, MISSING, compose, id, read, with_body};
+use crate::requests::{FORM, MISSING, ReadId, compose, id, read, with_body};
 
 /// Decodes a composed id into its parts.
 fn decode(id: &str) -> Vec<String> {
@@ -69,7 +69,7 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
 }
 
 /// Reads the id at a pointer with a parser that builds a tree.
-fn by_tree(tree: &serde_json::Value, pointer: &str) -> Found {
+fn by_tree(tree: &serde_json::Value, pointer: &str) -> ReadId {
     match tree.pointer(pointer) {
         None | Some(serde_json::Value::Null) => MISSING,
         Some(serde_json::Value::Bool(value)) => id(&value.to_string()),

@@ -10,15 +10,15 @@ use tower_dedup::{DedupKey, KeyErrorKind};
 pub(crate) const FORM: &str = "application/x-www-form-urlencoded";
 
 /// An id, nothing, or the reason why it is malformed.
-pub(crate) type Found = Result<Option<String>, KeyErrorKind>;
+pub(crate) type ReadId = Result<Option<String>, KeyErrorKind>;
 
-pub(crate) const MISSING: Found = Ok(None);
+pub(crate) const MISSING: ReadId = Ok(None);
 
-pub(crate) fn id(text: &str) -> Found {
+pub(crate) fn id(text: &str) -> ReadId {
     Ok(Some(text.to_owned()))
 }
 
-pub(crate) fn read<B: Into<Bytes>>(part: &KeyPart, request: Request<B>) -> Found {
+pub(crate) fn read<B: Into<Bytes>>(part: &KeyPart, request: Request<B>) -> ReadId {
     let (head, body) = request.into_parts();
     let extractor = part.clone().namespace("n");
     match extractor.extract(&RequestRef::new(&head, &body.into())) {

@@ -1,4 +1,4 @@
-//! Bodies, methods, missing and malformed keys: answers that are given before anything is claimed.
+//! Bodies, methods, missing and malformed keys: answers that precede the claim.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -61,14 +61,14 @@ async fn handler_gets_the_bytes_that_were_sent() {
 }
 
 #[tokio::test]
-async fn body_over_the_limit_is_413_and_not_recorded() {
+async fn body_over_the_limit_is_413_and_claims_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service =
         DedupLayer::new(by_header(), Arc::clone(&adapter)).body_limit(8).layer(handler.service());
     // The length is announced, as by Content-Length.
     let mut announced = request("a");
     *announced.body_mut() = "123456789".into();
-    // Not announced, in pieces.
+    // The length is not announced, and the body comes in pieces.
     let streamed = streamed("b", chunks(&["1234", "5678", "9"]));
     for answer in [send(&service, announced).await, send(&service, streamed).await] {
         assert_eq!(
@@ -82,8 +82,36 @@ async fn body_over_the_limit_is_413_and_not_recorded() {
     assert_eq!(send(&service, just).await.status(), 200);
 }
 
+/// A body that announces its length and is never read.
+struct Announced(u64);
+
+impl http_body::Body for Announced {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        panic!("the body was read");
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.0)
+    }
+}
+
 #[tokio::test]
-async fn broken_upload_is_400_and_not_recorded() {
+async fn body_announced_over_the_limit_is_413_before_it_is_read() {
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_header(), memory()).body_limit(8).layer(handler.service());
+    let answer = send(&service, request("a").map(|_| Announced(9))).await;
+    assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(handler.runs(), 0);
+}
+
+#[tokio::test]
+async fn broken_upload_is_400_and_claims_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let mut broken = chunks(&["half"]);
@@ -109,7 +137,7 @@ impl http_body::Body for Silent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn body_that_does_not_arrive_is_408_and_not_recorded() {
+async fn body_that_does_not_arrive_is_408_and_claims_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let started = tokio::time::Instant::now();
@@ -124,7 +152,7 @@ async fn body_that_does_not_arrive_is_408_and_not_recorded() {
 }
 
 #[tokio::test]
-async fn malformed_and_missing_ids_are_400_and_not_recorded() {
+async fn malformed_and_missing_ids_are_400_and_claim_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let with = |values: &[&[u8]]| {

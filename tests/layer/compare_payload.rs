@@ -211,7 +211,7 @@ async fn second_identity_is_not_compared() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A store that does not return stored data leaves no event of the delivery claimed, complete or
+/// If a store does not return stored data, no event of the delivery stays claimed, complete or
 /// acknowledged.
 #[tokio::test(start_paused = true)]
 async fn store_that_does_not_return_stored_data_releases_the_new_events() {
@@ -272,6 +272,43 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
     assert_eq!(handler.runs(), 1);
 }
 
+/// Nothing is granted for a complete key, and the store executes a claim before it returns unreadable
+/// data. So one call releases what the claim was granted for the other keys.
+#[tokio::test(start_paused = true)]
+async fn unreadable_stored_data_leads_to_one_release_call() {
+    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    let known = CallTerms::on_claim(Token::random(), DAY);
+    store.complete(&[dedup_key("known")], &known).await.unwrap();
+    store.set(Op::Fetch, Fault::DoAndFail);
+    let lease = DedupLayer::new(by_word(), Arc::clone(&store))
+        .compare_payload(key::body_digest(), OnMismatch::Refuse);
+    let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
+        .compare_payload(key::body_digest(), OnMismatch::Refuse);
+    for (body, is_lease) in [
+        ("known=1", true),
+        ("known=1", false),
+        ("known=1 leased=1", true),
+        ("known=1 arrived=1", false),
+    ] {
+        let handle = if is_lease { lease.handle() } else { arrival.handle() };
+        let releases = store.calls(Op::Release);
+        let status = if is_lease {
+            answer!(&lease.layer(handler.service()), words(body)).0
+        } else {
+            answer!(&arrival.layer(handler.service()), words(body)).0
+        };
+        assert_eq!(status, 503, "{body}");
+        let started = tokio::time::Instant::now();
+        handle.drain().await;
+        assert_eq!(started.elapsed(), Duration::ZERO, "{body}");
+        assert_eq!(store.calls(Op::Release) - releases, 1, "{body}");
+    }
+    let leased = store.get(&dedup_key("leased")).await.unwrap();
+    assert_eq!(leased.unwrap().state, EntryState::Released);
+    assert_eq!(store.get(&dedup_key("arrived")).await.unwrap(), None);
+    assert_eq!(handler.runs(), 0);
+}
+
 /// Responses are large, and a request may carry thousands of keys: a claim reads them only if one
 /// of them is the answer.
 #[tokio::test]
@@ -324,7 +361,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let terms = context();
     let begun = tokio::time::timeout(Duration::from_millis(50), lease.begin(&claimed, &terms));
     assert!(begun.await.is_err());
-    lease.drain().await;
+    lease.pending_writes().drain().await;
     let entry = store.get(&dedup_key("claimed")).await.unwrap();
     assert_eq!(entry.unwrap().state, EntryState::Released);
 
@@ -333,12 +370,12 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let terms = context();
     let begun = tokio::time::timeout(Duration::from_millis(50), arrival.begin(&recorded, &terms));
     assert!(begun.await.is_err());
-    arrival.drain().await;
+    arrival.pending_writes().drain().await;
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 
-/// A delivery that waits for a second connection, while it holds a transaction, may wait for
-/// another one that does the same. So stored data is read first.
+/// A delivery that holds a transaction must not wait for a second connection. Two such deliveries
+/// could wait for each other. So the ledger reads stored data before the transaction.
 #[tokio::test]
 async fn comparison_in_a_transaction_needs_no_second_connection() {
     let schema = Schema::fresh();
@@ -365,8 +402,8 @@ async fn comparison_in_a_transaction_needs_no_second_connection() {
     assert_eq!(handler.runs(), 4);
 }
 
-/// A sender counts its attempts in each event: its preset says that payloads are not compared, in
-/// an array of one item as well.
+/// If a sender counts attempts inside each event, its preset disables the comparison. That holds
+/// for an array of one item, too.
 #[tokio::test]
 async fn events_without_a_payload_of_their_own_are_not_compared() {
     let handler = Handler::default();
@@ -399,7 +436,7 @@ async fn reported_mismatch_replays_the_response() {
     assert_eq!(result(&answer), Some("duplicate"));
     let body: Bytes = answer.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, "handled");
-    // The stored digest is the one that any tool computes.
+    // The stored digest is SHA-256, so `sha256sum` computes it.
     let stored = stored_data(&*adapter, &dedup_key("a")).await.unwrap();
     let hex: String =
         stored.payload_sha256.unwrap().iter().map(|byte| format!("{byte:02x}")).collect();

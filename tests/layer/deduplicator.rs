@@ -1,5 +1,4 @@
-//! `Deduplicator`: what happens to a key when the future is dropped, and leases of several
-//! runtimes.
+//! `Deduplicator`: keys after a dropped future, and leases of several runtimes.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,15 +15,15 @@ use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, R
 
 use crate::support::{Fault, Faulty, Op, dedup_key, polled, until};
 
-type Store = Arc<Faulty<MemoryAdapter>>;
+type FaultyStore = Arc<Faulty<MemoryAdapter>>;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn store() -> Store {
+fn store() -> FaultyStore {
     Faulty::new(MemoryAdapter::new())
 }
 
-fn worker(store: &Store) -> Deduplicator {
+fn worker(store: &FaultyStore) -> Deduplicator {
     Deduplicator::new(Arc::clone(store))
 }
 
@@ -80,7 +79,7 @@ async fn deduplicator_dropped_after_done_completes_its_key() {
     });
     assert!(polled(run, 2, false).await.is_none());
     assert_eq!(marked.load(Ordering::SeqCst), 1);
-    // This process knows at once, the store a little later.
+    // This process knows the completion at once. The store knows it later.
     assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
     drained(&worker).await;
     let entry = store.get(&key).await.unwrap().unwrap();
@@ -144,7 +143,7 @@ async fn claim_of_several_events_dropped_completes_those_that_are_done() {
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     assert!(claim.delivery().mark_done(&dedup_key("a")));
     drop(claim);
-    ledger.drain().await;
+    ledger.pending_writes().drain().await;
     for (id, is_complete) in [("a", true), ("a2", true), ("b", false)] {
         let entry = store.get(&dedup_key(id)).await.unwrap();
         let state = entry.map(|entry| entry.state);
@@ -166,7 +165,7 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let keys = Keys::new(events).unwrap();
     assert!(polled(ledger.begin(&keys, &context()), 1, false).await.is_none());
     assert_eq!(store.calls(Op::Fetch), 1);
-    ledger.drain().await;
+    ledger.pending_writes().drain().await;
     let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
     assert_eq!(entry.state, EntryState::Released);
 }
@@ -190,7 +189,7 @@ async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
         store.set(Op::Claim, fault);
         assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
         store.set(Op::Claim, Fault::None);
-        // Until the claim is released.
+        // The key is in flight until the claim is released.
         if fault == Fault::LoseReply {
             assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
         }
@@ -199,8 +198,7 @@ async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
     }
 }
 
-/// Work in one runtime keeps its lease although another runtime, which claimed first, is alive and
-/// not driven.
+/// A lease is renewed although the runtime that claimed first is alive and idle.
 #[test]
 fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -219,23 +217,25 @@ fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
     drop(idle);
 }
 
-/// A subscriber is the user's code: it may end a delivery while it handles the record of a lost
+/// A subscriber is the user's code. It may end a delivery while it handles the record of a lost
 /// lease.
 #[test]
 fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
     let (ended, waits) = mpsc::channel();
     std::thread::spawn(move || {
         use tracing_subscriber::layer::SubscriberExt;
-        let told = Told::default();
-        let subscriber = tracing_subscriber::registry().with(told.clone());
+        let subscriber_claim = EndsClaimOnWarning::default();
+        let subscriber = tracing_subscriber::registry().with(subscriber_claim.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        tracing::subscriber::with_default(subscriber, || runtime.block_on(lose_a_lease(&told)));
+        tracing::subscriber::with_default(subscriber, || {
+            runtime.block_on(lose_a_lease(&subscriber_claim))
+        });
         ended.send(()).unwrap();
     });
     waits.recv_timeout(Duration::from_secs(30)).expect("no deadlock");
 }
 
-async fn lose_a_lease(told: &Told) {
+async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let store = store();
     let ledger = internals::lease(Arc::clone(&store)).unwrap();
     let claim = async |id, lease| {
@@ -245,25 +245,25 @@ async fn lose_a_lease(told: &Told) {
             other => panic!("{other:?}"),
         }
     };
-    *told.0.lock().unwrap() = Some(claim("ends", HOUR).await);
+    *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await);
     store.set(Op::Renew, Fault::Fail);
     let loses = claim("a", Duration::from_millis(100)).await;
-    let elsewhere = CallTerms::on_completion(Token::random(), HOUR, HOUR);
+    let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
     while !matches!(
-        store.claim(&[dedup_key("a")], &elsewhere).await.unwrap()[..],
+        store.claim(&[dedup_key("a")], &other).await.unwrap()[..],
         [Claimed::First { .. }]
     ) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     store.set(Op::Renew, Fault::None);
-    until(|| loses.delivery().lease_lost() && told.0.lock().unwrap().is_none()).await;
+    until(|| loses.delivery().lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
     loses.commit(&HandlerSuccess::default()).await.unwrap();
 }
 
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Option<<Lease as Ledger>::Claim>>>);
+struct EndsClaimOnWarning(Arc<Mutex<Option<<Lease as Ledger>::Claim>>>);
 
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Told {
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for EndsClaimOnWarning {
     fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
         if *event.metadata().level() == tracing::Level::WARN {
             let claim = self.0.lock().unwrap().take();
@@ -279,7 +279,7 @@ async fn held(wake: &tokio::sync::Notify, result: Result<(), ()>) -> Result<(), 
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_waits_for_an_event_that_runs_elsewhere() {
+async fn run_waits_for_an_event_that_another_call_runs() {
     for (first, expected_runs) in [(Ok(()), 0), (Err(()), 1)] {
         let dedup = Deduplicator::new(store());
         let (key, wake, runs) = (dedup_key("a"), tokio::sync::Notify::new(), AtomicUsize::new(0));

@@ -1,4 +1,4 @@
-//! The way of one delivery: which delivery runs, which one waits, and which answer each gets.
+//! The stages of one delivery: run, wait, answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -369,12 +369,13 @@ async fn max_waiting_bounds_the_deliveries_that_wait() {
     }
 }
 
-/// A runtime that shuts down drops the task: the client gets 503, and nothing panics.
+/// A runtime that shuts down drops the task: the client gets 503, and nothing panics. The runtime runs
+/// no release, so the lease stays until it lapses.
 #[test]
-fn shutdown_of_the_runtime_is_503() {
+fn shutdown_of_the_runtime_is_503_and_leaves_the_lease() {
     let (adapter, handler) = (memory(), Handler::default());
     handler.hold();
-    let service = DedupLayer::new(by_header(), adapter).layer(handler.service());
+    let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
     let servers = tokio::runtime::Runtime::new().unwrap();
     let mut future = Box::pin(service.oneshot(request("a")));
     servers.block_on(async {
@@ -385,6 +386,8 @@ fn shutdown_of_the_runtime_is_503() {
     let client = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let answer = client.block_on(future).unwrap();
     assert_eq!((answer.status(), result(&answer)), (503.try_into().unwrap(), Some("unavailable")));
+    let entry = client.block_on(adapter.get(&dedup_key("a"))).unwrap().unwrap();
+    assert!(matches!(entry.state, EntryState::InFlight { .. }), "{:?}", entry.state);
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! A store that hangs, fails, or loses its replies: no event is lost, no key stays blocked, and the
-//! layer recovers without a restart.
+//! A store hangs, fails, or loses replies. No event is lost, no key stays blocked, and the layer
+//! recovers without a restart.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,28 +17,28 @@ use crate::support::{
     Fault, Faulty, Handler, Op, by_header, dedup_key, request, result, send, until,
 };
 
-type Store = Arc<Faulty<MemoryAdapter>>;
+type FaultyStore = Arc<Faulty<MemoryAdapter>>;
 
 const SOON: Duration = Duration::from_millis(100);
 
-fn store() -> Store {
+fn store() -> FaultyStore {
     Faulty::new(MemoryAdapter::new())
 }
 
-fn lease(store: &Store) -> DedupLayer {
+fn lease(store: &FaultyStore) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
-fn arrival(store: &Store) -> DedupLayer<OnArrival> {
+fn arrival(store: &FaultyStore) -> DedupLayer<OnArrival> {
     DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON)
 }
 
-async fn is_complete(store: &Store, id: &str) -> bool {
+async fn is_complete(store: &FaultyStore, id: &str) -> bool {
     let entry = store.get(&dedup_key(id)).await.unwrap();
     entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
 }
 
-async fn becomes_complete(store: &Store, id: &str) {
+async fn becomes_complete(store: &FaultyStore, id: &str) {
     for _ in 0..1_000 {
         if is_complete(store, id).await {
             return;
@@ -76,8 +76,8 @@ async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
     }
 }
 
-/// The store executed a claim, or executes it late, and its reply was lost. The layer releases the
-/// claim by its token: the retry runs long before the lease of 60 s would lapse.
+/// The store executed a claim, perhaps late, and its reply was lost. The layer releases the claim
+/// by its token. The retry runs before the lease of 60 s lapses.
 #[tokio::test]
 async fn claim_whose_reply_was_lost_does_not_block_its_key() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
@@ -87,7 +87,8 @@ async fn claim_whose_reply_was_lost_does_not_block_its_key() {
         store.set(Op::Claim, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
         store.set(Op::Claim, Fault::None);
-        // The drain ends once the claim was found and released, however late it was executed.
+        // The drain ends after the claim was found and released, also if the store executed it
+        // late.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
         assert_eq!(send(&service, request("a")).await.status(), 200, "{fault:?}");
         assert_eq!(handler.runs(), 1);
@@ -95,10 +96,10 @@ async fn claim_whose_reply_was_lost_does_not_block_its_key() {
     }
 }
 
-/// A record whose sender got 503 is released. Otherwise the retry would be a duplicate of a run
-/// that never happened.
+/// An on-arrival claim is released if its sender got 503. Otherwise the retry would be a duplicate
+/// of a run that never happened.
 #[tokio::test]
-async fn record_whose_reply_was_lost_does_not_lose_its_event() {
+async fn on_arrival_claim_whose_reply_was_lost_does_not_lose_its_event() {
     for fault in [Fault::LoseReply, Fault::DoLate] {
         let (store, handler) = (store(), Handler::default());
         let layer = arrival(&store);
@@ -106,7 +107,8 @@ async fn record_whose_reply_was_lost_does_not_lose_its_event() {
         store.set(Op::Claim, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
         store.set(Op::Claim, Fault::None);
-        // The drain ends once the record was found and released, however late it was executed.
+        // The drain ends after the claim was found and released, also if the store executed it
+        // late.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
         let retry = send(&service, request("a")).await;
         assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{fault:?}");
@@ -114,8 +116,8 @@ async fn record_whose_reply_was_lost_does_not_lose_its_event() {
     }
 }
 
-/// After success the answer is the handler's, whatever the store does. The completion follows, and
-/// this process answers duplicates meanwhile.
+/// After success the answer is the handler's. The completion is repeated in the background. Until
+/// it is stored, this process answers duplicates from memory.
 #[tokio::test(start_paused = true)]
 async fn success_is_answered_even_if_the_store_goes_away() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
@@ -128,14 +130,15 @@ async fn success_is_answered_even_if_the_store_goes_away() {
         assert_eq!((first.status(), result(&first)), (StatusCode::OK, None), "{fault:?}");
         assert!(started.elapsed() < Duration::from_secs(2), "one attempt only");
         for _ in 0..5 {
-            // Long after the lease: it is renewed until the completion is stored.
+            // The five rounds take 750 ms. The lease of 300 ms is renewed until the completion is
+            // stored.
             tokio::time::sleep(Duration::from_millis(150)).await;
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
             let minute = Duration::from_secs(60);
             let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-            let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+            let claimed = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
             assert!(
-                !matches!(elsewhere[..], [tower_dedup::adapter::Claimed::First { .. }]),
+                !matches!(claimed[..], [tower_dedup::adapter::Claimed::First { .. }]),
                 "{fault:?}: another process may not run it"
             );
         }
@@ -187,7 +190,7 @@ async fn release_that_fails_is_repeated_until_the_key_is_free() {
 }
 
 #[tokio::test]
-async fn fail_open_runs_unprotected_and_records_when_the_store_is_back() {
+async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).on_unavailable(OnUnavailable::Open);
@@ -210,7 +213,7 @@ async fn fail_open_runs_unprotected_and_records_when_the_store_is_back() {
     }
 }
 
-/// A handler that outlives its lease keeps the lease, although some renewals fail.
+/// The lease of a long handler is renewed, although some renewals fail.
 #[tokio::test(start_paused = true)]
 async fn handler_that_outlives_its_lease_keeps_it() {
     let (store, handler) = (store(), Handler::default());
@@ -240,7 +243,7 @@ async fn handler_that_outlives_its_lease_keeps_it() {
     assert!(store.calls(Op::Renew) >= 4, "{}", store.calls(Op::Renew));
 }
 
-/// A handler that blocks its thread keeps its lease, because the renewal runs in another task.
+/// The renewal runs in another task, so a handler that blocks its thread does not lose its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let store = store();
@@ -267,8 +270,8 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     assert_eq!(run.await.unwrap(), 200);
 }
 
-/// A handler that lost its lease can see it. Its success is recorded nevertheless, and its failure
-/// undoes nothing.
+/// A handler can see that its lease is lost. Its success is stored nevertheless. Its failure
+/// releases nothing.
 #[tokio::test]
 async fn lost_lease_is_reported_and_undoes_nothing() {
     for status in [200, 500] {
@@ -303,7 +306,7 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
     }
 }
 
-/// A completion whose row is gone is recorded nevertheless.
+/// A completion inserts a missing row.
 #[tokio::test]
 async fn completion_without_its_row_is_recorded() {
     let (store, handler) = (store(), Handler::default());
@@ -334,7 +337,7 @@ async fn adapter_that_panics_is_a_store_that_fails() {
     store.set(Op::Complete, Fault::Panic);
     assert_eq!(result(&send(&service, request("a")).await), None);
     store.set(Op::Renew, Fault::None);
-    // After the first lease: a renewal comes after a third of it.
+    // This is after the first lease. A renewal comes after a third of it.
     let renewed = store.calls(Op::Renew);
     until(|| store.calls(Op::Renew) >= renewed + 4).await;
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
@@ -344,8 +347,8 @@ async fn adapter_that_panics_is_a_store_that_fails() {
     assert_eq!((handle.running(), handle.pending_writes(), handler.runs()), (0, 0, 1));
 }
 
-/// On arrival: while a record of unknown outcome is being released, no delivery of its event, which
-/// never ran, is answered as a duplicate.
+/// On arrival, the outcome of a claim is unknown, and its release is pending. A delivery of its
+/// event is not answered as a duplicate, because the handler never ran.
 #[tokio::test]
 async fn retry_during_a_release_is_never_200() {
     let (store, handler) = (store(), Handler::default());
@@ -365,7 +368,7 @@ async fn retry_during_a_release_is_never_200() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Fail-open applies to events of unknown state, not to an event that is known to run.
+/// Fail-open applies to events of unknown state. It does not apply to an event in flight.
 #[tokio::test]
 async fn fail_open_never_runs_beside_a_run_in_flight() {
     let (store, handler) = (store(), Handler::default());
@@ -390,7 +393,7 @@ async fn fail_open_never_runs_beside_a_run_in_flight() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// An outage causes many releases; they do not delay a completion.
+/// An outage causes many releases. They do not delay a completion.
 #[tokio::test]
 async fn releases_do_not_starve_completions() {
     let (store, handler) = (store(), Handler::default());
@@ -416,10 +419,10 @@ async fn releases_do_not_starve_completions() {
     becomes_complete(&store, "success").await;
 }
 
-/// An event that a failed handler has marked as done keeps its lease until its completion is
-/// stored.
+/// A failed handler has marked an event as done. The lease of the event is renewed until its
+/// completion is stored.
 #[tokio::test(start_paused = true)]
-async fn done_key_keeps_its_lease_until_it_is_recorded() {
+async fn done_key_keeps_its_lease_until_its_completion_is_stored() {
     let (store, handler) = (store(), Handler::default().then(500));
     handler.hold();
     let layer = lease(&store).lease(Duration::from_millis(300));
@@ -437,8 +440,8 @@ async fn done_key_keeps_its_lease_until_it_is_recorded() {
         tokio::time::sleep(SOON).await;
         let minute = Duration::from_secs(60);
         let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-        let elsewhere = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
-        assert_eq!(elsewhere, [tower_dedup::adapter::Claimed::InFlight]);
+        let claimed = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+        assert_eq!(claimed, [tower_dedup::adapter::Claimed::InFlight]);
     }
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     store.set(Op::Complete, Fault::None);
@@ -522,7 +525,7 @@ async fn extreme_settings_do_no_harm() {
     assert_eq!(send(&service, request("d")).await.status(), 200);
 }
 
-/// The number of pending writes is bounded while the store is gone, whatever arrives.
+/// Pending writes are bounded while the store is gone.
 #[tokio::test]
 async fn pending_writes_are_bounded() {
     let (store, handler) = (store(), Handler::default());

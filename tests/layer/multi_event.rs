@@ -1,5 +1,5 @@
-//! Multi-event deliveries on every adapter and under every ledger: new events run, done events do
-//! not run again, and an event in flight elsewhere makes the answer 503.
+//! Multi-event deliveries on every adapter and under every ledger. New events run, and done events
+//! do not run again. If another claim holds an event, the answer is 503.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ under_every_ledger!(
     new_events_run_and_no_others,
     poison_event_does_not_repeat_the_others,
     handler_that_fails_half_way_does_not_repeat_done_events,
-    event_in_flight_elsewhere_is_503_after_the_new_ones,
+    event_in_flight_under_another_claim_is_503_after_the_new_ones,
     retries_in_other_groups_process_only_new_events,
     overlapping_deliveries_race_and_every_event_takes_effect_once,
     second_identity_of_any_event_makes_it_a_duplicate,
@@ -121,7 +121,7 @@ async fn handler_that_fails_half_way_does_not_repeat_done_events(fixture: Fixtur
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "{all:?}");
 }
 
-async fn event_in_flight_elsewhere_is_503_after_the_new_ones(fixture: Fixture) {
+async fn event_in_flight_under_another_claim_is_503_after_the_new_ones(fixture: Fixture) {
     let (one, two) = (terms(), terms());
     fixture.store.claim(&[dedup_key("b")], &one).await.unwrap();
     fixture.store.claim(&[dedup_key("d")], &two).await.unwrap();
@@ -131,7 +131,7 @@ async fn event_in_flight_elsewhere_is_503_after_the_new_ones(fixture: Fixture) {
     // No event is new, so the handler does not run.
     assert_eq!(fixture.send("a b c d").await, layers(503, "in-flight"));
     assert_eq!(fixture.runs(), 1);
-    // One event succeeds in the other process, the other one fails there.
+    // The other process completes one event and releases the other one.
     fixture.store.complete(&[dedup_key("b")], &one).await.unwrap();
     fixture.store.release(&[dedup_key("d")], &two).await.unwrap();
     assert_eq!(fixture.send("a b c").await, layers(200, "duplicate"));
@@ -226,14 +226,14 @@ async fn second_identity_of_any_event_makes_it_a_duplicate(fixture: Fixture) {
     assert_eq!(fixture.send("d=x e=y").await, layers(200, "duplicate"));
     assert_eq!(fixture.send("d e f=z").await, own(200));
     assert_eq!(fixture.news(), ["f"]);
-    // One event is in flight elsewhere, under its second identity: the others run, and that event
-    // runs afterwards.
-    let (second, elsewhere) = ([DedupKey::new("test.second", "w").unwrap()], terms());
-    fixture.store.claim(&second, &elsewhere).await.unwrap();
+    // Another claim holds the second identity of one event. The other events run now, and that
+    // event runs after the release.
+    let (second, other) = ([DedupKey::new("test.second", "w").unwrap()], terms());
+    fixture.store.claim(&second, &other).await.unwrap();
     assert_eq!(fixture.send("g=w h=v").await, layers(503, "in-flight"));
     assert_eq!(fixture.news(), ["h"]);
-    fixture.store.release(&second, &elsewhere).await.unwrap();
-    // Its claim may be released in the background, and is in flight until then.
+    fixture.store.release(&second, &other).await.unwrap();
+    // The layer may release its own claim in the background. Until then the event is in flight.
     let handled = async {
         loop {
             let answer = fixture.send("g=w h=v").await;
@@ -244,8 +244,8 @@ async fn second_identity_of_any_event_makes_it_a_duplicate(fixture: Fixture) {
         }
     };
     let answer = tokio::time::timeout(LATE, handled).await.expect("the claim is released");
-    // On arrival, the first answer may have been 503 although the event ran: the layer looked at
-    // the other identity while it was being released.
+    // On arrival, the first answer may be 503 although the event ran, because the layer saw the
+    // other identity during its release.
     let ran_before = fixture.kind == Kind::Arrival && answer == layers(200, "duplicate");
     assert!(ran_before || answer == own(200), "{answer:?}");
     assert_eq!(fixture.news(), ["g"]);
@@ -321,9 +321,9 @@ async fn multi_event_delivery_takes_as_many_round_trips_as_one_event() {
         move |request| apart(request, Arc::clone(&runs), Arc::clone(&log))
     };
     let within = move |request| within::<Postgres>(request, Arc::clone(&runs));
-    // Under a lease: the claim and the completion. On arrival: the claim. In a transaction: the
-    // look-up, BEGIN, the claim, the effects in one statement that is prepared first, the
-    // completion, COMMIT.
+    // A lease needs two calls: claim and completion. On arrival needs one: the claim. A transaction
+    // needs the lookup, BEGIN, the claim, one statement of effects with its Parse, the completion,
+    // and COMMIT.
     for (service, messages) in [
         (service(DedupLayer::new(by_word(), adapter.clone()), apart.clone()), 2),
         (service(DedupLayer::on_arrival(by_word(), adapter.clone()), apart), 1),
@@ -334,7 +334,7 @@ async fn multi_event_delivery_takes_as_many_round_trips_as_one_event() {
             let words = words
                 .replace('k', &format!("k{messages}-"))
                 .replace("one", &format!("one{messages}"));
-            // From time to time a statement is planned again and prepared first.
+            // A statement is sometimes planned again, and its Parse is one message more.
             let mut counted = Vec::new();
             for again in 0..3 {
                 proxy.set(usize::MAX, Cut::Lost);

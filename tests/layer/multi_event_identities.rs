@@ -33,7 +33,7 @@ fn by_word() -> KeyExtractor {
     .unwrap()
 }
 
-fn batch(words: &str) -> Request<Body> {
+fn events(words: &str) -> Request<Body> {
     Request::post("/hook").body(Body::from(words.to_owned())).unwrap()
 }
 
@@ -50,16 +50,16 @@ async fn state(adapter: &MemoryAdapter, id: &str) -> Option<EntryState> {
 async fn multi_event_delivery_runs_its_new_events() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
-    send(&service, batch("a b c")).await;
+    send(&service, events("a b c")).await;
     assert_eq!(ids(&handler.last()), ["a", "b", "c"]);
-    send(&service, batch("c d b d e")).await;
+    send(&service, events("c d b d e")).await;
     assert_eq!(ids(&handler.last()), ["d", "e"]);
     assert!(
         handler.last().needs_run(&dedup_key("d")) && !handler.last().needs_run(&dedup_key("c"))
     );
-    assert_eq!(result(&send(&service, batch("e a")).await), Some("duplicate"));
+    assert_eq!(result(&send(&service, events("e a")).await), Some("duplicate"));
     assert_eq!(handler.runs(), 2);
-    assert_eq!(send(&service, batch("  ")).await.status(), 400);
+    assert_eq!(send(&service, events("  ")).await.status(), 400);
 }
 
 /// The first run charges, then fails. The same event under its other id is the second attempt.
@@ -67,9 +67,9 @@ async fn multi_event_delivery_runs_its_new_events() {
 async fn idempotency_key_of_an_event_under_its_other_id_is_the_same() {
     let handler = Handler::default().then(500);
     let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
-    assert_eq!(send(&service, batch("evt_1=order")).await.status(), 500);
+    assert_eq!(send(&service, events("evt_1=order")).await.status(), 500);
     let first = handler.last();
-    assert_eq!(send(&service, batch("evt_2=order")).await.status(), 200);
+    assert_eq!(send(&service, events("evt_2=order")).await.status(), 200);
     let second = handler.last();
     assert_eq!((first.attempt(), second.attempt()), (1, 2));
     assert_eq!(first.idempotency_key("charge"), second.idempotency_key("charge"));
@@ -87,7 +87,7 @@ async fn idempotency_key_of_a_multi_event_delivery_is_the_same_when_a_part_runs_
         handler.hold();
         let deliver = tokio::spawn({
             let service = service.clone();
-            async move { send(&service, batch("a b")).await.status() }
+            async move { send(&service, events("a b")).await.status() }
         });
         handler.running(1).await;
         assert!(handler.last().mark_done(&dedup_key("a")));
@@ -95,7 +95,7 @@ async fn idempotency_key_of_a_multi_event_delivery_is_the_same_when_a_part_runs_
         assert_eq!(deliver.await.unwrap(), 500);
         handler.last()
     };
-    assert_eq!(send(&service, batch("a b")).await.status(), 200);
+    assert_eq!(send(&service, events("a b")).await.status(), 200);
     assert_eq!(ids(&handler.last()), ["b"]);
     assert_eq!(first.idempotency_key("mail"), handler.last().idempotency_key("mail"));
     assert_ne!(first.idempotency_key("mail"), first.idempotency_key_of(&dedup_key("b"), "mail"));
@@ -109,7 +109,7 @@ async fn event_marked_as_done_is_complete_even_if_the_handler_fails() {
     handler.hold();
     let first = tokio::spawn({
         let service = service.clone();
-        async move { send(&service, batch("a poison c")).await.status() }
+        async move { send(&service, events("a poison c")).await.status() }
     });
     handler.running(1).await;
     assert!(handler.last().mark_done(&dedup_key("a")));
@@ -118,25 +118,25 @@ async fn event_marked_as_done_is_complete_even_if_the_handler_fails() {
     assert_eq!(first.await.unwrap(), 500);
     assert!(matches!(state(&adapter, "a").await, Some(EntryState::Complete { .. })));
     assert_eq!(state(&adapter, "poison").await, Some(EntryState::Released));
-    send(&service, batch("a poison c")).await;
+    send(&service, events("a poison c")).await;
     assert_eq!(ids(&handler.last()), ["poison", "c"]);
     assert_eq!(handler.last().attempt(), 2);
 }
 
-/// While any event of a delivery runs elsewhere, the answer is never a 2xx; the new events are
+/// While another claim holds an event of the delivery, the answer is no 2xx. The new events are
 /// done.
 #[tokio::test]
-async fn delivery_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() {
+async fn delivery_with_an_event_in_flight_under_another_claim_is_503_after_the_new_ones() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    let elsewhere =
+    let other =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    adapter.claim(&[dedup_key("b")], &elsewhere).await.unwrap();
-    let partial = send(&service, batch("a b c")).await;
+    adapter.claim(&[dedup_key("b")], &other).await.unwrap();
+    let partial = send(&service, events("a b c")).await;
     assert_eq!((partial.status(), result(&partial)), (503.try_into().unwrap(), Some("in-flight")));
     assert_eq!(ids(&handler.last()), ["a", "c"]);
-    adapter.complete(&[dedup_key("b")], &elsewhere).await.unwrap();
-    assert_eq!(result(&send(&service, batch("a b c")).await), Some("duplicate"));
+    adapter.complete(&[dedup_key("b")], &other).await.unwrap();
+    assert_eq!(result(&send(&service, events("a b c")).await), Some("duplicate"));
     assert_eq!(handler.runs(), 1);
 }
 
@@ -145,12 +145,12 @@ async fn delivery_with_an_event_in_flight_elsewhere_is_503_after_the_new_ones() 
 async fn any_complete_identity_makes_a_duplicate() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    send(&service, batch("evt_1=invoice|paid")).await;
-    assert_eq!(result(&send(&service, batch("evt_2=invoice|paid")).await), Some("duplicate"));
+    send(&service, events("evt_1=invoice|paid")).await;
+    assert_eq!(result(&send(&service, events("evt_2=invoice|paid")).await), Some("duplicate"));
     // From now on, the event is also complete under its own id.
-    assert_eq!(result(&send(&service, batch("evt_2")).await), Some("duplicate"));
-    assert_eq!(result(&send(&service, batch("evt_1")).await), Some("duplicate"));
-    send(&service, batch("evt_3=invoice|voided")).await;
+    assert_eq!(result(&send(&service, events("evt_2")).await), Some("duplicate"));
+    assert_eq!(result(&send(&service, events("evt_1")).await), Some("duplicate"));
+    send(&service, events("evt_3=invoice|voided")).await;
     assert_eq!(handler.runs(), 2);
 }
 
@@ -163,23 +163,24 @@ async fn any_identity_in_flight_is_in_flight_and_blocks_nothing_else() {
     handler.hold();
     let first = tokio::spawn({
         let service = service.clone();
-        async move { send(&service, batch("evt_1=x")).await.status() }
+        async move { send(&service, events("evt_1=x")).await.status() }
     });
     handler.running(1).await;
-    assert_eq!(result(&send(&service, batch("evt_2=x")).await), Some("in-flight"));
+    assert_eq!(result(&send(&service, events("evt_2=x")).await), Some("in-flight"));
     handler.release();
     // The first run failed: the second event runs, under both its identities.
     assert_eq!(first.await.unwrap(), 500);
     let retried = async {
-        while send(&service, batch("evt_2=x")).await.status() != StatusCode::OK {
+        while send(&service, events("evt_2=x")).await.status() != StatusCode::OK {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(5), retried).await.expect("the claim is released");
-    assert_eq!(result(&send(&service, batch("evt_1=x")).await), Some("duplicate"));
+    assert_eq!(result(&send(&service, events("evt_1=x")).await), Some("duplicate"));
 }
 
-/// The same identities in many orders from many tasks: no deadlock, and each change runs once.
+/// Many tasks send the same identities in many orders. No task deadlocks, and each change runs
+/// once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     let handler = Handler::default();
@@ -190,7 +191,7 @@ async fn deliveries_that_share_one_identity_run_once_in_every_order() {
             let (a, b) =
                 (format!("a{round}-{}=x{round}", n % 4), format!("b{round}-{}=y{round}", n % 3));
             let words = if n % 2 == 0 { format!("{a} {b}") } else { format!("{b} {a}") };
-            tokio::spawn(async move { send(&service, batch(&words)).await.status() })
+            tokio::spawn(async move { send(&service, events(&words)).await.status() })
         });
         for task in tasks.collect::<Vec<_>>() {
             let status = task.await.unwrap();
@@ -200,7 +201,8 @@ async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     let mut runs = std::collections::HashMap::new();
     for delivery in handler.deliveries() {
         for key in delivery.keys() {
-            // Derived from the second identity, so that it stands for that identity here.
+            // The idempotency key derives from the second identity, so it stands for that identity
+            // here.
             *runs.entry(delivery.idempotency_key_of(key, "run")).or_insert(0) += 1;
         }
     }
@@ -209,35 +211,35 @@ async fn deliveries_that_share_one_identity_run_once_in_every_order() {
 }
 
 #[tokio::test]
-async fn too_many_keys_are_400_and_none_is_recorded() {
+async fn too_many_keys_are_400_and_none_is_claimed() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let words = |count: usize| (0..count).map(|n| format!("{n} ")).collect::<String>();
-    let refused = send(&service, batch(&words(4_097))).await;
+    let refused = send(&service, events(&words(4_097))).await;
     assert_eq!(
         (refused.status(), result(&refused)),
         (StatusCode::BAD_REQUEST, Some("invalid-key"))
     );
     assert_eq!(adapter.count().await.unwrap(), 0);
-    assert_eq!(send(&service, batch(&words(4_096))).await.status(), 200);
+    assert_eq!(send(&service, events(&words(4_096))).await.status(), 200);
     assert_eq!(adapter.count().await.unwrap(), 4_096);
     let few = DedupLayer::new(by_word(), adapter).max_keys(1).layer(handler.service());
-    assert_eq!(send(&few, batch("x=y")).await.status(), 400);
+    assert_eq!(send(&few, events("x=y")).await.status(), 400);
 }
 
 #[tokio::test]
 async fn on_arrival_multi_event_deliveries_and_second_identities_behave_alike() {
     let (adapter, handler) = (memory(), Handler::default());
     let service = DedupLayer::on_arrival(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    send(&service, batch("a b=x")).await;
-    send(&service, batch("b c=x d")).await;
+    send(&service, events("a b=x")).await;
+    send(&service, events("b c=x d")).await;
     assert_eq!(ids(&handler.last()), ["d"]);
-    let elsewhere =
+    let other =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    adapter.claim(&[dedup_key("e")], &elsewhere).await.unwrap();
-    assert_eq!(send(&service, batch("e f")).await.status(), 503);
+    adapter.claim(&[dedup_key("e")], &other).await.unwrap();
+    assert_eq!(send(&service, events("e f")).await.status(), 503);
     assert_eq!(ids(&handler.last()), ["f"]);
-    assert_eq!(result(&send(&service, batch("f d")).await), Some("duplicate"));
+    assert_eq!(result(&send(&service, events("f d")).await), Some("duplicate"));
 }
 
 /// The second identity that an extractor declares.
@@ -268,13 +270,13 @@ async fn second_identity_of_a_closure_makes_a_duplicate() {
     let key = dedup_key("a");
     let event = Event::new(key.clone()).with_second_identity(key);
     assert_eq!(event.second_identity(), None);
-    send(&same, batch("a")).await;
+    send(&same, events("a")).await;
     assert!(!handler.last().lease_lost());
 
     let extractor = by_word().second_identity("body", key::body_digest());
     let service = DedupLayer::new(extractor, memory()).layer(handler.service());
     let keys = |words: &str| {
-        let mut request = batch(words);
+        let mut request = events(words);
         request.headers_mut().insert("x", "y".parse().unwrap());
         request
     };
@@ -344,17 +346,17 @@ impl DedupAdapter for Gated {
     }
 }
 
-/// On arrival, an event whose other identity runs elsewhere is claimed and released. A delivery
-/// that sees that claim must not take the event for handled, whenever it looks.
+/// On arrival, the layer claims and releases an event whose other identity another claim holds. A
+/// delivery that sees the short claim must not answer 200.
 #[tokio::test]
 async fn on_arrival_released_key_is_never_a_duplicate() {
-    for given_back_in_between in [true, false] {
+    for released_in_between in [true, false] {
         let store = Arc::new(Gated::default());
         let ledger = internals::on_arrival(Arc::clone(&store));
         let minute = Duration::from_secs(60);
-        let elsewhere = CallTerms::on_completion(Token::random(), minute, minute);
+        let other = CallTerms::on_completion(Token::random(), minute, minute);
         let second = [DedupKey::new("test.second", "w").unwrap()];
-        store.inner.claim(&second, &elsewhere).await.unwrap();
+        store.inner.claim(&second, &other).await.unwrap();
         let event = Event::new(dedup_key("g")).with_second_identity(second[0].clone());
         let begin = || {
             let (ledger, keys) = (ledger.clone(), Keys::from(event.clone()));
@@ -364,15 +366,15 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
         };
         let first = begin();
         store.claims.came(0).await;
-        store.inner.release(&second, &elsewhere).await.unwrap();
-        if given_back_in_between {
+        store.inner.release(&second, &other).await.unwrap();
+        if released_in_between {
             store.claims.open(0).await;
             assert!(matches!(first.await.unwrap(), Begin::InFlight));
             // This delivery sees the claim, and gets its reply once the claim is released.
             let twin = begin();
             store.claims.came(1).await;
             store.releases.open(0).await;
-            crate::support::until(|| ledger.pending_writes() == 0).await;
+            crate::support::until(|| ledger.pending_writes().count() == 0).await;
             store.claims.open(1).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
         } else {
@@ -386,7 +388,7 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
         }
         // The second delivery has released the other identity as well.
         store.releases.open(1).await;
-        ledger.drain().await;
+        ledger.pending_writes().drain().await;
         let retry = begin();
         store.claims.open(2).await;
         assert!(matches!(retry.await.unwrap(), Begin::First { .. }));

@@ -1,5 +1,5 @@
-//! Logs and metrics: every outcome has its log record and its metrics, and the documented names are
-//! the names in the code.
+//! Logs and metrics: every outcome has its log record and its metrics. The documented names equal
+//! those in the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -108,7 +108,7 @@ fn every_delivery_ends_in_one_log_record_with_its_fields() {
                 ("INFO", "test", "1")
             );
             assert!(event["duration_ms"].parse::<f64>().unwrap() >= 0.0);
-            // The id is personal data: it appears only by choice.
+            // The id may be personal data, so the log contains it only on request.
             assert_eq!(event["id"], crate::support::dedup_key("+15005550006").log_id());
             assert_eq!(event.contains_key("age_ms"), outcome == "duplicate");
             assert_eq!(event.contains_key("attempt"), outcome != "duplicate");
@@ -294,7 +294,7 @@ fn every_duplicate_on_another_path_is_counted() {
     observed(async |_, snapshotter| {
         let handler = Handler::default();
         let service = DedupLayer::new(by_header(), store()).layer(handler.service());
-        for path in ["/counted", "/elsewhere", "/counted", "/elsewhere"] {
+        for path in ["/counted", "/other", "/counted", "/other"] {
             let mut event = request("other path");
             *event.uri_mut() = path.parse().unwrap();
             assert_eq!(send(&service, event).await.status(), 200);

@@ -1,4 +1,4 @@
-//! The purger: when its rounds start, what they count, and what they keep.
+//! The purger: start of its rounds, counts, and rows that it does not delete.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -51,7 +51,7 @@ impl Scripted {
 
 impl DedupAdapter for Scripted {
     fn claim<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, Vec<Claimed>> {
-        unreachable!("nobody claims")
+        unreachable!("the purger never claims")
     }
 
     fn release<'a>(
@@ -59,7 +59,7 @@ impl DedupAdapter for Scripted {
         _: &'a [DedupKey],
         _: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Released>> {
-        unreachable!("nobody releases")
+        unreachable!("the purger never releases")
     }
 }
 
@@ -76,15 +76,15 @@ impl MaintenanceAdapter for Scripted {
     }
 
     fn forget<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
-        unreachable!("nobody forgets")
+        unreachable!("the purger never forgets")
     }
 
     fn get<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        unreachable!("nobody looks")
+        unreachable!("the purger never reads a key")
     }
 
     fn count(&self) -> StoreFuture<'_, u64> {
-        unreachable!("nobody counts")
+        unreachable!("the purger never counts")
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -180,7 +180,8 @@ fn rows_deleted_by_a_failing_round_are_counted() {
     assert_eq!(purged.next().map(|(.., value)| value), Some(DebugValue::Counter(207)));
 }
 
-/// A Postgres whose clock can be set: the search path finds this function before the server's.
+/// Postgres with a clock of the test: the search path finds the test's function before the
+/// server's.
 async fn with_a_clock(schema: &Schema) -> PgPool {
     let options: PgConnectOptions = schema.url().parse().unwrap();
     let path = format!("{},pg_catalog", schema.name());

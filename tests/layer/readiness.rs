@@ -1,5 +1,5 @@
-//! Every delivery takes its permit, then the inner service's readiness, then its claim. A delivery
-//! that waited for another one of its event does so as well.
+//! A delivery takes its permit, then the inner service's readiness, then its claim. A delivery that
+//! waited for another delivery of its event keeps this order.
 
 use std::future::{Ready, ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 use crate::support::postgres::Schema;
 use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
 
-/// What an inner service and a ledger saw, and how they behave.
+/// The calls that an inner service and a ledger saw, and their behaviour.
 #[derive(Default)]
 struct Stage {
     /// The number of services that are ready and were not called.
@@ -93,10 +93,10 @@ impl Service<Request<Body>> for Inner {
     }
 }
 
-/// A store of which every key is in flight elsewhere until it is free.
-struct Elsewhere(Arc<Stage>);
+/// A store in which another claim holds every key, until the test frees the keys.
+struct HeldByAnother(Arc<Stage>);
 
-impl DedupAdapter for Elsewhere {
+impl DedupAdapter for HeldByAnother {
     fn abilities(&self) -> Abilities {
         Abilities::new().with_leases()
     }
@@ -142,7 +142,7 @@ fn staged(
     > + Send,
 ) {
     let stage = Arc::new(Stage::default());
-    let layer = DedupLayer::new(by_header(), Elsewhere(Arc::clone(&stage)))
+    let layer = DedupLayer::new(by_header(), HeldByAnother(Arc::clone(&stage)))
         .on_in_flight(OnInFlight::Wait(wait));
     let inner = Inner { stage: Arc::clone(&stage), ready: false };
     (stage, layer.layer(inner))
@@ -178,10 +178,10 @@ async fn waiting_delivery_whose_inner_service_fails_returns_its_error_and_claims
     assert_eq!(stage.begins(), 1);
 }
 
-/// A `ConcurrencyLimit` of two inside a transactional layer. The test holds the only connection (or
-/// the file's turn) until a waiter of a failed event stands in line for it, and other events hold
-/// the places of the limit.
-async fn nobody_starves<DB, H>(
+/// A transactional layer around a `ConcurrencyLimit` of two. The test holds the only connection, or
+/// the write lock of the file. A waiter of a failed event queues for it. Other events hold both
+/// places of the limit.
+async fn no_delivery_starves<DB, H>(
     layer: DedupLayer<Transactional<DB>>,
     hold_the_store: impl AsyncFnOnce() -> H,
 ) where
@@ -192,7 +192,7 @@ async fn nobody_starves<DB, H>(
     let layer = layer
         .on_in_flight(OnInFlight::Wait(Duration::from_secs(60)))
         .store_timeout(Duration::from_secs(3))
-        // The places of the limit are what is scarce here, not permits.
+        // Permits suffice for all. Only the limit is exhausted.
         .max_running(16);
     let handle = layer.handle();
     let places = Arc::new(Semaphore::new(2));
@@ -207,7 +207,7 @@ async fn nobody_starves<DB, H>(
     handler.running(1).await;
     let waiter = deliver("a");
     until(|| handle.waiting() == 1 && handle.running() == 1).await;
-    // Queued before the waiting delivery.
+    // The test queues for the store before the waiting delivery.
     let held = hold_the_store();
     let (held, fails) = futures_util::future::join(held, async {
         handler.release();
@@ -238,7 +238,7 @@ async fn no_delivery_starves_behind_a_waiting_one_on_sqlite() {
     );
     let turn = adapter.clone();
     let layer = DedupLayer::transactional(by_header(), adapter);
-    nobody_starves(layer, async || {
+    no_delivery_starves(layer, async || {
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
     })
@@ -250,5 +250,5 @@ async fn no_delivery_starves_behind_a_waiting_one_on_postgres() {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()));
-    nobody_starves(layer, async || pool.acquire().await.unwrap()).await;
+    no_delivery_starves(layer, async || pool.acquire().await.unwrap()).await;
 }

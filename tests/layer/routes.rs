@@ -277,7 +277,7 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     }
 }
 
-/// The client learns nothing about the routes, and the log says what is wrong.
+/// The client learns nothing about the routes. The log names the fault.
 #[test]
 fn rejected_arguments_are_an_empty_500_and_a_logged_cause() {
     let log = Log::of(async || {

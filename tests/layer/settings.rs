@@ -14,7 +14,7 @@ fn layer() -> DedupLayer {
     DedupLayer::new(by_header(), MemoryAdapter::new())
 }
 
-/// What a refused setter says, by panic and by error.
+/// The text of a refused setter, by panic and by error.
 fn refused(
     panics: impl FnOnce(DedupLayer) -> DedupLayer,
     returns: impl FnOnce(DedupLayer) -> Result<DedupLayer, ConfigError>,
@@ -119,7 +119,7 @@ async fn handle_taken_before_the_bounds_are_set_counts_and_drains() {
     assert_eq!((first.await.unwrap(), handle.running()), (StatusCode::OK, 0));
 }
 
-/// The order of the calls of the builder does not matter, nor which clone they are made on.
+/// The order of builder calls does not matter, nor the clone on which they are made.
 #[tokio::test]
 async fn bound_set_on_a_clone_binds_services_that_exist() {
     let handler = Handler::default();
@@ -143,7 +143,7 @@ async fn bound_set_on_a_clone_binds_services_that_exist() {
 
     drop(layer.clone().max_running(3));
     let refused = deliver("a").await.unwrap();
-    assert_eq!(result(&refused), Some("in-flight"), "nobody may wait");
+    assert_eq!(result(&refused), Some("in-flight"), "no delivery may wait");
     drop(layer.clone().max_waiting(1));
     let waiter = deliver("a");
     until(|| handle.waiting() == 1).await;

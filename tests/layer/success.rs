@@ -1,5 +1,4 @@
-//! What counts as a success: the status, the whole response, a `Disposition`; and a handler that
-//! takes too long.
+//! Success: the status, the whole response, a `Disposition`; and handlers past their timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,7 +15,7 @@ fn store() -> Arc<MemoryAdapter> {
     Arc::new(MemoryAdapter::new())
 }
 
-/// Whether a key that is there is complete; else it was released.
+/// Returns `true` if the key is complete, `false` if it was released.
 async fn is_complete(store: &MemoryAdapter, key: DedupKey) -> bool {
     match store.get(&key).await.unwrap().unwrap().state {
         EntryState::Complete { .. } => true,
@@ -137,7 +136,7 @@ async fn response_of_a_completed_failure_is_replayed_as_it_was() {
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
-/// Sets its flag when it is dropped: when the handler that holds it is.
+/// Sets its flag when its handler is dropped.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {
@@ -179,7 +178,7 @@ async fn handler_past_its_timeout_is_dropped_answered_504_and_run_by_the_retry()
     assert_eq!((runs.load(Ordering::SeqCst), is_complete(&store, dedup_key("a")).await), (2, true));
 }
 
-/// A delivery that waits for one that hangs runs its event when the timeout has ended that.
+/// The timeout ends a hanging delivery. The delivery that waits for it then runs the event.
 #[tokio::test]
 async fn handler_timeout_wakes_a_waiting_delivery() {
     let (store, handler) = (store(), Handler::default());

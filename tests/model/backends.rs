@@ -17,7 +17,7 @@ use super::support::time_travel::{age_file, age_schema};
 pub(crate) trait Backend {
     type Adapter: MaintenanceAdapter;
 
-    /// Whether other callers may see a call as more than one step.
+    /// `true` if other callers may see a call as more than one step.
     const IN_SEVERAL_STATEMENTS: bool = true;
 
     /// Deletes everything.

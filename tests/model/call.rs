@@ -37,7 +37,7 @@ pub(crate) struct Terms {
     pub(crate) retention: u32,
     pub(crate) lease: u32,
     pub(crate) payload: Option<u8>,
-    /// Whether a duplicate carries its stored payload.
+    /// `true` if a duplicate carries its stored payload.
     pub(crate) fetches: bool,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Debug for Call {
 impl fmt::Debug for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { token, retention, lease, .. } = self;
-        write!(f, "by {token}, lease {lease}, kept ")?;
+        write!(f, "by {token}, lease {lease}, retention ")?;
         if *retention == FOR_EVER { write!(f, "for ever") } else { write!(f, "{retention}") }?;
         self.payload.map_or(Ok(()), |payload| write!(f, ", payload {payload}"))?;
         if self.fetches { write!(f, ", fetches") } else { Ok(()) }
@@ -72,7 +72,7 @@ impl fmt::Debug for Terms {
 
 fn some_keys(of: usize) -> impl Strategy<Value = Keys> {
     let of_mask = move |mask: u8| (0..of).filter(|place| mask >> place & 1 == 1).collect();
-    // Mostly one.
+    // Most calls have one key.
     prop_oneof![
         3 => (0..of).prop_map(|place| vec![place]),
         1 => (1_u8..1 << of).prop_map(of_mask),

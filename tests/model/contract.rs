@@ -1,4 +1,4 @@
-//! The model: what the contract says of one key, written from the text of the contract.
+//! The model: replies and rows of one key, written from the text of the contract.
 
 use tower_dedup::adapter::{Completed, Forgotten, Released, Renewed};
 
@@ -45,8 +45,8 @@ impl Row {
         self.expires_at <= now && !self.is_leased(now)
     }
 
-    /// Whether a purge removes the row: it expired a step ago, and a lease that outlived it lapsed
-    /// as long ago.
+    /// Returns `true` if a purge removes the row. It expired a step ago, and a longer lease lapsed
+    /// a step ago.
     pub(crate) fn is_purged(&self, now: u32) -> bool {
         let is_past = |at: u32| at.saturating_add(1) <= now;
         is_past(self.expires_at)
@@ -58,13 +58,13 @@ impl Row {
     }
 
     /// Returns the row after a claim of a row without a holder.
-    fn claimed_again(&self, anew: &Self) -> Self {
+    fn claimed_again(&self, fresh: &Self) -> Self {
         Self {
             attempts: self.attempts + 1,
             // A released row is not taken over.
             takeover: self.token.is_some(),
             first_seen_at: self.first_seen_at,
-            ..anew.clone()
+            ..fresh.clone()
         }
     }
 
@@ -103,7 +103,7 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
     let live = stored.clone().filter(|row| !row.is_expired(now));
     match (call, stored) {
         (Call::ClaimAtOnce(_, terms), stored) => {
-            let anew = Row::completed(*terms, now);
+            let fresh = Row::completed(*terms, now);
             let claim = match live {
                 Some(row) if row.complete && row.token == Some(terms.token) => {
                     // A repetition; a completion that was inserted counts no attempt.
@@ -111,8 +111,8 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
                 }
                 Some(row) if row.complete => return (row.duplicate(*terms, now), stored),
                 Some(row) if row.is_leased(now) => return (Reply::InFlight, stored),
-                Some(row) => row.claimed_again(&anew),
-                None => anew,
+                Some(row) => row.claimed_again(&fresh),
+                None => fresh,
             };
             (Reply::Granted(claim.attempts, claim.takeover), Some(claim))
         }
@@ -123,36 +123,36 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
             stored => (Reply::Released(Released::NotHeld), stored),
         },
         (Call::Claim(_, terms), stored) => {
-            let anew = Row::claimed(*terms, now);
+            let fresh = Row::claimed(*terms, now);
             let claim = match (stored.clone().filter(|row| row.is_claim_of(*terms)), live) {
                 // A repetition gets the reply of the first call.
                 (Some(Row { attempts, takeover, first_seen_at, .. }), _) => {
-                    Row { attempts, takeover, first_seen_at, ..anew }
+                    Row { attempts, takeover, first_seen_at, ..fresh }
                 }
                 (None, Some(row)) if row.complete => {
                     return (row.duplicate(*terms, now), stored);
                 }
                 (None, Some(row)) if row.is_leased(now) => return (Reply::InFlight, stored),
-                (None, Some(row)) => row.claimed_again(&anew),
-                (None, None) => anew,
+                (None, Some(row)) => row.claimed_again(&fresh),
+                (None, None) => fresh,
             };
             (Reply::Granted(claim.attempts, claim.takeover), Some(claim))
         }
         (Call::Renew(_, terms), stored) => {
-            let anew = Row::claimed(*terms, now);
+            let fresh = Row::claimed(*terms, now);
             match stored {
-                None => (Reply::Renewed(Renewed::Held), Some(anew)),
+                None => (Reply::Renewed(Renewed::Held), Some(fresh)),
                 Some(row) if row.is_claim_of(*terms) => {
-                    let renewed = Row { lease_until: anew.lease_until, ..row };
+                    let renewed = Row { lease_until: fresh.lease_until, ..row };
                     (Reply::Renewed(Renewed::Held), Some(renewed))
                 }
                 stored => (Reply::Renewed(Renewed::Lost), stored),
             }
         }
         (Call::Complete(_, terms), stored) => {
-            let anew = Row::completed(*terms, now);
+            let fresh = Row::completed(*terms, now);
             let Some(row) = stored.filter(|row| !row.complete || row.expires_at > now) else {
-                let inserted = Row { attempts: 0, ..anew };
+                let inserted = Row { attempts: 0, ..fresh };
                 return (Reply::Completed(Completed::Inserted), Some(inserted));
             };
             let held = row.token == Some(terms.token);
@@ -162,7 +162,7 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
             } else {
                 // A completion does not expire at once.
                 let expired = row.expires_at <= now;
-                let expires_at = if expired { anew.expires_at } else { row.expires_at };
+                let expires_at = if expired { fresh.expires_at } else { row.expires_at };
                 Row { complete: true, payload: terms.payload, expires_at, ..row }
             };
             (Reply::Completed(reply), Some(row))

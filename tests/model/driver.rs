@@ -12,8 +12,8 @@ use tower_dedup::adapter::{
 use super::call::{Call, FOR_EVER, Terms};
 use super::contract::{Reply, State};
 
-/// Far longer than a schedule runs, so that the model need not know times between two steps. As
-/// long as an expired key stays before a purge removes it.
+/// A schedule runs for less than one step, so the model needs no times between two steps. A purge
+/// spares an expired key for one step.
 pub(crate) const STEP: Duration = PURGE_GRACE;
 
 /// The reply to a call.

@@ -140,7 +140,7 @@ async fn run<W: Backend>(backend: &W, wave: &Wave) -> Result<Vec<Event>, String>
 fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<Rows> {
     let before: Vec<u32> =
         events.iter().map(|event| mask(events, |other| other.ended < event.began)).collect();
-    // By the set of events that have happened, as bits.
+    // The rows that each set of past events (as bits) can leave.
     let mut reached = BTreeMap::from([(0_u32, stored.clone())]);
     for _ in events {
         let mut next: BTreeMap<u32, Rows> = BTreeMap::new();
@@ -174,14 +174,14 @@ fn mask(events: &[&Event], such: impl Fn(&Event) -> bool) -> u32 {
     events.iter().enumerate().map(|(place, event)| u32::from(such(event)) << place).sum()
 }
 
-/// Stored data is read by a statement of its own: a key that is complete in one statement, and not
-/// in the other, is in flight.
+/// Stored data is read by a second statement. A key that is complete in only one of the two
+/// statements is in flight.
 fn is_read_apart(reply: &Reply, event: &Event) -> bool {
     matches!((reply, &event.reply), (Reply::Duplicate(_, Some(_)), Reply::InFlight))
 }
 
-/// A claim of several keys may be sent again because of one of them. Returns what the first sending
-/// has left behind, if it was granted this key.
+/// A claim of several keys may be sent again because of one of them. Returns the row after the
+/// first sending, if that granted this key.
 fn is_sent_again(event: &Event, row: &Option<Row>, now: u32) -> Option<Option<Row>> {
     let (Call::Claim(keys, _) | Call::ClaimAtOnce(keys, _)) = &event.call else { return None };
     let (reply, left) = contract(&event.call, row.clone(), now);

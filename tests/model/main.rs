@@ -1,10 +1,10 @@
 //! Random schedules of calls on a few keys, compared with a model of the contract.
 //!
-//! 1. The model ([`contract`]) is written from the text of the contract, one key at a time: the
-//!    reply to a call, and the row that the call leaves behind.
+//! 1. The model ([`contract`]) is written from the text of the contract. For one key it gives the
+//!    reply to a call, and the row after the call.
 //! 2. Calls follow each other ([`sequence`]), or run at the same time ([`history`]).
-//! 3. Time passes in steps that are far longer than a schedule runs: by the adapter's clock, or by
-//!    moving the times that a database has stored.
+//! 3. Time passes in steps, each longer than a schedule runs. A test advances the adapter's clock, or
+//!    moves the times in the database.
 
 mod backends;
 mod call;

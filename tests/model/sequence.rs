@@ -1,8 +1,8 @@
 //! Calls that follow each other, as [`follows`] compares them with the model.
 //!
-//! A store may delete an expired key at any time, and some calls can see it. So the model keeps,
-//! for every key, all rows that may be stored. A reply must be that of one of them, and the rows
-//! with other replies are dropped.
+//! A store may delete an expired key at any time, and some calls can see it. So the model holds all
+//! rows that may be stored, for every key. A reply must be that of one of them. Rows with other
+//! replies are dropped.
 
 use std::collections::BTreeSet;
 

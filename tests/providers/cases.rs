@@ -11,7 +11,7 @@ use serde_json::Value;
 use tower_dedup::key::{Extracted, RequestRef};
 use tower_dedup::provider::Preset;
 
-/// A request, and what a preset must read from it.
+/// A request, and the outcome that a preset must read from it.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) method: String,
@@ -22,7 +22,7 @@ pub(crate) struct Case {
     pub(crate) why: String,
 }
 
-/// What a preset reads from a request.
+/// The outcome of a preset on a request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 pub(crate) enum Outcome {
@@ -286,8 +286,8 @@ fn case(file: &str, request: &Value) -> Case {
     }
 }
 
-/// Returns what a sample of another project expects: `expected_key` is an id or its fields,
-/// `expected_keys` is a list of ids or of lists of parts.
+/// Returns the outcome that a sample of another project expects. `expected_key` is an id or its
+/// fields. `expected_keys` is a list of ids or of lists of parts.
 fn expected(request: &Value) -> Option<Outcome> {
     let joined = |parts: &Value| -> Option<String> {
         let parts = parts.as_array()?.iter().map(Value::as_str);

@@ -129,7 +129,7 @@ fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
 #[test]
 fn namespace_moves_the_keys_of_every_preset() {
     for preset in provider::ALL {
-        let moved = KeyExtractor::from(*preset).namespace("elsewhere");
+        let moved = KeyExtractor::from(*preset).namespace("other");
         let mut keys = 0;
         for case in cases::of(*preset) {
             let (head, body) = case.parts();
@@ -139,7 +139,7 @@ fn namespace_moves_the_keys_of_every_preset() {
             };
             keys += found.events().len();
             for event in found.events() {
-                assert_eq!(event.key().namespace(), "elsewhere", "{}", case.name);
+                assert_eq!(event.key().namespace(), "other", "{}", case.name);
             }
         }
         assert!(keys > 0, "{preset:?}");

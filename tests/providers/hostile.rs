@@ -101,7 +101,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
 fn hostile_body_never_panics_and_has_a_defined_outcome() {
     for (what, body) in bodies() {
         let body = Bytes::from(body);
-        // And with fewer content types.
+        // A megabyte is also tried with fewer content types.
         let types = if body.len() > 100_000 { &TYPES[..1] } else { &TYPES };
         for content_type in types {
             let head = head(content_type);
@@ -208,15 +208,15 @@ fn two_hundred_thousand_items_are_too_many() {
         let refused = preset.extractor().extract(&RequestRef::new(&head, &body)).unwrap_err();
         assert_eq!(refused.kind(), KeyErrorKind::TooMany, "{preset:?}");
     }
-    // Also if no single array is too long.
+    // The sum of all arrays counts, although no single array is too long.
     let messages = vec![r#"{"id":1}"#; 40_000].join(",");
     let change = format!(r#"{{"changes":[{{"value":{{"messages":[{messages}]}}}}]}}"#);
     let body = format!(r#"{{"entry":[{change},{change}]}}"#);
     assert_eq!(kind(provider::WHATSAPP, body), Err(KeyErrorKind::TooMany));
 }
 
-/// A part that all events share is copied into each id: a body of two megabytes would need tens of
-/// gigabytes.
+/// Every id contains a copy of a part that all events share. A body of two megabytes would need
+/// tens of gigabytes.
 #[test]
 fn long_part_is_not_copied_for_every_event() {
     let (long, few) = ("x".repeat(1 << 20), 3);

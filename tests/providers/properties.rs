@@ -98,7 +98,8 @@ proptest! {
     ) {
         let body = Bytes::from(body);
         for preset in provider::ALL {
-            // With the head of a sample, so that its headers are present, and with other heads.
+            // One request has the head of a sample, so that its headers are present. Another has a
+            // random head.
             let cases = cases::of(*preset);
             let (mut head, _) = cases[sample.index(cases.len())].parts();
             head.headers.insert("content-type", HeaderValue::from_static(content_type));

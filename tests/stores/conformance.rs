@@ -243,8 +243,8 @@ impl SharedStore for Postgres {
     }
 }
 
-/// A pool whose transactions are serializable by default, as a role or a database may define, and
-/// whose commits do not wait for the disk.
+/// A pool whose transactions are serializable by default, as a role or a database may define. Its
+/// commits do not wait for the disk.
 struct Serializable(Postgres);
 
 impl Store for Serializable {
@@ -324,7 +324,7 @@ impl Store for UnbatchedFile {
     }
 }
 
-/// A store that has no more than it needs.
+/// A store with the required methods only.
 struct Plain(MemoryAdapter);
 
 impl DedupAdapter for Plain {
@@ -370,7 +370,7 @@ impl Store for PlainStore {
     }
 }
 
-/// Expands every macro of an adapter that can do everything.
+/// Expands every macro for an adapter with all abilities.
 macro_rules! everything {
     ($($name:ident = $store:ident),+ $(,)?) => {$(
         mod $name {

@@ -191,7 +191,7 @@ fn call_that_does_not_fit_evicts_nothing() {
     let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
     remember(&adapter, &keys(0..3)).unwrap();
     now(adapter.claim(&[key(3)], &terms())).unwrap();
-    // Three keys could be evicted for four new ones.
+    // Only three keys may be evicted for four new ones.
     assert!(is_full(remember(&adapter, &keys(10..14))));
     assert!(is_full(now(adapter.claim(&keys(10..14), &terms()))));
     for id in 0..4 {
@@ -270,7 +270,7 @@ async fn leases_and_retention_follow_paused_time() {
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert_eq!(adapter.claim(&keys, &terms()).await.unwrap(), [Claimed::first(2, true)]);
     adapter.complete(&keys, &mine).await.unwrap();
-    // A claim sets `expires_at` anew, so the retention counts from the takeover.
+    // A claim sets a new `expires_at`, so the retention counts from the takeover.
     tokio::time::advance(RETENTION - Duration::from_millis(1)).await;
     assert!(matches!(adapter.claim(&keys, &terms()).await.unwrap()[..], [Claimed::Duplicate(_)]));
     tokio::time::advance(Duration::from_millis(1)).await;
@@ -294,6 +294,7 @@ fn threads_without_a_runtime_use_real_time() {
     let adapter = MemoryAdapter::new();
     let brief = leased_for(Duration::from_millis(1));
     now(adapter.claim(&[key(0)], &brief)).unwrap();
+    // The lease lapses by the real clock.
     std::thread::sleep(Duration::from_millis(2));
     assert_eq!(now(adapter.claim(&[key(0)], &terms())).unwrap(), [Claimed::first(2, true)]);
 }

@@ -111,7 +111,7 @@ async fn connect_that_fails_reports_it_without_the_url() {
     assert_eq!(Identifier::new("a.b"), Err(ConfigError::InvalidIdentifier));
 }
 
-/// The duplicate path writes nothing, so it never waits for a disk.
+/// A duplicate writes nothing, so it never waits for a disk.
 #[tokio::test]
 async fn duplicates_write_no_wal() {
     // A server of its own, because the test reads its WAL.
@@ -123,7 +123,7 @@ async fn duplicates_write_no_wal() {
     let in_flight = keys(100..200);
     adapter.claim(&in_flight, &terms()).await.unwrap();
     let pool = pool(&server.url()).await;
-    // Without the writes of vacuum and checkpoints.
+    // Vacuum and checkpoints write WAL, too.
     for sql in
         ["ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()", "VACUUM", "CHECKPOINT"]
     {
@@ -185,7 +185,7 @@ async fn completions_are_heap_only_updates() {
     assert!(hot * 100 >= updated * 95, "{hot} of {updated} are heap-only");
 }
 
-/// What was acknowledged is on disk, although the role says `synchronous_commit = off`.
+/// Acknowledged writes are on disk, although the role says `synchronous_commit = off`.
 /// `asynchronous_claims` exempts claims.
 #[tokio::test]
 async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
@@ -206,7 +206,7 @@ async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
         adapter.claim(&recorded, &on_claim(&terms())).await.unwrap();
         let opened = adapter.open(&committed, &mine).await.unwrap();
         adapter.commit(opened.transaction.unwrap(), &committed, &mine).await.unwrap();
-        // At once: what was not flushed is lost.
+        // An immediate restart loses unflushed writes.
         server.restart_immediately();
         let adapter = PostgresAdapter::new(connect());
         for keys in [&completed, &recorded, &committed] {
@@ -242,7 +242,7 @@ async fn standby_is_refused_until_it_is_promoted() {
     assert_eq!(other.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
 }
 
-/// A database that refuses writes for a while.
+/// A database refuses writes for a while.
 #[tokio::test]
 async fn read_only_database_is_unavailable_and_recovers() {
     let schema = Schema::fresh();

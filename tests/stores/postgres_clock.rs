@@ -1,4 +1,4 @@
-//! The store's clock decides, and a claim that had to wait gets its whole lease.
+//! Leases follow the store's clock. A claim that waited gets its whole lease.
 
 use std::time::{Duration, SystemTime};
 
@@ -105,8 +105,8 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         }
         set_clock(&database, start + 86_400 + 61 * 2).await;
         assert_eq!(adapter.claim(&one("c"), &terms()).await.unwrap(), [Claimed::first(1, false)]);
-        // The other keys have expired with their leases. An adapter of another process: for this
-        // adapter, the store's clock has jumped.
+        // The other keys have expired with their leases. The adapter of another process sees a jump
+        // of the store's clock.
         set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
         let adapter =
             PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
@@ -158,7 +158,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
                     }
                 }
             });
-            // By now the claim is in the pool's line.
+            // The yields let the claim enter the pool's queue.
             for _ in 0..50 {
                 tokio::task::yield_now().await;
             }
@@ -182,7 +182,7 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
     );
     let mut watcher = PgConnection::connect_with(&database.options()).await.unwrap();
     let mut granted = false;
-    // On a busy machine, the claim may have waited until its limit by then.
+    // On a busy machine, the claim may have reached its limit.
     for attempt in 0..50 {
         let (id, mine) = (format!("{attempt}"), terms());
         adapter.claim(&one(&id), &mine).await.unwrap();
@@ -228,7 +228,7 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
             );
             adapter.migrate().await.unwrap();
             database.run("TRUNCATE webhook_deliveries").await;
-            // Two keys in a set: the first one blocks, and the second one was looked up before.
+            // Two keys in one call: the first one blocks, and the second one was looked up before.
             let keys = if case == "claim of a set" {
                 vec![dedup_key("0"), dedup_key("a")]
             } else {

@@ -29,12 +29,14 @@ fn parent() {
 
 async fn count(url: &str) -> sqlx::Result<i64> {
     let mut connection = PgConnection::connect(url).await?;
-    sqlx::query_scalar("SELECT count(*) FROM kept").fetch_one(&mut connection).await
+    sqlx::query_scalar("SELECT count(*) FROM rows_before_the_restart")
+        .fetch_one(&mut connection)
+        .await
 }
 
 async fn keep(url: &str) {
     let mut connection = PgConnection::connect(url).await.unwrap();
-    sqlx::raw_sql("CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)")
+    sqlx::raw_sql("CREATE TABLE rows_before_the_restart (n int); INSERT INTO rows_before_the_restart VALUES (1)")
         .execute(&mut connection)
         .await
         .unwrap();

@@ -25,7 +25,7 @@ async fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(3).connect(url).await.unwrap()
 }
 
-/// Asserts the reply of each kind of call, and what each ledger does with a row that another
+/// Asserts the reply of each kind of call, and the answer of each ledger to a row that another
 /// session locks.
 async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
     let (mine, key) = (terms(), one("leased"));
@@ -101,11 +101,11 @@ async fn server_in_another_language_changes_no_reply() {
     }
 }
 
-const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
+const PAGE: &str = include_str!("../../src/docs/postgres.md");
 
-/// Returns the SQL of the operations guide that contains these words.
+/// Returns the SQL of the guide that contains these words.
 fn of_the_guide(words: &str) -> &'static str {
-    let blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let blocks = PAGE.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     blocks.into_iter().find(|block| block.contains(words)).expect("a block with these words")
 }
 
@@ -115,7 +115,7 @@ async fn index_created_concurrently_delays_no_claim() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     adapter.migrate().await.unwrap();
-    // It waits for open transactions.
+    // `CREATE INDEX CONCURRENTLY` waits for open transactions.
     let mut theirs = database.effects.pool().begin().await.unwrap();
     theirs.execute("DELETE FROM webhook_deliveries").await.unwrap();
     let index = tokio::spawn({

@@ -1,5 +1,5 @@
-//! What a call leaves on its connection: nothing that outlives its transaction, because behind
-//! PgBouncer another client uses the session next.
+//! A call leaves no setting and no lock on its connection after its transaction. Behind PgBouncer,
+//! another client uses the session next.
 
 use std::convert::Infallible;
 
@@ -39,7 +39,7 @@ impl<'d> Watch<'d> {
     /// Asserts that no session has a lock or a setting. For batches there is no other way to see
     /// it.
     async fn nothing_is_left(&self, call: &str) {
-        self.database.until_nothing_is_open().await;
+        self.database.until_no_transaction_is_open().await;
         let locks = "SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) \
                      WHERE a.application_name = $1 AND l.locktype = 'advisory'";
         let locks = sqlx::query_scalar::<_, i64>(locks).bind(self.database.name());

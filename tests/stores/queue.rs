@@ -1,4 +1,4 @@
-//! Calls that share a batch: what happens to one of them does not affect the others.
+//! Calls that share a batch: the outcome of one call does not affect the others.
 
 use std::future::Future;
 use std::time::Duration;
@@ -124,7 +124,7 @@ async fn some_go_away<A: DedupAdapter + Clone>(adapter: A) {
                 if at % 3 == 0 {
                     let soon = Duration::from_micros(at * 10);
                     let _ = tokio::time::timeout(soon, adapter.claim(&key, &mine)).await;
-                    // In the order of the calls: if the claim was sent, it was sent before.
+                    // Calls are sent in order. If the claim was sent, the release follows it.
                     adapter.release(&key, &mine).await.unwrap();
                     let next = adapter.claim(&key, &terms()).await.unwrap();
                     assert!(matches!(next[..], [Claimed::First { .. }]), "{next:?}");
@@ -190,7 +190,7 @@ async fn refused_row_fails_only_its_caller_on_sqlite() {
     poison(adapter).await;
 }
 
-/// Above the limit of waiting rows, a call is refused and surely not sent.
+/// Above the limit of waiting rows, a call is refused and not sent.
 async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
     let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), terms()));
     // One task makes all calls, so nothing is sent before the last one.
@@ -232,9 +232,9 @@ async fn waiting_rows_are_bounded_on_sqlite() {
     overload(adapter, 8).await;
 }
 
-/// A transaction holds one row of a batch, and does not end: the other callers get their replies,
-/// and few statements wait for the row. An adapter's transaction is recognized by its lock; a
-/// user's transaction is found by splitting the batch.
+/// A transaction holds one row of a batch and does not end. The other callers get their replies,
+/// and few statements wait for the row. The lock of an adapter's transaction identifies the row.
+/// For a user's transaction, the adapter splits the batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_of_a_batch_do_not_wait_for_a_row_of_an_open_transaction() {
     let server = Server::start();
@@ -328,7 +328,7 @@ async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     };
     let wal = || std::fs::metadata(dir.path().join("dedup.db-wal")).unwrap().len();
     let before = (version().await, wal());
-    // Nor does a duplicate wait for a writer.
+    // A duplicate does not wait for a writer either.
     let mut writer = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
     storm(&adapter, 20).await;
@@ -387,7 +387,8 @@ async fn plans_stay_index_plans_while_the_table_grows() {
     }
     fill(0, 200_000).await;
     let mut read = async |name: &str| -> i64 {
-        // Until each session has written last, and so has reported everything.
+        // Each session reports its counts with its last write, so the loop ends after all have
+        // written.
         for round in 0..1_000 {
             let new =
                 (0..64).map(|at| claim(adapter.clone(), format!("{name}{round}-{at}"), terms()));
@@ -424,7 +425,7 @@ fn several_runtimes<A: DedupAdapter + Clone>(connect: impl Future<Output = A>) {
     for round in 0..20 {
         runtime().block_on(async {
             for at in 0..100 {
-                // Not awaited: they end with their runtime.
+                // The calls are not awaited: they end with their runtime.
                 tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), terms()));
             }
             let claimed = claim(adapter.clone(), format!("{round}"), terms());
@@ -446,7 +447,7 @@ fn adapter_outlives_its_runtimes_on_sqlite() {
     several_runtimes(sqlite(&dir));
 }
 
-/// With batching off, the adapter opens no connection of its own.
+/// Without batching, the adapter opens no connection of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_have_connections_of_their_own_until_they_are_closed() {
     for (batching, expected) in [(Batching::new(), 2), (Batching::off(), 0)] {

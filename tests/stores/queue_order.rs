@@ -1,7 +1,7 @@
-//! What waits for a batch: in which order it is sent, and what happens if its caller is dropped.
+//! Calls that wait for a batch: their order, and dropped callers.
 //!
-//! Where a test says "at once", one task makes all calls before any of them is sent, because the
-//! lanes are tasks of the same thread.
+//! "At once" means that one task makes all calls before any is sent. The lanes are tasks of the
+//! same thread.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -75,7 +75,7 @@ async fn calls_for_one_key_keep_their_order_on_sqlite() {
     calls_for_one_key_keep_their_order(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// This many callers claim a key each, and are dropped at once.
+/// Each of these callers claims one key, and all are dropped at once.
 async fn some_go<A: DedupAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
     let gone: Vec<_> = (0..many).map(|at| one(&format!("gone-{round}-{at}"))).collect();
     for key in &gone {
@@ -105,7 +105,7 @@ async fn dropped_caller_is_not_sent_on_sqlite() {
     dropped_caller_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Callers that are dropped take no room from those that wait.
+/// Dropped callers take no room from waiting callers.
 async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
     for round in 0..20 {
         some_go(&adapter, round, 8).await;
@@ -130,9 +130,9 @@ async fn dropped_caller_takes_no_room_on_sqlite() {
     dropped_caller_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// A batch waits for a row that an open transaction holds. Calls that gather meanwhile go in the
+/// A batch waits for a row of an open transaction. Calls that gather during the wait go in the
 /// second lane. The batch waits as long as a statement may wait for a row, so a slow machine may
-/// need more than one attempt.
+/// need several attempts.
 #[tokio::test]
 async fn callers_do_not_wait_for_the_batch_before_theirs() {
     let schema = Schema::fresh();

@@ -1,12 +1,12 @@
-//! Four processes on one Postgres, each with many callers whose small sets of keys overlap: no
-//! deadlock, and each key has one holder at a time.
+//! Four processes share one Postgres, and their small sets of keys overlap. No deadlock occurs, and
+//! each key has one holder at a time.
 //!
 //! 1. The server detects deadlocks before a statement's wait for a lock ends. Otherwise the adapter
 //!    would split the sets and try again, and the test would not see the deadlock.
-//! 2. Each key belongs to an epoch and ends complete. Until then it is claimed, renewed, released,
-//!    completed and claimed on arrival by every process. Leases do not lapse meanwhile, so the
-//!    attempts of a key prove it: no attempt was granted twice, and each followed the release of
-//!    the one before.
+//! 2. Each key belongs to an epoch and ends complete. Until then every process claims, renews,
+//!    releases and completes it, and claims it on arrival. No lease lapses during a test. So the
+//!    attempts of a key show its holders: each attempt has one holder, and follows the release of
+//!    the attempt before.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -51,7 +51,8 @@ async fn overlapping_sets_of_four_processes_do_not_deadlock() {
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     for sql in [
         "ALTER SYSTEM SET deadlock_timeout = '1ms'",
-        // As for a large table: rows are read in the order of the requested keys.
+        // The planner treats the table as large, so it reads rows in the order of the requested
+        // keys.
         "ALTER SYSTEM SET enable_seqscan = off",
         "ALTER SYSTEM SET enable_hashjoin = off",
         "ALTER SYSTEM SET enable_mergejoin = off",
@@ -92,7 +93,7 @@ async fn overlapping_sets_of_four_processes_do_not_deadlock() {
         assert!(status.expect("the process ends").unwrap().success());
     }
     assert_eq!(completed.len(), EPOCHS * KEYS);
-    // No attempt is missing: an attempt that no caller was told of was granted to none.
+    // No attempt is missing. A granted attempt without a caller would leave a gap.
     for grant in &granted {
         let (key, attempt) = grant.split_once(' ').unwrap();
         let before = attempt.parse::<u32>().unwrap() - 1;
@@ -217,10 +218,9 @@ async fn record(
     some
 }
 
-/// The same under a lease. A claim is renewed, and then completed, or released by the first
-/// holders, so that many keys are free at once. Renewals also name keys of other callers, and
-/// completions also name keys that others have completed, so that sets without a common holder meet
-/// too.
+/// The same under a lease. A claim is renewed and completed, or the first holders release it, so
+/// that many keys are free at once. Renewals and completions also name keys of other callers, so
+/// that sets without a common holder meet, too.
 async fn claim(
     adapter: &PostgresAdapter,
     mut some: Vec<DedupKey>,
@@ -231,7 +231,7 @@ async fn claim(
     for (key, claimed) in some.iter().zip(again(|| adapter.claim(&some, &mine)).await) {
         match claimed {
             Claimed::First { attempt, takeover, .. } => {
-                assert!(!takeover, "{} is taken from somebody", key.id());
+                assert!(!takeover, "{} is taken over from a live holder", key.id());
                 said.push(format!("granted {} {attempt}", key.id()));
                 if attempt < 3 { &mut failed } else { &mut done }.push(key.clone());
             }

@@ -1,4 +1,4 @@
-//! The SQLite file in trouble: it refuses writes, another process holds it, it is full, it is gone.
+//! SQLite files that refuse writes, are locked, are full, or are gone.
 
 use std::path::Path;
 use std::process::Command;
@@ -64,8 +64,8 @@ where
     }
 }
 
-/// Another process holds the file: known duplicates get 200, new events get 503, a handler that
-/// succeeds keeps its answer, and calls succeed again when the file is free.
+/// Another process holds the file. Known duplicates get 200, and new events get 503. A handler that
+/// succeeds is answered with its response. Calls succeed again when the file is free.
 #[tokio::test]
 async fn file_held_by_another_process_delays_no_duplicate() {
     let (file, handler) = (File::new(), Handler::default());
@@ -84,7 +84,7 @@ async fn file_held_by_another_process_delays_no_duplicate() {
     run(&mut other, "BEGIN EXCLUSIVE").await;
     let started = Instant::now();
     assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
-    // A duplicate that waited for the file would end at the store timeout, as a 503.
+    // A duplicate that waited for the file would get 503 at `store_timeout`.
     let refused = send(&service, request("new")).await;
     assert_eq!(
         (refused.status(), result(&refused)),
@@ -122,8 +122,8 @@ async fn file_that_refuses_writes_still_serves_duplicates() {
     assert_eq!(send(&writable, request("new")).await.status(), 200);
 }
 
-/// A full disk, as SQLite sees it: new events get 503, a handler that runs keeps its success, and
-/// calls succeed again when there is room.
+/// A full disk. New events get 503. A handler that runs is answered with its response. Calls
+/// succeed again when there is space.
 #[tokio::test]
 async fn full_file_recovers_when_there_is_room() {
     let (file, handler) = (File::new(), Handler::default());

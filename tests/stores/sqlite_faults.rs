@@ -1,5 +1,5 @@
-//! Faults of a SQLite file without an error: transactions that are left open, rows that expire at
-//! once, futures that are not polled, files that are replaced.
+//! Faults of SQLite that raise no error: open transactions, rows that expire at once, futures that
+//! are not polled, replaced files.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ async fn rollback_after_leaked_savepoints_leaves_no_connection_in_a_transaction(
     assert_eq!(count(&pool, "webhook_deliveries").await, 0);
 }
 
-/// COMMIT is refused for what the handler wrote: the store has not failed.
+/// The handler's write makes COMMIT fail. The store has not failed.
 async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let mut tx = lend(&request);
     sqlx::query("INSERT INTO orders VALUES (1, 99)").execute(&mut *tx).await.unwrap();
@@ -139,7 +139,7 @@ async fn transactional_completion_after_its_retention_is_remembered_for_another(
     let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
     let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
     assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
-    // A key that has not expired keeps its expiry.
+    // The expiry of an unexpired key does not change.
     let (keys, mine) = ([dedup_key("b")], terms());
     let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
     sqlx::query("UPDATE webhook_deliveries SET expires_at = expires_at + 7200000 WHERE id = 'b'")
@@ -163,7 +163,7 @@ async fn purge_that_does_not_get_the_write_lock_is_refused() {
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
 }
 
-/// Polls a call until it has had every chance to take the file, and then never again.
+/// Polls a call until it may hold the file, and then never again.
 async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     let mut call = Box::pin(call);
     for _ in 0..3 {
@@ -174,7 +174,7 @@ async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     call
 }
 
-async fn others_get_on_beside_an_unpolled_call(batching: Batching) {
+async fn unpolled_call_does_not_stop_other_calls(batching: Batching) {
     let file = File::new();
     let options = SqliteOptions::new().batching(batching);
     let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
@@ -197,12 +197,12 @@ async fn others_get_on_beside_an_unpolled_call(batching: Batching) {
 
 #[tokio::test]
 async fn unpolled_call_delays_no_other_call() {
-    others_get_on_beside_an_unpolled_call(Batching::new()).await;
+    unpolled_call_does_not_stop_other_calls(Batching::new()).await;
 }
 
 #[tokio::test]
 async fn unpolled_call_without_batching_delays_no_other_call() {
-    others_get_on_beside_an_unpolled_call(Batching::off()).await;
+    unpolled_call_does_not_stop_other_calls(Batching::off()).await;
 }
 
 #[tokio::test]
@@ -239,8 +239,7 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     }
 }
 
-/// Callers that miss the table get replies, also those for whom another caller has created it
-/// again.
+/// Every caller that finds no table gets a reply. One of them creates the table again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_table_is_created_again_for_many_callers_at_once() {
     for batching in [Batching::new(), Batching::off()] {
@@ -287,7 +286,7 @@ async fn refuses(adapter: &SqliteAdapter) {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // All calls behave alike.
+    // Every other call is refused, too.
     let keys = [dedup_key("a")];
     adapter.claim(&keys, &on_claim(&terms())).await.unwrap_err();
     adapter.complete(&keys, &terms()).await.unwrap_err();
@@ -332,6 +331,7 @@ async fn in_memory_pool_is_not_taken_for_a_replaced_file() {
     let adapter = SqliteAdapter::new(pool.unwrap());
     let keys = [dedup_key("a")];
     assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
+    // The adapter checks the identity of the file once a second, by the real clock.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let again = adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
     assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");

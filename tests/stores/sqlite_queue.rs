@@ -1,5 +1,5 @@
-//! SQLite's batches in rare cases: rows that another process has written since they were looked up,
-//! and completions by a caller that does not hold the key.
+//! SQLite's batches in rare cases. Another process writes rows after the lookup, or a caller
+//! completes a key that it does not hold.
 
 use std::future::Future;
 use std::time::Duration;
@@ -27,8 +27,8 @@ async fn file() -> (File, SqliteAdapter, SqliteConnection) {
     (file, adapter, other)
 }
 
-/// Repeats a call for as long as it is refused because the file is held: a refused call has done
-/// nothing.
+/// Repeats a call while the other process holds the file. A refused call has no effect, so its
+/// repetition counts as the first call.
 async fn patiently<T, F>(call: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,
@@ -54,12 +54,11 @@ async fn insert(other: &mut SqliteConnection, id: &str, held: bool, lease: &str,
     run(other, &sql).await;
 }
 
-/// Makes calls while the file is held, and then changes rows. The calls have looked up their keys
-/// before.
+/// Makes calls while the other process holds the write lock, then lets it change rows and commit.
 async fn while_held<T, F, M>(
     mut other: SqliteConnection,
     calls: impl IntoIterator<Item = F>,
-    meanwhile: impl FnOnce(SqliteConnection) -> M,
+    change: impl FnOnce(SqliteConnection) -> M,
 ) -> Vec<T>
 where
     T: Send + 'static,
@@ -68,14 +67,15 @@ where
 {
     run(&mut other, "BEGIN IMMEDIATE").await;
     let tasks: Vec<_> = calls.into_iter().map(tokio::spawn).collect();
-    // Far less than they wait for the file.
+    // Time for the calls to look up their keys and to wait for the write lock, which SQLite shows to no
+    // other connection. A late lookup finds the changed rows, and the replies are the same.
     tokio::time::sleep(Duration::from_millis(150)).await;
-    let mut other = meanwhile(other).await;
+    let mut other = change(other).await;
     run(&mut other, "COMMIT").await;
     join_all(tasks).await.into_iter().map(Result::unwrap).collect()
 }
 
-async fn strangers(mut other: SqliteConnection) -> SqliteConnection {
+async fn insert_rows_of_another_process(mut other: SqliteConnection) -> SqliteConnection {
     insert(&mut other, "k1", true, "60000", true).await;
     insert(&mut other, "k2", true, "60000", false).await;
     insert(&mut other, "k3", false, "60000", false).await;
@@ -93,7 +93,7 @@ async fn claims_find_rows_written_after_their_lookup() {
             (claimed[0].clone(), adapter.renew(&key, &mine).await.unwrap()[0])
         }
     });
-    let claimed = while_held(other, calls, strangers).await;
+    let claimed = while_held(other, calls, insert_rows_of_another_process).await;
     for (at, (claimed, renewed)) in claimed.into_iter().enumerate() {
         let as_expected = match at {
             1 => matches!(claimed, Claimed::Duplicate(_)),
@@ -110,7 +110,7 @@ async fn claims_find_rows_written_after_their_lookup() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn records_find_rows_written_after_their_lookup() {
+async fn on_arrival_claims_find_rows_written_after_their_lookup() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
         let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
@@ -126,7 +126,7 @@ async fn records_find_rows_written_after_their_lookup() {
             recorded
         }
     });
-    let recorded = while_held(other, calls, strangers).await;
+    let recorded = while_held(other, calls, insert_rows_of_another_process).await;
     for (at, recorded) in recorded.into_iter().enumerate() {
         let as_expected = match at {
             1 => matches!(recorded, Claimed::Duplicate(_)),
@@ -140,8 +140,8 @@ async fn records_find_rows_written_after_their_lookup() {
     assert_eq!(adapter.count().await.unwrap(), CALLERS as u64);
 }
 
-/// What happens to a key between its claim and its completion, and the reply to the completion.
-const ODD: [(&str, Completed); 7] = [
+/// A change of the row between claim and completion, and the reply to the completion.
+const CHANGES: [(&str, Completed); 7] = [
     ("DELETE FROM webhook_deliveries", Completed::Inserted),
     ("UPDATE webhook_deliveries SET token = randomblob(16)", Completed::LeaseLost),
     ("UPDATE webhook_deliveries SET token = NULL", Completed::LeaseLost),
@@ -149,14 +149,14 @@ const ODD: [(&str, Completed); 7] = [
         "UPDATE webhook_deliveries SET token = randomblob(16), completed_at = unixepoch() * 1000",
         Completed::LeaseLost,
     ),
-    // By the same claim, whose reply was lost.
+    // The same claim has completed the key, and its reply was lost.
     ("UPDATE webhook_deliveries SET completed_at = unixepoch() * 1000", Completed::Held),
     // The lease outlives the retention, which then starts at the completion.
     ("UPDATE webhook_deliveries SET expires_at = 1", Completed::Held),
     ("UPDATE webhook_deliveries SET lease_until = 1", Completed::Held),
 ];
 
-async fn completions(odd: &[(&str, Completed)]) {
+async fn completions(changes: &[(&str, Completed)]) {
     let (_dir, adapter, other) = file().await;
     let key = |at: usize| [dedup_key(&format!("k{at}"))];
     let call_terms: Vec<_> = (0..CALLERS).map(|_| terms()).collect();
@@ -171,7 +171,7 @@ async fn completions(odd: &[(&str, Completed)]) {
     });
     // The first call goes alone.
     let completed = while_held(other, calls, async |mut other| {
-        for (at, (change, _)) in (1..).zip(odd) {
+        for (at, (change, _)) in (1..).zip(changes) {
             run(&mut other, &format!("{change} WHERE id = 'k{at}'")).await;
         }
         other
@@ -179,24 +179,27 @@ async fn completions(odd: &[(&str, Completed)]) {
     for (at, completed) in completed.await.into_iter().enumerate() {
         let expected = match at {
             0 => Completed::Held,
-            at => odd.get(at - 1).map_or(Completed::Held, |(_, expected)| *expected),
+            at => changes.get(at - 1).map_or(Completed::Held, |(_, expected)| *expected),
         };
-        assert_eq!(completed, expected, "{at} of {odd:?}");
+        assert_eq!(completed, expected, "{at} of {changes:?}");
         let entry = adapter.get(&key(at)[0]).await.unwrap().expect("a key that is remembered");
-        assert!(matches!(entry.state, EntryState::Complete { .. }), "{at} of {odd:?}: {entry:?}");
+        assert!(
+            matches!(entry.state, EntryState::Complete { .. }),
+            "{at} of {changes:?}: {entry:?}"
+        );
     }
 }
 
-/// One odd key among many that are held, and one of every sort.
+/// One change among many held keys, then all changes at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn completion_reports_whether_its_token_held_the_key() {
-    for odd in ODD.chunks(1) {
-        completions(odd).await;
+    for changes in CHANGES.chunks(1) {
+        completions(changes).await;
     }
-    completions(&ODD).await;
+    completions(&CHANGES).await;
 }
 
-/// What a claim carried is not stored if its completion carries nothing.
+/// The payload digest of a claim is not stored if the completion carries none.
 #[tokio::test]
 async fn completion_stores_its_own_data_and_not_that_of_the_claim() {
     let (_dir, adapter, _other) = file().await;

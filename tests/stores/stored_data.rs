@@ -1,4 +1,4 @@
-//! Stored data that comes with duplicates, in batches and in single calls of the SQL adapters.
+//! Stored data of duplicates, in batches and in single calls of the SQL adapters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +9,16 @@ use http::{HeaderMap, StatusCode};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, PostgresAdapter, PostgresOptions,
-    SqliteAdapter, SqliteOptions, StoredData, StoredResponse, Token,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter,
+    PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData, StoredResponse,
+    Token,
 };
 use tower_dedup::{Error, ErrorKind};
 
 use crate::support::dedup_key;
 use crate::support::postgres::Schema;
 
-/// More than one statement reads.
+/// So many keys that more than one statement reads them.
 const KEYS: usize = 80;
 
 fn terms() -> CallTerms {
@@ -59,7 +60,7 @@ async fn claim_all<A: DedupAdapter>(adapter: &A) -> Vec<(usize, Fetch, Result<Cl
 
 async fn each_caller_gets_the_data_it_asked_for<A: DedupAdapter>(adapter: &A) {
     complete(adapter).await;
-    // Twice: the second time the adapter reads before it inserts.
+    // The second time, the adapter reads before it inserts.
     for _ in 0..2 {
         for (id, fetch, claimed) in claim_all(adapter).await {
             let payload = Some([u8::try_from(id).unwrap(); 32]);
@@ -83,7 +84,7 @@ async fn each_caller_gets_the_data_it_asked_for<A: DedupAdapter>(adapter: &A) {
 }
 
 /// `corrupt` makes the response of key 7 unreadable.
-async fn unreadable_response_fails_only_its_caller<A: DedupAdapter>(
+async fn unreadable_response_fails_only_its_caller<A: MaintenanceAdapter>(
     adapter: &A,
     corrupt: impl AsyncFnOnce(),
 ) {
@@ -98,6 +99,10 @@ async fn unreadable_response_fails_only_its_caller<A: DedupAdapter>(
             }
         }
     }
+    // `get` returns the digest, and says that the response is unreadable.
+    let entry = adapter.get(&dedup_key("7")).await.unwrap().unwrap();
+    assert!(entry.response_is_unreadable);
+    assert_eq!(entry.stored, Some(Arc::new(StoredData::new(Some([7; 32]), None))));
 }
 
 const CORRUPT: &str = "UPDATE webhook_deliveries SET response_headers = 'none' WHERE id = '7'";

@@ -1,5 +1,5 @@
-//! What handlers did, in the same database as the keys: one row for each run, without a constraint
-//! that would refuse a second one.
+//! Effects of handlers, in the database of the keys. Each run writes one row, and no constraint
+//! refuses a second row.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -126,7 +126,12 @@ impl Database {
         PgPoolOptions::new().max_connections(connections).connect_lazy_with(options)
     }
 
-    /// Returns a pool whose connections pass through a proxy, after the proxy.
+    /// Returns a pool whose sessions have these settings, as a role's sessions may have.
+    pub(crate) fn pool_set(&self, connections: u32, settings: &[(&str, &str)]) -> PgPool {
+        self.pool_with(connections, self.options().options(settings.iter().copied()))
+    }
+
+    /// Returns a proxy, and a pool whose connections pass through the proxy.
     pub(crate) async fn proxied(&self, connections: u32) -> (Proxy, PgPool) {
         let proxy = Proxy::start(&self.options()).await;
         let pool = self.pool_with(connections, proxy.options(self.options()));
@@ -204,7 +209,7 @@ impl Database {
     }
 
     /// Waits until no connection of the pools is inside a transaction.
-    pub(crate) async fn until_nothing_is_open(&self) {
+    pub(crate) async fn until_no_transaction_is_open(&self) {
         self.until_sessions("state LIKE 'idle in transaction%'", 0).await;
     }
 

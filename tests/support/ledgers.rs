@@ -68,7 +68,7 @@ pub(crate) trait AnyLayer: Sized {
     fn wrap<S: Inner>(&self, inner: S) -> impl Outer;
 }
 
-/// A layer whose ledger keeps responses.
+/// A layer whose ledger stores responses.
 pub(crate) trait Replaying: AnyLayer {
     fn replay(self, replay: Replay) -> Self;
 }

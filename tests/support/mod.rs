@@ -1,4 +1,4 @@
-//! What several tests need: a service to wrap, requests to send, and a store that fails on demand.
+//! Shared parts of tests: a service to wrap, requests to send, and a store that fails on demand.
 #![allow(dead_code, reason = "every test takes a part of it")]
 
 pub(crate) mod cluster;
@@ -69,7 +69,7 @@ pub(crate) fn sqlite_url(dir: &Path) -> String {
     format!("sqlite://{}", dir.join("dedup.db").display())
 }
 
-/// Returns what is stored with this key, if it is complete.
+/// Returns the stored data of this key, if the key is complete.
 pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
     adapter: &A,
     key: &DedupKey,
@@ -258,7 +258,7 @@ pub(crate) async fn polled<F: Future>(future: F, times: usize, again: bool) -> O
     .await
 }
 
-/// What a [`Faulty`] store does with a call.
+/// The behaviour of a [`Faulty`] store in a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Fault {
     #[default]
@@ -296,7 +296,7 @@ pub(crate) struct Faulty<A> {
     inner: Arc<A>,
     faults: [Mutex<Fault>; OPS],
     calls: [AtomicU32; OPS],
-    /// What each claim has fetched.
+    /// The `Fetch` of each claim.
     fetched: Mutex<Vec<Fetch>>,
 }
 
@@ -324,7 +324,7 @@ impl<A> Faulty<A> {
         self.calls[op as usize].load(Ordering::SeqCst)
     }
 
-    /// Returns what each claim has fetched since the last call.
+    /// Returns the `Fetch` of each claim since the last call.
     pub(crate) fn fetched(&self) -> Vec<Fetch> {
         std::mem::take(&mut self.fetched.lock().unwrap())
     }

@@ -1,5 +1,5 @@
-//! What the tests of multi-event deliveries share: a receiver over any adapter, under any ledger,
-//! whose handler does what the body of its delivery says.
+//! Shared parts of multi-event tests: a receiver over any adapter and ledger. The body of a
+//! delivery tells the handler its work.
 
 use std::future::pending;
 use std::sync::{Arc, Mutex};
@@ -106,7 +106,7 @@ pub(crate) fn insert<'i>(ids: impl IntoIterator<Item = &'i str>) -> String {
     format!("INSERT INTO effects (id) VALUES {}", rows.join(", "))
 }
 
-/// What handlers did.
+/// The effects of handlers.
 #[derive(Clone)]
 pub(crate) enum Effects {
     Log(Arc<Mutex<Vec<String>>>),

@@ -50,7 +50,7 @@ max_connections = 200
 fsync = off
 CONF
         ;;
-    # Its messages in this language: glibc finds the locale in LOCPATH, where nobody has installed it.
+    # Messages in this language. The locale need not be installed: glibc finds it in LOCPATH.
     speak)
         mkdir -p "$LOCPATH" && {
             localedef -i "$port" -f UTF-8 "$LOCPATH/$port.UTF-8" || [ -d "$LOCPATH/$port.UTF-8" ]
@@ -132,7 +132,7 @@ impl Server {
         &self.dir
     }
 
-    /// Returns what the server has logged.
+    /// Returns the log of the server.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_else(|error| error.to_string())
     }
@@ -278,9 +278,8 @@ fn programs() -> Option<PathBuf> {
     dirs.into_iter().find(complete)
 }
 
-/// Returns a free port below the ephemeral range. The system would give an ephemeral port to any
-/// client while the server is down; a client that connects to the server could even connect to
-/// itself.
+/// Returns a free port below the ephemeral range. While the server is down, the system may give an
+/// ephemeral port to any client. The server's own client could even connect to itself.
 fn free_port() -> u16 {
     let free = |port: &u16| match TcpListener::bind(("127.0.0.1", *port)) {
         Ok(_) => true,

@@ -26,7 +26,7 @@ async fn over_a_pool_of(connections: u32, schema: &Schema) -> DedupLayer<Transac
     layer.store_timeout(Duration::from_secs(20))
 }
 
-/// Two connections are left, whatever handlers do, and a burst is not refused.
+/// Handlers never take the last two connections, and a burst is not refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn max_running_defaults_to_the_pool_less_two_and_the_rest_waits_for_a_permit() {
     let schema = Schema::fresh();
@@ -71,8 +71,8 @@ async fn delivery_without_a_permit_within_store_timeout_is_503_and_claims_nothin
     assert_eq!(handler.runs(), 2);
 }
 
-/// A client that hangs up while its delivery waits for a permit leaves the line, and the permit is
-/// not lost.
+/// If a client hangs up while its delivery waits for a permit, the delivery leaves the queue. The
+/// permit is not lost.
 #[tokio::test]
 async fn delivery_dropped_while_it_waits_for_a_permit_leaves_nothing_behind() {
     let schema = Schema::fresh();
@@ -117,8 +117,8 @@ async fn delivery_that_waits_for_a_permit_is_counted_bounded_and_drained() {
     assert_eq!((first.await.unwrap(), second.await.unwrap()), (StatusCode::OK, StatusCode::OK));
 }
 
-/// Others may hold permits and wait for a place: a delivery that waits for a permit must not hold
-/// one.
+/// Other deliveries may hold permits and wait for a place of the limit. So a delivery that waits
+/// for a permit must hold no place.
 #[tokio::test]
 async fn delivery_that_waits_for_a_permit_holds_no_place_in_an_inner_limit() {
     let schema = Schema::fresh();

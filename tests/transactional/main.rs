@@ -2,10 +2,17 @@
 
 mod bounds;
 mod commit;
+mod fixture;
+mod lend;
+mod misuse;
 mod multi_event;
 mod multi_event_isolation;
 mod postgres_locks;
+mod postgres_misuse;
 mod postgres_races;
+mod postgres_settings;
 mod postgres_tenants;
+mod record_in;
+mod sqlite;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,5 +1,5 @@
-//! Multi-event deliveries in one transaction: the events that a handler marks as done are committed
-//! with their keys although the handler fails, and nothing else is committed.
+//! Multi-event deliveries in one transaction. Events that a handler marks as done are committed
+//! with their keys, even if the handler fails. Other writes are rolled back.
 
 use std::future::pending;
 use std::process::Stdio;
@@ -38,12 +38,12 @@ in_a_transaction!(
     transaction_ended_by_its_handler_keeps_nothing,
     savepoint_that_is_leaked_is_found_whatever_is_done,
     commit_that_fails_keeps_nothing_and_the_retry_runs,
-    misuse_of_the_transaction_costs_no_connection,
+    misuse_of_the_transaction_loses_no_connection,
     mark_done_dropped_at_any_await_keeps_both_or_neither,
     statement_dropped_half_way_does_not_undo_done_events,
     claim_that_is_dropped_keeps_the_done_events,
     deduplicator_work_that_fails_after_mark_done_is_complete,
-    transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events,
+    transaction_held_beyond_the_answer_is_rolled_back_with_its_done_events,
     process_that_is_killed_leaves_nothing_of_its_done_events,
 );
 
@@ -74,7 +74,7 @@ async fn key_of_an_event_that_is_not_done_is_left_as_by_a_rollback(fixture: Fixt
     assert_eq!(fixture.effects.all().await, ids("done0 fresh lapsed released"));
 }
 
-/// A write after the last savepoint is rolled back, whoever wrote it. A write before it is kept.
+/// A write after the last savepoint is rolled back. A write before it is committed.
 async fn write_after_the_last_mark_is_rolled_back(fixture: Fixture) {
     assert_eq!(fixture.send("a:undone b:undone c:500").await, own(500));
     assert!(fixture.effects.all().await.is_empty());
@@ -88,8 +88,8 @@ async fn write_after_the_last_mark_is_rolled_back(fixture: Fixture) {
     assert_eq!(fixture.send("c").await, layers(200, "duplicate"));
 }
 
-/// An error that the handler ignores aborts a transaction of Postgres, and the handler does not
-/// know. On SQLite the error undoes its own statement only.
+/// On Postgres, an ignored error aborts the transaction. On SQLite, the error undoes its own
+/// statement only.
 async fn transaction_broken_by_its_handler_keeps_the_done_events(fixture: Fixture) {
     let aborts = matches!(fixture.effects, Effects::Pg(_));
     let answered = fixture.send("a b c:swallow").await;
@@ -133,7 +133,7 @@ async fn savepoint_that_is_leaked_is_found_whatever_is_done(fixture: Fixture) {
     assert_eq!(fixture.effects.all().await, ids("a b c d e f"));
 }
 
-/// The answer is the handler's failure anyway.
+/// The handler fails, so the answer is its own.
 async fn commit_that_fails_keeps_nothing_and_the_retry_runs(fixture: Fixture) {
     let (bad, good) = match fixture.effects {
         Effects::Pg(_) => (
@@ -159,7 +159,7 @@ async fn commit_that_fails_keeps_nothing_and_the_retry_runs(fixture: Fixture) {
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b p"), ids("a a b p")));
 }
 
-async fn misuse_of_the_transaction_costs_no_connection(fixture: Fixture) {
+async fn misuse_of_the_transaction_loses_no_connection(fixture: Fixture) {
     for round in 0..6 {
         for (n, ways) in
             ["leak", "rollback", "hang", "abort", "panic", "swallow"].iter().enumerate()
@@ -247,14 +247,14 @@ async fn cut_off<DB: Sql>(
     held.effect(a).await;
     assert!(held.mark_done(a).await);
     held.effect(b).await;
-    // The next statement waits for the one that is still running.
+    // The next statement on the connection waits for the running one.
     drop(held.tx.begin().await.unwrap());
     let cut = polled(held.tx.mark_done(&dedup_key(b)), polls, again).await.is_none();
     held.effect(c).await;
     if end == "goes on" {
         assert!(held.mark_done(c).await);
         // This effect belongs to no event, and is written after the last savepoint.
-        held.effect("nobody").await;
+        held.effect("unmarked").await;
     }
     drop(held.tx);
     if end == "succeeds" {
@@ -269,24 +269,24 @@ async fn cut_off<DB: Sql>(
     }
     let must = match end {
         "succeeds" => vec![a, b, c],
-        // An event that was asked for, and is under a later savepoint, is done with that one.
+        // A marked event under a later savepoint is done with that savepoint.
         "goes on" if !cut => vec![a, b, c],
         "fails" if !cut => vec![a, b],
         _ => vec![],
     };
     assert!(must.iter().all(|id| effects.iter().any(|effect| effect == id)), "{case}");
     // On Postgres each savepoint is set in one step.
-    let kept = effects.iter().filter(|effect| effect.ends_with(&case)).count();
-    assert!(kept >= 1 || matches!(fixture.effects, Effects::Lite(_)), "{case}");
+    let committed = effects.iter().filter(|effect| effect.ends_with(&case)).count();
+    assert!(committed >= 1 || matches!(fixture.effects, Effects::Lite(_)), "{case}");
     assert_eq!(fixture.send(&names.join(" ")).await.0, 200, "{case}");
     let mut effects = fixture.effects.all().await;
-    effects.retain(|effect| effect.ends_with(&case) || effect == "nobody");
+    effects.retain(|effect| effect.ends_with(&case) || effect == "unmarked");
     assert_eq!(effects, names, "{case}");
     cut
 }
 
-/// A handler is dropped in the middle of a statement that then fails. sqlx returns that statement's
-/// error to the next one.
+/// A handler is dropped during a statement that then fails. sqlx returns the error of that
+/// statement to the next one.
 async fn statement_dropped_half_way_does_not_undo_done_events(fixture: Fixture) {
     for statements in 0..3 {
         with_ledger!(fixture, hasty, statements);
@@ -350,7 +350,7 @@ async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
         DB::run(&mut tx, insert(["a"])).await.unwrap();
         assert!(!work.delivery().mark_done(&dedup_key("a")));
         assert!(tx.mark_done(&dedup_key("a")).await.unwrap());
-        DB::run(&mut tx, insert(["nobody"])).await.unwrap();
+        DB::run(&mut tx, insert(["unmarked"])).await.unwrap();
         Err::<(), _>("no")
     });
     assert!(matches!(failed.await, Err(RunError::Handler("no"))));
@@ -358,13 +358,13 @@ async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
 }
 
-async fn transaction_kept_beyond_the_answer_is_rolled_back_with_its_done_events(fixture: Fixture) {
-    with_ledger!(fixture, kept);
+async fn transaction_held_beyond_the_answer_is_rolled_back_with_its_done_events(fixture: Fixture) {
+    with_ledger!(fixture, held_beyond_the_answer);
     fixture.send_until_done("a b").await;
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b"), ids("a b")));
 }
 
-async fn kept<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
+async fn held_beyond_the_answer<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
     let Held { claim, tx } = {
         let mut held = Held::of(ledger, &["a", "b"]).await;
         held.effect("a").await;

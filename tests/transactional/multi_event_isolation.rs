@@ -74,7 +74,7 @@ impl Place {
     }
 
     /// Returns the events that took effect, which are those that are complete.
-    async fn kept(&self) -> Vec<String> {
+    async fn committed(&self) -> Vec<String> {
         let effects = self.effects.all().await;
         let sql = "SELECT id FROM webhook_deliveries WHERE completed_at IS NOT NULL ORDER BY id";
         let complete: Vec<String> = sqlx::query_scalar(sql).fetch_all(&self.pool).await.unwrap();
@@ -88,7 +88,7 @@ impl Place {
         assert_eq!(self.send(words).await, own(200), "at {}", self.level);
         let all: Vec<String> =
             crate::support::multi_event::words(words).map(|(name, _)| name.to_owned()).collect();
-        assert_eq!((self.news(), self.kept().await), (ids(news), all));
+        assert_eq!((self.news(), self.committed().await), (ids(news), all));
         assert_eq!(self.send(words).await, layers(200, "duplicate"));
     }
 }
@@ -159,7 +159,7 @@ async fn effect(
     before: Option<&PgPool>,
 ) -> Result<(), sqlx::Error> {
     match (way, before) {
-        // Each transaction reads what the other writes.
+        // Each transaction reads rows that the other one writes.
         ("skew", Some(before)) => {
             run(connection, "SELECT n FROM tally WHERE number = 1").await?;
             add(connection, name, Some(0)).await?;
@@ -190,26 +190,26 @@ async fn add(
     run(connection, insert([id(name)])).await
 }
 
-/// The answer is retryable, and nothing is kept, although the handler has succeeded.
+/// The answer is retryable, and nothing is committed, although the handler has succeeded.
 #[tokio::test]
 async fn refused_commit_is_503_and_the_retry_runs() {
     let place = Place::at("serializable").await;
     assert_eq!(place.send("a b c:skew").await, layers(503, "unavailable"));
-    assert!(place.kept().await.is_empty());
+    assert!(place.committed().await.is_empty());
     place.retry("a b c:skew", "a b c").await;
 }
 
-/// The handler has failed anyway: its next statement is refused too, or it fails by itself. The
-/// events that it had marked as done are rolled back with the rest.
+/// The handler fails: its next statement is refused, or it returns a failure. The events that it
+/// had marked as done are rolled back with the rest.
 #[tokio::test]
-async fn refused_commit_does_not_keep_the_done_events() {
+async fn refused_commit_rolls_back_the_done_events() {
     for words in ["a b:skew c", "a b:skew c:quit"] {
         let place = Place::at("serializable").await;
         assert_eq!(place.send(words).await, own(500));
-        assert!(place.kept().await.is_empty(), "{words}");
+        assert!(place.committed().await.is_empty(), "{words}");
         place.rivals.store(false, Ordering::SeqCst);
         assert_eq!(place.send("c:fail a b").await, own(500));
-        assert_eq!(place.kept().await, ids("a b"));
+        assert_eq!(place.committed().await, ids("a b"));
         place.retry("a b c", "c").await;
     }
 }
@@ -220,25 +220,25 @@ async fn refused_statement_under_a_savepoint_fails_its_event_only() {
     for level in LEVELS {
         let place = Place::at(level).await;
         assert_eq!(place.send("a b:clash c").await, own(500), "at {level}");
-        assert_eq!((place.news(), place.kept().await), (ids("a b c"), ids("a c")));
+        assert_eq!((place.news(), place.committed().await), (ids("a b c"), ids("a c")));
         place.retry("a b:clash c", "b").await;
     }
 }
 
-/// Without a savepoint, the conflict aborts the transaction: the events that were done before are
-/// kept, and no savepoint can be set.
+/// Without a savepoint, the conflict aborts the transaction. Events done before are committed, and
+/// no new savepoint can be set.
 #[tokio::test]
-async fn refused_statement_without_a_savepoint_keeps_the_events_done_before() {
+async fn refused_statement_without_a_savepoint_commits_the_events_done_before() {
     for level in LEVELS {
         let place = Place::at(level).await;
         assert_eq!(place.send("a b:bare").await, own(500), "at {level}");
-        assert_eq!((place.news(), place.kept().await), (ids("a b"), ids("a")));
+        assert_eq!((place.news(), place.committed().await), (ids("a b"), ids("a")));
         place.retry("a b:bare", "b").await;
     }
 }
 
-/// Overlapping deliveries over two receivers, each sent until it is acknowledged: every event takes
-/// effect once, and the tallies agree.
+/// Two receivers get overlapping deliveries until each is acknowledged. Every event takes effect
+/// once, and the tallies agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_overlapping_deliveries_takes_effect_once() {
     const EVENTS: usize = 30;
@@ -270,7 +270,7 @@ async fn storm_of_overlapping_deliveries_takes_effect_once() {
             sender.unwrap();
         }
         let all: Vec<String> = (0..EVENTS).map(|event| format!("e{event:02}")).collect();
-        assert_eq!(place.kept().await, all, "at {level}");
+        assert_eq!(place.committed().await, all, "at {level}");
         let tallies: i64 =
             sqlx::query_scalar("SELECT sum(n) FROM tally").fetch_one(&place.pool).await.unwrap();
         assert_eq!(usize::try_from(tallies).unwrap(), EVENTS, "at {level}");

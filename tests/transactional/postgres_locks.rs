@@ -40,7 +40,7 @@ async fn open_deliveries_of_the_maximum_of_keys_leave_the_lock_table_to_others()
     for delivery in 0..OPEN {
         let keys = sorted_keys(&format!("{delivery}"), MOST);
         transactions.push(open(&adapter, &keys).await);
-        // Every key of a duplicate is in flight, and the duplicate keeps no lock.
+        // Every key of a duplicate is in flight, and the duplicate holds no lock.
         let copy = adapter.open(&keys, &terms()).await.unwrap();
         assert!(copy.transaction.is_none());
         assert!(copy.replies.iter().all(|answer| *answer == Claimed::InFlight), "{delivery}");
@@ -139,7 +139,7 @@ async fn key_of_an_open_delivery_is_not_forgotten() {
 
 /// A batch looks up which of its keys a transaction holds.
 #[tokio::test]
-async fn record_beside_a_locked_key_is_granted() {
+async fn on_arrival_claim_beside_a_locked_key_is_first() {
     let database = Database::fresh().await;
     let adapter = PostgresAdapter::new(database.pool(3));
     let all = sorted_keys("held", 2);

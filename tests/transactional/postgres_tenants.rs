@@ -57,14 +57,14 @@ async fn commits_once(database: &Database, sql: &str) {
         assert_eq!((answered.status().as_u16(), result(&answered)), (200, expected), "{sql}");
         assert_eq!(database.effects_and_key(id).await, 1, "{sql}");
     }
-    // With a response that is stored beside the key.
+    // The response is stored beside the key.
     let layer = transactional(&database.pool(2)).replay(Replay::new());
     let service = layer.layer(writes_and_runs(sql));
     for _ in 0..2 {
         assert_eq!(send(&service, request("stored")).await.status(), 200, "{sql}");
         assert_eq!(database.effects_and_key("stored").await, 1, "{sql}");
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn completion_that_is_not_allowed_is_uncommitted() {
         assert_eq!((answered.status().as_u16(), result(&answered)), (500, Some("uncommitted")));
         assert_eq!(database.effects_and_key("a").await, 0);
     }
-    database.until_nothing_is_open().await;
+    database.until_no_transaction_is_open().await;
     role.drop().await;
 }
 
@@ -224,8 +224,8 @@ async fn search_path_of_a_session_does_not_change_the_table() {
     assert_eq!(own.count().await.unwrap(), 0, "the other table");
 }
 
-/// The table is used, and then dropped, as by a restore or by a switch to another database behind
-/// the same address.
+/// The table is dropped after use, as by a restore, or by a switch to another database behind the
+/// same address.
 #[tokio::test]
 async fn dropped_table_is_created_again() {
     for batching in [Batching::new(), Batching::off()] {
@@ -277,7 +277,7 @@ async fn dropped_table_is_created_again() {
     }
 }
 
-/// Many callers find at once, in one batch, that the table is gone.
+/// Many callers in one batch find that the table is gone.
 #[tokio::test]
 async fn table_dropped_under_many_callers_is_created_again() {
     let database = Database::fresh().await;

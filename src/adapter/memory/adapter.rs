@@ -65,7 +65,7 @@ impl MemoryAdapter {
         Self { table: Table::new(capacity, KeyHasher::random()), closed: AtomicBool::new(false) }
     }
 
-    /// Sets what the adapter does with a new key when it is full. The default is to refuse it.
+    /// Sets whether a full adapter refuses a new key or evicts an old one. By default it refuses.
     #[must_use]
     pub fn at_capacity(mut self, at_capacity: AtCapacity) -> Self {
         self.table.at_capacity = at_capacity;
@@ -108,42 +108,28 @@ impl fmt::Debug for MemoryAdapter {
     }
 }
 
+/// Defines the method as a call of the table.
+macro_rules! call {
+    ($method:ident -> $reply:ty) => {
+        fn $method<'a>(
+            &'a self,
+            keys: &'a [DedupKey],
+            terms: &'a CallTerms,
+        ) -> StoreFuture<'a, Vec<$reply>> {
+            Box::pin(async move { self.table()?.$method(keys, terms) })
+        }
+    };
+}
+
 impl DedupAdapter for MemoryAdapter {
     fn abilities(&self) -> Abilities {
         Abilities::new().with_leases().with_stored_data()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
-        Box::pin(async move { self.table()?.claim(keys, terms) })
-    }
-
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
-        Box::pin(async move { self.table()?.release(keys, terms) })
-    }
-
-    fn renew<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Renewed>> {
-        Box::pin(async move { self.table()?.renew(keys, terms) })
-    }
-
-    fn complete<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Completed>> {
-        Box::pin(async move { self.table()?.complete(keys, terms) })
-    }
+    call!(claim -> Claimed);
+    call!(release -> Released);
+    call!(renew -> Renewed);
+    call!(complete -> Completed);
 }
 
 impl MaintenanceAdapter for MemoryAdapter {

@@ -13,8 +13,8 @@
 //! # Structure
 //!
 //! 1. The table stores a fingerprint of each key: 128 bits of `SipHash` under random bits of this
-//!    adapter. Two of a million keys collide with a probability of 1.5 in 10²⁷. Without the random
-//!    bits nobody can construct a collision.
+//!    adapter. Two of a million keys collide with a probability of 1.5 in 10²⁷. An attacker who does
+//!    not know the random bits cannot construct a collision.
 //! 2. A shard holds at most 7,168 rows of 72 bytes, a `hashbrown` table that finds them, and a heap
 //!    of their due times. At 1,000,000 keys a key takes about 93 bytes.
 //! 3. Each shard has its own lock. A call holds it for one step, never across an `.await`, and

@@ -1,44 +1,38 @@
 //! The warnings about a table that is full, or nearly full.
 //!
-//! They are logged after the locks of the shards are released: a subscriber is the user's code, and
-//! may be slow.
+//! They are logged after the locks of the shards are released, because a subscriber may be slow.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::row::RowState;
-use super::shard::{Room, Shard};
 use crate::observe;
 
 const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 
-/// What one call has met.
+/// Evictions, and shards that become nearly full, during one call.
 #[derive(Default)]
 pub(super) struct Pressure {
-    /// How many keys the call has evicted before they had expired.
+    /// The number of evicted keys that had not expired.
     evicted: u64,
-    /// The time since the first claim of the youngest of them.
+    /// The time since the first claim of the youngest evicted key.
     age_ms: u64,
     /// Whether a shard has become fuller than four fifths.
-    nearly_full: bool,
+    pub(super) nearly_full: bool,
 }
 
 impl Pressure {
-    /// Evicts what has to be evicted for new keys.
-    pub(super) fn make_room(&mut self, shard: &mut Shard, room: &Room, capacity: usize, now: u64) {
-        for slot in &room.evicted {
-            let row = shard.row(*slot);
-            if row.state(now) != RowState::Expired {
-                let age_ms = now.saturating_sub(row.first_seen_at);
-                self.age_ms = if self.evicted == 0 { age_ms } else { self.age_ms.min(age_ms) };
-                self.evicted += 1;
-            }
-            shard.remove(*slot);
+    pub(super) fn add_evicted(&mut self, age_ms: u64) {
+        self.add(&Self { evicted: 1, age_ms, nearly_full: false });
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        if other.evicted > 0 {
+            let is_first = self.evicted == 0;
+            self.age_ms = if is_first { other.age_ms } else { self.age_ms.min(other.age_ms) };
+            self.evicted += other.evicted;
         }
-        let is_nearly_full = |keys: usize| 5 * keys > 4 * capacity;
-        self.nearly_full |=
-            !is_nearly_full(shard.len()) && is_nearly_full(shard.len() + room.added);
+        self.nearly_full |= other.nearly_full;
     }
 }
 

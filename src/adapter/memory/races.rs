@@ -9,7 +9,7 @@ use std::time::Duration;
 use shuttle::scheduler::DfsScheduler;
 use shuttle::{Config, Runner, thread};
 
-use super::{clock, expiry, pressure, row, shard};
+use super::{clock, pressure, row, shard};
 use crate::adapter::replies::{Claimed, Completed, EntryState, Forgotten, Released, Renewed};
 use crate::adapter::terms::{CallTerms, Token};
 use crate::key::DedupKey;
@@ -34,16 +34,23 @@ fn table(capacity: usize) -> Arc<Table> {
     Arc::new(Table::new(capacity, KeyHasher::new(SECRET)))
 }
 
-/// Returns a table of several shards, and a key in each of two of them.
-fn two_shards() -> (Arc<Table>, [DedupKey; 2]) {
-    let table = table(4_096);
-    let hasher = KeyHasher::new(SECRET);
-    let shard = |key: &DedupKey| hasher.fingerprint(key).shard(table.shards());
+fn one_key() -> Arc<Table> {
+    table(1)
+}
+
+fn many_shards() -> Arc<Table> {
+    table(4_096)
+}
+
+/// Returns a key in each of two shards of [`many_shards`].
+fn two_keys() -> [DedupKey; 2] {
+    let (hasher, shards) = (KeyHasher::new(SECRET), many_shards().shards());
+    let shard = |key: &DedupKey| hasher.fingerprint(key).shard(shards);
     let one = key("one");
     let other = (0..).map(|id| key(&id.to_string())).find(|key| shard(key) != shard(&one));
     let mut keys = [one, other.unwrap()];
     keys.sort_by_key(shard);
-    (table, keys)
+    keys
 }
 
 fn key(id: &str) -> DedupKey {
@@ -108,38 +115,28 @@ fn three_callers_have_one_first() {
         assert_eq!(table.complete(&keys, &terms(thread)).unwrap(), [Completed::Held]);
         true
     }
-    explore(
-        3,
-        || table(1),
-        each,
-        |table, firsts| {
-            assert_eq!(firsts.iter().filter(|first| **first).count(), 1, "{firsts:?}");
-            assert!(is_complete(table, &key("a")));
-            assert_eq!(table.count(), 1);
-        },
-    );
+    explore(3, one_key, each, |table, firsts| {
+        assert_eq!(firsts.iter().filter(|first| **first).count(), 1, "{firsts:?}");
+        assert!(is_complete(table, &key("a")));
+        assert_eq!(table.count(), 1);
+    });
 }
 
 #[test]
 fn overlapping_calls_are_atomic_whatever_the_order_of_their_keys() {
     fn each(table: &Table, thread: u8) -> Vec<Claimed> {
-        let (_, mut keys) = two_shards();
+        let mut keys = two_keys();
         if thread == 2 {
             keys.reverse();
         }
         table.claim(&keys, &terms(thread)).unwrap()
     }
-    explore(
-        2,
-        || two_shards().0,
-        each,
-        |_, replies| {
-            let first = vec![FIRST; 2];
-            let in_flight = vec![Claimed::InFlight; 2];
-            let one_each = [[first.clone(), in_flight.clone()], [in_flight, first]];
-            assert!(one_each.iter().any(|expected| replies == *expected), "{replies:?}");
-        },
-    );
+    explore(2, many_shards, each, |_, replies| {
+        let first = vec![FIRST; 2];
+        let in_flight = vec![Claimed::InFlight; 2];
+        let one_each = [[first.clone(), in_flight.clone()], [in_flight, first]];
+        assert!(one_each.iter().any(|expected| replies == *expected), "{replies:?}");
+    });
 }
 
 #[test]
@@ -159,7 +156,7 @@ fn completion_survives_a_takeover_that_fails() {
         }
         if let [Claimed::First { takeover, .. }] = table.claim(&keys, &mine).unwrap()[..] {
             assert!(takeover);
-            // The release fails only if the key was completed meanwhile.
+            // The release fails only if the other thread has completed the key.
             let released = table.release(&keys, &mine).unwrap();
             assert!(released == [Released::Released] || is_complete(table, &keys[0]));
         }
@@ -173,23 +170,18 @@ fn released_on_arrival_claim_leaves_the_key_to_one_other() {
         let (keys, mine) = ([key("a")], on_claim(thread));
         let claimed = table.claim(&keys, &mine).unwrap().remove(0);
         if thread == 1 {
-            // A caller that gives up releases what it may have claimed.
+            // A caller whose call timed out releases the key.
             table.release(&keys, &mine).unwrap();
         }
         claimed
     }
-    explore(
-        3,
-        || table(1),
-        each,
-        |table, replies| {
-            let others = replies[1..].iter().filter(|reply| **reply == FIRST).count();
-            assert!(others <= 1, "{replies:?}");
-            // The key is complete only if one of the others claimed it.
-            assert_eq!(is_complete(table, &key("a")), others == 1, "{replies:?}");
-            assert!(others == 1 || replies[0] == FIRST, "{replies:?}");
-        },
-    );
+    explore(3, one_key, each, |table, replies| {
+        let others = replies[1..].iter().filter(|reply| **reply == FIRST).count();
+        assert!(others <= 1, "{replies:?}");
+        // The key is complete only if one of the others claimed it.
+        assert_eq!(is_complete(table, &key("a")), others == 1, "{replies:?}");
+        assert!(others == 1 || replies[0] == FIRST, "{replies:?}");
+    });
 }
 
 #[test]
@@ -235,7 +227,7 @@ fn renewal_during_a_purge_keeps_the_lease() {
         }
     }
     explore(3, lapsed, each, |table, replies| {
-        // Whoever came first has it.
+        // The first of the two calls has the key.
         assert_ne!(replies[0], replies[2], "{replies:?}");
         assert_eq!(table.claim(&[key("a")], &terms(9)).unwrap(), [Claimed::InFlight]);
         assert_eq!(table.count(), 1);

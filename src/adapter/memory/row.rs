@@ -1,7 +1,7 @@
-//! [`Row`]: what the table stores of one key, and which state the row is in.
+//! [`Row`]: the data of one key in the table, and its state.
 //!
-//! The rule of [`Row::state`] is the one that `sql` states for the rows of a database; the
-//! conformance suite holds both to it.
+//! [`Row::state`] has the same rule as the rows of a database, which `sql::row` states. The conformance
+//! suite tests both.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,6 +5,7 @@ use slab::Slab;
 
 use super::clock::END;
 use super::expiry::{ExpiryOrder, Slot};
+use super::pressure::Pressure;
 use super::row::{Fingerprint, Row, RowState};
 
 /// A shard has at most this many rows: as many as an index of 8,192 buckets takes.
@@ -12,43 +13,73 @@ pub(super) const MAX_SHARD_KEYS: usize = 7_168;
 /// How many expired keys are removed for a new one. More than one, so that a store that is only
 /// written to stays clean without a purger.
 const PURGED_PER_INSERT: usize = 2;
-/// An empty shard keeps room for this many rows.
-const ROWS_KEPT: usize = 128;
+/// An empty shard reserves memory for this many rows.
+const RESERVED_ROWS: usize = 128;
 
 pub(super) struct Shard {
     capacity: usize,
     rows: Slab<Row>,
     index: HashTable<Slot>,
     expiry: ExpiryOrder,
+    /// Since the caller took it.
+    pub(super) pressure: Pressure,
 }
 
-/// What a call has to do before it adds keys to a shard.
-pub(super) struct Room {
-    pub(super) added: usize,
-    pub(super) evicted: Vec<Slot>,
+/// The change of a key beyond the change of its row in place.
+pub(super) enum Change {
+    None,
+    /// Inserts the row, or replaces the row of the key.
+    Put(Row),
+    Remove,
 }
 
 impl Shard {
     pub(super) fn new(capacity: usize) -> Self {
-        let (rows, index) = (Slab::new(), HashTable::new());
-        Self { capacity, rows, index, expiry: ExpiryOrder::default() }
+        let (rows, index, expiry) = (Slab::new(), HashTable::new(), ExpiryOrder::default());
+        Self { capacity, rows, index, expiry, pressure: Pressure::default() }
     }
 
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }
 
-    pub(super) fn find(&self, fingerprint: Fingerprint) -> Option<Slot> {
-        let is_same = |slot: &Slot| self.row(*slot).fingerprint == fingerprint;
+    /// Passes the row of the key to `step`, and makes the change that `step` returns. A new row needs
+    /// [`room_for`](Self::room_for) its key.
+    pub(super) fn change<T>(
+        &mut self,
+        fingerprint: Fingerprint,
+        step: impl FnOnce(Option<&mut Row>) -> (T, Change),
+    ) -> T {
+        let Some(slot) = self.find(fingerprint) else {
+            let (reply, change) = step(None);
+            if let Change::Put(row) = change {
+                self.insert(row);
+            }
+            return reply;
+        };
+        let row = &mut self.rows[usize::from(slot)];
+        let due = row.due();
+        let (reply, change) = step(Some(row));
+        match change {
+            Change::None => {}
+            Change::Put(new) => *row = new,
+            Change::Remove => {
+                self.remove(slot);
+                return reply;
+            }
+        }
+        if row.due() != due {
+            self.expiry.push(&self.rows, slot);
+        }
+        reply
+    }
+
+    fn find(&self, fingerprint: Fingerprint) -> Option<Slot> {
+        let is_same = |slot: &Slot| self.rows[usize::from(*slot)].fingerprint == fingerprint;
         self.index.find(fingerprint.hash(), is_same).copied()
     }
 
-    pub(super) fn row(&self, slot: Slot) -> &Row {
-        &self.rows[usize::from(slot)]
-    }
-
-    /// Inserts a row whose key is not in the shard. [`room_for`](Self::room_for) has made room.
-    pub(super) fn insert(&mut self, row: Row) {
+    fn insert(&mut self, row: Row) {
         let hash = row.fingerprint.hash();
         let len = self.rows.len();
         if len == self.rows.capacity() {
@@ -62,31 +93,19 @@ impl Shard {
         self.expiry.push(&self.rows, slot);
         let rows = &self.rows;
         self.index.insert_unique(hash, slot, |slot| rows[usize::from(*slot)].fingerprint.hash());
+        self.pressure.nearly_full |= len == 4 * self.capacity / 5;
     }
 
-    pub(super) fn update<T>(&mut self, slot: Slot, change: impl FnOnce(&mut Row) -> T) -> T {
-        let row = &mut self.rows[usize::from(slot)];
-        let due = row.due();
-        let changed = change(row);
-        if row.due() != due {
-            self.expiry.push(&self.rows, slot);
-        }
-        changed
-    }
-
-    pub(super) fn remove(&mut self, slot: Slot) {
+    fn remove(&mut self, slot: Slot) -> Row {
         let row = self.rows.remove(slot.into());
         if let Ok(entry) = self.index.find_entry(row.fingerprint.hash(), |other| *other == slot) {
             entry.remove();
         }
-        if self.rows.is_empty() && self.rows.capacity() > ROWS_KEPT {
-            *self = Self::new(self.capacity);
+        if self.rows.is_empty() && self.rows.capacity() > RESERVED_ROWS {
+            let pressure = std::mem::take(&mut self.pressure);
+            *self = Self { pressure, ..Self::new(self.capacity) };
         }
-    }
-
-    /// Removes some expired rows before `missing` keys are added. Returns how many.
-    pub(super) fn purge_for(&mut self, missing: usize, now: u64) -> usize {
-        self.purge(missing.saturating_mul(PURGED_PER_INSERT), now)
+        row
     }
 
     /// Removes up to `limit` rows that are due by `until`, and returns how many.
@@ -101,39 +120,50 @@ impl Shard {
         purged
     }
 
-    /// Returns what it takes to add `missing` keys; `None` if the keys have no room.
-    ///
-    /// A live lease is not evicted, nor are the `spared` rows, which are sorted.
+    /// Returns the rows to evict for these keys, and purges some expired rows. `None` if the keys have
+    /// no room: a live lease is not evicted, nor is a row of the keys.
     pub(super) fn room_for(
         &mut self,
-        missing: usize,
-        spared: &[Slot],
+        keys: &[(usize, Fingerprint)],
         may_evict: bool,
         now: u64,
-    ) -> Option<Room> {
-        let excess = (self.len() + missing).saturating_sub(self.capacity);
-        if excess == 0 {
-            return Some(Room { added: missing, evicted: Vec::new() });
+    ) -> Option<Vec<Slot>> {
+        let count_missing = |shard: &Self| {
+            keys.iter().filter(|(_, fingerprint)| shard.find(*fingerprint).is_none()).count()
+        };
+        let mut missing = count_missing(self);
+        if self.purge(missing.saturating_mul(PURGED_PER_INSERT), now) > 0 {
+            // The purge may have removed some of the keys.
+            missing = count_missing(self);
         }
-        if !may_evict {
+        let excess = (self.len() + missing).saturating_sub(self.capacity);
+        if excess > 0 && !may_evict {
             return None;
         }
-        let rows = &self.rows;
-        let is_evictable = |slot: &Slot| {
-            let is_leased = rows[usize::from(*slot)].state(now) == RowState::Leased;
-            !is_leased && spared.binary_search(slot).is_err()
-        };
-        let (mut oldest, mut evicted) = (Vec::new(), Vec::new());
+        let (mut popped, mut evicted) = (Vec::new(), Vec::new());
         while evicted.len() < excess
-            && let Some(slot) = self.expiry.pop(rows, END)
+            && let Some(slot) = self.expiry.pop(&self.rows, END)
         {
-            oldest.push(slot);
-            evicted.extend(Some(slot).filter(&is_evictable));
+            popped.push(slot);
+            let row = &self.rows[usize::from(slot)];
+            let is_own = keys.iter().any(|(_, fingerprint)| *fingerprint == row.fingerprint);
+            if !is_own && row.state(now) != RowState::Leased {
+                evicted.push(slot);
+            }
         }
         // The call may still fail for another shard.
-        for slot in oldest {
-            self.expiry.push(rows, slot);
+        for slot in popped {
+            self.expiry.push(&self.rows, slot);
         }
-        (evicted.len() == excess).then_some(Room { added: missing, evicted })
+        (evicted.len() == excess).then_some(evicted)
+    }
+
+    pub(super) fn evict(&mut self, slots: Vec<Slot>, now: u64) {
+        for slot in slots {
+            let row = self.remove(slot);
+            if row.state(now) != RowState::Expired {
+                self.pressure.add_evicted(now.saturating_sub(row.first_seen_at));
+            }
+        }
     }
 }

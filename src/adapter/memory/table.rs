@@ -1,18 +1,18 @@
-//! [`Table`]: which shards a call locks, and what it does to their rows.
+//! [`Table`]: the shards that a call locks, and the changes of their rows.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::clock::{Clock, ms};
-use super::expiry::Slot;
 use super::pressure::{Gauge, Pressure};
 use super::row::{Fingerprint, KeyHasher, Row, RowState};
-use super::shard::{MAX_SHARD_KEYS, Room, Shard};
+use super::shard::{Change, MAX_SHARD_KEYS, Shard};
 use super::sync::{Mutex, MutexGuard};
 use crate::adapter::contract::PURGE_GRACE;
 use crate::adapter::replies::{
     Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed,
 };
+use crate::adapter::stored::Fetch;
 use crate::adapter::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -21,10 +21,10 @@ use crate::key::DedupKey;
 const MIN_SHARD_KEYS: usize = 1_024;
 /// A store with enough keys has at least this many shards.
 const MIN_SHARDS: usize = 16;
-/// How many keys a purge removes before it lets others into the shard.
+/// How many keys a purge removes before it releases the lock of the shard.
 const PURGED_PER_LOCK: usize = 256;
 
-/// What a [`MemoryAdapter`](super::MemoryAdapter) does with a new key when it is full.
+/// How a full [`MemoryAdapter`](super::MemoryAdapter) treats a new key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum AtCapacity {
@@ -49,52 +49,7 @@ pub(super) struct Table {
     purge_at: AtomicUsize,
 }
 
-/// What a call does with a key that it does not find.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
-    Insert,
-    Ignore,
-}
-
-/// One key of a call, and its row.
-struct RowCursor<'a> {
-    shard: &'a mut Shard,
-    slot: Option<Slot>,
-    fingerprint: Fingerprint,
-    key: &'a DedupKey,
-    terms: &'a CallTerms,
-    now: u64,
-}
-
-impl RowCursor<'_> {
-    fn row(&self) -> Option<&Row> {
-        self.slot.map(|slot| self.shard.row(slot))
-    }
-
-    fn new_row(&self) -> Row {
-        Row::leased(self.fingerprint, self.terms, self.now)
-    }
-
-    /// Inserts the row, or replaces the one that is there.
-    fn put(&mut self, row: Row) {
-        match self.slot {
-            Some(slot) => self.shard.update(slot, |old| *old = row),
-            None => self.shard.insert(row),
-        }
-    }
-
-    fn update(&mut self, change: impl FnOnce(&mut Row)) {
-        if let Some(slot) = self.slot {
-            self.shard.update(slot, change);
-        }
-    }
-
-    fn remove(&mut self) {
-        if let Some(slot) = self.slot {
-            self.shard.remove(slot);
-        }
-    }
-}
+type Replies<T> = Result<Vec<T>, Error>;
 
 impl Table {
     pub(super) fn new(capacity: usize, hasher: KeyHasher) -> Self {
@@ -117,131 +72,107 @@ impl Table {
         self.shards.len()
     }
 
-    pub(super) fn claim(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Claimed>, Error> {
+    pub(super) fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Claimed> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
-        self.each(keys, terms, Missing::Insert, |cursor| {
-            let (key, now) = (cursor.key, cursor.now);
-            let mut row = cursor.new_row();
-            if let Some(old) = cursor.row() {
+        self.each(keys, terms, true, |row, mut new, key, now| {
+            if let Some(old) = row {
                 match old.state(now) {
                     RowState::Complete if on_claim && old.is_by(terms.token()) => {
                         // A completion without a claim has counted no attempt.
-                        return Claimed::first(old.attempts.max(1), old.takeover);
+                        let first = Claimed::first(old.attempts.max(1), old.takeover);
+                        return (first, Change::None);
                     }
-                    RowState::Complete => return Claimed::Duplicate(old.seen(now, terms.fetch())),
+                    RowState::Complete => {
+                        return (Claimed::Duplicate(old.seen(now, terms.fetch())), Change::None);
+                    }
                     _ if !on_claim && old.is_claimed_by(terms.token()) => {
-                        row.attempts = old.attempts;
-                        row.takeover = old.takeover;
-                        row.first_seen_at = old.first_seen_at;
+                        new.attempts = old.attempts;
+                        new.takeover = old.takeover;
+                        new.first_seen_at = old.first_seen_at;
                     }
-                    RowState::Leased => return Claimed::InFlight,
+                    RowState::Leased => return (Claimed::InFlight, Change::None),
                     state @ (RowState::Lapsed | RowState::Released) => {
-                        row.attempts = old.attempts.saturating_add(1);
-                        row.takeover = state == RowState::Lapsed;
-                        row.first_seen_at = old.first_seen_at;
+                        new.attempts = old.attempts.saturating_add(1);
+                        new.takeover = state == RowState::Lapsed;
+                        new.first_seen_at = old.first_seen_at;
                     }
                     RowState::Expired => {}
                 }
             }
             if on_claim {
-                row.complete(key, terms, now);
+                new.complete(key, terms, now);
             }
-            let first = Claimed::first(row.attempts, row.takeover);
-            cursor.put(row);
-            first
+            (Claimed::first(new.attempts, new.takeover), Change::Put(new))
         })
     }
 
-    pub(super) fn renew(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Renewed>, Error> {
-        self.each(keys, terms, Missing::Insert, |cursor| {
-            let new = cursor.new_row();
-            match cursor.row() {
-                Some(row) if row.is_claimed_by(terms.token()) => {
-                    cursor.update(|row| row.ends_at = new.ends_at);
-                }
-                Some(_) => return Renewed::Lost,
-                None => cursor.put(new),
+    pub(super) fn renew(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Renewed> {
+        self.each(keys, terms, true, |row, new, _, _| match row {
+            Some(row) if row.is_claimed_by(terms.token()) => {
+                row.ends_at = new.ends_at;
+                (Renewed::Held, Change::None)
             }
-            Renewed::Held
+            Some(_) => (Renewed::Lost, Change::None),
+            None => (Renewed::Held, Change::Put(new)),
         })
     }
 
-    pub(super) fn complete(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Completed>, Error> {
-        self.each(keys, terms, Missing::Insert, |cursor| {
-            let (key, now) = (cursor.key, cursor.now);
-            // An expired complete row is as good as missing; an incomplete one counts.
-            let row = cursor.row().filter(|row| !row.is_complete || row.expires_at > now);
-            let Some(row) = row else {
-                let mut row = Row { attempts: 0, ..cursor.new_row() };
-                row.complete(key, terms, now);
-                cursor.put(row);
-                return Completed::Inserted;
+    pub(super) fn complete(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Completed> {
+        self.each(keys, terms, true, |row, mut new, key, now| {
+            // An expired complete row counts as missing. An incomplete row does not.
+            let Some(row) = row.filter(|row| !row.is_complete || row.expires_at > now) else {
+                new.attempts = 0;
+                new.complete(key, terms, now);
+                return (Completed::Inserted, Change::Put(new));
             };
-            let held = row.is_by(terms.token());
             if !row.is_complete {
-                cursor.update(|row| row.complete(key, terms, now));
+                row.complete(key, terms, now);
             }
-            if held { Completed::Held } else { Completed::LeaseLost }
+            let held = row.is_by(terms.token());
+            (if held { Completed::Held } else { Completed::LeaseLost }, Change::None)
         })
     }
 
-    pub(super) fn release(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Released>, Error> {
+    pub(super) fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Released> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
-        self.each(keys, terms, Missing::Ignore, |cursor| {
-            let is_held = |row: &Row| row.is_complete == on_claim && row.is_by(terms.token());
-            if !cursor.row().is_some_and(is_held) {
-                return Released::NotHeld;
+        self.each(keys, terms, false, |row, _, _, _| match row {
+            Some(row) if row.is_complete == on_claim && row.is_by(terms.token()) => {
+                row.token = None;
+                (Released::Released, if on_claim { Change::Remove } else { Change::None })
             }
-            if on_claim {
-                cursor.remove();
-            } else {
-                cursor.update(|row| row.token = None);
-            }
-            Released::Released
+            _ => (Released::NotHeld, Change::None),
         })
     }
 
     pub(super) fn get(&self, key: &DedupKey) -> Option<Entry> {
-        self.look(key, |row, now| {
+        self.change(key, |row, now| {
             let wall = |at| self.clock.wall(at);
-            let state = match row.state(now) {
-                RowState::Expired => return None,
-                RowState::Complete => EntryState::Complete { completed_at: wall(row.ends_at) },
-                RowState::Released => EntryState::Released,
-                RowState::Leased | RowState::Lapsed => {
-                    EntryState::InFlight { lease_until: wall(row.ends_at) }
+            let entry = row.and_then(|row| {
+                let state = match row.state(now) {
+                    RowState::Expired => return None,
+                    RowState::Complete => EntryState::Complete { completed_at: wall(row.ends_at) },
+                    RowState::Released => EntryState::Released,
+                    RowState::Leased | RowState::Lapsed => {
+                        EntryState::InFlight { lease_until: wall(row.ends_at) }
+                    }
+                };
+                let entry = Entry::new(state, wall(row.first_seen_at), wall(row.expires_at));
+                let mut entry = entry.with_attempts(row.attempts, row.takeover);
+                if row.is_complete {
+                    entry.stored = row.seen(now, Fetch::DigestAndResponse).stored;
                 }
-            };
-            let entry = Entry::new(state, wall(row.first_seen_at), wall(row.expires_at));
-            Some(entry.with_attempts(row.attempts, row.takeover))
+                Some(entry)
+            });
+            (entry, Change::None)
         })
     }
 
     pub(super) fn forget(&self, key: &DedupKey) -> Forgotten {
-        let fingerprint = self.hasher.fingerprint(key);
-        let mut shard = self.lock(fingerprint.shard(self.shards.len()));
-        let Some(slot) = shard.find(fingerprint) else { return Forgotten::Missing };
-        if shard.row(slot).state(self.clock.now()) == RowState::Leased {
-            return Forgotten::InFlight;
-        }
-        shard.remove(slot);
-        Forgotten::Removed
+        self.change(key, |row, now| match row.map(|row| row.state(now)) {
+            Some(RowState::Leased) => (Forgotten::InFlight, Change::None),
+            Some(_) => (Forgotten::Removed, Change::Remove),
+            None => (Forgotten::Missing, Change::None),
+        })
     }
 
     pub(super) fn purge(&self, limit: u32) -> u64 {
@@ -269,40 +200,37 @@ impl Table {
         keys as u64
     }
 
-    /// Runs `step` on every key, in order, while all their shards are locked.
+    /// Runs `step` on every key, in order, while all their shards are locked. `step` gets the key's
+    /// row, a leased row that could replace it, the key and the time.
     ///
-    /// All or nothing: the shards have room for all missing keys before the first step, or the call
-    /// fails and changes nothing.
+    /// If the call inserts, it makes room for all missing keys before the first step. If the keys have no
+    /// room, the call fails and changes nothing.
     fn each<T>(
         &self,
         keys: &[DedupKey],
         terms: &CallTerms,
-        missing: Missing,
-        mut step: impl FnMut(&mut RowCursor<'_>) -> T,
-    ) -> Result<Vec<T>, Error> {
-        let place = |key: &DedupKey| {
-            let fingerprint = self.hasher.fingerprint(key);
-            (fingerprint.shard(self.shards.len()), fingerprint)
-        };
-        let mut pressure = Pressure::default();
+        inserts: bool,
+        step: impl Fn(Option<&mut Row>, Row, &DedupKey, u64) -> (T, Change),
+    ) -> Replies<T> {
+        let may_evict = self.at_capacity == AtCapacity::EvictOldest;
+        let full = || Error::new(ErrorKind::Full, "claiming keys");
         // Almost every call has one key.
         if let [key] = keys {
-            let (number, fingerprint) = place(key);
+            let (number, fingerprint) = self.place(key);
             let mut shard = self.lock(number);
             let now = self.clock.now();
-            let slot = shard.find(fingerprint);
-            if slot.is_none() && missing == Missing::Insert {
-                shard.purge_for(1, now);
-                let room = shard.room_for(1, &[], self.may_evict(), now).ok_or_else(full)?;
-                pressure.make_room(&mut shard, &room, self.shard_capacity, now);
+            if inserts {
+                let evicted = shard.room_for(&[(number, fingerprint)], may_evict, now);
+                shard.evict(evicted.ok_or_else(full)?, now);
             }
-            let cursor = RowCursor { shard: &mut shard, slot, fingerprint, key, terms, now };
-            let reply = step(&mut { cursor });
+            let new = Row::leased(fingerprint, terms, now);
+            let reply = shard.change(fingerprint, |row| step(row, new, key, now));
+            let pressure = std::mem::take(&mut shard.pressure);
             drop(shard);
             self.gauge.report(&pressure, now);
             return Ok(vec![reply]);
         }
-        let places: Vec<(usize, Fingerprint)> = keys.iter().map(place).collect();
+        let places: Vec<(usize, Fingerprint)> = keys.iter().map(|key| self.place(key)).collect();
         let mut by_shard = places.clone();
         by_shard.sort_unstable_by_key(|(number, _)| *number);
         let groups = || by_shard.chunk_by(|(one, _), (other, _)| one == other);
@@ -310,62 +238,48 @@ impl Table {
         let mut shards: Vec<(usize, MutexGuard<'_, Shard>)> =
             groups().map(|group| (group[0].0, self.lock(group[0].0))).collect();
         let now = self.clock.now();
-        if missing == Missing::Insert {
-            let mut rooms = Vec::with_capacity(shards.len());
+        if inserts {
+            let mut evicted = Vec::new();
             for ((_, shard), group) in shards.iter_mut().zip(groups()) {
-                rooms.push(self.room_for(shard, group, now)?);
+                evicted.push(shard.room_for(group, may_evict, now).ok_or_else(full)?);
             }
-            for ((_, shard), room) in shards.iter_mut().zip(&rooms) {
-                pressure.make_room(shard, room, self.shard_capacity, now);
+            for ((_, shard), evicted) in shards.iter_mut().zip(evicted) {
+                shard.evict(evicted, now);
             }
         }
         let steps = keys.iter().zip(places).map(|(key, (number, fingerprint))| {
             let at = shards.binary_search_by_key(&number, |(number, _)| *number);
-            let shard = &mut *shards[at.unwrap_or_default()].1;
-            let slot = shard.find(fingerprint);
-            step(&mut RowCursor { shard, slot, fingerprint, key, terms, now })
+            let shard = &mut shards[at.unwrap_or_default()].1;
+            let new = Row::leased(fingerprint, terms, now);
+            shard.change(fingerprint, |row| step(row, new, key, now))
         });
         let replies = steps.collect();
-        drop(shards);
+        let mut pressure = Pressure::default();
+        for (_, mut shard) in shards {
+            pressure.add(&std::mem::take(&mut shard.pressure));
+        }
         self.gauge.report(&pressure, now);
         Ok(replies)
     }
 
-    fn room_for(
+    /// Runs `step` on the row of one key.
+    fn change<T>(
         &self,
-        shard: &mut Shard,
-        keys: &[(usize, Fingerprint)],
-        now: u64,
-    ) -> Result<Room, Error> {
-        let present = |shard: &Shard| -> Vec<Slot> {
-            keys.iter().filter_map(|(_, fingerprint)| shard.find(*fingerprint)).collect()
-        };
-        let mut spared = present(shard);
-        // The purge may remove some of these keys.
-        if shard.purge_for(keys.len() - spared.len(), now) > 0 {
-            spared = present(shard);
-        }
-        spared.sort_unstable();
-        let missing = keys.len() - spared.len();
-        shard.room_for(missing, &spared, self.may_evict(), now).ok_or_else(full)
+        key: &DedupKey,
+        step: impl FnOnce(Option<&mut Row>, u64) -> (T, Change),
+    ) -> T {
+        let (number, fingerprint) = self.place(key);
+        self.lock(number).change(fingerprint, |row| step(row, self.clock.now()))
     }
 
-    fn may_evict(&self) -> bool {
-        self.at_capacity == AtCapacity::EvictOldest
-    }
-
-    fn look<T>(&self, key: &DedupKey, read: impl FnOnce(&Row, u64) -> Option<T>) -> Option<T> {
+    /// Returns the number of the key's shard, and the key's fingerprint.
+    fn place(&self, key: &DedupKey) -> (usize, Fingerprint) {
         let fingerprint = self.hasher.fingerprint(key);
-        let shard = self.lock(fingerprint.shard(self.shards.len()));
-        read(shard.row(shard.find(fingerprint)?), self.clock.now())
+        (fingerprint.shard(self.shards.len()), fingerprint)
     }
 
     fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
         // No step leaves a shard half-changed when it panics.
         self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn full() -> Error {
-    Error::new(ErrorKind::Full, "claiming keys")
 }

@@ -40,11 +40,12 @@ impl PostgresAdapter {
     ///
     /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). The URL's
     /// parameters `dedup_table` and `dedup_schema` name the table and its schema:
-    /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses TLS, if
-    /// your build of `sqlx` has a TLS feature.
+    /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses
+    /// TLS, with the feature `tls-rustls` or `tls-native-tls`. Without a TLS feature, the default
+    /// `sslmode=prefer` connects in plain text.
     ///
     /// The URL names one host. Where a standby may take over, that is an address which leads to the
-    /// primary: see the [operations guide](crate::guide::operations#failover).
+    /// primary: see the [Postgres guide](crate::guide::postgres#failover).
     ///
     /// # Errors
     ///
@@ -78,8 +79,8 @@ impl PostgresAdapter {
 
     /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
     ///
-    /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see the
-    /// [operations guide](crate::guide::operations).
+    /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
+    /// [Connections](crate::guide::sizing#connections).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self::with_options(pool, PostgresOptions::new())
@@ -207,7 +208,7 @@ impl Store {
         let fault = |error| store_error("looking up a key", error);
         let keys = [Uuid::from(key_hash(key))];
         let rows = self.fetch(&self.statements().get, Params::Keys(&keys)).await.map_err(fault)?;
-        let row = rows.first().map(|row| read_row(row, Fetch::Nothing)).transpose();
+        let row = rows.first().map(|row| read_row(row, Fetch::DigestAndResponse)).transpose();
         Ok(row.map_err(fault)?.and_then(|row| row.entry()))
     }
 

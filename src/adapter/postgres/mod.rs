@@ -19,8 +19,8 @@
 //!    If the table is dropped, the next call looks for it anew.
 //! 7. After a failover, a server in recovery answers no claim.
 //!
-//! For the rights of a role, PgBouncer, pool sizes and looking up an event, see the
-//! [operations guide](crate::guide::operations).
+//! The guide has the rights of a role and PgBouncer ([postgres](crate::guide::postgres)), pool sizes
+//! ([sizing](crate::guide::sizing)), and how to look up an event ([incident](crate::guide::incident)).
 //!
 //! # Example
 //!

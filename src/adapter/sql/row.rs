@@ -162,6 +162,7 @@ impl Row {
         }
     }
 
+    /// Returns the entry of a row that was read with all its stored data; `None` for an expired row.
     pub(in crate::adapter) fn entry(&self) -> Option<Entry> {
         let state = match self.state() {
             RowState::Expired => return None,
@@ -174,7 +175,14 @@ impl Row {
             RowState::Released => EntryState::Released,
         };
         let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
-        Some(entry.with_attempts(attempt(self.attempts), self.takeover))
+        let mut entry = entry.with_attempts(attempt(self.attempts), self.takeover);
+        if matches!(entry.state, EntryState::Complete { .. }) {
+            let response = self.stored.response.as_ref();
+            entry.response_is_unreadable = response.is_some_and(Result::is_err);
+            let response = response.and_then(|response| response.as_ref().ok().cloned());
+            entry.stored = Some(Arc::new(StoredData::new(self.stored.payload_sha256, response)));
+        }
+        Some(entry)
     }
 }
 

@@ -247,7 +247,7 @@ impl MaintenanceAdapter for SqliteAdapter {
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         Box::pin(self.0.with_table(move || async move {
-            let rows = self.0.read(&[key], Fetch::Nothing).await;
+            let rows = self.0.read(&[key], Fetch::DigestAndResponse).await;
             let rows = rows.map_err(|error| store_error("looking up a key", error))?;
             Ok(rows.into_iter().flatten().next().and_then(|row| row.entry()))
         }))

@@ -67,7 +67,7 @@ pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
     assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
 }
 
-/// For a claim that is complete at once, a key under a live lease is in flight. A key whose lease
+/// A claim that is complete at once finds a key under a live lease in flight. A key whose lease
 /// lapsed or was released is free.
 pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
     let adapter = store.adapter();
@@ -239,7 +239,7 @@ pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
     assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::LeaseLost]);
 }
 
-/// Renewals keep the lease of a handler that runs for longer than one lease.
+/// Renewals extend the lease of a handler that runs for longer than one lease.
 pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     adapter.claim(&keys, &mine).await.unwrap();

@@ -1,4 +1,4 @@
-//! Purge, forget, get, count and close, and what claims find after them.
+//! Purge, forget, get, count and close, and the claims after them.
 
 use std::time::Duration;
 

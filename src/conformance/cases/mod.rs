@@ -46,6 +46,7 @@ pub use stored::{
     claim_that_is_complete_at_once_stores_payloads, completion_stores_what_it_carries,
     duplicate_beside_completions_carries_whole_stored_data,
     duplicate_carries_what_the_call_fetches, each_key_has_its_own_stored_data,
-    hostile_responses_come_back_unchanged, late_completion_stores_what_it_carries,
-    losers_of_a_race_get_the_stored_data_of_the_winner, stored_data_ends_with_the_retention,
+    get_returns_the_stored_data_of_a_complete_key, hostile_responses_come_back_unchanged,
+    late_completion_stores_what_it_carries, losers_of_a_race_get_the_stored_data_of_the_winner,
+    stored_data_ends_with_the_retention,
 };

@@ -245,7 +245,7 @@ pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) 
 }
 
 /// A renewal or completion that is dropped at any await can be repeated. No other token claims the key
-/// meanwhile.
+/// in between.
 pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
@@ -267,7 +267,7 @@ pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
 }
 
 /// Calls of all kinds run at the same time, each on a key of its own. Each call returns the reply of
-/// its own key, whatever other calls share its batch.
+/// its own key, with any other calls in its batch.
 pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
     let adapter = store.adapter();
     let tasks = (0..2 * WORKERS).map(|worker| {
@@ -324,7 +324,7 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &[DedupKe
     }
 }
 
-/// After a purge is dropped at any await, the next purge deletes what is left.
+/// After a purge is dropped at any await, the next purge deletes the remaining keys.
 pub async fn purge_continues_after_a_dropped_call<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,

@@ -65,7 +65,7 @@ async fn all_of<A: DedupAdapter + ?Sized>(
     fetched(adapter, keys, leased().with_fetch(Fetch::DigestAndResponse)).await
 }
 
-/// A completion stores what it carries, and a duplicate returns it. Later completions change nothing.
+/// A completion stores its data, and a duplicate returns it. Later completions change nothing.
 pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), [key("a")]);
     let mine = with_payload(leased(), &keys, 7);
@@ -99,7 +99,7 @@ pub async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) 
     assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, None))]);
     assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
     assert_eq!(all_of(&*adapter, &keys).await, [None]);
-    // Over the row of a failed handler.
+    // The same over the row of a failed handler.
     let (failed, mine) = ([key("failed")], leased());
     adapter.claim(&failed, &mine).await.unwrap();
     adapter.release(&failed, &mine).await.unwrap();
@@ -124,7 +124,7 @@ pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     assert_eq!(all_of(&*adapter, &keys).await, expected);
 }
 
-/// A late completion of a missing or lapsed key stores what it carries too.
+/// A late completion of a missing or lapsed key stores its data too.
 pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
     let (adapter, missing, lapsed) = (store.adapter(), [key("missing")], [key("lapsed")]);
     let stored_response = response(Bytes::from_static(b"\0\xff"));
@@ -140,7 +140,7 @@ pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
     }
 }
 
-/// `Fetch` decides what a duplicate carries: nothing, the digest, or the response too.
+/// `Fetch` selects the data of a duplicate: nothing, the digest, or the digest and the response.
 pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
     let stored_response = response("<Response/>");
@@ -161,7 +161,7 @@ pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
     }
 }
 
-/// The stored data of a key ends with its retention, and is not there in the key's next life.
+/// The stored data of a key ends with its retention. A later claim of the key does not return it.
 pub async fn stored_data_ends_with_the_retention<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -170,14 +170,42 @@ where
     let mine = with_payload(leased(), &keys, 7).with_response(response("old"));
     adapter.complete(&keys, &mine).await.unwrap();
     store.advance(RETENTION).await;
-    let anew = leased();
-    assert_eq!(adapter.claim(&keys[..1], &anew).await.unwrap(), [FIRST]);
+    let second = leased();
+    assert_eq!(adapter.claim(&keys[..1], &second).await.unwrap(), [FIRST]);
     assert_eq!(all_of(&*adapter, &keys[..1]).await, [None]);
-    adapter.complete(&keys[..2], &anew).await.unwrap();
+    adapter.complete(&keys[..2], &second).await.unwrap();
     assert_eq!(adapter.claim(&keys[2..], &complete_at_once()).await.unwrap(), [FIRST]);
     assert_eq!(all_of(&*adapter, &keys).await, vec![Some(StoredData::default()); 3]);
     adapter.forget(&keys[0]).await.unwrap();
     assert_eq!(all_of(&*adapter, &keys[..1]).await, [None]);
+}
+
+/// `get` returns the stored data of a complete key, and of no other key. It changes nothing.
+pub async fn get_returns_the_stored_data_of_a_complete_key<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let (adapter, keys) = (store.adapter(), ["full", "plain", "released", "running"].map(key));
+    let stored_response = response("<Response/>");
+    let mine = with_payload(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.complete(&keys[..1], &mine).await.unwrap();
+    adapter.complete(&keys[1..2], &leased()).await.unwrap();
+    adapter.release(&keys[2..3], &mine).await.unwrap();
+    let full = data(7, Some(&stored_response));
+    for _ in 0..2 {
+        let mut stored = Vec::new();
+        for key in &keys {
+            let entry = adapter.get(key).await.unwrap().expect("an entry");
+            assert!(!entry.response_is_unreadable, "{entry:?}");
+            stored.push(entry.stored.map(|stored| (*stored).clone()));
+        }
+        assert_eq!(stored, [Some(full.clone()), Some(StoredData::default()), None, None]);
+    }
+    // An expired key is unknown, and `get` leaves its row to the purge.
+    store.advance(RETENTION).await;
+    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    assert_eq!(adapter.count().await.unwrap(), 4);
 }
 
 /// Duplicates beside completions: a duplicate always carries everything that the completion stored.
@@ -221,7 +249,7 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
     }
 }
 
-/// Races of claims that are complete at once: the losers get what the one winner stored.
+/// Races of claims that are complete at once: the losers get the stored data of the one winner.
 pub async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store: S) {
     for round in 0..30 {
         let keys = [key(&round.to_string())];

@@ -1,4 +1,4 @@
-//! The ledger, and what a delivery holds while its handler runs.
+//! The ledger, and the claim that a delivery holds while its handler runs.
 
 use std::fmt;
 use std::future::Future;
@@ -12,8 +12,9 @@ use super::super::contract::{
     Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
 };
 use super::super::pending::Pending;
+use super::super::release::Release;
 use super::super::resolve::{KeyState, Resolution, flatten, identities, resolve, states};
-use super::super::retry::{Background, RetryJob, RetryResult};
+use super::super::retry::{PendingWrites, RetryJob, RetryPool, RetryResult};
 use super::renewal::{HeldLease, RenewalGuard, Renewals};
 use crate::adapter::{CallTerms, Completed, DedupAdapter, Seen};
 use crate::delivery::{Delivery, Protection};
@@ -21,8 +22,8 @@ use crate::error::{ConfigError, Error};
 use crate::key::{DedupKey, Keys};
 use crate::observe;
 
-/// After this time, a completion is not tried again. Until then its lease is renewed too, so that a
-/// store which takes renewals but no completions runs no second handler.
+/// After this time, a completion is not repeated. Until then its lease is renewed too, because a store
+/// may take renewals and no completions.
 const COMPLETION_BOUND: Duration = Duration::from_secs(600);
 
 /// Background writes of each kind at once.
@@ -42,10 +43,10 @@ pub struct Lease {
     renewals: Arc<Renewals>,
     /// Keys that succeeded in this process and are not completed in the store yet.
     completing: Arc<Pending>,
-    completions: Background,
-    /// Apart from `completions`, because an outage makes many releases. A lost release blocks a key
-    /// for a lease; a lost completion runs an event twice.
-    releases: Background,
+    completions: RetryPool,
+    /// Separate from `completions`, because an outage leads to many releases. A refused release blocks
+    /// a key for a lease; a refused completion runs an event twice.
+    releases: RetryPool,
 }
 
 impl Lease {
@@ -60,12 +61,13 @@ impl Lease {
             adapter,
             renewals: Arc::default(),
             completing: Arc::default(),
-            completions: Background::new(MOST_COMPLETIONS),
-            releases: Background::new(MOST_RELEASES),
+            completions: RetryPool::new(MOST_COMPLETIONS),
+            releases: RetryPool::new(MOST_RELEASES),
         })
     }
 
-    /// Turns the verdict into what the delivery holds. Returns also whether the caller must yield.
+    /// Makes the claim of the events that run, and writes the rest of the verdict in the background.
+    /// Returns `true` with it if the caller must yield.
     fn begin_with(
         self: &Arc<Self>,
         resolution: Resolution,
@@ -73,9 +75,7 @@ impl Lease {
         store_timeout: Duration,
         claimed_at: Instant,
     ) -> (Begin<LeaseClaim>, bool) {
-        if !resolution.release.is_empty() {
-            self.spawn_release(&resolution.release, terms.clone(), store_timeout);
-        }
+        self.release(&resolution.release, &terms, store_timeout).start();
         if !resolution.complete.is_empty() {
             self.spawn_complete(&resolution.complete, terms.clone(), store_timeout, None, None);
         }
@@ -91,8 +91,8 @@ impl Lease {
         (Begin::First { claim: LeaseClaim::new(self, lease, renewal), others }, yields)
     }
 
-    /// Completes in the background. Until that is done or given up, this process treats the keys as
-    /// complete, and `renewal` keeps their lease. A lost lease is reported to `delivery`.
+    /// Completes in the background. Until the job has ended, this process treats the keys as complete,
+    /// and `renewal` renews their lease. A lost lease is reported to `delivery`.
     fn spawn_complete(
         &self,
         keys: &[DedupKey],
@@ -103,32 +103,34 @@ impl Lease {
     ) {
         let job = RetryJob {
             operation: "complete",
-            key: keys.first().cloned(),
+            adapter: Arc::clone(&self.adapter),
+            keys: keys.into(),
+            terms,
+            store_timeout,
             bound: COMPLETION_BOUND,
             not_held_grace: COMPLETION_BOUND,
         };
-        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
-        let pending = self.completing.add_with(Arc::clone(&keys), |key| terms.stored_data_for(key));
-        let attempt = move || {
-            let (adapter, keys) = (Arc::clone(&adapter), Arc::clone(&keys));
-            let (delivery, terms) = (delivery.clone(), terms.clone());
-            async move {
-                match call::complete(&*adapter, &keys, &terms, store_timeout).await {
+        let stored_data_for = |key: &_| job.terms.stored_data_for(key);
+        let pending = self.completing.add_with(Arc::clone(&job.keys), stored_data_for);
+        self.completions.repeat(None, job, (pending, renewal), move |job| {
+            let delivery = delivery.clone();
+            Box::pin(async move {
+                let (keys, terms) = (&*job.keys, &job.terms);
+                match call::complete(&*job.adapter, keys, terms, job.store_timeout).await {
                     Ok(replies) => {
                         if let Some(delivery) = &delivery {
-                            report_lost(&keys, &replies, delivery);
+                            report_lost(keys, &replies, delivery);
                         }
                         RetryResult::Done
                     }
                     Err(_) => RetryResult::Again,
                 }
-            }
-        };
-        self.completions.repeat(job, attempt, (pending, renewal));
+            })
+        });
     }
 
-    /// Completes in the background what a failed handler marked as done, and keeps its lease until
-    /// then.
+    /// Completes in the background the events that a failed handler marked as done. Until then their
+    /// lease is renewed.
     fn spawn_complete_done(&self, done: &[DedupKey], of: &HeldLease) {
         if done.is_empty() {
             return;
@@ -136,28 +138,31 @@ impl Lease {
         let (terms, delivery) = (of.terms.clone(), of.delivery.clone());
         let keys = done.to_vec().into();
         let lease = HeldLease::new(keys, terms.clone(), of.store_timeout, delivery.clone());
-        lease.settle();
-        // There is no yield, because no handler follows.
+        lease.mark_handler_ended();
+        // The caller runs no handler, so it need not yield.
         let (renewal, _) =
             self.renewals.start_renewal(&self.adapter, Arc::new(lease), Instant::now());
         self.spawn_complete(done, terms, of.store_timeout, renewal, Some(delivery));
     }
 
-    /// Releases in the background, until the store has released all keys or the lease would have
-    /// lapsed.
-    fn spawn_release(&self, keys: &[DedupKey], terms: CallTerms, store_timeout: Duration) {
-        let job = RetryJob {
-            operation: "release",
-            key: keys.first().cloned(),
+    /// Returns the release of these keys, which ends when the lease would have lapsed.
+    fn release<'l>(
+        &'l self,
+        keys: &'l [DedupKey],
+        terms: &'l CallTerms,
+        store_timeout: Duration,
+    ) -> Release<'l> {
+        Release {
+            adapter: &self.adapter,
+            pool: &self.releases,
+            keys,
+            terms,
+            store_timeout,
             bound: terms.lease(),
             not_held_grace: NOT_HELD_GRACE.max(store_timeout.saturating_mul(2)),
-        };
-        let (adapter, keys) = (Arc::clone(&self.adapter), Arc::<[DedupKey]>::from(keys));
-        let attempt = move || {
-            let (adapter, keys, terms) = (Arc::clone(&adapter), Arc::clone(&keys), terms.clone());
-            async move { call::release(&*adapter, &keys, &terms, store_timeout).await.into() }
-        };
-        self.releases.repeat(job, attempt, ());
+            slot: None,
+            releasing: None,
+        }
     }
 }
 
@@ -179,10 +184,11 @@ impl Ledger for Lease {
     ) -> Result<Begin<Self::Claim>, Error> {
         let (events, flat) = flatten(keys);
         let (terms, store_timeout) = (context.leased_terms(events.len()), context.store_timeout);
-        // What succeeded here, and is not completed in the store yet, is complete for this process.
+        // An event whose completion is pending is complete for this process.
         let (asked, pending) = self.completing.split(&flat);
         let claimed_at = Instant::now();
-        let mut guard = ReleaseGuard { ledger: self, keys: &asked, terms: &terms, store_timeout };
+        // Starts if this future is dropped, or if the outcome of the claim is unknown.
+        let mut release = self.release(&asked, &terms, store_timeout);
         let replies = if asked.is_empty() {
             Ok(Vec::new())
         } else {
@@ -191,7 +197,7 @@ impl Ledger for Lease {
         let replies = match replies {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) && pending.is_empty() => {
-                guard.keys = &[];
+                release.cancel();
                 observe::unprotected(keys.first(), &error);
                 let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let lease = HeldLease::new(flat.clone(), terms.clone(), store_timeout, delivery);
@@ -199,15 +205,13 @@ impl Ledger for Lease {
                 return Ok(Begin::First { claim, others: Remainder::default() });
             }
             Err(error) => {
-                if !error.is_unknown() {
-                    guard.keys = &[];
-                }
+                release.claim_failed(&error);
                 return Err(error);
             }
         };
-        // There is no wait before the claim holds the keys.
-        guard.keys = &[];
-        drop(guard);
+        // The next `.await` comes after the claim holds the keys.
+        release.cancel();
+        drop(release);
         let states = states(&flat, replies, pending, |stored| {
             KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
         });
@@ -223,36 +227,14 @@ impl Ledger for Lease {
         self.adapter.abilities().stored_data
     }
 
-    fn pending_writes(&self) -> usize {
-        self.completions.count() + self.releases.count()
-    }
-
-    async fn drain(&self) {
-        self.completions.drain().await;
-        self.releases.drain().await;
+    fn pending_writes(&self) -> PendingWrites {
+        PendingWrites::of(&[&self.completions, &self.releases])
     }
 }
 
 impl FailOpen for Lease {}
 
 impl CanReplay for Lease {}
-
-/// Releases the keys of a claim in the background, if the claim is dropped or its outcome is unknown.
-struct ReleaseGuard<'b> {
-    ledger: &'b Lease,
-    /// Empty once nothing was claimed, or a claim holds the keys.
-    keys: &'b [DedupKey],
-    terms: &'b CallTerms,
-    store_timeout: Duration,
-}
-
-impl Drop for ReleaseGuard<'_> {
-    fn drop(&mut self) {
-        if !self.keys.is_empty() {
-            self.ledger.spawn_release(self.keys, self.terms.clone(), self.store_timeout);
-        }
-    }
-}
 
 /// Counts lost leases, unless the delivery knew before.
 fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
@@ -265,12 +247,12 @@ fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
 
 /// A delivery under a lease.
 ///
-/// Dropped at any time, the rest is done in the background: a success is completed. After a failure,
-/// events that are marked as done are completed, and the others are released.
+/// If it is dropped, its end continues in the background. A success is completed. Otherwise events that
+/// are marked as done are completed, and the others are released.
 pub struct LeaseClaim {
     ledger: Arc<Lease>,
     delivery: Delivery,
-    /// Taken once nothing is left to do in the store.
+    /// `None` once the store needs no further call.
     held: Option<Held>,
 }
 
@@ -281,11 +263,11 @@ struct Held {
     left: Left,
 }
 
-/// What is left to do when a claim ends.
+/// The calls that the end of a claim still needs.
 enum Left {
-    /// The handler has not ended: its marks decide.
+    /// The handler has not ended: its marks decide which keys are completed.
     Undecided,
-    /// The handler succeeded. With the terms of the completion, if a response is stored.
+    /// The handler succeeded. Contains the terms of the completion if a response is stored.
     Completion(Option<Box<CallTerms>>),
     /// The handler failed.
     Release(Vec<DedupKey>),
@@ -310,7 +292,8 @@ impl Claim for LeaseClaim {
         &self.delivery
     }
 
-    /// One attempt, then the background. Never an error, because the handler succeeded.
+    /// Completes the keys in one attempt, or else in the background. Returns no error, because the
+    /// handler succeeded.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     fn commit(
         mut self,
@@ -319,7 +302,7 @@ impl Claim for LeaseClaim {
         async move {
             let Some(held) = &mut self.held else { return Ok(()) };
             let lease = Arc::clone(&held.lease);
-            lease.settle();
+            lease.mark_handler_ended();
             // Boxed, because most layers store no response.
             let with_response = success.terms(&lease.terms).map(Box::new);
             // From here on, a claim that is dropped completes in the background.
@@ -336,7 +319,7 @@ impl Claim for LeaseClaim {
 
     async fn rollback(mut self) -> Result<(), Error> {
         let Some(held) = &mut self.held else { return Ok(()) };
-        // Before the release: a renewal that crosses it would look like a lost lease.
+        // The renewal ends before the release, because a renewal after it would report a lost lease.
         drop(held.renewal.take());
         let lease = Arc::clone(&held.lease);
         let HeldLease { terms, store_timeout, delivery, .. } = &*lease;
@@ -387,9 +370,7 @@ impl Drop for LeaseClaim {
             }
         };
         drop(renewal);
-        if !rest.is_empty() {
-            ledger.spawn_release(&rest, lease.terms.clone(), store_timeout);
-        }
+        ledger.release(&rest, &lease.terms, store_timeout).start();
     }
 }
 

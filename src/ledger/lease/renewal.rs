@@ -1,11 +1,11 @@
 //! Renews the leases of running handlers, in one task (the sweeper) for each runtime.
 //!
 //! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
-//! 2. The sweeper is not the handler's task, so a handler that blocks its thread keeps its lease.
-//! 3. A sweeper renews the leases that were claimed in its own runtime. A runtime that nobody drives
-//!    stops no other runtime's renewals.
-//! 4. The sweeper starts with the runtime's first claim. It ends when it wakes and nothing runs, so it
-//!    holds the adapter for up to a third of a lease after the last handler.
+//! 2. The sweeper is a task of its own, so the lease of a handler that blocks its thread is renewed.
+//! 3. A sweeper renews the leases that were claimed in its own runtime. A runtime that no
+//!    thread drives stops no other runtime's renewals.
+//! 4. The sweeper starts with the runtime's first claim. It ends when it wakes and no delivery runs. So
+//!    it holds the adapter for up to a third of a lease after the last handler.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +53,7 @@ pub(super) struct HeldLease {
     pub(super) terms: CallTerms,
     pub(super) store_timeout: Duration,
     pub(super) delivery: Delivery,
-    settling: AtomicBool,
+    handler_ended: AtomicBool,
 }
 
 impl HeldLease {
@@ -63,18 +63,18 @@ impl HeldLease {
         store_timeout: Duration,
         delivery: Delivery,
     ) -> Self {
-        Self { keys, terms, store_timeout, delivery, settling: AtomicBool::new(false) }
+        Self { keys, terms, store_timeout, delivery, handler_ended: AtomicBool::new(false) }
     }
 
-    /// Sorted.
+    /// Returns the keys, sorted.
     pub(super) fn keys(&self) -> &[DedupKey] {
         &self.keys
     }
 
-    /// Marks the handler as ended. The lease is still renewed, but from now on only the completion
-    /// reports that the lease is lost, because its reply may cross the renewal's.
-    pub(super) fn settle(&self) {
-        self.settling.store(true, Ordering::Release);
+    /// Marks the handler as ended. The lease is still renewed. From now on only the completion reports
+    /// a lost lease, because a renewal after the completion finds no lease.
+    pub(super) fn mark_handler_ended(&self) {
+        self.handler_ended.store(true, Ordering::Release);
     }
 
     /// Returns when to renew the lease, which counts from `since`.
@@ -99,7 +99,7 @@ impl Drop for RenewalGuard {
         if !state.sweeping && state.running.is_empty() {
             states.remove(&self.runtime);
         }
-        // Without the lock, because the drop may run other code.
+        // Dropped without the lock, because the drop may run other code.
         drop(states);
         drop(running);
     }
@@ -109,8 +109,9 @@ impl Renewals {
     /// Renews `lease`, which counts from `since`, until the returned guard is dropped. Returns no guard
     /// outside a runtime.
     ///
-    /// If the second value is `true`, the caller must yield once before it runs a handler: the sweeper
-    /// was woken on this thread, and no other thread takes it over if the handler blocks this one.
+    /// If the second value is `true`, the caller must yield once before it runs a handler. The sweeper
+    /// was woken on this thread. If the handler blocked this thread, no other thread would run the
+    /// sweeper.
     pub(super) fn start_renewal(
         self: &Arc<Self>,
         adapter: &Arc<dyn DedupAdapter>,
@@ -130,7 +131,7 @@ impl Renewals {
         (Some(guard), starts || earlier.is_some())
     }
 
-    /// Adds a lease. Returns also whether a sweeper must be started, and what wakes a sweeper that
+    /// Adds a lease. Returns also whether a sweeper must be started, and a notifier for a sweeper that
     /// sleeps for too long.
     fn add(
         self: &Arc<Self>,
@@ -162,7 +163,8 @@ enum Next {
     End,
 }
 
-/// The task. If a runtime drops it, the next claim starts another.
+/// The task that renews the leases of one runtime. If the runtime drops it, the next claim starts
+/// another.
 struct Sweeper {
     renewals: Arc<Renewals>,
     adapter: Arc<dyn DedupAdapter>,
@@ -189,7 +191,7 @@ impl Sweeper {
         let mut states = self.renewals.lock();
         let running = states.get_mut(&self.runtime).filter(|state| !state.running.is_empty());
         let Some(state) = running else {
-            // Under the lock, so that no claim comes between the check and the end.
+            // The lock is held, so that no claim comes between the check and the end.
             states.remove(&self.runtime);
             self.ended = true;
             return Next::End;
@@ -210,7 +212,7 @@ impl Sweeper {
 
 impl Drop for Sweeper {
     fn drop(&mut self) {
-        // After a proper end, another sweeper may run already.
+        // Another sweeper may run already.
         if self.ended {
             return;
         }
@@ -235,15 +237,15 @@ async fn renew(
     let replies = call::renew(&*adapter, lease.keys(), &lease.terms, lease.store_timeout).await;
     let mut states = renewals.lock();
     let Some(state) = states.get_mut(&runtime) else { return };
-    // The delivery may have ended meanwhile, and its place may be another delivery's.
+    // The delivery may have ended during the call, and another delivery may have its place.
     let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
     let Some(running) = running else { return };
     match replies {
         Ok(replies) if replies.iter().all(|renewed| *renewed == Renewed::Held) => {}
-        Ok(_) if lease.settling.load(Ordering::Acquire) => {}
+        Ok(_) if lease.handler_ended.load(Ordering::Acquire) => {}
         Ok(replies) => {
             let is_first_report = lease.delivery.mark_lease_lost();
-            // Before the report: a subscriber or recorder is the user's code, and may claim.
+            // The report calls a subscriber or a recorder, which is the user's code and may claim.
             drop(states);
             if is_first_report {
                 let lost = lease.keys().iter().zip(&replies);
@@ -258,8 +260,8 @@ async fn renew(
     }
 }
 
-/// Returns a delay of at least 1 ms, so that the sweeper never spins, and of at most a day, so that
-/// no extreme lease overflows.
+/// Returns a delay of at least 1 ms, so that the sweeper never spins, and of at most a day,
+/// because an extreme lease would overflow.
 fn clamped(delay: Duration) -> Duration {
     const DAY: Duration = Duration::from_secs(86_400);
     delay.clamp(Duration::from_millis(1), DAY)

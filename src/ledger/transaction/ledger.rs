@@ -1,4 +1,4 @@
-//! The ledger, and what a delivery holds while its handler runs.
+//! The ledger, and the claim that a delivery holds while its handler runs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use super::super::contract::{
 };
 use super::super::pending::{Pending, PendingGuard};
 use super::super::resolve::{KeyState, flatten, resolve, states};
+use super::super::retry::PendingWrites;
 use super::lend::{LendSlot, TxHandle};
 use super::open::OpenDelivery;
 use crate::adapter::TransactionAdapter;
@@ -19,7 +20,7 @@ use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::Keys;
 
-/// Commits a key together with what its handler wrote: every effect in that database exists exactly
+/// Commits a key together with its handler's writes: every effect in that database exists exactly
 /// once.
 ///
 /// [`DedupLayer::transactional`](crate::DedupLayer::transactional) selects it.
@@ -105,11 +106,9 @@ impl<DB: Database> Ledger for Transactional<DB> {
         self.adapter.stores_data()
     }
 
-    fn pending_writes(&self) -> usize {
-        0
+    fn pending_writes(&self) -> PendingWrites {
+        PendingWrites::default()
     }
-
-    async fn drain(&self) {}
 }
 
 impl<DB: Database> CanReplay for Transactional<DB> {}
@@ -117,7 +116,7 @@ impl<DB: Database> CanReplay for Transactional<DB> {}
 /// A delivery whose keys are claimed in a transaction.
 pub struct TransactionClaim<DB: Database> {
     slot: Arc<LendSlot<DB>>,
-    /// Dropped last: another delivery that finds the key not running must find its row.
+    /// Dropped last: a delivery that does not find the key here must find its row in the database.
     _running: PendingGuard,
 }
 

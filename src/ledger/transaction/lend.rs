@@ -31,8 +31,8 @@ pub enum TxUnavailable {
     Absent,
     /// The transaction is lent already.
     Lent,
-    /// Another copy of the request borrowed it: a layer inside this one runs the handler again, and
-    /// the writes of the earlier run would commit too.
+    /// Another copy of the request borrowed it, because a layer inside this one runs the handler
+    /// again. The writes of the earlier run would commit too.
     Copied,
     /// The delivery has ended, and the transaction with it.
     Closed,
@@ -51,9 +51,9 @@ impl fmt::Display for TxUnavailable {
 
 impl std::error::Error for TxUnavailable {}
 
-/// Shared by all handles to one transaction.
+/// The state of all handles to one transaction.
 #[derive(Default)]
-struct Shared {
+struct Borrowers {
     is_copied: AtomicBool,
     /// The number of the next clone.
     next: AtomicU64,
@@ -63,29 +63,29 @@ struct Shared {
 
 /// A handle's number.
 struct Borrower {
-    shared: Arc<Shared>,
+    borrowers: Arc<Borrowers>,
     number: u64,
 }
 
 /// Stays in the request's extensions, and so is cloned with the request only.
-struct CopyMark(Arc<Shared>);
+struct CopyMark(Arc<Borrowers>);
 
 impl Borrower {
     /// Returns the first handle, and the mark of its request.
     fn with_mark() -> (Self, CopyMark) {
-        let shared = Arc::<Shared>::default();
-        (Self::of(Arc::clone(&shared)), CopyMark(shared))
+        let borrowers = Arc::<Borrowers>::default();
+        (Self::of(Arc::clone(&borrowers)), CopyMark(borrowers))
     }
 
-    fn of(shared: Arc<Shared>) -> Self {
-        let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        Self { shared, number }
+    fn of(borrowers: Arc<Borrowers>) -> Self {
+        let number = borrowers.next.fetch_add(1, Ordering::Relaxed);
+        Self { borrowers, number }
     }
 
     /// Fails if another copy of the request borrowed the transaction. The caller holds the transaction.
     fn check(&self) -> Result<(), TxUnavailable> {
-        let holder = self.shared.holder.get_or_init(|| self.number);
-        if *holder != self.number && self.shared.is_copied.load(Ordering::Acquire) {
+        let holder = self.borrowers.holder.get_or_init(|| self.number);
+        if *holder != self.number && self.borrowers.is_copied.load(Ordering::Acquire) {
             return Err(TxUnavailable::Copied);
         }
         Ok(())
@@ -94,7 +94,7 @@ impl Borrower {
 
 impl Clone for Borrower {
     fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.shared))
+        Self::of(Arc::clone(&self.borrowers))
     }
 }
 
@@ -115,7 +115,7 @@ pub(super) struct LendSlot<DB: Database> {
 }
 
 enum State<DB: Database> {
-    Here(OpenTransaction<DB>),
+    Available(OpenTransaction<DB>),
     Lent,
     /// The delivery has ended.
     Closed,
@@ -126,7 +126,7 @@ impl<DB: Database> LendSlot<DB> {
     ///
     /// Panics outside a runtime.
     pub(super) fn new(open: OpenDelivery<DB>, transaction: OpenTransaction<DB>) -> Arc<Self> {
-        let (state, marks) = (Mutex::new(State::Here(transaction)), Mutex::default());
+        let (state, marks) = (Mutex::new(State::Available(transaction)), Mutex::default());
         Arc::new(Self { state, marks, open, runtime: Handle::current() })
     }
 
@@ -134,10 +134,12 @@ impl<DB: Database> LendSlot<DB> {
         &self.open
     }
 
-    /// Ends the lending. Returns `None` if the transaction is not here.
+    /// Ends the lending. Returns `None` if the transaction is lent, or has ended.
     pub(super) fn close(&self) -> Option<(OpenTransaction<DB>, Savepoints)> {
         match std::mem::replace(&mut *lock(&self.state), State::Closed) {
-            State::Here(transaction) => Some((transaction, std::mem::take(&mut lock(&self.marks)))),
+            State::Available(transaction) => {
+                Some((transaction, std::mem::take(&mut lock(&self.marks))))
+            }
             State::Lent | State::Closed => None,
         }
     }
@@ -160,7 +162,7 @@ impl<DB: Database> LendSlot<DB> {
     fn lend(&self) -> Result<OpenTransaction<DB>, TxUnavailable> {
         let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, State::Lent) {
-            State::Here(transaction) => Ok(transaction),
+            State::Available(transaction) => Ok(transaction),
             State::Lent => Err(TxUnavailable::Lent),
             State::Closed => {
                 *state = State::Closed;
@@ -172,7 +174,7 @@ impl<DB: Database> LendSlot<DB> {
     fn take_back(self: &Arc<Self>, transaction: OpenTransaction<DB>) {
         let mut state = lock(&self.state);
         if let State::Lent = *state {
-            *state = State::Here(transaction);
+            *state = State::Available(transaction);
         } else {
             drop(state);
             // Everything is rolled back, because the delivery has answered 500.
@@ -252,8 +254,8 @@ impl<DB: Database> fmt::Debug for TxHandle<DB> {
 /// The delivery's transaction: a connection that commits together with the event's key if the handler
 /// succeeds, and rolls back if it fails.
 ///
-/// With the feature `axum` it is an extractor. Drop it before the handler returns. A `DedupTx` that is
-/// still held then, for example in a spawned task, makes the answer a 500 and is rolled back.
+/// It is an extractor with the feature `axum`. Drop it before the handler returns. If a task still
+/// holds it then, the answer is 500 and the transaction is rolled back.
 ///
 /// Only the layer sends `COMMIT` and `ROLLBACK`. For a savepoint of your own, call
 /// [`begin`](sqlx::Connection::begin). In a multi-event delivery, [`mark_done`](Self::mark_done)
@@ -265,15 +267,15 @@ pub struct DedupTx<DB: Database> {
 }
 
 impl<DB: Database> DedupTx<DB> {
-    /// Marks one event of a multi-event delivery as done: **all** writes in this transaction so far are
+    /// Marks one event of a multi-event delivery as done. **All** earlier writes in this transaction are
     /// committed with its key, even if the handler then fails, and the retry skips the event. Returns
-    /// `true` if the event is one of this delivery that runs.
+    /// `true` if this delivery runs the event.
     ///
     /// Nothing is durable before the delivery has ended: if the process dies, the retry runs every
     /// event.
     ///
-    /// Before you mark an event, roll back the writes of events that failed. For that, run each event
-    /// under a savepoint of [`begin`](sqlx::Connection::begin), as
+    /// First roll back the writes of events that failed. For that, run each event under a savepoint of
+    /// [`begin`](sqlx::Connection::begin), as
     /// [the guide](crate::guide::transactions#multi-event-deliveries) shows.
     ///
     /// # Errors
@@ -298,7 +300,7 @@ impl<DB: Database> DedupTx<DB> {
                 "marking an event: the delivery has ended",
             ));
         }
-        let (savepoint, replaces) = lock(&slot.marks).ask(key);
+        let (savepoint, replaces) = lock(&slot.marks).send(key);
         let reply = slot.open.savepoint(transaction, savepoint, replaces).await;
         lock(&slot.marks).replied(savepoint, &reply);
         reply?;

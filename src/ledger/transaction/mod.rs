@@ -5,15 +5,15 @@
 //!    and the key with it. The same happens when the process dies.
 //! 2. The handler gets the transaction as a [`DedupTx`], which derefs to the connection, not to sqlx's
 //!    `Transaction`: there is nothing to commit. Savepoints work as usual.
-//! 3. A handler's mistake ends in a 500 and a rollback, never in a 2xx: it keeps the transaction past
-//!    its response, ends it by itself, or continues after an error that has aborted it.
-//! 4. A failed commit is 503 where a retry may succeed. A commit of unknown outcome is 503 too: the
-//!    retry finds out. The layer never runs a handler again by itself.
+//! 3. A handler's mistake ends in a 500 and a rollback, never in a 2xx. The mistakes: it holds the
+//!    transaction past its response, ends it, or continues after an error that has aborted it.
+//! 4. A failed commit is 503 if a retry may succeed. A commit of unknown outcome is 503 too, because
+//!    the retry finds the key complete or free. The layer never runs a handler again by itself.
 //! 5. An event that this process runs already is in flight, without a call to the store.
 //! 6. [`DedupTx::mark_done`] sets a savepoint. After a failure, writes after the last savepoint are
-//!    rolled back; earlier writes are committed with the keys that were marked by then, and the other
-//!    keys are free. If a call to `mark_done` was dropped, the database knows whether its savepoint is
-//!    there. Without a savepoint, everything is rolled back.
+//!    rolled back. Earlier writes are committed with the keys that were marked by then. The other
+//!    keys are free. If a call to `mark_done` was dropped, the database decides whether its savepoint
+//!    exists. Without a savepoint, everything is rolled back.
 //!
 //! # Why not one savepoint per event?
 //!

@@ -1,4 +1,4 @@
-//! A transaction that is open while its handler runs, and how it ends.
+//! [`OpenDelivery`]: ends the transaction of a delivery.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
 
-/// A delivery whose transaction is open: what its end needs.
+/// A delivery whose transaction is open.
 pub(super) struct OpenDelivery<DB: Database> {
     pub(super) adapter: Arc<dyn TransactionAdapter<Database = DB>>,
     pub(super) delivery: Delivery,
@@ -54,10 +54,10 @@ impl<DB: Database> OpenDelivery<DB> {
         marks: &Savepoints,
         success: &HandlerSuccess,
     ) -> Result<(), Error> {
-        if marks.asked > 0 {
+        if marks.sent > 0 {
             // Fails in a transaction that the handler has broken, while the marked events can still
             // be committed.
-            let probe = self.adapter.savepoint(&mut transaction, marks.asked + 1, None);
+            let probe = self.adapter.savepoint(&mut transaction, marks.sent + 1, None);
             if let Err(error) = probe.await {
                 if let Err(error) = self.commit_marked(transaction, marks).await {
                     observe::marks_not_committed(self.delivery.key(), &error);
@@ -79,13 +79,14 @@ impl<DB: Database> OpenDelivery<DB> {
         let ended =
             bounded("rollback", "rolling the handler's transaction back", self.store_timeout, end)
                 .await;
-        if let (Err(error), true) = (&ended, marks.asked > 0) {
+        if let (Err(error), true) = (&ended, marks.sent > 0) {
             observe::marks_not_committed(self.delivery.key(), error);
         }
         ended
     }
 
-    /// Rolls back to the last savepoint, and commits what is left. Without a savepoint, rolls back.
+    /// Rolls back to the last savepoint, and commits the earlier writes. Without a savepoint, rolls
+    /// everything back.
     async fn commit_marked(
         &self,
         mut transaction: OpenTransaction<DB>,
@@ -108,13 +109,13 @@ impl<DB: Database> OpenDelivery<DB> {
         self.adapter.commit(transaction, &done, &self.terms).await
     }
 
-    /// Returns the last savepoint that is there.
+    /// Rolls back to the last savepoint that exists. Returns `None` if there is none.
     async fn rollback_to_savepoint(
         &self,
         transaction: &mut OpenTransaction<DB>,
         marks: &Savepoints,
     ) -> Result<Option<u32>, Error> {
-        for savepoint in (marks.set.max(1)..=marks.asked).rev() {
+        for savepoint in (marks.confirmed.max(1)..=marks.sent).rev() {
             if self.adapter.rollback_to(transaction, savepoint).await? {
                 return Ok(Some(savepoint));
             }
@@ -138,10 +139,10 @@ impl<DB: Database> OpenDelivery<DB> {
 pub(super) struct Savepoints {
     /// Each key with its savepoint.
     keys: Vec<(DedupKey, u32)>,
-    /// The last savepoint that was asked for.
-    asked: u32,
-    /// The last savepoint that is certainly there; 0 is none.
-    set: u32,
+    /// The number of the last savepoint that was sent; 0 is none.
+    sent: u32,
+    /// The number of the last savepoint that the database has confirmed; 0 is none.
+    confirmed: u32,
 }
 
 impl Savepoints {
@@ -149,18 +150,20 @@ impl Savepoints {
     ///
     /// A savepoint of unknown outcome is not replaced, because releasing a missing one aborts the
     /// transaction.
-    pub(super) fn ask(&mut self, key: &DedupKey) -> (u32, Option<u32>) {
-        let replaces = (self.set == self.asked && self.set > 0).then_some(self.set);
-        self.asked += 1;
-        self.keys.push((key.clone(), self.asked));
-        (self.asked, replaces)
+    pub(super) fn send(&mut self, key: &DedupKey) -> (u32, Option<u32>) {
+        let replaces =
+            (self.confirmed == self.sent && self.confirmed > 0).then_some(self.confirmed);
+        self.sent += 1;
+        self.keys.push((key.clone(), self.sent));
+        (self.sent, replaces)
     }
 
+    /// Notes the reply to a savepoint that was sent.
     pub(super) fn replied(&mut self, savepoint: u32, reply: &Result<(), Error>) {
         match reply {
-            Ok(()) => self.set = savepoint,
+            Ok(()) => self.confirmed = savepoint,
             Err(error) if error.kind() == ErrorKind::Transaction => {
-                self.asked = savepoint - 1;
+                self.sent = savepoint - 1;
                 self.keys.retain(|(_, by)| *by < savepoint);
             }
             Err(_unknown) => {}

@@ -1,0 +1,79 @@
+//! [`Release`]: releases in the background the keys that a claim may hold.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::call;
+use super::pending::Pending;
+use super::retry::{RetryJob, RetryPool};
+use crate::adapter::{CallTerms, DedupAdapter};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// A release that starts in the background when it is dropped, unless it is cancelled.
+pub(super) struct Release<'l> {
+    pub(super) adapter: &'l Arc<dyn DedupAdapter>,
+    pub(super) pool: &'l RetryPool,
+    /// If there is none, nothing is released.
+    pub(super) keys: &'l [DedupKey],
+    pub(super) terms: &'l CallTerms,
+    pub(super) store_timeout: Duration,
+    /// How long a store that does not reply is asked again.
+    pub(super) bound: Duration,
+    /// How long a store that does not hold every key is asked again: a claim may arrive late.
+    pub(super) not_held_grace: Duration,
+    /// A slot of the pool, if the pool must not refuse this release.
+    pub(super) slot: Option<OwnedSemaphorePermit>,
+    /// Contains the keys until they are released.
+    pub(super) releasing: Option<&'l Arc<Pending>>,
+}
+
+impl Release<'_> {
+    /// Starts the release.
+    pub(super) fn start(self) {
+        drop(self);
+    }
+
+    /// Cancels the release. Returns its slot.
+    pub(super) fn cancel(&mut self) -> Option<OwnedSemaphorePermit> {
+        self.keys = &[];
+        self.slot.take()
+    }
+
+    /// Adapts the release to the error with which its claim ended.
+    pub(super) fn claim_failed(&mut self, error: &Error) {
+        if !error.is_unknown() {
+            self.cancel();
+        }
+        // The store executed the claim before it replied. A key that it does not hold now was not
+        // granted, so one call releases every key that was.
+        if error.kind() == ErrorKind::Corrupt {
+            self.not_held_grace = Duration::ZERO;
+        }
+    }
+}
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        if self.keys.is_empty() {
+            return;
+        }
+        let job = RetryJob {
+            operation: "release",
+            adapter: Arc::clone(self.adapter),
+            keys: self.keys.into(),
+            terms: self.terms.clone(),
+            store_timeout: self.store_timeout,
+            bound: self.bound,
+            not_held_grace: self.not_held_grace,
+        };
+        let guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
+        self.pool.repeat(self.slot.take(), job, guard, |job| {
+            Box::pin(async {
+                call::release(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await.into()
+            })
+        });
+    }
+}

@@ -1,0 +1,143 @@
+//! The README is short, its program is the example, its tables are those of the crate page, and the
+//! tests that documents cite exist.
+
+use std::path::Path;
+
+const README: &str = include_str!("../../README.md");
+const GUIDE: &str = include_str!("../../src/docs/guide.md");
+const GUARANTEES: &str = include_str!("../../src/docs/guarantees.md");
+const SPEED: &str = include_str!("../../benches/README.md");
+const QUICKSTART: &str = include_str!("../../examples/quickstart.rs");
+
+#[test]
+fn program_is_the_quickstart() {
+    let (_, rest) = README.split_once("```rust,no_run\n").expect("a program");
+    let (program, _) = rest.split_once("```\n").expect("the program ends");
+    assert_eq!(program, QUICKSTART);
+    assert!(QUICKSTART.lines().count() <= 80);
+}
+
+#[test]
+fn readme_has_at_most_900_words_beside_its_program() {
+    let texts = README.split("```").step_by(2);
+    let words = texts.flat_map(str::split_whitespace);
+    let words = words.filter(|word| word.contains(char::is_alphanumeric)).count();
+    assert!(words <= 900, "{words} words");
+}
+
+/// Returns the rows of the table whose first cell is `head`, without links and emphasis.
+fn table(page: &str, head: &str) -> Vec<String> {
+    let start = page.find(&format!("| {head} |")).unwrap_or_else(|| panic!("no table {head}"));
+    let rows = page[start..].lines().take_while(|line| line.starts_with('|'));
+    rows.map(plain).collect()
+}
+
+/// Removes the links from a line: `[text](target)` and `[text]` become `text`.
+fn plain(line: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = line;
+    while let Some((before, link)) = rest.split_once('[') {
+        let (text, after) = link.split_once(']').expect("a link ends");
+        plain += before;
+        plain += text;
+        let target = after.strip_prefix('(').and_then(|target| target.split_once(')'));
+        rest = target.map_or(after, |(_, after)| after);
+    }
+    plain + rest
+}
+
+#[test]
+fn tables_are_those_of_the_crate_page() {
+    for head in ["ledger", "store", "feature"] {
+        assert_eq!(table(README, head), table(GUIDE, head), "{head}");
+    }
+}
+
+/// The page of guarantees has a copy of the crate page's table of ledgers, with a column for each ledger.
+#[test]
+fn guarantees_and_crate_page_have_the_same_table_of_ledgers() {
+    let table = |text: &str, head: &str| -> Vec<Vec<String>> {
+        let rows = text.lines().skip_while(|line| !line.starts_with(head));
+        let rows = rows.take_while(|line| line.starts_with('|'));
+        let cells = |row: &str| {
+            // Without the marks of the tests, such as " (L1)".
+            let cell = |cell: &str| match cell.trim().rsplit_once(" (") {
+                Some((text, mark)) if mark.len() == 3 => text.to_owned(),
+                _ => cell.trim().to_owned(),
+            };
+            row.trim_matches('|').split('|').map(cell).collect()
+        };
+        rows.map(cells).collect()
+    };
+    let page = table(GUIDE, "| ledger |");
+    let guarantees = table(GUARANTEES, "| | lease:");
+    assert_eq!(page.len(), 5, "{page:?}");
+    for (column, property) in page[0].iter().enumerate().skip(1) {
+        let row = guarantees.iter().find(|row| row[0] == *property).expect(property);
+        let ledgers = page[2..].iter().map(|ledger| &ledger[column]);
+        assert!(row[1..].iter().eq(ledgers), "{property}: {row:?}");
+    }
+}
+
+#[test]
+fn features_are_those_of_the_manifest() {
+    let manifest = include_str!("../../Cargo.toml");
+    let (_, rest) = manifest.split_once("[features]\n").expect("features");
+    let (features, _) = rest.split_once("\n[").expect("the next section");
+    let names = features.lines().filter(|line| !line.starts_with('#'));
+    let names = names.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
+    let names: Vec<_> = names.filter(|name| *name != "default").collect();
+    let rows = table(README, "feature");
+    let listed: Vec<_> =
+        rows[2..].iter().map(|row| row.split('`').nth(1).expect("a name")).collect();
+    assert_eq!(listed, names, "in the order of Cargo.toml");
+}
+
+/// Every figure of the README stands in the section on speed.
+#[test]
+fn figures_are_measured_figures() {
+    let (_, speed) = README.split_once("## Speed").expect("a section");
+    let rows = speed.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let cells = rows.flat_map(|row| row.split('|').skip(2)).map(str::trim);
+    let figures = cells.filter(|cell| cell.starts_with(|first: char| first.is_ascii_digit()));
+    let mut checked = 0;
+    for figure in figures.take_while(|figure| !figure.is_empty()) {
+        assert!(SPEED.contains(figure), "`{figure}` is not in benches/README.md");
+        checked += 1;
+    }
+    assert!(checked >= 7, "{checked} figures");
+}
+
+/// A link whose text is the name of a test leads to the file that has the test.
+#[test]
+fn cited_tests_exist() {
+    let mut cited = 0;
+    for rest in GUARANTEES.split("[`").skip(1) {
+        let Some((name, rest)) = rest.split_once("`](") else { continue };
+        let Some((file, _)) = rest.split_once(')') else { continue };
+        if !file.ends_with(".rs") {
+            continue;
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs").join(file);
+        let source = std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no {file}"));
+        // A generic function has its type parameter before the parenthesis.
+        let declared = |end: &str| source.contains(&format!("fn {name}{end}"));
+        assert!(declared("(") || declared("<"), "no test `{name}` in {file}");
+        cited += 1;
+    }
+    assert!(cited >= 20, "only {cited} tests are cited: has the form of the links changed?");
+}
+
+/// Files that the README links to exist.
+#[test]
+fn linked_files_exist() {
+    let targets = README.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    let files = targets.map(|(target, _)| target).filter(|target| !target.starts_with("http"));
+    let mut checked = 0;
+    for file in files {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        assert!(path.exists(), "no {file}");
+        checked += 1;
+    }
+    assert!(checked >= 8, "{checked} links");
+}

@@ -1,0 +1,116 @@
+//! The program of the README, on both databases. The requests are signed by the crate `hmac` as
+//! Stripe's documentation says, and not by this crate.
+
+use std::process::Stdio;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::join_all;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use sqlx::{Connection, PgConnection, SqliteConnection};
+
+use super::programs::{Answer, Server, answer, duplicate, example, first};
+use crate::support::postgres::Schema;
+use crate::support::sqlite_url;
+
+const SECRET: &str = "whsec_the_secret_of_this_test";
+const UNVERIFIED: Answer = (401, None);
+const PAYMENTS: &str = "SELECT event_id, amount FROM payments ORDER BY event_id";
+
+async fn start(store: &str) -> Server {
+    let mut command = example("quickstart");
+    Server::spawn(command.args(["--store", store]).env("STRIPE_WEBHOOK_SECRET", SECRET)).await
+}
+
+fn charge(id: &str, amount: i64) -> String {
+    format!(
+        r#"{{"id":"{id}","type":"charge.succeeded","data":{{"object":{{"amount":{amount}}}}}}}"#
+    )
+}
+
+/// Returns the value of `Stripe-Signature`.
+fn signature(secret: &str, at: SystemTime, body: &str) -> String {
+    let time = at.duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+    mac.update(format!("{time}.{body}").as_bytes());
+    let signature = mac.finalize().into_bytes();
+    format!("t={time},v1={}", base16ct::lower::encode_string(&signature))
+}
+
+/// Delivers to the path that the program prints.
+async fn deliver(server: &Server, body: String, signature: String) -> Answer {
+    let request = server.post("").header("stripe-signature", signature).body(body);
+    answer(&request.send().await.unwrap())
+}
+
+async fn signed(server: &Server, body: String) -> Answer {
+    let signature = signature(SECRET, SystemTime::now(), &body);
+    deliver(server, body, signature).await
+}
+
+/// First, retry, forged, tampered, replayed, concurrent; then another process on the same store.
+async fn receives_each_event_once(store: &str) {
+    let (server, now) = (start(store).await, SystemTime::now());
+    let body = charge("evt_1", 4_200);
+    let forged = signature("whsec_another", now, &body);
+    assert_eq!(deliver(&server, body.clone(), forged).await, UNVERIFIED);
+    let genuine = signature(SECRET, now, &body);
+    assert_eq!(deliver(&server, charge("evt_1", 1), genuine.clone()).await, UNVERIFIED);
+    let old = signature(SECRET, now - Duration::from_secs(600), &body);
+    assert_eq!(deliver(&server, body.clone(), old).await, UNVERIFIED);
+    let unsigned = server.post("").body(body.clone()).send().await.unwrap();
+    assert_eq!(answer(&unsigned), UNVERIFIED);
+    assert!(unsigned.bytes().await.unwrap().is_empty());
+
+    // None of these has used up the id.
+    assert_eq!(deliver(&server, body.clone(), genuine.clone()).await, first());
+    assert_eq!(deliver(&server, body.clone(), genuine).await, duplicate());
+    // A retry is signed at its own time.
+    assert_eq!(signed(&server, body.clone()).await, duplicate());
+
+    let copies = join_all((0..16).map(|_| signed(&server, charge("evt_2", 7)))).await;
+    assert_eq!(copies.iter().filter(|answer| **answer == first()).count(), 1, "{copies:?}");
+    assert!(copies.iter().all(|(status, _)| [200, 503].contains(status)), "{copies:?}");
+    let without_amount = r#"{"id":"evt_3","type":"customer.created","data":{"object":{}}}"#;
+    assert_eq!(signed(&server, without_amount.to_owned()).await, first());
+    server.end().await;
+
+    let server = start(store).await;
+    assert_eq!(signed(&server, body).await, duplicate());
+    server.end().await;
+}
+
+fn expected() -> Vec<(String, Option<i64>)> {
+    let row = |id: &str, amount| (id.to_owned(), amount);
+    vec![row("evt_1", Some(4_200)), row("evt_2", Some(7)), row("evt_3", None)]
+}
+
+#[tokio::test]
+async fn quickstart_on_sqlite_receives_each_event_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = sqlite_url(dir.path());
+    receives_each_event_once(&url).await;
+    let mut connection = SqliteConnection::connect(&url).await.unwrap();
+    let rows: Vec<(String, Option<i64>)> =
+        sqlx::query_as(PAYMENTS).fetch_all(&mut connection).await.unwrap();
+    assert_eq!(rows, expected());
+}
+
+#[tokio::test]
+async fn quickstart_on_postgres_receives_each_event_once() {
+    let schema = Schema::fresh();
+    receives_each_event_once(&schema.url()).await;
+    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+    let rows: Vec<(String, Option<i64>)> =
+        sqlx::query_as(PAYMENTS).fetch_all(&mut connection).await.unwrap();
+    assert_eq!(rows, expected());
+}
+
+#[tokio::test]
+async fn quickstart_without_a_secret_says_which_variable_to_set() {
+    let command = example("quickstart").stdin(Stdio::null()).output();
+    let output = tokio::time::timeout(Duration::from_secs(60), command).await.unwrap().unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("STRIPE_WEBHOOK_SECRET"), "{said}");
+}

@@ -1,0 +1,169 @@
+//! Compositions with layers of tower-http.
+
+use std::convert::Infallible;
+use std::io::{Read, Write};
+
+use bytes::Bytes;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower_dedup::adapter::{EntryState, MaintenanceAdapter};
+use tower_dedup::{Delivery, OnMissingKey};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::decompression::RequestDecompressionLayer;
+use tower_http::limit::RequestBodyLimitLayer;
+use tower_http::trace::TraceLayer;
+
+use super::{
+    ANSWER, BODY, Handler, acme, answer, dedup, delivers_once, delivery, duplicate, full, handled,
+    own, response, send, store, streaming,
+};
+
+#[tokio::test]
+async fn the_usual_stack_around_a_router() {
+    let handler = Handler::default();
+    let stack = ServiceBuilder::new()
+        .layer(TraceLayer::new_for_http())
+        .layer(CatchPanicLayer::new())
+        .layer(RequestBodyLimitLayer::new(64 * 1024))
+        .layer(RequestDecompressionLayer::new())
+        .layer(dedup(&store()))
+        .layer(CompressionLayer::new());
+    delivers_once::<_, axum::body::Body, _>(handler.router().layer(stack), &handler).await;
+}
+
+#[tokio::test]
+async fn the_usual_stack_around_a_service() {
+    let handler = Handler::default();
+    let service = ServiceBuilder::new()
+        .layer(TraceLayer::new_for_http())
+        .layer(CatchPanicLayer::new())
+        .layer(RequestBodyLimitLayer::new(64 * 1024))
+        .layer(RequestDecompressionLayer::new())
+        .layer(dedup(&store()))
+        .layer(CompressionLayer::new())
+        .service(handler.service());
+    delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
+}
+
+fn gzip(bytes: &[u8], level: u32) -> Bytes {
+    let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::new(level));
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap().into()
+}
+
+fn gzipped(id: &str, body: Bytes) -> Request<Full<Bytes>> {
+    let mut request = delivery(id, b"");
+    request.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    *request.body_mut() = Full::new(body);
+    request
+}
+
+#[tokio::test]
+async fn request_decompression_outside() {
+    let (handler, store) = (Handler::default(), store());
+    let by_body = dedup(&store).on_missing_key(OnMissingKey::BodyDigest);
+    let service = ServiceBuilder::new()
+        .layer(RequestDecompressionLayer::new())
+        .layer(by_body)
+        .service(handler.service::<Full<Bytes>>());
+    assert_eq!(send(&service, gzipped("evt_1", gzip(BODY, 9))).await, handled());
+    assert_eq!(send(&service, gzipped("evt_1", gzip(BODY, 0))).await, duplicate());
+    assert_eq!(send(&service, full("evt_1", BODY)).await, duplicate());
+    assert_eq!(handler.bodies(), [BODY]);
+
+    // A digest covers the bytes that the handler gets, however they were compressed.
+    let no_id = |mut request: Request<Full<Bytes>>| {
+        request.headers_mut().remove("x-id");
+        request
+    };
+    assert_eq!(send(&service, no_id(gzipped("", gzip(BODY, 9)))).await, handled());
+    assert_eq!(send(&service, no_id(gzipped("", gzip(BODY, 0)))).await, duplicate());
+
+    // Half an upload claims nothing.
+    let count = store.count().await.unwrap();
+    let half = gzip(BODY, 9).split_to(20);
+    let broken = own(StatusCode::BAD_REQUEST, "broken-body");
+    assert_eq!(send(&service, gzipped("evt_2", half)).await, broken);
+    assert_eq!(store.count().await.unwrap(), count);
+    assert_eq!(send(&service, gzipped("evt_2", gzip(BODY, 9))).await, handled());
+}
+
+#[tokio::test]
+async fn compression_inside() {
+    let handler = Handler::default();
+    let service = ServiceBuilder::new()
+        .layer(dedup(&store()))
+        .layer(CompressionLayer::new())
+        .service(handler.service::<Full<Bytes>>());
+    let request = || {
+        let mut request = full("evt_1", BODY);
+        let gzip = HeaderValue::from_static("gzip");
+        request.headers_mut().insert(header::ACCEPT_ENCODING, gzip);
+        request
+    };
+    let first = service.clone().oneshot(request()).await.unwrap();
+    assert_eq!(first.headers()[header::CONTENT_ENCODING], "gzip");
+    let mut plain = String::new();
+    let compressed = first.into_body().collect().await.unwrap().to_bytes();
+    GzDecoder::new(&*compressed).read_to_string(&mut plain).unwrap();
+    assert_eq!(plain, ANSWER);
+
+    let second = service.oneshot(request()).await.unwrap();
+    assert!(!second.headers().contains_key(header::CONTENT_ENCODING));
+    assert_eq!(answer(second).await, duplicate());
+    assert_eq!(handler.bodies(), [BODY]);
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_of_an_outer_layer_is_413_and_claims_nothing() {
+    let (handler, store) = (Handler::default(), store());
+    let service = ServiceBuilder::new()
+        .layer(RequestBodyLimitLayer::new(BODY.len()))
+        .layer(dedup(&store))
+        .service(handler.service::<Full<Bytes>>());
+    const LONGER: &[u8] = &[b'x'; BODY.len() + 1];
+    let stream = |body: &'static [u8]| {
+        let chunks = body.chunks(3).map(|chunk| Ok::<_, Infallible>(Bytes::from_static(chunk)));
+        let body = axum::body::Body::from_stream(futures_util::stream::iter(chunks));
+        streaming("evt_1", b"").map(|_| body)
+    };
+
+    // The length is announced: the outer layer refuses the request without reading its body.
+    let mut announced = streaming("evt_1", LONGER);
+    announced.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(LONGER.len()));
+    let refused = send(&service, announced).await;
+    assert_eq!((refused.status, refused.result), (StatusCode::PAYLOAD_TOO_LARGE, None));
+
+    // Otherwise the limit is found while the body is read.
+    let too_large = own(StatusCode::PAYLOAD_TOO_LARGE, "too-large");
+    assert_eq!(send(&service, stream(LONGER)).await, too_large);
+    assert_eq!((handler.bodies().len(), store.count().await.unwrap()), (0, 0));
+
+    // No id was used up, and a body at the limit fits.
+    assert_eq!(send(&service, stream(BODY)).await, handled());
+    assert_eq!(send(&service, stream(BODY)).await, duplicate());
+    assert_eq!(handler.bodies(), [BODY]);
+}
+
+#[tokio::test]
+async fn a_panic_behind_catch_panic_is_500_and_the_key_is_free() {
+    let store = store();
+    let attempts = service_fn(async |request: Request<Full<Bytes>>| {
+        let delivery = request.extensions().get::<Delivery>().unwrap();
+        assert!(delivery.attempt() > 1, "the first attempt fails");
+        assert!(!delivery.is_takeover());
+        Ok::<_, Infallible>(response())
+    });
+    let service =
+        ServiceBuilder::new().layer(CatchPanicLayer::new()).layer(dedup(&store)).service(attempts);
+    let failed = send(&service, full("evt_1", BODY)).await;
+    assert_eq!((failed.status, failed.result), (StatusCode::INTERNAL_SERVER_ERROR, None));
+    let entry = store.get(&acme("evt_1")).await.unwrap().unwrap();
+    assert_eq!(entry.state, EntryState::Released);
+    assert_eq!(send(&service, full("evt_1", BODY)).await, handled());
+    assert_eq!(send(&service, full("evt_1", BODY)).await, duplicate());
+}

@@ -1,0 +1,225 @@
+//! Compositions with plain services, tower layers and a hyper server.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::{Empty, Full};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Barrier, Notify};
+use tower::limit::ConcurrencyLimitLayer;
+use tower::util::{BoxCloneService, BoxCloneSyncService};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_dedup::DedupResult;
+
+use super::{
+    BODY, Handler, answer, dedup, delivers_once, duplicate, full, handled, own, response, send,
+    soon, store,
+};
+
+#[tokio::test]
+async fn service_fn_over_full() {
+    let handler = Handler::default();
+    let service = dedup(&store()).layer(handler.service());
+    delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
+}
+
+#[tokio::test]
+async fn boxed_outside_and_inside() {
+    let handler = Handler::default();
+    let inner = BoxCloneSyncService::new(handler.service::<Full<Bytes>>());
+    let service = BoxCloneSyncService::new(dedup(&store()).layer(inner));
+    delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
+
+    // A service that is not `Sync`.
+    let handler = Handler::default();
+    let inner = BoxCloneService::new(handler.service::<Full<Bytes>>());
+    let service = BoxCloneService::new(dedup(&store()).layer(inner));
+    delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
+}
+
+#[tokio::test]
+async fn concurrency_limit_inside_and_outside() {
+    let handler = Handler::default();
+    let service = ServiceBuilder::new()
+        .concurrency_limit(1)
+        .layer(dedup(&store()))
+        .concurrency_limit(1)
+        .service(handler.service());
+    delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
+
+    let handler = Handler::default();
+    let app = handler
+        .router()
+        .layer(ConcurrencyLimitLayer::new(1))
+        .layer(dedup(&store()))
+        .layer(ConcurrencyLimitLayer::new(1));
+    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
+}
+
+#[tokio::test]
+async fn service_that_is_ready_is_the_one_that_is_called() {
+    // One permit, and one service that is called again and again. A clone of it would be called
+    // without `poll_ready`, and panic.
+    let handler = Handler::default();
+    let mut service = ServiceBuilder::new()
+        .layer(dedup(&store()).body_limit(BODY.len()))
+        .concurrency_limit(1)
+        .service(handler.service::<Full<Bytes>>());
+    for (id, body, expected) in [
+        ("evt_1", BODY, handled()),
+        ("evt_1", BODY, duplicate()),
+        // A request that does not reach the inner service returns its permit.
+        ("evt_2", &[b'x'; BODY.len() + 1], own(StatusCode::PAYLOAD_TOO_LARGE, "too-large")),
+        ("", BODY, own(StatusCode::BAD_REQUEST, "invalid-key")),
+        ("evt_3", BODY, handled()),
+    ] {
+        let ready = ServiceExt::<Request<Full<Bytes>>>::ready(&mut service);
+        let response = soon(ready).await.unwrap().call(full(id, body));
+        assert_eq!(answer(response.await.unwrap()).await, expected, "{id}");
+    }
+    assert_eq!(handler.bodies(), [BODY, BODY]);
+}
+
+#[tokio::test]
+async fn an_inner_concurrency_limit_holds() {
+    let running = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let pair = Arc::new(Barrier::new(2));
+    let handler = {
+        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+        service_fn(move |_: Request<Full<Bytes>>| {
+            let (running, most, pair) =
+                (Arc::clone(&running), Arc::clone(&most), Arc::clone(&pair));
+            async move {
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                pair.wait().await;
+                running.fetch_sub(1, Ordering::SeqCst);
+                Ok::<_, Infallible>(response())
+            }
+        })
+    };
+    let service =
+        ServiceBuilder::new().layer(dedup(&store())).concurrency_limit(2).service(handler);
+    let ids: Vec<_> = (0..8).map(|id| id.to_string()).collect();
+    let answers = join_all(ids.iter().map(|id| send(&service, full(id, BODY)))).await;
+    assert!(answers.iter().all(|answer| *answer == handled()), "{answers:?}");
+    assert_eq!((running.load(Ordering::SeqCst), most.load(Ordering::SeqCst)), (0, 2));
+}
+
+#[tokio::test]
+async fn a_waiting_delivery_holds_no_place_in_an_inner_concurrency_limit() {
+    let (started, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let handler = {
+        let (started, go) = (Arc::clone(&started), Arc::clone(&go));
+        service_fn(move |request: Request<Full<Bytes>>| {
+            let (started, go) = (Arc::clone(&started), Arc::clone(&go));
+            async move {
+                if request.headers()["x-id"] == "slow" {
+                    started.notify_one();
+                    go.notified().await;
+                }
+                Ok::<_, Infallible>(response())
+            }
+        })
+    };
+    let dedup =
+        dedup(&store()).on_in_flight(tower_dedup::OnInFlight::Wait(Duration::from_secs(30)));
+    let handle = dedup.handle();
+    let service = ServiceBuilder::new().layer(dedup).concurrency_limit(2).service(handler);
+    let deliver = |id: &'static str| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, full(id, BODY)).await })
+    };
+
+    let first = deliver("slow");
+    soon(started.notified()).await;
+    let second = deliver("slow");
+    soon(async {
+        while handle.waiting() == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // The first delivery holds one permit, the second one none: one permit is left for another
+    // event.
+    assert_eq!(deliver("quick").await.unwrap(), handled());
+    go.notify_one();
+    assert_eq!(first.await.unwrap(), handled());
+    assert_eq!(second.await.unwrap(), duplicate());
+}
+
+#[tokio::test]
+async fn a_bare_hyper_server() {
+    let (handler, store) = (Handler::default(), store());
+    let service = dedup(&store).layer(handler.service::<Full<Bytes>>());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        hyper::server::conn::http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
+            .await
+            .unwrap();
+    });
+
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (mut client, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    // Longer than one read of the server.
+    let long: Bytes = BODY.repeat(40_000).into();
+    for (body, expected) in [(&long, handled()), (&long, duplicate())] {
+        let mut request = full("evt_1", b"").map(|_| Full::new(body.clone()));
+        request.headers_mut().insert(header::HOST, HeaderValue::from_static("localhost"));
+        client.ready().await.unwrap();
+        let response = client.send_request(request).await.unwrap();
+        assert_eq!(answer(response).await, expected);
+    }
+    assert!(handler.bodies() == [long], "the bytes differ");
+    drop(client);
+    connection.await.unwrap().unwrap();
+    server.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_body_of_one_buffer_is_not_copied() {
+    let handler = Handler::default();
+    let sent = Bytes::from(BODY.to_vec());
+    let service = dedup(&store()).layer(handler.service::<Full<Bytes>>());
+    let request = full("evt_1", b"").map(|_| Full::new(sent.clone()));
+    assert_eq!(send(&service, request).await, handled());
+    assert_eq!(handler.bodies()[0].as_ptr(), sent.as_ptr());
+
+    let app = handler.router().layer(dedup(&store()));
+    let request = full("evt_1", b"").map(|_| axum::body::Body::from(sent.clone()));
+    assert_eq!(send(&app, request).await, handled());
+    assert_eq!(handler.bodies()[1].as_ptr(), sent.as_ptr());
+}
+
+#[tokio::test]
+async fn a_request_without_a_body_gives_the_handler_an_empty_one() {
+    let handler = Handler::default();
+    let service = dedup(&store()).layer(handler.service::<Full<Bytes>>());
+    let request = || full("evt_1", b"").map(|_| Empty::<Bytes>::new());
+    assert_eq!(send(&service, request()).await, handled());
+    assert_eq!(send(&service, request()).await, duplicate());
+    assert_eq!(handler.bodies(), [Bytes::new()]);
+}
+
+#[tokio::test]
+async fn an_outer_layer_reads_the_result_from_the_extensions() {
+    let handler = Handler::default();
+    let service = dedup(&store()).result_header(None).layer(handler.service::<Full<Bytes>>());
+    for expected in [None, Some(DedupResult::Duplicate)] {
+        let response = service.clone().oneshot(full("evt_1", BODY)).await.unwrap();
+        assert_eq!(response.extensions().get::<DedupResult>().copied(), expected);
+        assert!(!response.headers().contains_key("x-dedup-result"));
+    }
+}

@@ -1,0 +1,367 @@
+//! Requests through the verifying layer and the dedup layer.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::routing::{any, post};
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderValue, Request, Response, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tower::limit::ConcurrencyLimitLayer;
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
+
+use super::shared::signature::{Check, Scheme};
+use super::shared::verify::{Verify, VerifyLayer};
+use super::{VECTORS, case, cases, signature_header};
+
+type Memory = Arc<MemoryAdapter>;
+
+/// The response, with the result if the layer answered.
+type Answer = (u16, Option<String>);
+
+type App = BoxCloneSyncService<Request<Body>, Answer, Infallible>;
+
+fn answer<B>(response: &Response<B>) -> Answer {
+    let result = response.headers().get("x-dedup-result");
+    (response.status().as_u16(), result.map(|result| result.to_str().unwrap().to_owned()))
+}
+
+fn ran() -> Answer {
+    (200, None)
+}
+
+fn duplicate() -> Answer {
+    (200, Some("duplicate".to_owned()))
+}
+
+fn unverified() -> Answer {
+    (401, None)
+}
+
+/// The two layers around a handler, and the bodies that the handler got.
+#[derive(Clone)]
+struct Site {
+    store: Memory,
+    bodies: Arc<Mutex<Vec<Bytes>>>,
+    key: KeyExtractor,
+    verify: VerifyLayer,
+}
+
+impl Site {
+    fn new(key: impl Into<KeyExtractor>, check: Check) -> Self {
+        Self {
+            store: Arc::new(MemoryAdapter::new()),
+            bodies: Arc::default(),
+            key: key.into(),
+            verify: VerifyLayer::new(check),
+        }
+    }
+
+    fn at(mut self, clock: fn() -> i64) -> Self {
+        self.verify = self.verify.clock(clock);
+        self
+    }
+
+    /// Returns a fixture with the same store and another verifying layer.
+    fn verified_by(&self, verify: VerifyLayer) -> Self {
+        Self { verify, ..self.clone() }
+    }
+
+    fn dedup(&self) -> DedupLayer {
+        DedupLayer::new(self.key.clone(), Arc::clone(&self.store)).require_verified()
+    }
+
+    /// Wraps a service without a framework; `outside` is the outer layer.
+    fn in_tower<O, I>(&self, outside: O, inside: I) -> App
+    where
+        I: Layer<Plain>,
+        O: Layer<I::Service>,
+        O::Service: Service<Request<Body>, Error = Infallible, Future: Send + 'static>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        <O::Service as Service<Request<Body>>>::Response: Answered,
+    {
+        let service = ServiceBuilder::new().layer(outside).layer(inside).service(self.plain());
+        BoxCloneSyncService::new(service.map_response(|response| response.answer()))
+    }
+
+    /// Returns the handler as a service.
+    fn plain(&self) -> Plain {
+        let bodies = Arc::clone(&self.bodies);
+        BoxCloneSyncService::new(service_fn(move |request: Request<Full<Bytes>>| {
+            let bodies = Arc::clone(&bodies);
+            async move {
+                assert!(request.extensions().get::<Verified>().is_some(), "not verified");
+                let body = to_bytes(Body::new(request.into_body()), usize::MAX).await.unwrap();
+                bodies.lock().unwrap().push(body);
+                Ok(Response::new(Full::default()))
+            }
+        }))
+    }
+
+    /// Returns the handler as routes of an axum router.
+    fn router(&self) -> Router {
+        let bodies = Arc::clone(&self.bodies);
+        let handler = async move |body: Bytes| bodies.lock().unwrap().push(body);
+        Router::new().fallback(any(handler.clone())).route("/hook", post(handler))
+    }
+
+    /// Returns the layers in the documented order, without axum and with it.
+    fn right(&self) -> [App; 2] {
+        let router = self.router().layer(self.dedup()).layer(self.verify.clone());
+        [self.in_tower(self.verify.clone(), self.dedup()), in_axum(router)]
+    }
+
+    /// Returns the layers in the wrong order.
+    fn wrong(&self) -> [App; 2] {
+        let router = self.router().layer(self.verify.clone()).layer(self.dedup());
+        [self.in_tower(self.dedup(), self.verify.clone()), in_axum(router)]
+    }
+
+    /// Returns the number of stored keys and of handler runs.
+    async fn counts(&self) -> (u64, usize) {
+        (self.store.count().await.unwrap(), self.bodies.lock().unwrap().len())
+    }
+}
+
+type Plain = BoxCloneSyncService<Request<Full<Bytes>>, Response<Full<Bytes>>, Infallible>;
+
+/// A response with any body.
+trait Answered {
+    fn answer(&self) -> Answer;
+}
+
+impl<B> Answered for Response<B> {
+    fn answer(&self) -> Answer {
+        answer(self)
+    }
+}
+
+fn in_axum(router: Router) -> App {
+    let service = ServiceBuilder::new().map_response(|response| answer(&response));
+    BoxCloneSyncService::new(service.service(router))
+}
+
+async fn send(app: &App, request: Request<Body>) -> Answer {
+    app.clone().oneshot(request).await.unwrap()
+}
+
+/// Returns GitHub's own vector as a delivery.
+fn github(id: &str) -> Request<Body> {
+    let mut request = cases(VECTORS[2].1).remove(0).request();
+    request.headers_mut().insert("x-github-delivery", HeaderValue::from_str(id).unwrap());
+    request
+}
+
+fn github_check() -> Check {
+    cases(VECTORS[2].1).remove(0).check(Scheme::GitHub)
+}
+
+#[tokio::test]
+async fn unverified_request_uses_up_no_id() {
+    for app in 0..2 {
+        let site = Site::new(provider::GITHUB, github_check());
+        let app = &site.right()[app];
+        let unsigned = Request::post("/hook").header("x-github-delivery", "id-1");
+        assert_eq!(send(app, unsigned.body(Body::from("forged")).unwrap()).await, unverified());
+        let (head, _) = github("id-1").into_parts();
+        let forged = Request::from_parts(head, Body::from("forged"));
+        assert_eq!(send(app, forged).await, unverified());
+        assert_eq!(site.counts().await, (0, 0));
+
+        assert_eq!(send(app, github("id-1")).await, ran());
+        assert_eq!(send(app, github("id-1")).await, duplicate());
+        assert_eq!(site.counts().await, (1, 1));
+        assert!(site.store.get(&DedupKey::new("github", "id-1").unwrap()).await.unwrap().is_some());
+        // The answer to a forged request does not reveal whether its id is complete.
+        let forged = Request::post("/hook").header("x-github-delivery", "id-1");
+        assert_eq!(send(app, forged.body(Body::from("forged")).unwrap()).await, unverified());
+    }
+}
+
+#[tokio::test]
+async fn layers_in_the_wrong_order_are_detected() {
+    for app in 0..2 {
+        let site = Site::new(provider::GITHUB, github_check());
+        let app = &site.wrong()[app];
+        assert_eq!(send(app, github("id-1")).await, (500, Some("unverified".to_owned())));
+        assert_eq!(site.counts().await, (0, 0));
+        assert_eq!(send(&site.right()[0], github("id-1")).await, ran());
+    }
+}
+
+/// The sent body, the body that the layer reads and the handler's body are one buffer.
+#[tokio::test]
+async fn the_body_is_buffered_once() {
+    for app in 0..2 {
+        let checked = Arc::<Mutex<Vec<usize>>>::default();
+        let check: Check = {
+            let checked = Arc::clone(&checked);
+            Arc::new(move |request| {
+                checked.lock().unwrap().push(request.body.as_ptr().addr());
+                Ok(())
+            })
+        };
+        let site = Site::new(key::header("x-id").namespace("acme"), check);
+        let app = &site.right()[app];
+        let deliver =
+            |id: &str, body| Request::post("/hook").header("x-id", id).body(body).unwrap();
+
+        let sent = Bytes::from(b"{\"id\": 1}\r\n\0\xff".repeat(1_000));
+        assert_eq!(send(app, deliver("1", Body::from(sent.clone()))).await, ran());
+        assert_eq!(*checked.lock().unwrap(), [sent.as_ptr().addr()]);
+        let seen = site.bodies.lock().unwrap().pop().unwrap();
+        assert_eq!((seen.as_ptr(), seen.len()), (sent.as_ptr(), sent.len()));
+
+        // Several buffers become one, which the handler gets.
+        let parts: Vec<_> = sent.chunks(100).map(|part| io::Result::Ok(part.to_vec())).collect();
+        let body = Body::from_stream(stream::iter(parts));
+        assert_eq!(send(app, deliver("2", body)).await, ran());
+        let seen = site.bodies.lock().unwrap().pop().unwrap();
+        assert_eq!(seen, sent);
+        assert_eq!(checked.lock().unwrap()[1], seen.as_ptr().addr());
+        assert_ne!(seen.as_ptr(), sent.as_ptr());
+    }
+}
+
+/// GitHub signs no id: a replay under another id runs, unless the body is a second identity.
+#[tokio::test]
+async fn replay_under_a_fresh_id_is_a_duplicate_by_its_body() {
+    let by_id_or_body =
+        || KeyExtractor::from(provider::GITHUB).second_identity("body", key::body_digest());
+    for app in 0..2 {
+        let site = Site::new(provider::GITHUB, github_check());
+        let plain = &site.right()[app];
+        assert_eq!(send(plain, github("id-1")).await, ran());
+        assert_eq!(send(plain, github("id-2")).await, ran());
+        assert_eq!(site.counts().await.1, 2);
+
+        let site = Site::new(by_id_or_body(), github_check());
+        let guarded = &site.right()[app];
+        assert_eq!(send(guarded, github("id-1")).await, ran());
+        assert_eq!(send(guarded, github("id-2")).await, duplicate());
+        assert_eq!(site.counts().await.1, 1);
+    }
+}
+
+/// A retry has the same id, a new signature, and a new time if the time is signed.
+#[tokio::test]
+async fn retry_is_a_duplicate_whatever_its_signature() {
+    type At = (&'static str, fn() -> i64);
+    let slack = || key::json("/event_id").namespace("slack");
+    let senders: [(Scheme, KeyExtractor, [At; 2]); 3] = [
+        (
+            Scheme::StandardWebhooks,
+            provider::STANDARD_WEBHOOKS.into(),
+            [
+                ("official-sign-vector", || 1_614_265_330),
+                ("retry-new-timestamp-same-id", || 1_614_265_630),
+            ],
+        ),
+        (
+            Scheme::Stripe,
+            provider::STRIPE.into(),
+            [("invoice.paid", || 1_753_900_006), ("invoice.paid-retry", || 1_753_903_606)],
+        ),
+        (
+            Scheme::Slack,
+            slack(),
+            [("event_callback", || 1_531_420_700), ("event_callback-retry-1", || 1_531_420_701)],
+        ),
+    ];
+    for (scheme, key, [(first, at), (retry, later)]) in senders {
+        let (first, retry) = (case(scheme, first), case(scheme, retry));
+        let header = signature_header(scheme);
+        let signatures = [&first, &retry].map(|case| case.head().headers[&header].clone());
+        assert_ne!(signatures[0], signatures[1], "{scheme:?}");
+        for app in 0..2 {
+            let site = Site::new(key.clone(), first.check(scheme)).at(at);
+            assert_eq!(send(&site.right()[app], first.request()).await, ran(), "{scheme:?}");
+            let site = site.at(later);
+            assert_eq!(send(&site.right()[app], retry.request()).await, duplicate(), "{scheme:?}");
+            assert_eq!(site.counts().await, (1, 1), "{scheme:?}");
+        }
+    }
+}
+
+/// A GET is verified too, because Twilio can be configured to deliver by GET.
+#[tokio::test]
+async fn get_request_is_verified() {
+    let get = case(Scheme::Twilio, "sms-inbound-get");
+    for app in 0..2 {
+        let site = Site::new(provider::TWILIO, get.check(Scheme::Twilio));
+        let app = &site.right()[app];
+        let mut forged = get.request();
+        *forged.uri_mut() = Uri::from_static("/twilio/sms?MessageSid=SM3");
+        assert_eq!(send(app, forged).await, unverified());
+        assert_eq!(send(app, get.request()).await, ran());
+        assert_eq!(send(app, get.request()).await, duplicate());
+        assert_eq!(site.counts().await, (1, 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_that_does_not_arrive_is_not_verified() {
+    let unused: Check = Arc::new(|_| panic!("there is nothing to check"));
+    let site = Site::new(provider::GITHUB, Arc::clone(&unused));
+    let verify = VerifyLayer::new(unused).body_limit(10).body_timeout(Duration::from_secs(1));
+    let site = site.verified_by(verify);
+    let broken = || Err(io::Error::other("broken off"));
+    let streamed = |parts: Vec<io::Result<Vec<u8>>>| Body::from_stream(stream::iter(parts));
+    for app in 0..2 {
+        let slow = Body::from_stream(stream::pending::<io::Result<Vec<u8>>>());
+        for (body, status) in [
+            (Body::from("eleven byte"), 413),
+            (streamed(vec![Ok(vec![0; 6]), Ok(vec![0; 6])]), 413),
+            (streamed(vec![Ok(vec![0; 6]), broken()]), 400),
+            (slow, 408),
+        ] {
+            let request = Request::post("/hook").header("x-github-delivery", "id-1");
+            let answer = send(&site.right()[app], request.body(body).unwrap()).await;
+            assert_eq!(answer, (status, None));
+        }
+        assert_eq!(site.counts().await, (0, 0));
+    }
+}
+
+/// The layer calls the service that it polled ready.
+#[tokio::test]
+async fn verify_layer_calls_the_service_that_is_ready() {
+    let yes: Check = Arc::new(|_| Ok(()));
+    let mut service = ServiceBuilder::new()
+        .layer(VerifyLayer::new(yes))
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(service_fn(async |_: Request<Full<Bytes>>| {
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        }));
+    for _ in 0..3 {
+        let request = Request::new(Body::empty());
+        let response = tokio::time::timeout(Duration::from_secs(10), async {
+            let ready = ServiceExt::<Request<Body>>::ready(&mut service).await.unwrap();
+            ready.call(request).await.unwrap()
+        });
+        assert_eq!(response.await.expect("the limit is not used up").status(), 200);
+    }
+}
+
+/// Both layers compile around a hyper service and in an axum route.
+#[test]
+fn verify_layer_fits_into_router_and_service_builder() {
+    fn serves<S: Service<Request<Incoming>> + Clone + Send + 'static>(_: &S) {}
+    let site = Site::new(provider::GITHUB, github_check());
+    let layered: Verify<Dedup<_, _>> = site.verify.layer(site.dedup().layer(site.plain()));
+    serves(&layered);
+    let both = (site.verify.clone(), site.dedup());
+    let _: Router = Router::new().route("/hook", post(async || "handled").layer(both));
+}

@@ -1,0 +1,107 @@
+//! Secrets and handshakes of the example `receiver`.
+
+use std::collections::BTreeMap;
+
+use axum::body::to_bytes;
+use http::{HeaderName, HeaderValue, header};
+use tower_dedup::provider;
+
+use super::shared::signature::{Check, Received, Scheme, SetupError};
+use super::{VECTORS, case, cases, handshake, secrets};
+
+fn checks(
+    variables: &[(&str, &str)],
+    public_url: Option<&str>,
+) -> Result<BTreeMap<&'static str, Check>, String> {
+    let variables = variables.iter().map(|(name, secret)| ((*name).into(), (*secret).into()));
+    secrets::checks(variables, public_url)
+}
+
+#[test]
+fn receiver_finds_the_scheme_of_each_secret() {
+    let secrets = [
+        ("PATH", "/bin"),
+        ("WEBHOOK_SECRET_GITHUB", "new"),
+        ("WEBHOOK_SECRET_GITHUB_PREVIOUS", "mysecret"),
+        ("WEBHOOK_SECRET_STANDARD_WEBHOOKS", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+    ];
+    let found = checks(&secrets, None).unwrap();
+    assert_eq!(found.keys().copied().collect::<Vec<_>>(), ["github", "standard-webhooks"]);
+    let vector = cases(VECTORS[2].1).remove(1);
+    let (head, body) = (vector.head(), vector.body_utf8.as_bytes());
+    assert_eq!(found["github"](&Received { head: &head, body, now: 0 }), Ok(()));
+
+    for (variable, secret, public_url, why) in [
+        ("WEBHOOK_SECRET_NOBODY", "secret", None, "it knows WEBHOOK_SECRET_STANDARD_WEBHOOKS, "),
+        ("WEBHOOK_SECRET_", "secret", None, "cannot verify such a sender"),
+        ("WEBHOOK_SECRET_github", "secret", None, "cannot verify such a sender"),
+        ("WEBHOOK_SECRET_GITHUB", "", None, "is empty"),
+        ("WEBHOOK_SECRET_STANDARD_WEBHOOKS", "whsec_", None, "is empty"),
+        ("WEBHOOK_SECRET_STANDARD_WEBHOOKS", "whsec_secret!", None, "base64"),
+        ("WEBHOOK_SECRET_TWILIO", "secret", None, "--public-url"),
+    ] {
+        let said = checks(&[(variable, secret)], public_url).err().expect(variable);
+        assert!(said.contains(why) && said.contains(variable), "{said}");
+        assert!(
+            secret.is_empty() || !said.contains("secret!"),
+            "the message contains no secret: {said}"
+        );
+    }
+    assert_eq!(checks(&[], None).unwrap().len(), 0);
+    assert!(checks(&[("WEBHOOK_SECRET_TWILIO", "x")], Some("https://example.com")).is_ok());
+}
+
+/// Every sender with a known scheme has a variable for its secret.
+#[test]
+fn receiver_has_a_variable_for_every_preset_with_a_scheme() {
+    let (mut with, mut without) = (0, 0);
+    for preset in provider::ALL {
+        let variable = preset.name().to_ascii_uppercase().replace('-', "_");
+        let variable = format!("WEBHOOK_SECRET_{variable}");
+        let found = checks(&[(&variable, "MfKQ9r8G")], Some("https://example.com"));
+        if let Some(scheme) = Scheme::of(preset.name()) {
+            with += 1;
+            assert!(found.unwrap().contains_key(preset.name()), "{variable}");
+            assert_eq!(scheme.check("", None).err(), Some(SetupError::EmptySecret));
+        } else {
+            without += 1;
+            assert!(found.is_err(), "{variable}");
+        }
+    }
+    assert!(with >= 4 && with + without == provider::ALL.len());
+}
+
+async fn shake(headers: &[(&'static str, &'static str)], body: &str) -> Option<(String, String)> {
+    let headers = headers
+        .iter()
+        .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+    let response = handshake::response(&headers.collect(), body.as_bytes())?;
+    assert_eq!(response.status(), 200);
+    let kind = response.headers()[header::CONTENT_TYPE].to_str().unwrap().to_owned();
+    let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    Some((kind, String::from_utf8(body.to_vec()).unwrap()))
+}
+
+#[tokio::test]
+async fn handshakes_are_answered_as_their_senders_expect() {
+    let text = |text: &str| Some(("text/plain; charset=utf-8".to_owned(), text.to_owned()));
+    let slack = case(Scheme::Slack, "url_verification");
+    let challenge = "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P";
+    assert_eq!(shake(&[], &slack.body_utf8).await, text(challenge));
+
+    let twitch = r#"{"challenge":"pogchamp","subscription":{"type":"channel.follow"}}"#;
+    let kind = "twitch-eventsub-message-type";
+    assert_eq!(shake(&[(kind, "webhook_callback_verification")], twitch).await, text("pogchamp"));
+    assert_eq!(shake(&[(kind, "notification")], twitch).await, None);
+
+    let grid = r#"[{"id":"1","data":{"validationCode":"512d38b6"}}]"#;
+    let json = r#"{"validationResponse":"512d38b6"}"#;
+    let kind = "aeg-event-type";
+    let expected = Some(("application/json".to_owned(), json.to_owned()));
+    assert_eq!(shake(&[(kind, "SubscriptionValidation")], grid).await, expected);
+    assert_eq!(shake(&[(kind, "Notification")], grid).await, None);
+
+    for body in [r#"{"type":"event_callback","challenge":"x"}"#, r#"{"challenge":"x"}"#, "x", ""] {
+        assert_eq!(shake(&[], body).await, None, "{body}");
+    }
+}

@@ -1,0 +1,103 @@
+//! Handlers on Postgres that end their transaction or leak a savepoint.
+
+use std::convert::Infallible;
+
+use http::Request;
+use sqlx::{AssertSqlSafe, Connection, Executor};
+use tower::Layer;
+use tower_dedup::OnInFlight;
+use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
+
+use crate::support::effects::{Database, answer, effect, lend, transactional};
+use crate::support::{Body, FIRST, Handler, dedup_key, on_claim, request, result, send, terms};
+
+/// A handler that ends the transaction, or begins another one, is no success. Its connection is
+/// clean afterwards.
+#[tokio::test]
+async fn handler_that_ends_its_transaction_is_no_success() {
+    let database = Database::fresh().await;
+    let pool = database.pool(2);
+    let handler = tower::service_fn(async |request: Request<Body>| {
+        let sql = request.headers()["webhook-id"].to_str().unwrap().to_owned();
+        let mut tx = lend(&request);
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.unwrap();
+        effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
+        Ok::<_, Infallible>(answer(true))
+    });
+    let layer = transactional(&pool).on_in_flight(OnInFlight::Reject);
+    let service = layer.layer(handler);
+    for sql in [
+        "ROLLBACK",
+        "ROLLBACK AND CHAIN",
+        "ROLLBACK; BEGIN",
+        "COMMIT",
+        "COMMIT AND CHAIN",
+        "COMMIT; BEGIN",
+    ] {
+        let answered = send(&service, request(sql)).await;
+        assert_eq!(result(&answered), Some("uncommitted"), "{sql}");
+        database.until_no_transaction_is_open().await;
+        let complete = "SELECT count(*) FROM webhook_deliveries WHERE completed_at IS NOT NULL";
+        let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
+        assert_eq!(complete.await.unwrap(), 0, "{sql}");
+        // The effect is there only if the handler committed it by itself, or wrote it without a
+        // transaction.
+        let expected = i64::from(matches!(sql, "ROLLBACK" | "COMMIT"));
+        assert_eq!(database.effects.of(sql).await, expected, "{sql}");
+    }
+    for sql in ["SELECT 1", "SAVEPOINT mine", "SAVEPOINT mine; ROLLBACK TO mine"] {
+        assert_eq!(send(&service, request(sql)).await.status(), 200, "{sql}");
+        assert_eq!(database.effects_and_key(sql).await, 1, "{sql}");
+        database.until_no_transaction_is_open().await;
+    }
+}
+
+/// A handler leaks the guard of a savepoint, so sqlx counts one transaction too many. The pool must
+/// not get that connection back, because later writes on it are never committed. The pool has one
+/// connection, and a caller waits for it throughout.
+#[tokio::test]
+async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
+    for (status, broken) in [(200, false), (200, true), (500, false)] {
+        let database = Database::fresh().await;
+        let pool = database.pool(1);
+        let adapter = PostgresAdapter::new(pool.clone());
+        adapter.migrate().await.unwrap();
+        let held = Handler::default();
+        held.hold();
+        let handler = tower::service_fn({
+            let held = held.clone();
+            move |request: Request<Body>| {
+                let held = held.clone();
+                async move {
+                    let mut tx = lend(&request);
+                    effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
+                    std::mem::forget(tx.begin().await.unwrap());
+                    if broken {
+                        tx.execute("SELECT nonsense").await.unwrap_err();
+                    }
+                    held.run(request).await.unwrap();
+                    Ok::<_, Infallible>(answer(status == 200))
+                }
+            }
+        });
+        let service = transactional(&pool).layer(handler);
+        let delivery = tokio::spawn(async move { send(&service, request("leaks")).await.status() });
+        held.running(1).await;
+        let records = (0..5).map(|record| {
+            let (adapter, keys) = (adapter.clone(), [dedup_key(&record.to_string())]);
+            tokio::spawn(async move { adapter.claim(&keys, &on_claim(&terms())).await.unwrap() })
+        });
+        let records: Vec<_> = records.collect();
+        tokio::task::yield_now().await;
+        held.release();
+        assert_eq!(delivery.await.unwrap(), 500);
+        for record in records {
+            assert_eq!(record.await.unwrap(), [FIRST]);
+        }
+        let complete = "SELECT count(completed_at) FROM webhook_deliveries";
+        let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
+        assert_eq!(complete.await.unwrap(), 5, "status {status}, broken: {broken}");
+        assert_eq!(database.effects.of("leaks").await, 0);
+        database.until_no_transaction_is_open().await;
+    }
+}

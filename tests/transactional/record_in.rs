@@ -1,0 +1,96 @@
+//! Adapter calls beside an open transaction: `record_in`, `forget`, tables of two schemas.
+
+use std::time::Duration;
+
+use tower_dedup::ErrorKind;
+use tower_dedup::adapter::{
+    CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, Token,
+};
+
+use super::fixture::{Db, Lite, Pg, World, send, transactional};
+use crate::support::{FIRST, dedup_key};
+
+/// A table of the same name in another schema is another table.
+#[tokio::test]
+async fn tables_of_one_name_in_two_schemas_do_not_share_keys() {
+    let (one, two, world) = (Pg::create().await, Pg::create().await, World::default());
+    let first = transactional::<Pg>(one.adapter(), &world);
+    let running = tokio::spawn(async move { send(&first, "a", "insert wait").await });
+    world.waiting(1).await;
+    let second = transactional::<Pg>(two.adapter(), &world);
+    assert_eq!(send(&second, "a", "insert").await.status(), 200);
+    world.go.notify_waiters();
+    assert_eq!(running.await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
+    let db = Pg::create().await;
+    let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
+    let (mut one, mut two) = (db.pool.begin().await.unwrap(), db.pool.begin().await.unwrap());
+    assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
+    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), Claimed::InFlight);
+    one.rollback().await.unwrap();
+    // The key that was in flight was not written, and the transaction goes on.
+    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), FIRST);
+    two.commit().await.unwrap();
+    let mut three = db.pool.begin().await.unwrap();
+    let again = adapter.record_in(&mut three, &key, hour).await.unwrap();
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    three.rollback().await.unwrap();
+    // A lease that has lapsed is taken over, a live lease is not.
+    let lease = CallTerms::on_completion(Token::random(), hour, Duration::from_secs(60));
+    adapter.claim(&[dedup_key("b")], &lease).await.unwrap();
+    let mut four = db.pool.begin().await.unwrap();
+    let live = adapter.record_in(&mut four, &dedup_key("b"), hour).await.unwrap();
+    assert_eq!(live, Claimed::InFlight);
+    four.rollback().await.unwrap();
+    db.advance(Duration::from_secs(61)).await;
+    let mut five = db.pool.begin().await.unwrap();
+    let lapsed = adapter.record_in(&mut five, &dedup_key("b"), hour).await.unwrap();
+    assert_eq!(lapsed, Claimed::first(2, true));
+    five.commit().await.unwrap();
+    assert_eq!(adapter.count().await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn record_in_sqlite_transaction_commits_or_rolls_back_with_it() {
+    let db = Lite::create().await;
+    let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
+    // The transaction may create the table; its rollback removes the table.
+    let mut one = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
+    one.rollback().await.unwrap();
+    let mut two = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), FIRST);
+    two.commit().await.unwrap();
+    let mut three = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let again = adapter.record_in(&mut three, &key, hour).await.unwrap();
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    three.rollback().await.unwrap();
+}
+
+/// `forget` refuses an event that runs, although no other session sees its row yet. A handler that
+/// calls `forget` for a key of its own transaction gets `Refused` in time.
+#[tokio::test]
+async fn forget_of_a_key_in_an_open_transaction_is_refused() {
+    let (db, world) = (Pg::create().await, World::default());
+    let app = transactional::<Pg>(db.adapter(), &world);
+    let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
+    world.waiting(1).await;
+    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(db.adapter().forget(&dedup_key("b")).await.unwrap(), Forgotten::Missing);
+    world.go.notify_waiters();
+    assert_eq!(running.await.unwrap().status(), 200);
+    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), Forgotten::Removed);
+
+    let (db, world) = (Lite::create().await, World::default());
+    let adapter = db.waiting_for(Duration::from_millis(100));
+    let app = transactional::<Lite>(adapter.clone(), &world);
+    let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
+    world.waiting(1).await;
+    let refused = adapter.forget(&dedup_key("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused);
+    world.go.notify_waiters();
+    assert_eq!(running.await.unwrap().status(), 200);
+}
