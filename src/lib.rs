@@ -2,7 +2,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The guide links to items behind features, so rustdoc checks its links with these features only.
 #![cfg_attr(
-    not(all(feature = "postgres", feature = "sqlite", feature = "testing")),
+    not(all(feature = "postgres", feature = "sqlite", feature = "testing", feature = "verify")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 // Not in `[lints]` of Cargo.toml, because tests and examples may unwrap.
@@ -87,6 +87,8 @@ mod purger;
 mod readme {}
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "verify")]
+pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::Delivery;

@@ -23,6 +23,7 @@ use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
 use crate::ledger::{CanReplay, FailOpen, Lease, Ledger, OnArrival};
+use crate::observe;
 
 /// Makes every delivery to the inner service take effect once.
 ///
@@ -407,7 +408,13 @@ impl<L> DedupLayer<L> {
     /// Answers 500 to every request by a deduplicated method that carries no
     /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures belongs
     /// outside this one, and the order is easy to reverse.
+    ///
+    /// Logs a warning if the preset's sender does not sign the id and the key has no
+    /// [second identity](crate::guide::keys#an-id-that-is-not-signed).
     pub fn require_verified(mut self) -> Self {
+        if self.config.key.is_replayable() {
+            observe::unsigned_id(self.config.key.namespace_str());
+        }
         self.config.require_verified = true;
         self
     }

@@ -230,7 +230,7 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
         let subscriber = tracing_subscriber::registry().with(subscriber_claim.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tracing::subscriber::with_default(subscriber, || {
-            runtime.block_on(lose_a_lease(&subscriber_claim))
+            runtime.block_on(lose_a_lease(&subscriber_claim));
         });
         ended.send(()).unwrap();
     });

@@ -18,4 +18,3 @@ mod success;
 #[path = "../support/mod.rs"]
 mod support;
 mod testing;
-mod verified;

@@ -11,7 +11,10 @@ use tower_dedup::adapter::{
     AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key};
+use tower_dedup::verify::VerifyLayer;
+use tower_dedup::{
+    DedupLayer, KeyExtractor, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider,
+};
 use tracing::field::{Field, Visit};
 
 use crate::support::{FIRST, Faulty, Handler, by_header, faulty, on_claim, request, send};
@@ -326,6 +329,63 @@ fn gauge_counts_running_handlers() {
 }
 
 /// The table of names in the documentation equals the list of names in the code.
+/// Without a second identity, a captured delivery of GitHub runs again under another id.
+#[test]
+fn unsigned_id_is_reported_once_if_verification_is_required() {
+    observed(async |log, _| {
+        let layer = |key: KeyExtractor| DedupLayer::new(key, MemoryAdapter::new());
+        let github = KeyExtractor::from(provider::GITHUB).namespace("code");
+        let reported = || {
+            let records = log.0.lock().unwrap();
+            let mut found =
+                records.iter().filter(|event| event["message"].starts_with("unsigned id"));
+            let first =
+                found.next().map(|event| (event["level"].clone(), event["namespace"].clone()));
+            assert!(found.next().is_none(), "more than one record");
+            first
+        };
+        let _ = layer(github.clone());
+        let by_body = github.clone().second_identity("body", key::body_digest());
+        let _ = layer(by_body).require_verified();
+        let _ = layer(provider::STRIPE.into()).require_verified();
+        let _ = layer(by_header()).require_verified();
+        assert_eq!(reported(), None);
+
+        let service = layer(github).require_verified().layer(Handler::default().service());
+        for id in ["1", "2"] {
+            send(&service, request(id)).await;
+        }
+        assert_eq!(reported(), Some(("WARN".to_owned(), "code".to_owned())));
+    });
+}
+
+/// The reason is logged, without a value of the request.
+#[test]
+fn refusal_of_a_request_is_logged_without_its_values() {
+    observed(async |log, _| {
+        let verifier = provider::GITHUB.verifier("It's a Secret").unwrap();
+        let service = VerifyLayer::new(verifier).layer(tower::service_fn(async |_| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+        }));
+        for (signature, reason) in [
+            (None, "x-hub-signature-256 is missing"),
+            (Some("sha256=00aa"), "the signature does not match the request"),
+        ] {
+            let mut request = http::Request::post("/hook-with-a-token");
+            if let Some(signature) = signature {
+                request = request.header("x-hub-signature-256", signature);
+            }
+            let request = request.body(axum::body::Body::from("body")).unwrap();
+            let response = tower::ServiceExt::oneshot(service.clone(), request).await.unwrap();
+            assert_eq!((response.status().as_u16(), response.into_body()), (401, String::new()));
+            let record = log.last("not verified");
+            let [level, why] = ["level", "reason"].map(|field| record[field].as_str());
+            assert_eq!((level, why), ("WARN", reason));
+            assert_eq!(record.len(), 3, "{record:?}");
+        }
+    });
+}
+
 #[test]
 fn documented_metrics_are_the_metrics() {
     let source = include_str!("../../src/observe.rs");
