@@ -82,6 +82,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["service", "handle"],
             &["builder"],
             &["fallible"],
+            &["idempotency"],
         ],
     ),
 ];
