@@ -79,3 +79,86 @@ pub(crate) fn whole_payload() -> KeyPart {
         Ok(Some(compose(&[request.uri().query(), Some(&body)])))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn value(text: &[u8]) -> Result<Option<String>, KeyErrorKind> {
+        let mut headers = HeaderMap::new();
+        headers.insert(NAME, HeaderValue::from_bytes(text).unwrap());
+        let value = read(&headers).map_err(|error| error.kind())?;
+        Ok(value.map(Cow::into_owned))
+    }
+
+    #[test]
+    fn string_is_read_and_unescaped() {
+        let longest = "x".repeat(MAX_ID_LEN);
+        let quoted_longest = format!("\"{longest}\"");
+        for (text, wanted) in [
+            (r#""8e03978e-40d5-43e8-bc93-6894a57f9324""#, "8e03978e-40d5-43e8-bc93-6894a57f9324"),
+            (r#"  "a"	"#, "a"),
+            (r#""a b, c; d""#, "a b, c; d"),
+            (r#"" a ""#, " a "),
+            (r#""\"\\\"""#, r#""\""#),
+            (&quoted_longest, &longest),
+        ] {
+            assert_eq!(value(text.as_bytes()), Ok(Some(wanted.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
+    fn value_without_quotes_is_read_as_it_is() {
+        let longest = "x".repeat(MAX_ID_LEN);
+        for text in
+            ["8e03978e-40d5", "42", "a=b", "AZaz09+/=", "~!@#$%^&*()_|", "a\u{27}b", &longest]
+        {
+            assert_eq!(value(text.as_bytes()), Ok(Some(text.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_values_are_malformed() {
+        use KeyErrorKind::{Empty, InvalidString, NotUtf8, TooLong};
+        let long = "x".repeat(MAX_ID_LEN + 1);
+        let quoted_long = format!("\"{long}\"");
+        for (text, kind) in [
+            (&b""[..], Empty),
+            (b"  ", Empty),
+            (br#""""#, Empty),
+            (br#"""#, InvalidString),
+            (br#""a"#, InvalidString),
+            (br#"a""#, InvalidString),
+            (br#""a"b"#, InvalidString),
+            (br#""a"b""#, InvalidString),
+            (br#""a\""#, InvalidString),
+            (br#""a\b""#, InvalidString),
+            (br#""a";x=1"#, InvalidString),
+            (br#""a";x="1""#, InvalidString),
+            (br#""a", "b""#, InvalidString),
+            (b"a, b", InvalidString),
+            (b"a;x=1", InvalidString),
+            (b"a b", InvalidString),
+            (b"a\\b", InvalidString),
+            (b"\"a\tb\"", InvalidString),
+            ("\"k\u{e9}y\"".as_bytes(), InvalidString),
+            ("k\u{e9}y".as_bytes(), InvalidString),
+            (b"k\xE9y", NotUtf8),
+            (long.as_bytes(), TooLong),
+            (quoted_long.as_bytes(), TooLong),
+        ] {
+            assert_eq!(value(text), Err(kind), "{}", String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn repeated_header_is_malformed_and_none_is_missing() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(read(&headers), Ok(None));
+        headers.append(NAME, HeaderValue::from_static("a"));
+        headers.append(NAME, HeaderValue::from_static("a"));
+        assert_eq!(read(&headers).unwrap_err().kind(), KeyErrorKind::Repeated);
+    }
+}

@@ -12,9 +12,9 @@ use crate::adapter::DedupAdapter;
 use crate::adapter::TransactionAdapter;
 use crate::error::{ConfigError, check, valid};
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
+use crate::ledger::CanReplay;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
-use crate::ledger::{CanReplay, Ledger};
 
 const RETENTION: Duration = Duration::from_secs(86_400);
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -141,7 +141,7 @@ impl<L> DedupLayer<L> {
     }
 }
 
-impl<L: Ledger + CanReplay> DedupLayer<L> {
+impl<L: CanReplay> DedupLayer<L> {
     fn for_api_clients(self) -> Result<Self, ConfigError> {
         let replay = Replay::new().body_limit(LONGEST_RESPONSE).try_headers([
             header::CONTENT_TYPE,
@@ -171,7 +171,7 @@ impl<L: Ledger + CanReplay> DedupLayer<L> {
 /// Returns `false` for a status after which a client repeats the same request with the same key: the
 /// server failed, or the request comes too early, too often or without valid credentials.
 fn is_final(status: StatusCode) -> bool {
-    !status.is_server_error()
+    status.as_u16() < 500
         && !matches!(
             status,
             StatusCode::UNAUTHORIZED
