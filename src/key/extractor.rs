@@ -336,7 +336,7 @@ impl KeyExtractor {
                 None => Found::Missing,
             },
             Rule::IdempotencyKey(scope) => match idempotency::read(request.headers())? {
-                Some(key) => Found::One(idempotency::id(scope, request, &key)?.into()),
+                Some(key) => Found::One(idempotency::id(scope, request, &key)?),
                 None => Found::Missing,
             },
             Rule::Each(each) => each.read(request)?,

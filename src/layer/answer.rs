@@ -147,8 +147,9 @@ impl<B, E> Ending<B, E> {
 /// Returns a response of the layer's own.
 pub(super) fn own<B>(result: DedupResult, config: &Config) -> Response<ResponseBody<B>> {
     let mut response = match &config.problems {
-        Some(problems) => problem(result, config, problems),
-        None => Response::new(ResponseBody::own()),
+        // By choice, a duplicate is answered 2xx, which is no problem.
+        Some(problems) if !result.status(config).is_success() => problem(result, config, problems),
+        _ => Response::new(ResponseBody::own()),
     };
     *response.status_mut() = result.status(config);
     let retry_after = match result {

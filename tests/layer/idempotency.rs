@@ -417,10 +417,15 @@ async fn duplicate_whose_response_was_not_stored_is_500() {
     let inner = handler.service().map_response(|response: Response<Body>| {
         response.map(|_| Full::from(vec![b'x'; 256 * 1024 + 1]))
     });
-    let service = layer(MemoryAdapter::new()).layer(inner);
+    let layer = layer(MemoryAdapter::new());
+    let service = layer.clone().layer(inner.clone());
     let first = ask(&service, pay(UUID)).await;
     assert_eq!((first.status, first.body.len()), (200, 256 * 1024 + 1));
     assert_eq!(ask(&service, pay(UUID)).await.problem(), (500, "duplicate"));
+    // By choice, a 2xx, which is no problem.
+    let service = layer.duplicate_status(StatusCode::ACCEPTED).layer(inner);
+    let again = ask(&service, pay(UUID)).await;
+    assert_eq!((again.status, again.header(CONTENT_TYPE), again.body.len()), (202, None, 0));
     assert_eq!(handler.runs(), 1);
 }
 
