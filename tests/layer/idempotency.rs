@@ -9,6 +9,7 @@ use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, LOCATION, RETRY_AFTER, SET_CO
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, MemoryAdapter,
@@ -153,7 +154,7 @@ async fn retry_after_a_server_error_runs_again(store: Arc<dyn MaintenanceAdapter
     }
 }
 
-async fn concurrent_request_is_409_at_once(store: Arc<dyn MaintenanceAdapter>) {
+async fn concurrent_request_is_409(store: Arc<dyn MaintenanceAdapter>) {
     let handler = Handler::default();
     let service = layer(store).layer(payments(&handler));
     handler.hold();
@@ -212,6 +213,20 @@ async fn one_key_of_two_principals_or_operations_is_two_keys(store: Arc<dyn Main
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn concurrent_request_does_not_wait() {
+    let handler = Handler::default();
+    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    handler.hold();
+    let first = tokio::spawn(service.clone().oneshot(pay(UUID)));
+    handler.running(1).await;
+    let asked = Instant::now();
+    assert_eq!(ask(&service, pay(UUID)).await.problem(), (409, "in-flight"));
+    assert_eq!(asked.elapsed(), Duration::ZERO);
+    handler.release();
+    first.await.unwrap().unwrap();
+}
+
 /// One `#[tokio::test]` for every store and case.
 macro_rules! on_stores {
     ($($case:ident),+ $(,)?) => {
@@ -245,7 +260,7 @@ on_stores!(
     retry_after_success_gets_the_first_response,
     retry_after_a_client_error_gets_the_first_response,
     retry_after_a_server_error_runs_again,
-    concurrent_request_is_409_at_once,
+    concurrent_request_is_409,
     other_payload_is_422,
     one_key_of_two_principals_or_operations_is_two_keys,
 );
