@@ -1,8 +1,8 @@
 #![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// The guide links to items behind features, so rustdoc checks its links with all stores only.
+// The guide links to items behind features, so rustdoc checks its links with these features only.
 #![cfg_attr(
-    not(all(feature = "postgres", feature = "sqlite")),
+    not(all(feature = "postgres", feature = "sqlite", feature = "testing", feature = "verify")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 // Not in `[lints]` of Cargo.toml, because tests and examples may unwrap.
@@ -73,6 +73,9 @@ pub mod guide {
     #[doc = include_str!("docs/sqlite.md")]
     pub mod sqlite {}
 
+    #[doc = include_str!("docs/testing.md")]
+    pub mod testing {}
+
     #[doc = include_str!("docs/adapters.md")]
     pub mod adapters {}
 }
@@ -85,6 +88,10 @@ mod purger;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+#[cfg(feature = "testing")]
+pub mod testing;
+#[cfg(feature = "verify")]
+pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::Delivery;

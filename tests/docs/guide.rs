@@ -281,7 +281,7 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
             let session: i32 =
                 sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
             let ended = format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = {session}");
-            until_true(&mut *others.acquire().await.unwrap(), &ended).await;
+            until_true(&mut others.acquire().await.unwrap(), &ended).await;
         }
     };
     let adapter = PostgresAdapter::new(pool.clone());

@@ -17,6 +17,8 @@
 //!    and a new host take effect.
 //! 7. The server may still run an abandoned statement. Its lane, or its place in the pool, stays taken
 //!    until the statement [has ended](Connections::wait_for_outstanding), so that sessions do not pile up.
+//! 8. The lanes' connections are closed with the pool. Otherwise a database could not be dropped after
+//!    its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -31,6 +33,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{Connection, Row};
 use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::super::sql::statement::render;
 use super::super::transaction::return_to_pool;
@@ -89,6 +92,8 @@ pub(super) struct Connections {
 struct Beside {
     opener: Option<Opener>,
     idle: HashMap<Id, Vec<Idle>>,
+    /// One task in each runtime that has used a lane: it waits until the pool is closed.
+    watchers: HashMap<Id, AbortOnDropHandle<()>>,
 }
 
 /// Opens connections as the pool does, with its `after_connect`, and holds none.
@@ -315,7 +320,12 @@ impl Connections {
     }
 
     /// Keeps a lane's connection for the next statement, unless there are enough or it is too old.
-    fn store_idle(&self, connection: PgConnection, opened: Instant, with: Arc<PgConnectOptions>) {
+    fn store_idle(
+        self: &Arc<Self>,
+        connection: PgConnection,
+        opened: Instant,
+        with: Arc<PgConnectOptions>,
+    ) {
         let options = self.pool.options();
         let is_old = |opened: Instant| {
             options.get_max_lifetime().is_some_and(|longest| opened.elapsed() > longest)
@@ -337,6 +347,8 @@ impl Connections {
                 dropped.extend::<Vec<Idle>>(old);
                 !idle.is_empty()
             });
+            beside.watchers.retain(|_, watcher| !watcher.is_finished());
+            beside.watchers.entry(current_runtime()).or_insert_with(|| self.close_with_pool());
             let mine = beside.idle.entry(current_runtime()).or_default();
             let outdated = !Arc::ptr_eq(&with, &self.pool.connect_options());
             let idle = Idle { connection, opened, options: with, since: Instant::now() };
@@ -349,6 +361,18 @@ impl Connections {
                 dropped.extend(beside.idle.get_mut(&current_runtime()).and_then(Vec::pop));
             }
         }
+    }
+
+    /// Waits in a task until the pool is closed, then closes the connections beside it.
+    fn close_with_pool(self: &Arc<Self>) -> AbortOnDropHandle<()> {
+        // A handle to the adapter may outlive its pool, and the other way round.
+        let (closing, connections) = (self.pool.close_event(), Arc::downgrade(self));
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            closing.await;
+            if let Some(connections) = connections.upgrade() {
+                connections.close().await;
+            }
+        }))
     }
 
     /// Closes the connections beside the pool. Later calls fail.
