@@ -16,11 +16,12 @@ use tower_dedup::adapter::{
     PostgresAdapter, Released, SqliteAdapter, StoreFuture,
 };
 use tower_dedup::key::{self, KeyPart};
+use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{ConfigError, DedupKey, DedupLayer, DedupResult, OnMissingKey, provider};
 
 use crate::support::ledgers::{Inner, Outer};
 use crate::support::postgres::Schema;
-use crate::support::{Body, Fault, Faulty, Handler, Op, send, sqlite_url};
+use crate::support::{Body, Handler, faulty, send, sqlite_url};
 
 const UUID: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
 const DOCS: &str = "https://api.example.com/docs";
@@ -472,19 +473,19 @@ async fn problem_has_type_title_status_and_detail() {
 /// No answer names the store, its error, the scope, the key or the payload.
 #[tokio::test(start_paused = true)]
 async fn problem_names_nothing_internal() {
-    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
     let layer = layer(Arc::clone(&store)).problem_docs(DOCS);
     let layer = layer.body_limit(100).handler_timeout(Duration::from_secs(1));
     let service = layer.clone().layer(payments(&handler));
     let mut answers = Vec::new();
-    for fault in [Fault::Fail, Fault::Hang, Fault::DoAndFail] {
-        store.set(Op::Claim, fault);
+    for fault in [Fault::Fail, Fault::Hang, Fault::ExecuteAndFail] {
+        store.set(StoreCall::Claim, fault);
         let answer = ask(&service, pay(UUID)).await;
         assert_eq!(answer.problem(), (503, "unavailable"));
         assert_eq!(answer.header(RETRY_AFTER), Some("30"));
         answers.push(answer);
     }
-    store.set(Op::Claim, Fault::None);
+    store.set(StoreCall::Claim, Fault::None);
     let mut large = pay("large");
     *large.body_mut() = Full::from("x".repeat(101));
     answers.push(ask(&service, large).await);
