@@ -227,6 +227,12 @@ pub enum KeyErrorKind {
     NotAnId,
     /// The value is not a JSON array, although a list of events is expected.
     NotAnArray,
+    /// The value is not a String of RFC 9651.
+    InvalidString,
+    /// The value is longer than the limit.
+    TooLong,
+    /// The request has no [scope](crate::DedupLayer::idempotency_key): the layer answers 500.
+    MissingScope,
     /// The value's percent-encoding is invalid.
     InvalidEncoding,
     /// The delivery carries more keys than the layer accepts, or its ids are too long together.
@@ -259,7 +265,7 @@ impl KeyError {
 impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
-            KeyErrorKind::Missing => "is missing",
+            KeyErrorKind::Missing | KeyErrorKind::MissingScope => "is missing",
             KeyErrorKind::Empty => "is empty",
             KeyErrorKind::Repeated => "is given more than once",
             KeyErrorKind::Nul => "holds a NUL",
@@ -267,6 +273,8 @@ impl fmt::Display for KeyError {
             KeyErrorKind::InvalidJson => "is not valid JSON",
             KeyErrorKind::NotAnId => "is neither a string, an integer nor a boolean",
             KeyErrorKind::NotAnArray => "is not a JSON array",
+            KeyErrorKind::InvalidString => "is not a structured-field string",
+            KeyErrorKind::TooLong => "is too long",
             KeyErrorKind::InvalidEncoding => "is not valid percent-encoding",
             KeyErrorKind::TooMany => "holds too many keys",
             KeyErrorKind::InvalidNamespace => "is not 1 to 64 bytes without control characters",

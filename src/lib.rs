@@ -40,6 +40,9 @@ pub mod guide {
     #[doc = include_str!("docs/answers.md")]
     pub mod answers {}
 
+    #[doc = include_str!("docs/idempotency.md")]
+    pub mod idempotency {}
+
     #[doc = include_str!("docs/transactions.md")]
     pub mod transactions {}
 

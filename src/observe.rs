@@ -33,6 +33,7 @@
 //! | `invalid_key` | warn | the key is missing or malformed, or there are too many keys |
 //! | `too_large`, `broken_body`, `slow_body` | warn | the request body could not be read to its end |
 //! | `unverified` | error | the marker `Verified` is missing: the layers are in the wrong order |
+//! | `unscoped` | error | a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside has set it |
 //! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs |
 //!
 //! More records name an event by the hash of its id:
@@ -128,6 +129,7 @@ pub(crate) enum Outcome {
     BrokenBody,
     SlowBody,
     Unverified,
+    Unscoped,
     Bypass,
 }
 
@@ -151,6 +153,7 @@ impl Outcome {
             Self::BrokenBody => "broken_body",
             Self::SlowBody => "slow_body",
             Self::Unverified => "unverified",
+            Self::Unscoped => "unscoped",
             Self::Bypass => "bypass",
         }
     }
@@ -313,7 +316,8 @@ impl Report<'_> {
             Outcome::Panicked
             | Outcome::Uncommitted
             | Outcome::BrokenResponse
-            | Outcome::Unverified => event!(ERROR),
+            | Outcome::Unverified
+            | Outcome::Unscoped => event!(ERROR),
             Outcome::HandlerTimeout
             | Outcome::Mismatch
             | Outcome::Unavailable

@@ -95,6 +95,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["service", "handle"],
             &["builder"],
             &["fallible"],
+            &["idempotency"],
         ],
     ),
 ];

@@ -10,6 +10,7 @@ use http::Method;
 use super::digest::{body_id, sha256_hex};
 use super::each::{EachKey, Found, FoundEvent, check_id_bytes};
 use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
+use super::idempotency;
 use super::part::KeyPart;
 use super::request::RequestRef;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
@@ -55,6 +56,8 @@ enum Rule {
     Each(EachKey),
     Reader(Reader),
     Fn(Arc<ExtractFn>),
+    /// The header `Idempotency-Key` within this scope.
+    IdempotencyKey(KeyPart),
 }
 
 impl KeyPart {
@@ -125,6 +128,12 @@ impl KeyExtractor {
 
     pub(crate) fn from_reader(namespace: &'static str, reader: Reader) -> Self {
         Self::in_namespace(namespace, Rule::Reader(reader))
+    }
+
+    /// Makes the extractor of requests with the header `Idempotency-Key`.
+    pub(crate) fn idempotency_key(scope: KeyPart) -> Self {
+        Self::in_namespace("idempotency-key", Rule::IdempotencyKey(scope))
+            .methods([Method::POST, Method::PATCH])
     }
 
     /// Makes an extractor from a closure, for keys that neither a part nor [`each`](super::each)
@@ -328,6 +337,10 @@ impl KeyExtractor {
                 Some(id) => return self.one(&id, request),
                 None => Found::Missing,
             },
+            Rule::IdempotencyKey(scope) => match idempotency::read(request.headers())? {
+                Some(key) => Found::One(idempotency::id(scope, request, &key)?),
+                None => Found::Missing,
+            },
             Rule::Each(each) => each.read(request)?,
             Rule::Reader(read) => read(request)?,
             Rule::Fn(extract) => return self.with_second_of_one(extract(request)?, request),
@@ -416,7 +429,11 @@ impl KeyExtractor {
             return Err(KeyError::new(KeyErrorKind::Missing, "the body"));
         }
         let namespace = self.namespaces(request)?.key;
-        Ok(Keys::one(DedupKey::in_namespace(&namespace, &body_id(request.body()))?))
+        let mut id = body_id(request.body());
+        if let Rule::IdempotencyKey(scope) = &self.rule {
+            id = idempotency::id(scope, request, &id)?;
+        }
+        Ok(Keys::one(DedupKey::in_namespace(&namespace, &id)?))
     }
 
     pub(crate) fn allowed_methods(&self) -> Option<&Arc<[Method]>> {
@@ -476,6 +493,7 @@ impl fmt::Debug for KeyExtractor {
             Rule::Each(each) => out.field("key", each),
             Rule::Reader(_) => out.field("key", &"reader"),
             Rule::Fn(_) => out.field("key", &"closure"),
+            Rule::IdempotencyKey(scope) => out.field("scope", scope),
         };
         if let Some((_, part)) = &self.second {
             out.field("second_identity", part);

@@ -13,6 +13,14 @@ pub(super) fn read<'r>(
     headers: &'r HeaderMap,
     name: &HeaderName,
 ) -> Result<Option<Cow<'r, str>>, KeyError> {
+    Ok(read_borrowed(headers, name)?.map(Cow::Borrowed))
+}
+
+/// As [`read`], for a caller that reads the value further.
+pub(super) fn read_borrowed<'r>(
+    headers: &'r HeaderMap,
+    name: &HeaderName,
+) -> Result<Option<&'r str>, KeyError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     let fault = |kind| KeyError::new(kind, format!("header {name}"));
@@ -24,5 +32,5 @@ pub(super) fn read<'r>(
         return Err(fault(KeyErrorKind::Empty));
     }
     let value = std::str::from_utf8(value).map_err(|_| fault(KeyErrorKind::NotUtf8))?;
-    Ok(Some(Cow::Borrowed(value)))
+    Ok(Some(value))
 }

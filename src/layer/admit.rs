@@ -101,8 +101,12 @@ where
                 return self.forward(body);
             }
             Err(error) => {
+                let (outcome, result) = match error.kind() {
+                    KeyErrorKind::MissingScope => (Outcome::Unscoped, DedupResult::Unscoped),
+                    _ => (Outcome::InvalidKey, DedupResult::InvalidKey),
+                };
                 self.report.error = Some(error.into());
-                return self.refuse(Outcome::InvalidKey, DedupResult::InvalidKey, None).into();
+                return self.refuse(outcome, result, None).into();
             }
         };
         if self.is_nested(&request.keys) {

@@ -7,12 +7,15 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{HeaderValue, RETRY_AFTER};
+use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderName, Response, StatusCode};
 
 use super::body::ResponseBody;
-use super::config::Config;
+use super::config::{Config, Problems};
 use crate::adapter::StoredResponse;
+
+/// Stripe's name for the header of a replayed response. The draft has none.
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// Why the layer answered in the handler's place: an extension of each of its own responses, so
 /// that an outer layer can count them.
@@ -43,6 +46,8 @@ pub enum DedupResult {
     BrokenResponse,
     /// The layer requires verified requests, and this request is not verified.
     Unverified,
+    /// The request has an `Idempotency-Key`, and no [scope](crate::DedupLayer::idempotency_key).
+    Unscoped,
 }
 
 impl DedupResult {
@@ -62,6 +67,7 @@ impl DedupResult {
             Self::Uncommitted => "uncommitted",
             Self::BrokenResponse => "broken-response",
             Self::Unverified => "unverified",
+            Self::Unscoped => "unscoped",
         }
     }
 
@@ -76,9 +82,41 @@ impl DedupResult {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::HandlerTimeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::Uncommitted | Self::BrokenResponse | Self::Unverified => {
+            Self::Uncommitted | Self::BrokenResponse | Self::Unverified | Self::Unscoped => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
+        }
+    }
+
+    /// Returns the title and the detail of a problem for the clients of an API. They name nothing
+    /// internal.
+    const fn problem(self) -> (&'static str, &'static str) {
+        const SAME: &str = "Repeat the request later with the same Idempotency-Key.";
+        const FAILED: &str = "The server could not process the request";
+        const BODY: &str = "The body of the request could not be read";
+        match self {
+            Self::Duplicate => (
+                "The response is no longer available",
+                "A request with this Idempotency-Key was processed. Its response was not stored.",
+            ),
+            Self::InFlight => ("A request with this Idempotency-Key is in progress", SAME),
+            Self::Unavailable => ("The service is temporarily unavailable", SAME),
+            Self::InvalidKey => (
+                "The Idempotency-Key is missing or malformed",
+                "Send one Idempotency-Key: a string of 1 to 255 printable ASCII characters in \
+                 double quotes, such as a UUID.",
+            ),
+            Self::Mismatch => (
+                "This Idempotency-Key was used for another request",
+                "The first request with this Idempotency-Key had another query string or body. Use \
+                 a new key for a new request.",
+            ),
+            Self::TooLarge => (BODY, "The body is too large."),
+            Self::BrokenBody => (BODY, "The body is not complete."),
+            Self::SlowBody => (BODY, "The body did not arrive in time."),
+            Self::HandlerTimeout => ("The request took too long", SAME),
+            Self::Uncommitted | Self::BrokenResponse => (FAILED, SAME),
+            Self::Unverified | Self::Unscoped => (FAILED, "The request was not processed."),
         }
     }
 }
@@ -108,7 +146,11 @@ impl<B, E> Ending<B, E> {
 
 /// Returns a response of the layer's own.
 pub(super) fn own<B>(result: DedupResult, config: &Config) -> Response<ResponseBody<B>> {
-    let mut response = Response::new(ResponseBody::own());
+    let mut response = match &config.problems {
+        // By choice, a duplicate is answered 2xx, which is no problem.
+        Some(problems) if !result.status(config).is_success() => problem(result, config, problems),
+        _ => Response::new(ResponseBody::own()),
+    };
     *response.status_mut() = result.status(config);
     let retry_after = match result {
         DedupResult::InFlight => Some(config.retry_after_in_flight),
@@ -122,6 +164,32 @@ pub(super) fn own<B>(result: DedupResult, config: &Config) -> Response<ResponseB
     response
 }
 
+/// Returns problem details (RFC 9457) about an answer.
+fn problem<B>(
+    result: DedupResult,
+    config: &Config,
+    problems: &Problems,
+) -> Response<ResponseBody<B>> {
+    let status = result.status(config);
+    let (title, detail) = result.problem();
+    let (kind, title) = match &problems.docs {
+        Some(docs) => (format!("{docs}#{}", result.as_str()), title),
+        // Section 4.2.1: the title of this type is the status's.
+        None => ("about:blank".to_owned(), status.canonical_reason().unwrap_or(title)),
+    };
+    let problem = serde_json::json!({
+        "type": kind,
+        "title": title,
+        "status": status.as_u16(),
+        "detail": detail,
+    });
+    let mut response = Response::new(ResponseBody::full(problem.to_string().into()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
+    response
+}
+
 /// Returns whole seconds, rounded up: the sender must not come back too early.
 fn seconds(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
@@ -132,6 +200,9 @@ pub(super) fn replayed<B>(stored: &StoredResponse, config: &Config) -> Response<
     let mut response = Response::new(ResponseBody::full(stored.body.clone()));
     *response.status_mut() = stored.status;
     *response.headers_mut() = stored.headers.clone();
+    if config.problems.is_some() {
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    }
     mark(&mut response, DedupResult::Duplicate, config);
     response
 }

@@ -45,6 +45,15 @@ pub(super) struct Config {
     pub(super) log_ids: LogIds,
     pub(super) compare_payload: Option<ComparedPart>,
     pub(super) replay: Option<Replay>,
+    /// For a layer whose clients send the header `Idempotency-Key`.
+    pub(super) problems: Option<Problems>,
+}
+
+/// Makes the layer's own answers problem details (RFC 9457), and marks replayed responses.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Problems {
+    /// The URL of the API's documentation, from which the types of problems are made.
+    pub(super) docs: Option<Arc<str>>,
 }
 
 /// The part of a payload that is compared, and the policy for a mismatch.
@@ -84,6 +93,7 @@ impl Config {
             log_ids: LogIds::default(),
             compare_payload: None,
             replay: None,
+            problems: None,
         }
     }
 

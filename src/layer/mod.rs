@@ -32,7 +32,8 @@
 //! 7. A panic of the handler is resumed in the caller, so that a catching layer works as if there
 //!    were no task.
 //!
-//! The other modules: `policy`, `config`, `builder` and `fallible` hold the settings; `paths` the paths
+//! The other modules: `policy`, `config`, `builder` and `fallible` hold the settings, `idempotency` those for
+//! `Idempotency-Key`; `paths` the paths
 //! of events; `report` the log record; `handle` the public counters.
 
 mod admit;
@@ -45,6 +46,7 @@ mod fallible;
 mod future;
 mod gate;
 mod handle;
+mod idempotency;
 mod paths;
 mod policy;
 mod report;

@@ -6,6 +6,7 @@ mod composition;
 mod deduplicator;
 mod delivery;
 mod faults;
+mod idempotency;
 mod multi_event;
 mod multi_event_identities;
 mod observe;

@@ -191,6 +191,13 @@ fn every_outcome_is_counted_under_its_name() {
         let strict = layer.clone().require_verified().layer(handler.service());
         send(&strict, request("d")).await;
         assert_eq!(outcome(), "unverified");
+        let api = DedupLayer::idempotency_key(key::header("x-tenant"), MemoryAdapter::new());
+        let mut unscoped = request("d");
+        unscoped.headers_mut().insert("idempotency-key", "d".parse().unwrap());
+        send(&api.layer(handler.service()), unscoped).await;
+        assert_eq!(outcome(), "unscoped");
+        assert_eq!(log.last("delivery")["level"], "ERROR");
+        assert_eq!(log.last("delivery")["error"], "the scope is missing");
 
         // A success while the store is gone, and a takeover.
         store.set(StoreCall::Complete, Fault::Fail);

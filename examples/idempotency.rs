@@ -1,0 +1,101 @@
+//! An API whose clients repeat a request safely: `POST /payments` with an `Idempotency-Key`.
+//!
+//! Two clients have API keys: `Authorization: Bearer key-of-alice`, and `key-of-bob`.
+
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json, Router, routing::post};
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
+use tokio::signal::unix::{SignalKind, signal};
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::{BoxError, DedupLayer, DedupTx, key};
+
+const CREATE: &str = "CREATE TABLE IF NOT EXISTS payments
+    (id INTEGER PRIMARY KEY, payer TEXT NOT NULL, amount BIGINT NOT NULL)";
+const INSERT: &str = "INSERT INTO payments (payer, amount) VALUES ($1, $2) RETURNING id";
+
+#[derive(Parser)]
+struct Options {
+    #[arg(long, default_value = "127.0.0.1:3000")]
+    listen: String,
+    /// `sqlite://FILE`
+    #[arg(long, default_value = "sqlite://payments.db")]
+    store: String,
+}
+
+/// The client, as the API knows it. Its API key may change.
+#[derive(Clone)]
+struct Principal(&'static str);
+
+#[derive(Deserialize)]
+struct Order {
+    amount: i64,
+}
+
+#[derive(Serialize)]
+struct Payment {
+    id: i64,
+    amount: i64,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    tracing_subscriber::fmt::init();
+    let Options { listen, store } = Options::parse();
+    let file = store.parse::<SqliteConnectOptions>()?.create_if_missing(true);
+    let pool = SqlitePool::connect_with(file).await?;
+    sqlx::raw_sql(CREATE).execute(&pool).await?;
+
+    let scope = key::from_fn(|request| {
+        Ok(request.extensions().get::<Principal>().map(|principal| principal.0.to_owned()))
+    });
+    // The payment and its key are in one database, so they commit together.
+    let idempotency = DedupLayer::transactional_idempotency_key(scope, SqliteAdapter::new(pool))
+        .problem_docs("https://api.example.com/docs/idempotency");
+    let handle = idempotency.handle();
+    // The first layer is the outermost: it sets the scope.
+    let create = post(create).layer((from_fn(authenticate), idempotency));
+    let app = Router::new().route("/payments", create);
+
+    let listener = tokio::net::TcpListener::bind(listen).await?;
+    println!("listening on http://{}/payments", listener.local_addr()?);
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = async move {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+    };
+    axum::serve(listener, app).with_graceful_shutdown(stop).await?;
+    handle.drain().await; // handlers whose client has hung up
+    Ok(())
+}
+
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let credentials = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
+    let principal = match credentials {
+        Some(b"Bearer key-of-alice") => Principal("alice"),
+        Some(b"Bearer key-of-bob") => Principal("bob"),
+        _ => return StatusCode::UNAUTHORIZED.into_response(),
+    };
+    request.extensions_mut().insert(principal);
+    next.run(request).await
+}
+
+async fn create(
+    mut tx: DedupTx<Sqlite>,
+    Extension(payer): Extension<Principal>,
+    Json(Order { amount }): Json<Order>,
+) -> Result<Response, StatusCode> {
+    if amount <= 0 {
+        return Err(StatusCode::UNPROCESSABLE_ENTITY);
+    }
+    let insert = sqlx::query_scalar(INSERT).bind(payer.0).bind(amount);
+    let id: i64 = insert.fetch_one(&mut *tx).await.map_err(|error| {
+        tracing::error!(%error, "a payment failed");
+        StatusCode::INTERNAL_SERVER_ERROR // rolled back; the repetition runs again
+    })?;
+    let location = [(header::LOCATION, format!("/payments/{id}"))];
+    Ok((StatusCode::CREATED, location, Json(Payment { id, amount })).into_response())
+}

@@ -1,0 +1,164 @@
+//! The header `Idempotency-Key`, and the ids of requests that carry it.
+//!
+//! 1. The header is an Item whose value is a String (draft-ietf-httpapi-idempotency-key-header, section
+//!    2.1; RFC 9651, section 3.3.3): `"8e03978e"`. The crate `sfv` needs a newer Rust than this crate.
+//! 2. The value without quotes is accepted too, because many clients send it so. Both forms of one
+//!    value give one key.
+//! 3. Parameters (`"8e03978e";x=1`) are malformed. The draft defines none, so a client that sends one
+//!    expects an effect that it does not get.
+//! 4. An id has four parts: the scope, the method, the path and the value of the header. A client
+//!    chooses its keys, so a key means nothing outside its client and its operation.
+
+use std::borrow::Cow;
+
+use http::{HeaderMap, HeaderName};
+
+use super::id::MAX_ID_LEN;
+use super::part::{KeyPart, compose, from_fn};
+use super::request::RequestRef;
+use super::{digest, header};
+use crate::error::{KeyError, KeyErrorKind};
+
+const NAME: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Returns the value of the header.
+pub(super) fn read(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, KeyError> {
+    let Some(text) = header::read_borrowed(headers, &NAME)? else { return Ok(None) };
+    let value = match text.strip_prefix('"') {
+        Some(rest) => quoted(rest),
+        None => text.bytes().all(is_bare).then_some(Cow::Borrowed(text)),
+    };
+    let fault = |kind| KeyError::new(kind, format!("header {NAME}"));
+    let value = value.ok_or_else(|| fault(KeyErrorKind::InvalidString))?;
+    match value.len() {
+        0 => Err(fault(KeyErrorKind::Empty)),
+        1..=MAX_ID_LEN => Ok(Some(value)),
+        _ => Err(fault(KeyErrorKind::TooLong)),
+    }
+}
+
+/// Returns the value of a String whose first quote was read.
+fn quoted(rest: &str) -> Option<Cow<'_, str>> {
+    let inner = rest.strip_suffix('"')?;
+    if !inner.bytes().all(|byte| (0x20..=0x7E).contains(&byte)) {
+        return None;
+    }
+    if !inner.contains(['"', '\\']) {
+        return Some(Cow::Borrowed(inner));
+    }
+    let mut value = String::with_capacity(inner.len());
+    let mut chars = inner.chars();
+    while let Some(char) = chars.next() {
+        value.push(match char {
+            '"' => return None,
+            '\\' => chars.next().filter(|escaped| matches!(escaped, '"' | '\\'))?,
+            plain => plain,
+        });
+    }
+    Some(Cow::Owned(value))
+}
+
+/// Returns `true` for a byte of a value without quotes. A comma may join two headers, and a semicolon
+/// begins parameters.
+fn is_bare(byte: u8) -> bool {
+    byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b',' | b';')
+}
+
+/// Returns the id of a request by its scope, its operation and its key.
+pub(super) fn id(scope: &KeyPart, request: &RequestRef<'_>, key: &str) -> Result<String, KeyError> {
+    let scope = scope.read(request)?;
+    let scope = scope.ok_or_else(|| KeyError::new(KeyErrorKind::MissingScope, "the scope"))?;
+    let (method, path) = (request.method().as_str(), request.uri().path());
+    Ok(compose(&[Some(&*scope), Some(method), Some(path), Some(key)]))
+}
+
+/// Reads what has to be the same under one key: the query string and the body.
+pub(crate) fn whole_payload() -> KeyPart {
+    from_fn(|request| {
+        let body = digest::body_id(request.body());
+        Ok(Some(compose(&[request.uri().query(), Some(&body)])))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn value(text: &[u8]) -> Result<Option<String>, KeyErrorKind> {
+        let mut headers = HeaderMap::new();
+        headers.insert(NAME, HeaderValue::from_bytes(text).unwrap());
+        let value = read(&headers).map_err(|error| error.kind())?;
+        Ok(value.map(Cow::into_owned))
+    }
+
+    #[test]
+    fn string_is_read_and_unescaped() {
+        let longest = "x".repeat(MAX_ID_LEN);
+        let quoted_longest = format!("\"{longest}\"");
+        for (text, wanted) in [
+            (r#""8e03978e-40d5-43e8-bc93-6894a57f9324""#, "8e03978e-40d5-43e8-bc93-6894a57f9324"),
+            (r#"  "a"	"#, "a"),
+            (r#""a b, c; d""#, "a b, c; d"),
+            (r#"" a ""#, " a "),
+            (r#""\"\\\"""#, r#""\""#),
+            (&quoted_longest, &longest),
+        ] {
+            assert_eq!(value(text.as_bytes()), Ok(Some(wanted.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
+    fn value_without_quotes_is_read_as_it_is() {
+        let longest = "x".repeat(MAX_ID_LEN);
+        for text in
+            ["8e03978e-40d5", "42", "a=b", "AZaz09+/=", "~!@#$%^&*()_|", "a\u{27}b", &longest]
+        {
+            assert_eq!(value(text.as_bytes()), Ok(Some(text.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_values_are_malformed() {
+        use KeyErrorKind::{Empty, InvalidString, NotUtf8, TooLong};
+        let long = "x".repeat(MAX_ID_LEN + 1);
+        let quoted_long = format!("\"{long}\"");
+        for (text, kind) in [
+            (&b""[..], Empty),
+            (b"  ", Empty),
+            (br#""""#, Empty),
+            (br#"""#, InvalidString),
+            (br#""a"#, InvalidString),
+            (br#"a""#, InvalidString),
+            (br#""a"b"#, InvalidString),
+            (br#""a"b""#, InvalidString),
+            (br#""a\""#, InvalidString),
+            (br#""a\b""#, InvalidString),
+            (br#""a";x=1"#, InvalidString),
+            (br#""a";x="1""#, InvalidString),
+            (br#""a", "b""#, InvalidString),
+            (b"a, b", InvalidString),
+            (b"a;x=1", InvalidString),
+            (b"a b", InvalidString),
+            (b"a\\b", InvalidString),
+            (b"\"a\tb\"", InvalidString),
+            ("\"k\u{e9}y\"".as_bytes(), InvalidString),
+            ("k\u{e9}y".as_bytes(), InvalidString),
+            (b"k\xE9y", NotUtf8),
+            (long.as_bytes(), TooLong),
+            (quoted_long.as_bytes(), TooLong),
+        ] {
+            assert_eq!(value(text), Err(kind), "{}", String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn repeated_header_is_malformed_and_none_is_missing() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(read(&headers), Ok(None));
+        headers.append(NAME, HeaderValue::from_static("a"));
+        headers.append(NAME, HeaderValue::from_static("a"));
+        assert_eq!(read(&headers).unwrap_err().kind(), KeyErrorKind::Repeated);
+    }
+}

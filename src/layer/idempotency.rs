@@ -1,0 +1,183 @@
+//! Layers for the header `Idempotency-Key`: the settings that an API's clients expect.
+
+use std::time::Duration;
+
+use http::{StatusCode, Uri, header};
+
+use super::builder::DedupLayer;
+use super::config::Problems;
+use super::policy::{OnInFlight, OnMismatch, Replay};
+use crate::adapter::DedupAdapter;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::TransactionAdapter;
+use crate::error::{ConfigError, check, valid};
+use crate::key::{KeyExtractor, KeyPart, whole_payload};
+use crate::ledger::CanReplay;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::ledger::Transactional;
+
+const RETENTION: Duration = Duration::from_secs(86_400);
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+const LONGEST_RESPONSE: usize = 256 * 1024;
+
+/// Layers for the header `Idempotency-Key`, with which the clients of an API repeat a request.
+impl DedupLayer {
+    /// Deduplicates the requests of an API by their header `Idempotency-Key`, under a lease.
+    ///
+    /// `scope` reads the client: the principal or the tenant that the authentication, a layer outside
+    /// this one, has found. Two clients may choose one key, so the scope is part of every key. A
+    /// request with a key and without a scope is answered 500 with the log record `unscoped`. A
+    /// `scope` must not be a credential: credentials change between two attempts, and the store holds
+    /// the scope in plain text.
+    ///
+    /// It differs from [`new`](Self::new) in these settings, and each can be changed afterwards:
+    ///
+    /// | setting | value |
+    /// |---|---|
+    /// | key | scope, method, path, and the header's value of 1 to 255 bytes, in the namespace `idempotency-key` |
+    /// | [`methods`](Self::methods) | POST, PATCH |
+    /// | [`on_missing_key`](Self::on_missing_key) | 400; [`PassThrough`](crate::OnMissingKey::PassThrough) makes the header optional |
+    /// | [`on_in_flight`](Self::on_in_flight), [`in_flight_status`](Self::in_flight_status) | 409 at once |
+    /// | [`retry_after_in_flight`](Self::retry_after_in_flight) | 1 s |
+    /// | [`compare_payload`](Self::compare_payload) | the query string and the body; another payload is answered 422 |
+    /// | [`replay`](Self::replay) | a body of up to 256 KiB with its `content-…` headers, `etag`, `last-modified`, `link` and `location` |
+    /// | [`success_when`](Self::success_when) | any status below 500 but 401, 408, 409, 425 and 429 |
+    /// | [`duplicate_status`](Self::duplicate_status) | 500, for a duplicate whose response was not stored |
+    /// | [`retention`](Self::retention) | 24 h |
+    /// | answers of the layer | problem details (RFC 9457) |
+    /// | replayed responses | have the header `idempotent-replayed: true` |
+    ///
+    /// [The guide](crate::guide::idempotency) has the reasons.
+    ///
+    /// # Panics
+    ///
+    /// If the adapter has no [`leases`](crate::adapter::Abilities::leases) or no
+    /// [`stored_data`](crate::adapter::Abilities::stored_data);
+    /// [`try_idempotency_key`](Self::try_idempotency_key) returns an error instead.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")] {
+    /// use tower_dedup::{DedupLayer, adapter::MemoryAdapter, key};
+    ///
+    /// /// Inserted into the request's extensions by the authentication.
+    /// #[derive(Clone)]
+    /// struct Principal(String);
+    ///
+    /// let scope = key::from_fn(|request| {
+    ///     Ok(request.extensions().get::<Principal>().map(|principal| principal.0.clone()))
+    /// });
+    /// let idempotency = DedupLayer::idempotency_key(scope, MemoryAdapter::new());
+    /// # let _ = idempotency;
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn idempotency_key(scope: KeyPart, adapter: impl DedupAdapter) -> Self {
+        valid(Self::try_idempotency_key(scope, adapter))
+    }
+
+    /// Does the same as [`idempotency_key`](Self::idempotency_key), for an adapter that is chosen at
+    /// run time.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
+    /// [`leases`](crate::adapter::Abilities::leases) or no
+    /// [`stored_data`](crate::adapter::Abilities::stored_data).
+    pub fn try_idempotency_key(
+        scope: KeyPart,
+        adapter: impl DedupAdapter,
+    ) -> Result<Self, ConfigError> {
+        Ok(Self::try_new(KeyExtractor::idempotency_key(scope), adapter)?
+            .for_api_clients()?
+            .success_when(|response| is_final(response.status)))
+    }
+
+    /// Does the same as [`idempotency_key`](Self::idempotency_key), in the handler's own transaction,
+    /// as [`transactional`](Self::transactional).
+    ///
+    /// It commits after a 2xx only. After any other status the handler's writes are rolled back, no
+    /// response is stored, and the same request runs again.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[track_caller]
+    pub fn transactional_idempotency_key<A: TransactionAdapter>(
+        scope: KeyPart,
+        adapter: A,
+    ) -> DedupLayer<Transactional<A::Database>> {
+        let layer = Self::transactional(KeyExtractor::idempotency_key(scope), adapter);
+        valid(layer.for_api_clients())
+    }
+}
+
+/// Settings of a layer for the header `Idempotency-Key`.
+impl<L> DedupLayer<L> {
+    /// Sets the page on which the API documents its use of `Idempotency-Key`. The `type` of a problem
+    /// is this URL with the value of the result header as its fragment:
+    /// `https://api.example.com/docs#mismatch`. Without a page, the `type` is `about:blank`.
+    ///
+    /// # Panics
+    ///
+    /// If `url` is no URL or has a fragment, and if the layer was not made for `Idempotency-Key`;
+    /// [`try_problem_docs`](Self::try_problem_docs) returns an error instead.
+    #[track_caller]
+    pub fn problem_docs(self, url: &str) -> Self {
+        valid(self.try_problem_docs(url))
+    }
+
+    /// Sets [`problem_docs`](Self::problem_docs).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] if `url` is no URL or has a fragment, and if the layer was not
+    /// made for `Idempotency-Key`.
+    pub fn try_problem_docs(mut self, url: &str) -> Result<Self, ConfigError> {
+        const SETTING: &str = "problem_docs";
+        let is_url = url.parse::<Uri>().is_ok() && !url.contains('#');
+        check(is_url, SETTING, "a URL without a fragment")?;
+        check(self.config.problems.is_some(), SETTING, "of a layer for `Idempotency-Key`")?;
+        self.config.problems = Some(Problems { docs: Some(url.into()) });
+        Ok(self)
+    }
+}
+
+impl<L: CanReplay> DedupLayer<L> {
+    fn for_api_clients(self) -> Result<Self, ConfigError> {
+        let replay = Replay::new().body_limit(LONGEST_RESPONSE).try_headers([
+            header::CONTENT_TYPE,
+            header::CONTENT_ENCODING,
+            header::CONTENT_LANGUAGE,
+            header::CONTENT_LOCATION,
+            header::ETAG,
+            header::LAST_MODIFIED,
+            header::LINK,
+            header::LOCATION,
+        ])?;
+        let mut layer = self
+            .try_retention(RETENTION)?
+            .on_in_flight(OnInFlight::Reject)
+            .try_in_flight_status(StatusCode::CONFLICT)?
+            .retry_after_in_flight(RETRY_AFTER)
+            .try_compare_payload(whole_payload(), OnMismatch::Refuse)?
+            .try_replay(replay)?;
+        // The setter refuses this status, because webhook senders retry after it. A client of an API
+        // must not take an empty 2xx for the response.
+        layer.config.duplicate_status = StatusCode::INTERNAL_SERVER_ERROR;
+        layer.config.problems = Some(Problems::default());
+        Ok(layer)
+    }
+}
+
+/// Returns `false` for a status after which a client repeats the same request with the same key: the
+/// server failed, or the request comes too early, too often or without valid credentials.
+fn is_final(status: StatusCode) -> bool {
+    status.as_u16() < 500
+        && !matches!(
+            status,
+            StatusCode::UNAUTHORIZED
+                | StatusCode::REQUEST_TIMEOUT
+                | StatusCode::CONFLICT
+                | StatusCode::TOO_EARLY
+                | StatusCode::TOO_MANY_REQUESTS
+        )
+}

@@ -1,0 +1,571 @@
+//! Layers for the header `Idempotency-Key`: the cases of the draft on every store, scopes and
+//! operations, and the answers as problem details.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, LOCATION, RETRY_AFTER, SET_COOKIE};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tower::{Layer, ServiceExt};
+use tower_dedup::adapter::{
+    Abilities, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, MemoryAdapter,
+    PostgresAdapter, Released, SqliteAdapter, StoreFuture,
+};
+use tower_dedup::key::{self, KeyPart};
+use tower_dedup::testing::{Fault, StoreCall};
+use tower_dedup::{ConfigError, DedupKey, DedupLayer, DedupResult, OnMissingKey, provider};
+
+use crate::support::ledgers::{Inner, Outer};
+use crate::support::postgres::Schema;
+use crate::support::{Body, Handler, faulty, send, sqlite_url};
+
+const UUID: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
+const DOCS: &str = "https://api.example.com/docs";
+
+/// What an authenticating layer inserts.
+#[derive(Clone)]
+struct Principal(&'static str);
+
+fn principal() -> KeyPart {
+    key::from_fn(|request| {
+        Ok(request.extensions().get::<Principal>().map(|principal| principal.0.to_owned()))
+    })
+}
+
+fn layer(store: impl DedupAdapter) -> DedupLayer {
+    DedupLayer::idempotency_key(principal(), store)
+}
+
+/// A payment of `alice` under this key.
+fn pay(key: &str) -> Request<Body> {
+    by(Principal("alice"), Request::post("/payments").header("idempotency-key", key))
+}
+
+fn by(principal: Principal, request: http::request::Builder) -> Request<Body> {
+    request.extension(principal).body(Full::from("amount=5")).unwrap()
+}
+
+/// A service that responds with the number of its run, with 201 in place of 200.
+fn payments(handler: &Handler) -> impl Inner {
+    let runs = handler.clone();
+    handler.service().map_response(move |mut response: Response<Body>| {
+        if response.status() == 200 {
+            *response.status_mut() = StatusCode::CREATED;
+        }
+        let headers = response.headers_mut();
+        headers.insert(LOCATION, format!("/payments/{}", runs.runs()).parse().unwrap());
+        headers.insert(CONTENT_TYPE, "application/json".parse().unwrap());
+        headers.insert(SET_COOKIE, "session=secret".parse().unwrap());
+        response.map(|_| Full::from(format!("{{\"run\":{}}}", runs.runs())))
+    })
+}
+
+struct Answer {
+    status: u16,
+    headers: HeaderMap,
+    body: Bytes,
+    result: Option<DedupResult>,
+}
+
+impl Answer {
+    /// The status, and the number of the run that responded.
+    fn run(&self) -> (u16, u64) {
+        assert_eq!(self.header(CONTENT_TYPE), Some("application/json"));
+        let body: Value = serde_json::from_slice(&self.body).unwrap();
+        let run = body["run"].as_u64().unwrap();
+        assert_eq!(self.header(LOCATION), Some(&*format!("/payments/{run}")));
+        (self.status, run)
+    }
+
+    fn is_replayed(&self) -> bool {
+        let replayed = self.header("idempotent-replayed") == Some("true");
+        assert_eq!(self.header("x-dedup-result") == Some("duplicate"), replayed);
+        assert_eq!(self.result == Some(DedupResult::Duplicate), replayed);
+        assert_eq!(self.headers.contains_key(SET_COOKIE), !replayed);
+        replayed
+    }
+
+    /// The status and the `type` of a problem of the layer.
+    fn problem(&self) -> (u16, &str) {
+        assert!(!self.headers.contains_key("idempotent-replayed"));
+        assert_eq!(self.header(CONTENT_TYPE), Some("application/problem+json"));
+        assert_eq!(self.header(CONTENT_LANGUAGE), Some("en"));
+        let body: Value = serde_json::from_slice(&self.body).unwrap();
+        assert_eq!(body["status"], self.status);
+        let result = self.result.unwrap().as_str();
+        assert_eq!(self.header("x-dedup-result"), Some(result));
+        (self.status, result)
+    }
+
+    fn header(&self, name: impl http::header::AsHeaderName) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+}
+
+async fn ask(service: &impl Outer, request: Request<Body>) -> Answer {
+    let (head, body) = send(service, request).await.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    let result = head.extensions.get().copied();
+    Answer { status: head.status.as_u16(), headers: head.headers, body, result }
+}
+
+async fn retry_after_success_gets_the_first_response(store: Arc<dyn MaintenanceAdapter>) {
+    let handler = Handler::default();
+    let service = layer(Arc::clone(&store)).layer(payments(&handler));
+    let first = ask(&service, pay(UUID)).await;
+    assert_eq!((first.run(), first.is_replayed()), ((201, 1), false));
+    for _ in 0..2 {
+        let again = ask(&service, pay(UUID)).await;
+        assert_eq!((again.run(), again.is_replayed()), ((201, 1), true));
+    }
+    // Another process.
+    let service = layer(store).layer(payments(&handler));
+    let again = ask(&service, pay(UUID)).await;
+    assert_eq!((again.run(), again.is_replayed()), ((201, 1), true));
+    let other = ask(&service, pay("another")).await;
+    assert_eq!((other.run(), other.is_replayed()), ((201, 2), false));
+}
+
+async fn retry_after_a_client_error_gets_the_first_response(store: Arc<dyn MaintenanceAdapter>) {
+    for (key, status) in [("a", 400), ("b", 402), ("c", 403), ("d", 404), ("e", 422)] {
+        let handler = Handler::default().then(status);
+        let service = layer(Arc::clone(&store)).layer(payments(&handler));
+        assert_eq!(ask(&service, pay(key)).await.run(), (status, 1));
+        let again = ask(&service, pay(key)).await;
+        assert_eq!((again.run(), again.is_replayed()), ((status, 1), true));
+    }
+}
+
+/// The server failed, or asks for the same request again.
+async fn retry_after_a_server_error_runs_again(store: Arc<dyn MaintenanceAdapter>) {
+    for status in [401, 408, 409, 425, 429, 500, 502, 503, 504, 600] {
+        let handler = Handler::default().then(status);
+        let service = layer(Arc::clone(&store)).layer(payments(&handler));
+        let key = status.to_string();
+        assert_eq!(ask(&service, pay(&key)).await.run(), (status, 1));
+        let second = ask(&service, pay(&key)).await;
+        assert_eq!((second.run(), second.is_replayed()), ((201, 2), false));
+        assert_eq!(handler.last().attempt(), 2);
+        let third = ask(&service, pay(&key)).await;
+        assert_eq!((third.run(), third.is_replayed()), ((201, 2), true));
+    }
+}
+
+async fn concurrent_request_is_409(store: Arc<dyn MaintenanceAdapter>) {
+    let handler = Handler::default();
+    let service = layer(store).layer(payments(&handler));
+    handler.hold();
+    let first = tokio::spawn(service.clone().oneshot(pay(UUID)));
+    handler.running(1).await;
+    for request in [pay(UUID), pay(&format!("\"{UUID}\""))] {
+        let second = ask(&service, request).await;
+        assert_eq!(second.problem(), (409, "in-flight"));
+        assert_eq!(second.header(RETRY_AFTER), Some("1"));
+    }
+    handler.release();
+    assert_eq!(first.await.unwrap().unwrap().status(), 201);
+    let third = ask(&service, pay(UUID)).await;
+    assert_eq!((third.run(), third.is_replayed()), ((201, 1), true));
+}
+
+async fn other_payload_is_422(store: Arc<dyn MaintenanceAdapter>) {
+    let handler = Handler::default();
+    let service = layer(store).layer(payments(&handler));
+    assert_eq!(ask(&service, pay(UUID)).await.run(), (201, 1));
+    let (mut body, mut empty, mut query) = (pay(UUID), pay(UUID), pay(UUID));
+    *body.body_mut() = Full::from("amount=500");
+    *empty.body_mut() = Full::default();
+    *query.uri_mut() = "/payments?amount=5".parse().unwrap();
+    for request in [body, empty, query] {
+        assert_eq!(ask(&service, request).await.problem(), (422, "mismatch"));
+    }
+    assert_eq!(ask(&service, pay(UUID)).await.run(), (201, 1));
+    assert_eq!(handler.runs(), 1);
+}
+
+/// Two clients may choose one key. A client may use one key for two operations.
+async fn one_key_of_two_principals_or_operations_is_two_keys(store: Arc<dyn MaintenanceAdapter>) {
+    let handler = Handler::default();
+    let service = layer(store).layer(payments(&handler));
+    let request = |principal, method: Method, path| {
+        let request = Request::builder().method(method).uri(path).header("idempotency-key", UUID);
+        by(Principal(principal), request)
+    };
+    let (post, patch) = (Method::POST, Method::PATCH);
+    let operations = [
+        ("alice", post.clone(), "/payments"),
+        ("bob", post.clone(), "/payments"),
+        ("alice|POST", post.clone(), "/payments"),
+        ("alice", post.clone(), "/refunds"),
+        ("alice", patch, "/payments"),
+        ("alice", post, "/payments|/refunds"),
+    ];
+    for (run, (principal, method, path)) in (1..).zip(operations.clone()) {
+        let answer = ask(&service, request(principal, method, path)).await;
+        assert_eq!((answer.run(), answer.is_replayed()), ((201, run), false), "{principal} {path}");
+    }
+    for (run, (principal, method, path)) in (1..).zip(operations) {
+        let answer = ask(&service, request(principal, method, path)).await;
+        assert_eq!((answer.run(), answer.is_replayed()), ((201, run), true), "{principal} {path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_request_does_not_wait() {
+    let handler = Handler::default();
+    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    handler.hold();
+    let first = tokio::spawn(service.clone().oneshot(pay(UUID)));
+    handler.running(1).await;
+    let asked = Instant::now();
+    assert_eq!(ask(&service, pay(UUID)).await.problem(), (409, "in-flight"));
+    assert_eq!(asked.elapsed(), Duration::ZERO);
+    handler.release();
+    first.await.unwrap().unwrap();
+}
+
+/// One `#[tokio::test]` for every store and case.
+macro_rules! on_stores {
+    ($($case:ident),+ $(,)?) => {
+        mod memory {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $case() {
+                super::$case(std::sync::Arc::new(super::MemoryAdapter::new())).await;
+            })+
+        }
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $case() {
+                let dir = tempfile::tempdir().unwrap();
+                let url = super::sqlite_url(dir.path());
+                let store = super::SqliteAdapter::connect(&url).await.unwrap();
+                super::$case(std::sync::Arc::new(store)).await;
+            })+
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $case() {
+                let schema = super::Schema::fresh();
+                let store = super::PostgresAdapter::connect(&schema.url()).await.unwrap();
+                super::$case(std::sync::Arc::new(store)).await;
+            })+
+        }
+    };
+}
+
+on_stores!(
+    retry_after_success_gets_the_first_response,
+    retry_after_a_client_error_gets_the_first_response,
+    retry_after_a_server_error_runs_again,
+    concurrent_request_is_409,
+    other_payload_is_422,
+    one_key_of_two_principals_or_operations_is_two_keys,
+);
+
+async fn transactional(service: impl Outer, handler: Handler) {
+    assert_eq!(ask(&service, pay(UUID)).await.run(), (402, 1));
+    let second = ask(&service, pay(UUID)).await;
+    assert_eq!((second.run(), second.is_replayed()), ((201, 2), false), "the 402 was rolled back");
+    let third = ask(&service, pay(&format!("\"{UUID}\""))).await;
+    assert_eq!((third.run(), third.is_replayed()), ((201, 2), true));
+    let mut other = pay(UUID);
+    *other.body_mut() = Full::from("amount=500");
+    assert_eq!(ask(&service, other).await.problem(), (422, "mismatch"));
+
+    handler.hold();
+    let running = tokio::spawn(service.clone().oneshot(pay("b")));
+    handler.running(1).await;
+    assert_eq!(ask(&service, pay("b")).await.problem(), (409, "in-flight"));
+    handler.release();
+    assert_eq!(running.await.unwrap().unwrap().status(), 201);
+}
+
+#[tokio::test]
+async fn transactional_layer_on_sqlite_has_the_same_answers() {
+    let (dir, handler) = (tempfile::tempdir().unwrap(), Handler::default().then(402));
+    let store = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
+    let layer = DedupLayer::transactional_idempotency_key(principal(), store);
+    transactional(layer.layer(payments(&handler)), handler).await;
+}
+
+#[tokio::test]
+async fn transactional_layer_on_postgres_has_the_same_answers() {
+    let (schema, handler) = (Schema::fresh(), Handler::default().then(402));
+    let store = PostgresAdapter::connect(&schema.url()).await.unwrap();
+    let layer = DedupLayer::transactional_idempotency_key(principal(), store);
+    transactional(layer.layer(payments(&handler)), handler).await;
+}
+
+#[tokio::test]
+async fn both_forms_of_the_header_are_one_key() {
+    let handler = Handler::default();
+    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    assert_eq!(ask(&service, pay(&format!("\"{UUID}\""))).await.run(), (201, 1));
+    let bare = ask(&service, pay(UUID)).await;
+    assert_eq!((bare.run(), bare.is_replayed()), ((201, 1), true));
+    assert_eq!(handler.last().key().namespace(), "idempotency-key");
+    assert_eq!(handler.last().id(), format!("alice|POST|/payments|{UUID}"));
+    // The escapes of a String are not part of its value.
+    assert_eq!(ask(&service, pay(r#""a\"b""#)).await.run(), (201, 2));
+    assert_eq!(handler.last().id(), "alice|POST|/payments|a\"b");
+}
+
+#[tokio::test]
+async fn missing_key_is_400_unless_it_passes_through() {
+    let handler = Handler::default();
+    let layer = layer(MemoryAdapter::new());
+    let service = layer.clone().layer(payments(&handler));
+    let without = || by(Principal("alice"), Request::post("/payments"));
+    assert_eq!(ask(&service, without()).await.problem(), (400, "invalid-key"));
+    assert_eq!(handler.runs(), 0);
+
+    let optional = layer.clone().on_missing_key(OnMissingKey::PassThrough);
+    let service = optional.layer(payments(&handler));
+    for run in 1..3 {
+        let answer = ask(&service, without()).await;
+        assert_eq!((answer.run(), answer.is_replayed()), ((201, run), false));
+    }
+    // A key that is sent counts, and a malformed one is not a missing one.
+    assert_eq!(ask(&service, pay(UUID)).await.run(), (201, 3));
+    assert!(ask(&service, pay(UUID)).await.is_replayed());
+    assert_eq!(ask(&service, pay("\"")).await.problem(), (400, "invalid-key"));
+    assert_eq!(handler.runs(), 3);
+}
+
+#[tokio::test]
+async fn body_digest_in_place_of_a_key_has_the_scope_too() {
+    let handler = Handler::default();
+    let layer = layer(MemoryAdapter::new()).on_missing_key(OnMissingKey::BodyDigest);
+    let service = layer.layer(payments(&handler));
+    let without = |principal| by(Principal(principal), Request::post("/payments"));
+    assert_eq!(ask(&service, without("alice")).await.run(), (201, 1));
+    assert_eq!(ask(&service, without("bob")).await.run(), (201, 2));
+    assert_eq!(ask(&service, without("alice")).await.run(), (201, 1));
+    let unscoped = Request::post("/payments").body(Full::from("amount=5")).unwrap();
+    assert_eq!(ask(&service, unscoped).await.problem(), (500, "unscoped"));
+}
+
+#[tokio::test]
+async fn malformed_key_is_400() {
+    let handler = Handler::default();
+    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    let long = "x".repeat(256);
+    for key in
+        ["", "\"\"", "\"a", "a\"", "\"a\";x=1", "a;x=1", "a, b", "\"a\", \"b\"", "a b", &long]
+    {
+        assert_eq!(ask(&service, pay(key)).await.problem(), (400, "invalid-key"), "{key}");
+    }
+    let mut repeated = pay(UUID);
+    repeated.headers_mut().append("idempotency-key", UUID.parse().unwrap());
+    assert_eq!(ask(&service, repeated).await.problem(), (400, "invalid-key"));
+    assert_eq!(handler.runs(), 0);
+    assert_eq!(ask(&service, pay(&long[1..])).await.run(), (201, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_expires_after_24_hours() {
+    let handler = Handler::default();
+    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    assert_eq!(ask(&service, pay(UUID)).await.run(), (201, 1));
+    tokio::time::advance(Duration::from_secs(86_400 - 1)).await;
+    let again = ask(&service, pay(UUID)).await;
+    assert_eq!((again.run(), again.is_replayed()), ((201, 1), true));
+    tokio::time::advance(Duration::from_secs(2)).await;
+    let new = ask(&service, pay(UUID)).await;
+    assert_eq!((new.run(), new.is_replayed()), ((201, 2), false));
+}
+
+#[tokio::test]
+async fn post_and_patch_are_deduplicated_and_other_methods_are_not() {
+    let handler = Handler::default();
+    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    for (method, is_replayed) in [
+        (Method::POST, true),
+        (Method::PATCH, true),
+        (Method::GET, false),
+        (Method::HEAD, false),
+        (Method::PUT, false),
+        (Method::DELETE, false),
+    ] {
+        let request = || {
+            let request = Request::builder().method(&method).uri("/payments");
+            by(Principal("alice"), request.header("idempotency-key", UUID))
+        };
+        assert!(!ask(&service, request()).await.is_replayed());
+        assert_eq!(ask(&service, request()).await.is_replayed(), is_replayed, "{method}");
+    }
+    assert_eq!(handler.runs(), 2 + 4 * 2);
+}
+
+#[tokio::test]
+async fn request_without_a_scope_is_500_and_does_not_run() {
+    let handler = Handler::default();
+    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
+    let request = Request::post("/payments").header("idempotency-key", UUID);
+    let answer = ask(&service, request.body(Full::from("amount=5")).unwrap()).await;
+    assert_eq!(answer.problem(), (500, "unscoped"));
+    assert_eq!(handler.runs(), 0);
+    assert_eq!(ask(&service, pay(UUID)).await.run(), (201, 1));
+}
+
+#[tokio::test]
+async fn scope_can_be_any_part() {
+    let handler = Handler::default();
+    let scope = key::header("x-tenant").and(principal());
+    let service = DedupLayer::idempotency_key(scope, MemoryAdapter::new());
+    let service = service.layer(payments(&handler));
+    for (tenant, run) in [("one", 1), ("two", 2), ("one", 1)] {
+        let mut request = pay(UUID);
+        request.headers_mut().insert("x-tenant", tenant.parse().unwrap());
+        assert_eq!(ask(&service, request).await.run(), (201, run));
+    }
+    assert_eq!(ask(&service, pay(UUID)).await.problem(), (500, "unscoped"));
+}
+
+/// The client must not take an empty 200 for the response to its request.
+#[tokio::test]
+async fn duplicate_whose_response_was_not_stored_is_500() {
+    let handler = Handler::default();
+    let inner = handler.service().map_response(|response: Response<Body>| {
+        response.map(|_| Full::from(vec![b'x'; 256 * 1024 + 1]))
+    });
+    let layer = layer(MemoryAdapter::new());
+    let service = layer.clone().layer(inner.clone());
+    let first = ask(&service, pay(UUID)).await;
+    assert_eq!((first.status, first.body.len()), (200, 256 * 1024 + 1));
+    assert_eq!(ask(&service, pay(UUID)).await.problem(), (500, "duplicate"));
+    // By choice, a 2xx, which is no problem.
+    let service = layer.duplicate_status(StatusCode::ACCEPTED).layer(inner);
+    let again = ask(&service, pay(UUID)).await;
+    assert_eq!((again.status, again.header(CONTENT_TYPE), again.body.len()), (202, None, 0));
+    assert_eq!(handler.runs(), 1);
+}
+
+#[tokio::test]
+async fn problem_has_type_title_status_and_detail() {
+    let handler = Handler::default();
+    let layer = layer(MemoryAdapter::new());
+    let detail = "Send one Idempotency-Key: a string of 1 to 255 printable ASCII characters in double \
+                  quotes, such as a UUID.";
+    let service = layer.clone().problem_docs(DOCS).layer(payments(&handler));
+    let answer = ask(&service, pay("\"")).await;
+    assert_eq!(
+        serde_json::from_slice::<Value>(&answer.body).unwrap(),
+        json!({
+            "type": "https://api.example.com/docs#invalid-key",
+            "title": "The Idempotency-Key is missing or malformed",
+            "status": 400,
+            "detail": detail,
+        })
+    );
+    // RFC 9457, section 4.2.1: the title of `about:blank` is the status's.
+    let answer = ask(&layer.layer(payments(&handler)), pay("\"")).await;
+    assert_eq!(
+        serde_json::from_slice::<Value>(&answer.body).unwrap(),
+        json!({"type": "about:blank", "title": "Bad Request", "status": 400, "detail": detail})
+    );
+}
+
+/// No answer names the store, its error, the scope, the key or the payload.
+#[tokio::test(start_paused = true)]
+async fn problem_names_nothing_internal() {
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
+    let layer = layer(Arc::clone(&store)).problem_docs(DOCS);
+    let layer = layer.body_limit(100).handler_timeout(Duration::from_secs(1));
+    let service = layer.clone().layer(payments(&handler));
+    let mut answers = Vec::new();
+    for fault in [Fault::Fail, Fault::Hang, Fault::ExecuteAndFail] {
+        store.set(StoreCall::Claim, fault);
+        let answer = ask(&service, pay(UUID)).await;
+        assert_eq!(answer.problem(), (503, "unavailable"));
+        assert_eq!(answer.header(RETRY_AFTER), Some("30"));
+        answers.push(answer);
+    }
+    store.set(StoreCall::Claim, Fault::None);
+    let mut large = pay("large");
+    *large.body_mut() = Full::from("x".repeat(101));
+    answers.push(ask(&service, large).await);
+    assert_eq!(answers[3].problem(), (413, "too-large"));
+    answers.push(ask(&service, by(Principal("alice"), Request::post("/payments"))).await);
+    assert_eq!(answers[4].problem(), (400, "invalid-key"));
+    handler.hold();
+    answers.push(ask(&service, pay("slow")).await);
+    assert_eq!(answers[5].problem(), (504, "handler-timeout"));
+    let strict = layer.require_verified().layer(payments(&handler));
+    answers.push(ask(&strict, pay("unverified")).await);
+    assert_eq!(answers[6].problem(), (500, "unverified"));
+    for answer in answers {
+        let text = String::from_utf8(answer.body.to_vec()).unwrap().to_lowercase();
+        let problem: Value = serde_json::from_slice(&answer.body).unwrap();
+        let members: Vec<_> = problem.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(members, ["detail", "status", "title", "type"]);
+        for word in
+            ["store", "claim", "faulty", "database", "alice", "scope", "amount", "verified", UUID]
+        {
+            // The fragment of the type is the public name of the result.
+            let told = text.replace("#unverified", "");
+            assert!(!told.contains(word), "{word}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn webhook_answers_have_no_problem_details_and_no_mark() {
+    let handler = Handler::default();
+    let layer = DedupLayer::new(provider::STANDARD_WEBHOOKS, MemoryAdapter::new());
+    let service = layer.clone().replay(tower_dedup::Replay::new()).layer(payments(&handler));
+    let request = || Request::post("/").header("webhook-id", "a").body(Full::default()).unwrap();
+    assert_eq!(ask(&service, request()).await.status, 201);
+    let again = ask(&service, request()).await;
+    assert_eq!(again.header("x-dedup-result"), Some("duplicate"));
+    assert!(!again.headers.contains_key("idempotent-replayed"));
+    let missing = ask(&service, Request::post("/").body(Full::default()).unwrap()).await;
+    assert_eq!((missing.status, missing.body.len()), (400, 0));
+    assert!(!missing.headers.contains_key(CONTENT_TYPE));
+    assert!(!missing.headers.contains_key(CONTENT_LANGUAGE));
+
+    let refused = layer.try_problem_docs(DOCS).unwrap_err();
+    assert!(matches!(refused, ConfigError::InvalidSetting { setting: "problem_docs", .. }));
+}
+
+#[tokio::test]
+async fn settings_without_meaning_are_refused() {
+    let layer = layer(MemoryAdapter::new());
+    for url in ["", "not a url", "https://api.example.com/docs#section"] {
+        let refused = layer.clone().try_problem_docs(url).unwrap_err();
+        assert!(matches!(refused, ConfigError::InvalidSetting { setting: "problem_docs", .. }));
+    }
+    assert!(layer.try_problem_docs("/docs/idempotency").is_ok());
+
+    /// A store of keys only.
+    struct Bare(Abilities);
+    impl DedupAdapter for Bare {
+        fn abilities(&self) -> Abilities {
+            self.0
+        }
+        fn claim<'a>(
+            &'a self,
+            _: &'a [DedupKey],
+            _: &'a CallTerms,
+        ) -> StoreFuture<'a, Vec<Claimed>> {
+            unreachable!()
+        }
+        fn release<'a>(
+            &'a self,
+            _: &'a [DedupKey],
+            _: &'a CallTerms,
+        ) -> StoreFuture<'a, Vec<Released>> {
+            unreachable!()
+        }
+    }
+    let mut leases = Abilities::new();
+    leases.leases = true;
+    for abilities in [Abilities::new(), leases] {
+        let refused = DedupLayer::try_idempotency_key(principal(), Bare(abilities)).unwrap_err();
+        assert!(matches!(refused, ConfigError::UnsupportedByAdapter(_)), "{refused:?}");
+    }
+}
