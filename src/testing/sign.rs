@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::Request;
+use http_body::Body;
 use http_body_util::{BodyExt, Full};
 
 use crate::provider::Preset;
@@ -14,8 +15,11 @@ use crate::provider::Preset;
 /// `secret` is the secret of [`Preset::verifier`]. For SendGrid it is the private key, as 64 hexadecimal
 /// digits. A retry of a sender that signs the time has a new signature: sign each copy.
 ///
+/// The body must be there at once, as that of [`request`](super::request) or an axum `Body` made from a
+/// string is.
+///
 /// Panics if the crate knows no scheme of the sender, if the sender signs the public URL
-/// ([`sign_at`] takes it), or if the secret is malformed.
+/// ([`sign_at`] takes it), if the secret is malformed, or if the body is a stream.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -37,7 +41,10 @@ use crate::provider::Preset;
 /// # }).unwrap();
 /// ```
 #[must_use]
-pub fn sign(request: Request<Full<Bytes>>, preset: Preset, secret: &str) -> Request<Full<Bytes>> {
+pub fn sign<R>(request: Request<R>, preset: Preset, secret: &str) -> Request<Full<Bytes>>
+where
+    R: Body<Data = Bytes>,
+{
     signed(request, preset, None, secret)
 }
 
@@ -45,29 +52,36 @@ pub fn sign(request: Request<Full<Bytes>>, preset: Preset, secret: &str) -> Requ
 ///
 /// `public_url` is the URL of [`Preset::verifier_at`]: without the path of the request.
 #[must_use]
-pub fn sign_at(
-    request: Request<Full<Bytes>>,
+pub fn sign_at<R>(
+    request: Request<R>,
     preset: Preset,
     public_url: &str,
     secret: &str,
-) -> Request<Full<Bytes>> {
+) -> Request<Full<Bytes>>
+where
+    R: Body<Data = Bytes>,
+{
     signed(request, preset, Some(public_url), secret)
 }
 
-fn signed(
-    request: Request<Full<Bytes>>,
+fn signed<R>(
+    request: Request<R>,
     preset: Preset,
     public_url: Option<&str>,
     secret: &str,
-) -> Request<Full<Bytes>> {
+) -> Request<Full<Bytes>>
+where
+    R: Body<Data = Bytes>,
+{
     let name = preset.name();
     let Some(scheme) = preset.scheme() else {
         panic!("there is no signature scheme for `{name}`");
     };
     let (head, body) = request.into_parts();
-    // A `Full` is ready at once and cannot fail.
-    let body = body.collect().now_or_never().and_then(Result::ok).unwrap_or_default().to_bytes();
-    let request = Request::from_parts(head, body);
+    let Some(Ok(body)) = body.collect().now_or_never() else {
+        panic!("the body of the request is not there at once");
+    };
+    let request = Request::from_parts(head, body.to_bytes());
     match scheme.sign(secret, public_url, SystemTime::now(), request) {
         Ok(request) => request.map(Full::from),
         Err(error) => panic!("the request of `{name}` cannot be signed: {error}"),
