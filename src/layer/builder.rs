@@ -242,7 +242,8 @@ impl<L> DedupLayer<L> {
         valid(self.try_body_timeout(time))
     }
 
-    /// Sets how long a key is remembered, from its first delivery on.
+    /// Sets how long a key is remembered. The time counts from the key's last claim: every attempt
+    /// claims it again.
     ///
     /// A retention below the preset's floor (the time in which its sender may deliver an event
     /// again) is used, and a warning is logged.

@@ -12,7 +12,8 @@
 //! # What happens if a future is dropped?
 //!
 //! - *The caller's future*, because the client hangs up: nothing. The delivery runs in its own task,
-//!   and no one drops it.
+//!   and no one drops it. A request that is not deduplicated has no [`Run`]: the inner service's future is
+//!   dropped with the caller's.
 //! - *The handler's future*, because it runs longer than `handler_timeout`, or panics: `call_handler`
 //!   drops it before step 5. Step 5 then rolls the claim back.
 //! - *The delivery itself*, because the runtime shuts down: a caller that still waits answers 503. The
@@ -82,8 +83,8 @@ where
     ) -> impl Future<Output = Ending<ResBody, S::Error>> {
         async move {
             let running = self.service.config.meters.running();
-            // A panic of an adapter or an extension counts as a panic of the handler. The dropped claim
-            // is released.
+            // A panic in `success_when`, in an extension or in a response body counts as a panic of the
+            // handler. The dropped claim is released. The ledger catches the panics of an adapter.
             let (outcome, ending) = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
                 Ok(ended) => ended,
                 Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),

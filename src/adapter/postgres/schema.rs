@@ -83,7 +83,8 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
 /// Returns the migration as one message: one implicit transaction, without a `BEGIN` that could stay
 /// open.
 pub(super) fn migration(name: &TableName) -> String {
-    // Nobody looks for a schema again that was found once, so a crash must not take it away.
+    // A crash of the server must not remove a table that a process has found: the role of that process
+    // may lack the right to make it again.
     let durable = format!("SELECT {}", Durability::Synchronous.setting());
     let lock = render(include_str!("sql/migration_lock.sql"), &[]);
     let statements = [lock, durable].into_iter().chain(create_sql(name));

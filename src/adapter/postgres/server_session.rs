@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::connections::{Connections, FoundTable, Guard, LONGEST_PAUSE, pauses};
+use crate::observe::chain;
 
 /// The statement that begins a transaction. Its tag distinguishes the session from others.
 pub(super) const BEGIN: &str = "/* tower-dedup */ BEGIN";
@@ -56,7 +57,11 @@ async fn terminate(
             Ok(FoundTable::Nothing) => break,
             Ok(FoundTable::Commits) => {}
             Err(error) if start.elapsed() > LOOK_FOR || connections.is_closed() => {
-                tracing::warn!(%error, "could not terminate the session of a lost transaction");
+                tracing::warn!(
+                    target: "tower_dedup",
+                    error = chain(&error),
+                    "could not terminate the session of a lost transaction"
+                );
                 return;
             }
             Err(_) => {}

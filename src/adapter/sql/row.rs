@@ -1,11 +1,12 @@
 //! The meaning of a row, and the replies that follow from it.
 //!
-//! A row is
+//! The first rule that applies decides the state of a row:
 //!
-//! - *complete* if `completed_at` is set,
-//! - *leased* if it is not complete, `token` is set and `lease_until` is in the future,
-//! - *lapsed* if `lease_until` has passed, *released* if `token` is null,
-//! - *expired* if `expires_at` has passed and it is not leased.
+//! 1. *leased*: `completed_at` is null, `token` is set, and `lease_until` is in the future.
+//! 2. *expired*: `expires_at` has passed.
+//! 3. *complete*: `completed_at` is set.
+//! 4. *lapsed*: `token` is set.
+//! 5. *released*: `token` is null.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -69,7 +70,7 @@ impl StoredColumns {
     }
 }
 
-/// The state of a row: the rule above. The statements say the same in SQL.
+/// The state of a row: the rules above. The statements say the same in SQL.
 enum RowState {
     Complete,
     Leased,
