@@ -40,7 +40,7 @@ use super::answer::{DedupResult, Ending};
 use super::body::{Buffered, ResponseBody, buffer_response};
 use super::config::ServiceState;
 use super::gate::{NotAdmitted, Permit, release_readiness};
-use super::paths::{HANDLED, Path};
+use super::paths::{LAST_PATHS, Path};
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
 use super::report::ReportFields;
 use crate::adapter::{Payloads, StoredResponse};
@@ -118,7 +118,7 @@ where
             Ok(Begin::InFlight) => policy == OnInFlight::Acknowledge,
             Ok(Begin::First { .. }) | Err(_) => false,
         };
-        if is_acknowledged && HANDLED.is_elsewhere(self.keys.first(), self.path) {
+        if is_acknowledged && LAST_PATHS.is_elsewhere(self.keys.first(), self.path) {
             self.service.config.meters.handled_on_another_path(self.keys.first());
         }
         match begun {
@@ -207,7 +207,7 @@ where
         let delivery = claim.delivery().clone();
         // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
         // path is a duplicate from now on.
-        delivery.keys().for_each(|key| HANDLED.insert(key, self.path));
+        delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
         self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         // The response to a HEAD has no body, where the response to a GET has one.
         let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
@@ -245,7 +245,7 @@ where
             let body = std::mem::take(&mut self.body);
             let mut request = Request::from_parts(head, B::from(body));
             let delivery = claim.delivery().clone();
-            delivery.belongs_to(&self.keys);
+            delivery.set_request(&self.keys);
             request.extensions_mut().insert(delivery);
             claim.attach(request.extensions_mut());
             self.inner.call(request)

@@ -221,7 +221,7 @@ impl Ledger for OnArrival {
 
 impl FailOpen for OnArrival {}
 
-/// A delivery whose keys are permanent: there is nothing to commit or to roll back.
+/// The claim of a delivery whose keys are permanent: there is nothing to commit or to roll back.
 #[derive(Debug)]
 pub struct ArrivalClaim {
     delivery: Delivery,

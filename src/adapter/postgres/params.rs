@@ -164,7 +164,7 @@ impl KeyIndexes {
     pub(super) fn of_rows(&self, rows: Vec<PgRow>) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            // A claim in a transaction that existing nothing returns a row without a key.
+            // A claim in a transaction that claims nothing returns a row without a key.
             let Some(Uuid(hash)) = row.try_get(0)? else { continue };
             let hash = u128::from_be_bytes(hash);
             if let Ok(at) = self.0.binary_search_by_key(&hash, |(hash, _)| *hash) {

@@ -177,16 +177,17 @@ impl<'c> Layout<'c> {
     /// `part` are the indexes of calls of one kind.
     fn new(calls: &'c [Call], part: &[usize]) -> Self {
         let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
-        let mut named: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
+        let mut sorted: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
         for (index, call) in calls.iter().enumerate() {
             let keys = call.hashes.iter().zip(&call.keys).enumerate();
-            named.extend(keys.map(|(at, (hash, key))| (*hash, key, index, at)));
+            sorted.extend(keys.map(|(at, (hash, key))| (*hash, key, index, at)));
         }
         // The first call of those that name a key comes first.
-        named.sort_unstable();
-        let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(named.len());
-        let mut of: Vec<_> = calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
-        for (hash, key, call, at) in named {
+        sorted.sort_unstable();
+        let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(sorted.len());
+        let mut named: Vec<_> =
+            calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
+        for (hash, key, call, at) in sorted {
             let terms = &calls[call].terms;
             let is_first = match rows.last_mut() {
                 Some(last) if last.key == key => {
@@ -198,10 +199,10 @@ impl<'c> Layout<'c> {
             if is_first {
                 rows.push(RowCall::new(key, hash, terms));
             }
-            of[call][at] = (rows.len() - 1, is_first);
+            named[call][at] = (rows.len() - 1, is_first);
         }
         let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
-        Self { kind, rows: Rows { rows, is_batch: true }, calls, named: of }
+        Self { kind, rows: Rows { rows, is_batch: true }, calls, named }
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
@@ -242,8 +243,7 @@ async fn execute_rows<D: Dialect>(
     }
     let mut rounds = Rounds::new(kind, rows);
     let deadline = Instant::now() + SPLIT_TIME;
-    match claim_with_fallback(dialect, &mut rounds, reads_first && kind.is_claim(), deadline).await
-    {
+    match run_rounds(dialect, &mut rounds, reads_first && kind.is_claim(), deadline).await {
         Ok(()) => {
             if kind.is_claim() {
                 dialect.note_known_rows(rounds.known, rows.len());
@@ -251,7 +251,7 @@ async fn execute_rows<D: Dialect>(
             Ok(rounds.finish())
         }
         Err(error) => {
-            // `claim_with_fallback` has split claims already.
+            // `run_rounds` has split claims already.
             let is_row_error =
                 D::is_row_error(&error) && !(kind.is_claim() && D::is_locked(&error));
             let error = dialect.error(kind.context(), error);
@@ -273,7 +273,7 @@ fn updated_reply(kind: Kind, updated: bool) -> RowReply {
 /// Runs the rounds; those of a claim around rows that an open transaction holds: rule 4.
 ///
 /// Boxed, because it calls itself with a part of the rows.
-fn claim_with_fallback<'a, D: Dialect>(
+fn run_rounds<'a, D: Dialect>(
     dialect: &'a mut D,
     rounds: &'a mut Rounds<'_, '_>,
     reads_first: bool,
@@ -308,7 +308,7 @@ async fn claim_unlocked<D: Dialect>(
     for indexes in indexes.chunks(indexes.len().div_ceil(parts).max(1)) {
         let rows = rounds.rows.select(indexes);
         let mut part = Rounds::new(rounds.kind, &rows);
-        let ran = claim_with_fallback(dialect, &mut part, reads_first, deadline).await;
+        let ran = run_rounds(dialect, &mut part, reads_first, deadline).await;
         rounds.has_written |= part.has_written;
         rounds.known += part.known;
         ran?;

@@ -40,7 +40,8 @@ pub(in crate::adapter) trait RowStatements: Send {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Written>, sqlx::Error>> + Send;
 
-    /// Claims existing rows that are free. Returns the reply for each row that it wrote.
+    /// Claims existing rows that are free; may also insert rows that are missing. Returns the reply for
+    /// each row that it wrote.
     fn claim_existing(
         &mut self,
         kind: Kind,

@@ -90,7 +90,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
 }
 
 /// Returns rows that were read in the order of their keys, of which there are so many.
-pub(super) fn read_rows(
+pub(super) fn rows_in_order(
     keys: usize,
     rows: &[SqliteRow],
     fetch: Fetch,

@@ -136,18 +136,18 @@ impl Lease {
 
     /// Completes in the background the events that a failed handler marked as done. Until then their
     /// lease is renewed.
-    fn spawn_complete_done(&self, done: &[DedupKey], of: &HeldLease) {
+    fn spawn_complete_done(&self, done: &[DedupKey], held: &HeldLease) {
         if done.is_empty() {
             return;
         }
-        let (terms, delivery) = (of.terms.clone(), of.delivery.clone());
+        let (terms, delivery) = (held.terms.clone(), held.delivery.clone());
         let keys = done.to_vec().into();
-        let lease = HeldLease::new(keys, terms.clone(), of.store_timeout, delivery.clone());
+        let lease = HeldLease::new(keys, terms.clone(), held.store_timeout, delivery.clone());
         lease.mark_handler_ended();
         // The caller runs no handler, so it need not yield.
         let (renewal, _) =
             self.renewals.start_renewal(&self.adapter, Arc::new(lease), Instant::now());
-        self.spawn_complete(done, terms, of.store_timeout, renewal, Some(delivery));
+        self.spawn_complete(done, terms, held.store_timeout, renewal, Some(delivery));
     }
 
     /// Returns the release of these keys, which ends when the lease would have lapsed.
@@ -250,7 +250,7 @@ fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
     }
 }
 
-/// A delivery under a lease.
+/// The claim of a delivery under a lease.
 ///
 /// If it is dropped, its end continues in the background. A success is completed. Otherwise events that
 /// are marked as done are completed, and the others are released.
