@@ -43,7 +43,7 @@ use crate::ledger::{
 ///
 /// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer,
 /// it starts no task for the handler. The handler runs in the caller's task, so the caller bounds
-/// how many run at once. A setter panics on a value without meaning; its `try_` variant returns a
+/// how many run at once. A setter panics on an invalid value; its `try_` variant returns a
 /// [`ConfigError`] instead.
 ///
 /// # Clone
@@ -59,7 +59,7 @@ use crate::ledger::{
 ///   failure. On arrival, an event whose handler has started is lost. An event that the handler has
 ///   [marked](Delivery::mark_done) stays complete.
 /// - dropped while a success is completed: the keys become complete. In a transaction, the COMMIT
-///   decides; the next `run` finds out.
+///   decides; the next `run` is a duplicate, or runs the handler.
 /// - dropped while a failure is released: the keys are released.
 ///
 /// # Example

@@ -293,7 +293,7 @@ pub enum ConfigError {
     /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and must not start
     /// with `sqlite_`.
     InvalidIdentifier,
-    /// A setting has a value without meaning.
+    /// A setting has an invalid value.
     #[non_exhaustive]
     InvalidSetting {
         /// The name of the setter.
@@ -332,7 +332,7 @@ pub enum ConfigError {
 /// The rule of a setting that must be longer than zero.
 pub(crate) const NOT_ZERO: &str = "longer than zero";
 
-/// Refuses a setting without meaning.
+/// Refuses an invalid setting.
 pub(crate) fn check(
     is_valid: bool,
     setting: &'static str,
@@ -345,7 +345,7 @@ pub(crate) fn check(
 ///
 /// # Panics
 ///
-/// Panics for a setting without meaning, and names the caller of the setter.
+/// Panics for an invalid setting, and names the caller of the setter.
 #[track_caller]
 pub(crate) fn valid<T>(set: Result<T, ConfigError>) -> T {
     // `#[track_caller]` would report the place of a closure.

@@ -53,8 +53,9 @@ use crate::observe;
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
-/// A setter panics on a value without meaning. Its `try_` variant returns a [`ConfigError`](crate::ConfigError) instead,
-/// for values from a file. No setter changes a value silently.
+/// A setter panics on an invalid value. Its `try_` variant returns a
+/// [`ConfigError`](crate::ConfigError) instead, for values from a file. No setter changes a value
+/// silently.
 ///
 /// # Where it goes
 ///

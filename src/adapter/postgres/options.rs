@@ -76,9 +76,9 @@ impl PostgresOptions {
 
     /// Sets how concurrent calls are sent together; [`Batching::off`] sends each on its own.
     ///
-    /// Batches have connections of their own, beside those of the pool and with its options: one for
-    /// each lane, and by default two lanes for each runtime. A connection is opened when it is needed;
-    /// twice as many while batches take longer than 500 ms.
+    /// Batches use connections beside the pool, with the options of the pool. Each runtime has one
+    /// connection per lane: 2 by default, and up to 4 while batches take longer than 500 ms. A
+    /// connection is opened when a batch needs it.
     pub fn batching(mut self, batching: Batching) -> Self {
         self.batching = batching;
         self
