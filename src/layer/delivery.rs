@@ -77,7 +77,7 @@ where
     ResBody: Body<Data = Bytes>,
 {
     /// Runs the delivery to its end and reports it.
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(super) fn to_the_end(
         mut self: Box<Self>,
     ) -> impl Future<Output = Ending<ResBody, S::Error>> {
@@ -186,12 +186,12 @@ where
             // Closed, whatever the policy: another delivery runs this event, so an error of the store
             // must not start it unprotected.
             let begun = self.begin(OnUnavailable::Closed).await;
-            let is_open = service.config.on_unavailable == OnUnavailable::Open;
-            let is_past = Instant::now() >= deadline;
-            match begun {
-                Err(_) if is_past && is_open => return Waited::Begun(Ok(Begin::InFlight)),
-                Ok(Begin::InFlight) | Err(_) if !is_past => {}
-                begun => return Waited::Begun(begun),
+            let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
+            let may_wait_longer = Instant::now() < deadline;
+            if !(is_undecided && may_wait_longer) {
+                let is_open = service.config.on_unavailable == OnUnavailable::Open;
+                let begun = if begun.is_err() && is_open { Ok(Begin::InFlight) } else { begun };
+                return Waited::Begun(begun);
             }
             self.permit = None;
             release_readiness(&mut self.inner);
@@ -373,7 +373,7 @@ async fn store_response<ResBody: Body<Data = Bytes>>(
 }
 
 /// Commits the claim of a handler that succeeded, and rolls back any other.
-#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+#[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
 fn settle<C: Claim>(
     outcome: Outcome,
     claim: C,

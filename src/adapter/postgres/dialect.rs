@@ -205,6 +205,7 @@ pub(super) fn rows_in_order(
 
 /// Returns the reply of a row that a completion wrote: its key, attempts and token.
 fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
+    // By position, in the order of RETURNING in `sql/complete_*.sql`.
     let attempts: i32 = row.try_get(1)?;
     let token: Option<Uuid> = row.try_get(2)?;
     Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))

@@ -9,8 +9,9 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 
 use super::super::sql::Batching;
+use super::super::sql::statement::render;
 use super::super::sql::{Identifier, checked_timeout, take_identifiers};
-use super::schema::{Durability, TableName};
+use super::schema::TableName;
 use crate::error::{ConfigError, valid};
 
 /// The parameters by which libpq chooses between servers.
@@ -151,4 +152,24 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
         return Err(ConfigError::SeveralHosts);
     }
     Ok(options)
+}
+
+/// How durable a statement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Durability {
+    Synchronous,
+    Asynchronous,
+}
+
+impl Durability {
+    /// Returns an expression that sets `synchronous_commit` for the transaction.
+    ///
+    /// `remote_apply` is stronger than `on` and stays. `local` and `remote_write` do not wait until a
+    /// synchronous standby has the commit on its disk.
+    pub(super) fn setting(self) -> String {
+        match self {
+            Self::Synchronous => render(include_str!("sql/durable.sql"), &[]),
+            Self::Asynchronous => "set_config('synchronous_commit', 'off', true)".to_owned(),
+        }
+    }
 }

@@ -380,13 +380,14 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
             StoredColumns::new(row.try_get("payload_sha256")?, response)
         }
     };
+    // By position, in the order of `sql/get.sql` and `sql/read*.sql`: a lookup by name costs more.
     let token: Option<Uuid> = row.try_get(1)?;
     let attempts: i32 = row.try_get(2)?;
     Ok(Row {
         token: token.map(|token| token.0),
         attempts: attempts.into(),
         takeover: row.try_get(3)?,
-        first_seen_at: time(4)?,
+        first_seen_at: Some(time(4)?),
         completed_at: maybe(5)?,
         expires_at: time(6)?,
         lease_until: maybe(7)?,
@@ -398,6 +399,7 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
 
 /// Returns the reply of a row that a claim wrote: its key, attempts and takeover.
 pub(super) fn claimed_row(row: &PgRow) -> Result<Claimed, sqlx::Error> {
+    // By position, in the order of RETURNING in `sql/*claim*.sql`.
     let attempts: i32 = row.try_get(1)?;
     Ok(Claimed::first(attempt(attempts.into()), row.try_get(2)?))
 }

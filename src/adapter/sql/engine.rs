@@ -17,8 +17,6 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use futures_util::future::BoxFuture;
-
 use super::super::replies::{Claimed, Forgotten, Released, Renewed};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
@@ -251,7 +249,7 @@ async fn execute_rows<D: Dialect>(
             Ok(rounds.finish())
         }
         Err(error) => {
-            // `run_rounds` has split claims already.
+            // `run_rounds` has split locked claims already.
             let is_row_error =
                 D::is_row_error(&error) && !(kind.is_claim() && D::is_locked(&error));
             let error = dialect.error(kind.context(), error);
@@ -271,52 +269,67 @@ fn updated_reply(kind: Kind, updated: bool) -> RowReply {
 }
 
 /// Runs the rounds; those of a claim around rows that an open transaction holds: rule 4.
-///
-/// Boxed, because it calls itself with a part of the rows.
-fn run_rounds<'a, D: Dialect>(
-    dialect: &'a mut D,
-    rounds: &'a mut Rounds<'_, '_>,
-    reads_first: bool,
-    deadline: Instant,
-) -> BoxFuture<'a, Result<(), sqlx::Error>> {
-    Box::pin(async move {
-        let Err(error) = rounds.run(dialect, reads_first).await else { return Ok(()) };
-        if !rounds.kind.is_claim() || !D::is_locked(&error) {
-            return Err(error);
-        }
-        match rounds.unanswered().len() {
-            // The open transaction holds this one.
-            0 | 1 => Ok(()),
-            _ if Instant::now() >= deadline => Err(error),
-            _ => claim_unlocked(dialect, rounds, reads_first, deadline).await,
-        }
-    })
-}
-
-/// Claims the unanswered rows that no transaction of this crate holds.
-async fn claim_unlocked<D: Dialect>(
+async fn run_rounds<D: Dialect>(
     dialect: &mut D,
     rounds: &mut Rounds<'_, '_>,
     reads_first: bool,
     deadline: Instant,
 ) -> Result<(), sqlx::Error> {
-    let unanswered = rounds.unanswered();
-    let held = dialect.held_by_transactions(rounds.rows).await?;
-    let indexes: Vec<usize> = unanswered.iter().copied().filter(|index| !held[*index]).collect();
-    // If no row is known to be held, a transaction of another program holds one: smaller parts find it.
-    let parts = if indexes.len() == unanswered.len() { PARTS } else { 1 };
-    for indexes in indexes.chunks(indexes.len().div_ceil(parts).max(1)) {
-        let rows = rounds.rows.select(indexes);
+    let Err(error) = rounds.run(dialect, reads_first).await else { return Ok(()) };
+    // The last part is the next one to send.
+    let mut parts = split_locked(dialect, rounds, rounds.unanswered(), error, deadline).await?;
+    while let Some(indexes) = parts.pop() {
+        let rows = rounds.rows.select(&indexes);
         let mut part = Rounds::new(rounds.kind, &rows);
-        let ran = run_rounds(dialect, &mut part, reads_first, deadline).await;
+        let ran = part.run(dialect, reads_first).await;
         rounds.has_written |= part.has_written;
         rounds.known += part.known;
-        ran?;
-        for (index, reply) in indexes.iter().zip(part.finish()) {
-            rounds.replies[*index] = Some(reply);
+        let unanswered = part.unanswered().into_iter().map(|at| indexes[at]).collect();
+        for (index, reply) in indexes.iter().zip(part.replies) {
+            rounds.replies[*index] = reply;
+        }
+        if let Err(error) = ran {
+            parts.extend(split_locked(dialect, rounds, unanswered, error, deadline).await?);
         }
     }
     Ok(())
+}
+
+/// Returns the parts in which to send the unanswered rows of a claim again that failed with `error`,
+/// without the rows that a transaction of this crate holds. A row without a reply is in flight.
+///
+/// # Errors
+///
+/// `error`, if no open transaction caused it, or after the deadline.
+async fn split_locked<D: Dialect>(
+    dialect: &mut D,
+    rounds: &Rounds<'_, '_>,
+    unanswered: Vec<usize>,
+    error: sqlx::Error,
+    deadline: Instant,
+) -> Result<Vec<Vec<usize>>, sqlx::Error> {
+    if !rounds.kind.is_claim() || !D::is_locked(&error) {
+        return Err(error);
+    }
+    // A statement of one row: the open transaction holds this row.
+    if unanswered.len() <= 1 {
+        return Ok(Vec::new());
+    }
+    if Instant::now() >= deadline {
+        return Err(error);
+    }
+    let held = dialect.held_by_transactions(&rounds.rows.select(&unanswered)).await?;
+    let all = unanswered.len();
+    let free: Vec<usize> = unanswered
+        .into_iter()
+        .zip(held)
+        .filter(|(_, held)| !held)
+        .map(|(index, _)| index)
+        .collect();
+    // If no row is known to be held, a transaction of another program holds one: smaller parts find it.
+    let parts = if free.len() == all { PARTS } else { 1 };
+    let size = free.len().div_ceil(parts).max(1);
+    Ok(free.chunks(size).rev().map(<[usize]>::to_vec).collect())
 }
 
 /// Forgets a key, unless a live lease or an open transaction holds it.

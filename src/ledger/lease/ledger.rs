@@ -113,7 +113,7 @@ impl Lease {
             terms,
             store_timeout,
             bound: COMPLETION_BOUND,
-            not_held_grace: COMPLETION_BOUND,
+            not_held_grace: None,
         };
         let stored_data_for = |key: &_| job.terms.stored_data_for(key);
         let pending = self.completing.add_with(Arc::clone(&job.keys), stored_data_for);
@@ -202,7 +202,7 @@ impl Ledger for Lease {
         let replies = match replies {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) && pending.is_empty() => {
-                release.cancel();
+                release.disarm();
                 observe::unprotected(keys.first(), &error);
                 let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let lease = HeldLease::new(flat.clone(), terms.clone(), store_timeout, delivery);
@@ -215,7 +215,7 @@ impl Ledger for Lease {
             }
         };
         // The next `.await` comes after the claim holds the keys.
-        release.cancel();
+        release.disarm();
         drop(release);
         let states = states(&flat, replies, pending, |stored| {
             KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
