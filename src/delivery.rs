@@ -200,7 +200,8 @@ impl Delivery {
     pub fn mark_done(&self, key: &DedupKey) -> bool {
         let marks = self.0.protection != Protection::Transactional && self.runs(key);
         if marks {
-            self.marked().insert(key.clone());
+            let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
+            done.insert(key.clone());
         }
         marks
     }
