@@ -25,11 +25,12 @@ use crate::ledger::{
     deadline_in, poll_delays,
 };
 
-/// Runs the handler of each event until it has succeeded once, under a [ledger](crate::ledger).
+/// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
-/// The ledger decides how often the handler of one event succeeds. Under a lease: at least once,
-/// and once while no process and no store dies. On arrival: at most once. In a transaction: the
-/// handler's writes there take effect exactly once.
+/// It runs the handler once a call and repeats nothing: the caller delivers a failed event again. The
+/// [ledger](crate::ledger) decides how often one event takes effect. Under a lease: at least once, and
+/// once while no process and no store dies. On arrival: at most once. In a transaction: exactly once,
+/// for the handler's writes there.
 ///
 /// | setting | default |
 /// |---|---|
@@ -42,7 +43,7 @@ use crate::ledger::{
 ///
 /// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer,
 /// it starts no task for the handler. The handler runs in the caller's task, so the caller bounds
-/// how many run at once. A setter panics on a value without meaning; its `try_` variant returns a
+/// how many run at once. A setter panics on an invalid value; its `try_` variant returns a
 /// [`ConfigError`] instead.
 ///
 /// # Clone
@@ -58,7 +59,7 @@ use crate::ledger::{
 ///   failure. On arrival, an event whose handler has started is lost. An event that the handler has
 ///   [marked](Delivery::mark_done) stays complete.
 /// - dropped while a success is completed: the keys become complete. In a transaction, the COMMIT
-///   decides; the next `run` finds out.
+///   decides; the next `run` is a duplicate, or runs the handler.
 /// - dropped while a failure is released: the keys are released.
 ///
 /// # Example
@@ -137,7 +138,8 @@ impl<L: Ledger> Deduplicator<L> {
         Self { ledger: Arc::new(ledger), settings: Settings::default() }
     }
 
-    /// Sets how long a key is remembered, from its first claim on.
+    /// Sets how long a key is remembered. The time counts from the key's last claim: every attempt
+    /// claims it again.
     ///
     /// # Panics
     ///

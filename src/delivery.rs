@@ -81,7 +81,7 @@ impl Delivery {
 
     /// Sets the request that this delivery belongs to. Idempotency keys are derived from all events
     /// of the request, including events that do not run.
-    pub(crate) fn belongs_to(&self, request: &Keys) {
+    pub(crate) fn set_request(&self, request: &Keys) {
         if let events @ [_, _, ..] = request.events() {
             self.0.request.get_or_init(|| events.iter().map(shared_name).cloned().collect());
         }
@@ -298,7 +298,7 @@ mod tests {
         let derived = |run: &[&str]| {
             let run = run.iter().map(|id| event(id)).collect();
             let delivery = Delivery::new(run, 1, false, Protection::Claimed);
-            delivery.belongs_to(&request);
+            delivery.set_request(&request);
             delivery.idempotency_key("charge")
         };
         // Pinned.
@@ -312,7 +312,7 @@ mod tests {
         let twice = Keys::new(vec![event("a"), event("a")]).unwrap();
         let delivery = delivery("a");
         let alone = delivery.idempotency_key("charge");
-        delivery.belongs_to(&twice);
+        delivery.set_request(&twice);
         assert_eq!(delivery.idempotency_key("charge"), alone);
     }
 

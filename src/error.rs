@@ -42,15 +42,15 @@ pub enum ErrorKind {
     Unavailable,
     /// The store did not reply in time. The outcome is unknown.
     Timeout,
-    /// The store refused the operation: it is read-only, or locked by another process. Nothing was
-    /// stored.
+    /// The store has certainly not executed the call, for a reason that no other kind names. For
+    /// example, it is read-only, or another process locks it. Nothing was stored.
     Refused,
     /// The store is at its capacity and does not evict live keys. Nothing was stored.
     Full,
     /// Too many calls are queued, so that this call was not sent. Nothing was stored.
     Overloaded,
-    /// The store returned data that this version cannot read. It has executed the call: a claim that
-    /// fails with this kind is not granted later.
+    /// The store returned data that this version cannot read. It has executed the call, so it claims no
+    /// further key for this call later. Which keys it claimed is unknown.
     Corrupt,
     /// The handler ended, broke or kept the transaction that the layer lent it. Only the events that
     /// it had marked as done before may be committed.
@@ -106,7 +106,8 @@ impl Error {
 
     /// Marks the outcome as unknown, because the operation may be executed in part.
     ///
-    /// The outcome of [`ErrorKind::Corrupt`] is unknown already, and a layer must not fail open after it.
+    /// [`ErrorKind::Corrupt`] stays: which keys were claimed is unknown already, and a layer must not fail
+    /// open after it.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[must_use]
     pub(crate) fn with_unknown_outcome(mut self) -> Self {
@@ -300,7 +301,7 @@ pub enum ConfigError {
     /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and must not start
     /// with `sqlite_`.
     InvalidIdentifier,
-    /// A setting has a value without meaning.
+    /// A setting has an invalid value.
     #[non_exhaustive]
     InvalidSetting {
         /// The name of the setter.
@@ -339,7 +340,7 @@ pub enum ConfigError {
 /// The rule of a setting that must be longer than zero.
 pub(crate) const NOT_ZERO: &str = "longer than zero";
 
-/// Refuses a setting without meaning.
+/// Refuses an invalid setting.
 pub(crate) fn check(
     is_valid: bool,
     setting: &'static str,
@@ -352,7 +353,7 @@ pub(crate) fn check(
 ///
 /// # Panics
 ///
-/// Panics for a setting without meaning, and names the caller of the setter.
+/// Panics for an invalid setting, and names the caller of the setter.
 #[track_caller]
 pub(crate) fn valid<T>(set: Result<T, ConfigError>) -> T {
     // `#[track_caller]` would report the place of a closure.

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `outcome` | see below |
 //! | `namespace`, `id` | the first key; `id` is the first 16 hex digits of its SHA-256, or the id itself by choice ([`LogIds`](crate::LogIds)) |
-//! | `keys` | the number of events in the delivery |
+//! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
 //! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |
 //! | `status` | the status of the response |
@@ -25,7 +25,7 @@
 //! | `uncommitted` | error | the handler succeeded, but the ledger could not commit |
 //! | `partial` | info | a multi-event delivery: the new events are complete; other deliveries still run the rest |
 //! | `duplicate` | info | every event is complete; the handler did not run |
-//! | `in_flight` | info | another delivery of the event ran for longer than the wait |
+//! | `in_flight` | info | another delivery runs the event, or may run it; the handler did not run |
 //! | `mismatch` | warn | the id is complete with another payload, and the layer [compares](crate::DedupLayer::compare_payload) payloads |
 //! | `broken_response` | error | the body of a response to be stored ended in an error; the key is free for the retry |
 //! | `unavailable` | warn | the store did not reply in time, or returned an error |
@@ -36,7 +36,7 @@
 //! | `unscoped` | error | a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside has set it |
 //! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs |
 //!
-//! More records name an event by the hash of its id:
+//! Other records, with the same target. A record about one event names it by the hash of its id:
 //!
 //! | message begins with | level | meaning |
 //! |---|---|---|
@@ -51,11 +51,21 @@
 //! | `response not stored` | warn | duplicates of this event get an empty response |
 //! | `completed in the background` | info | a store call succeeded after its delivery had ended |
 //! | `gave up in the background` | error | such a call never succeeded |
+//! | `gave up at once` | error | such a call was not started: too many are pending, or the runtime has ended |
+//! | `a handler panicked after its client had gone` | error | no caller is left that the panic could reach |
+//! | `the events that the handler marked` | warn | a handler failed after [`mark_done`](crate::Delivery::mark_done), and the outcome of the COMMIT of its marked events is unknown |
+//! | `the retention is shorter` | warn | a layer is built, and the retention is below the preset's floor |
 //! | `purged` | debug | expired keys were deleted |
 //! | `purging failed` | warn | a round of the purger failed |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | error | a handler's argument, `Delivery` or `DedupTx`, is not in its request |
+//! | `could not terminate the session` | warn | Postgres: the server may hold the key of a lost transaction until its own keepalive ends the session |
+//! | `the SQLite file was deleted or replaced` | error | every call is refused until the file is back |
+//! | `the SQLite file is back` | warn | calls are no longer refused |
+//! | `the table of the SQLite store is gone` | warn | the table is made again, without its keys |
+//! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
+//! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
 //!
 //! # Metrics
 //!
@@ -436,7 +446,7 @@ pub(crate) fn marks_not_committed(key: &DedupKey, error: &Error) {
         WARN,
         key,
         error = chain(error),
-        "the events that the handler marked as done may not be committed: the retry finds out"
+        "the events that the handler marked as done may not be committed"
     );
 }
 

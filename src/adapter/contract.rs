@@ -134,11 +134,13 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///   always a [`Duplicate`](Claimed::Duplicate). A claim that is repeated with the token of the
     ///   incomplete row returns the same reply, and starts the lease again.
     /// - [`Permanence::OnClaim`]: the key is complete at once, and the store holds the data of
-    ///   [`CallTerms::stored_data_for`] from the same step on. A claim that is repeated with the token of the complete row returns the same reply.
+    ///   [`CallTerms::stored_data_for`] from the same step on. A claim that is repeated with the token of
+    ///   the complete row returns the same reply.
     ///
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
-    /// duplicate carries the stored data that [`CallTerms::fetch`] asks for, read in the same atomic
-    /// step in which the row was found complete.
+    /// duplicate carries the stored data that [`CallTerms::fetch`] asks for. A store may read it in a
+    /// second step, if this step finds the row complete again. Otherwise the reply is
+    /// [`InFlight`](Claimed::InFlight).
     ///
     /// # Errors
     ///

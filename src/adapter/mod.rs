@@ -9,7 +9,8 @@
 //! 4. A live lease is never expired, evicted or purged. A purge deletes a key [`PURGE_GRACE`] after it
 //!    has expired, and not before.
 //! 5. A completion counts whoever holds the lease; renew and release need the token that holds it.
-//! 6. Stored data comes with the duplicate, read in the same atomic step.
+//! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step, if
+//!    this step finds the row complete again. Otherwise the reply is [`InFlight`](Claimed::InFlight).
 //! 7. A store that cannot answer returns an [`Error`](crate::Error). It never guesses.
 //!
 //! A third party implements [`DedupAdapter`] for layers and [`MaintenanceAdapter`] for the purger and

@@ -11,8 +11,8 @@ use super::stored::StoredData;
 pub struct Seen {
     /// The time since the event was first seen, by the store's clock.
     pub age: Duration,
-    /// The data that is stored with the key. `None` under [`Fetch::Nothing`](super::Fetch::Nothing). Otherwise `Some`, with
-    /// an empty [`StoredData`] where nothing was stored.
+    /// The data that is stored with the key. `None` under [`Fetch::Nothing`](super::Fetch::Nothing).
+    /// Otherwise `Some`, with an empty [`StoredData`] where nothing was stored.
     pub stored: Option<Arc<StoredData>>,
 }
 
@@ -35,7 +35,8 @@ impl Seen {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Claimed {
-    /// The caller holds the key. Under [`Permanence::OnClaim`](super::Permanence::OnClaim) the key is complete.
+    /// The caller holds the key. Under [`Permanence::OnClaim`](super::Permanence::OnClaim) the key is
+    /// complete.
     #[non_exhaustive]
     First {
         /// How often the key was claimed, this time included.
@@ -101,7 +102,8 @@ pub enum Forgotten {
     InFlight,
 }
 
-/// The state and the stored data of one key: the reply to [`MaintenanceAdapter::get`](super::MaintenanceAdapter::get).
+/// The state and the stored data of one key: the reply to
+/// [`MaintenanceAdapter::get`](super::MaintenanceAdapter::get).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {

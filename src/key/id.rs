@@ -113,7 +113,8 @@ impl fmt::Debug for DedupKey {
 /// One event of a delivery: its key and, for some senders, a second identity.
 ///
 /// An event is a duplicate if *any* of its identities is complete, and in flight if any identity
-/// is in flight. All its identities are claimed together and completed together.
+/// is in flight. All its identities are claimed in one call. If the event runs, they are completed in one
+/// call. If it does not run, the store may hold its key without its second identity.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Event {
     key: DedupKey,

@@ -23,7 +23,7 @@ use super::body::BodyFault;
 use super::config::ServiceState;
 use super::delivery::Run;
 use super::gate::{NotAdmitted, Permit, release_readiness};
-use super::paths::HANDLED;
+use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
 use super::report::ReportFields;
 use crate::adapter::Payloads;
@@ -144,7 +144,7 @@ where
             payloads,
             report,
             inner_body,
-            path: HANDLED.path(head.uri.path()),
+            path: LAST_PATHS.path(head.uri.path()),
             head: Some(head),
             service: Arc::clone(&service),
             permit: Some(permit),

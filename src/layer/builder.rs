@@ -53,8 +53,9 @@ use crate::observe;
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
-/// A setter panics on a value without meaning. Its `try_` variant returns a [`ConfigError`](crate::ConfigError) instead,
-/// for values from a file. No setter changes a value silently.
+/// A setter panics on an invalid value. Its `try_` variant returns a
+/// [`ConfigError`](crate::ConfigError) instead, for values from a file. No setter changes a value
+/// silently.
 ///
 /// # Where it goes
 ///
@@ -242,7 +243,8 @@ impl<L> DedupLayer<L> {
         valid(self.try_body_timeout(time))
     }
 
-    /// Sets how long a key is remembered, from its first delivery on.
+    /// Sets how long a key is remembered. The time counts from the key's last claim: every attempt
+    /// claims it again.
     ///
     /// A retention below the preset's floor (the time in which its sender may deliver an event
     /// again) is used, and a warning is logged.

@@ -111,7 +111,7 @@ impl Config {
             || (method == Method::HEAD && self.methods.contains(&Method::GET))
     }
 
-    /// Returns the terms for one `begin`, with a token of its own.
+    /// Returns the terms for one `begin`, with a token of its own. They do not fail open.
     pub(super) fn begin_context(&self, payloads: Option<&Payloads>) -> BeginContext {
         let fetch = match (&self.replay, &self.compare_payload) {
             (Some(_), _) => Fetch::DigestAndResponse,
@@ -120,7 +120,6 @@ impl Config {
         };
         let Times { retention, lease, store_timeout, .. } = self.times;
         BeginContext::new(retention, lease, store_timeout)
-            .fail_open(self.on_unavailable == OnUnavailable::Open)
             .with_fetch(fetch)
             .with_payloads(payloads.cloned())
     }

@@ -12,7 +12,8 @@
 //! # What happens if a future is dropped?
 //!
 //! - *The caller's future*, because the client hangs up: nothing. The delivery runs in its own task,
-//!   and no one drops it.
+//!   and no one drops it. A request that is not deduplicated has no [`Run`]: the inner service's future is
+//!   dropped with the caller's.
 //! - *The handler's future*, because it runs longer than `handler_timeout`, or panics: `call_handler`
 //!   drops it before step 5. Step 5 then rolls the claim back.
 //! - *The delivery itself*, because the runtime shuts down: a caller that still waits answers 503. The
@@ -39,7 +40,7 @@ use super::answer::{DedupResult, Ending};
 use super::body::{Buffered, ResponseBody, buffer_response};
 use super::config::ServiceState;
 use super::gate::{NotAdmitted, Permit, release_readiness};
-use super::paths::{HANDLED, Path};
+use super::paths::{LAST_PATHS, Path};
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
 use super::report::ReportFields;
 use crate::adapter::{Payloads, StoredResponse};
@@ -76,14 +77,14 @@ where
     ResBody: Body<Data = Bytes>,
 {
     /// Runs the delivery to its end and reports it.
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(super) fn to_the_end(
         mut self: Box<Self>,
     ) -> impl Future<Output = Ending<ResBody, S::Error>> {
         async move {
             let running = self.service.config.meters.running();
-            // A panic of an adapter or an extension counts as a panic of the handler. The dropped claim
-            // is released.
+            // A panic in `success_when`, in an extension or in a response body counts as a panic of the
+            // handler. The dropped claim is released. The ledger catches the panics of an adapter.
             let (outcome, ending) = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
                 Ok(ended) => ended,
                 Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
@@ -117,7 +118,7 @@ where
             Ok(Begin::InFlight) => policy == OnInFlight::Acknowledge,
             Ok(Begin::First { .. }) | Err(_) => false,
         };
-        if is_acknowledged && HANDLED.is_elsewhere(self.keys.first(), self.path) {
+        if is_acknowledged && LAST_PATHS.is_elsewhere(self.keys.first(), self.path) {
             self.service.config.meters.handled_on_another_path(self.keys.first());
         }
         match begun {
@@ -185,12 +186,12 @@ where
             // Closed, whatever the policy: another delivery runs this event, so an error of the store
             // must not start it unprotected.
             let begun = self.begin(OnUnavailable::Closed).await;
-            let is_open = service.config.on_unavailable == OnUnavailable::Open;
-            let is_past = Instant::now() >= deadline;
-            match begun {
-                Err(_) if is_past && is_open => return Waited::Begun(Ok(Begin::InFlight)),
-                Ok(Begin::InFlight) | Err(_) if !is_past => {}
-                begun => return Waited::Begun(begun),
+            let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
+            let may_wait_longer = Instant::now() < deadline;
+            if !(is_undecided && may_wait_longer) {
+                let is_open = service.config.on_unavailable == OnUnavailable::Open;
+                let begun = if begun.is_err() && is_open { Ok(Begin::InFlight) } else { begun };
+                return Waited::Begun(begun);
             }
             self.permit = None;
             release_readiness(&mut self.inner);
@@ -206,7 +207,7 @@ where
         let delivery = claim.delivery().clone();
         // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
         // path is a duplicate from now on.
-        delivery.keys().for_each(|key| HANDLED.insert(key, self.path));
+        delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
         self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         // The response to a HEAD has no body, where the response to a GET has one.
         let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
@@ -244,7 +245,7 @@ where
             let body = std::mem::take(&mut self.body);
             let mut request = Request::from_parts(head, B::from(body));
             let delivery = claim.delivery().clone();
-            delivery.belongs_to(&self.keys);
+            delivery.set_request(&self.keys);
             request.extensions_mut().insert(delivery);
             claim.attach(request.extensions_mut());
             self.inner.call(request)
@@ -372,7 +373,7 @@ async fn store_response<ResBody: Body<Data = Bytes>>(
 }
 
 /// Commits the claim of a handler that succeeded, and rolls back any other.
-#[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+#[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
 fn settle<C: Claim>(
     outcome: Outcome,
     claim: C,

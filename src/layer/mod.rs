@@ -1,6 +1,6 @@
 //! The middleware.
 //!
-//! # The way of one delivery
+//! # The path of one delivery
 //!
 //! | step | function | file |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! [`Handled`]: the path on which this process last ran an event.
+//! [`LastPaths`]: the path on which this process last ran an event.
 //!
 //! Some senders send one event, under one id, to every endpoint that is subscribed to it. If two
 //! routes share a namespace, the second delivery is a duplicate, and the second route's handler
@@ -17,10 +17,10 @@ use crate::key::DedupKey;
 
 const SLOTS: usize = 4_096;
 
-/// The events that this process has run.
-pub(super) static HANDLED: LazyLock<Handled> = LazyLock::new(Handled::new);
+/// The path on which this process last began to run each of its recent events.
+pub(super) static LAST_PATHS: LazyLock<LastPaths> = LazyLock::new(LastPaths::new);
 
-pub(super) struct Handled {
+pub(super) struct LastPaths {
     hasher: RandomState,
     /// The upper half of a slot is of the key's hash, the lower half of the path's.
     slots: Box<[AtomicU64]>,
@@ -32,7 +32,7 @@ pub(super) struct Path(u64);
 
 const PATH_BITS: u64 = 0xFFFF_FFFF;
 
-impl Handled {
+impl LastPaths {
     fn new() -> Self {
         Self { hasher: RandomState::new(), slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
@@ -73,27 +73,27 @@ mod tests {
 
     #[test]
     fn is_elsewhere_is_true_for_another_path_of_a_known_key_only() {
-        let handled = Handled::new();
-        let (billing, tax) = (handled.path("/billing"), handled.path("/tax"));
-        assert!(!handled.is_elsewhere(&key("a"), tax), "nothing is known");
-        handled.insert(&key("a"), billing);
-        assert!(!handled.is_elsewhere(&key("a"), billing));
-        assert!(handled.is_elsewhere(&key("a"), tax));
-        assert!(!handled.is_elsewhere(&key("b"), tax));
-        handled.insert(&key("a"), tax);
-        assert!(!handled.is_elsewhere(&key("a"), tax));
+        let last_paths = LastPaths::new();
+        let (billing, tax) = (last_paths.path("/billing"), last_paths.path("/tax"));
+        assert!(!last_paths.is_elsewhere(&key("a"), tax), "nothing is known");
+        last_paths.insert(&key("a"), billing);
+        assert!(!last_paths.is_elsewhere(&key("a"), billing));
+        assert!(last_paths.is_elsewhere(&key("a"), tax));
+        assert!(!last_paths.is_elsewhere(&key("b"), tax));
+        last_paths.insert(&key("a"), tax);
+        assert!(!last_paths.is_elsewhere(&key("a"), tax));
     }
 
     #[test]
     fn keys_of_one_slot_replace_each_other_and_are_not_taken_for_each_other() {
-        let handled = Handled::new();
-        let paths = [handled.path("/a"), handled.path("/b")];
+        let last_paths = LastPaths::new();
+        let paths = [last_paths.path("/a"), last_paths.path("/b")];
         let keys: Vec<DedupKey> = (0..10 * SLOTS).map(|id| key(&id.to_string())).collect();
         for key in &keys {
-            handled.insert(key, paths[0]);
+            last_paths.insert(key, paths[0]);
         }
-        let known = keys.iter().filter(|key| handled.is_elsewhere(key, paths[1])).count();
+        let known = keys.iter().filter(|key| last_paths.is_elsewhere(key, paths[1])).count();
         assert!((SLOTS / 2..=SLOTS).contains(&known), "{known}");
-        assert!(!keys.iter().any(|key| handled.is_elsewhere(key, paths[0])));
+        assert!(!keys.iter().any(|key| last_paths.is_elsewhere(key, paths[0])));
     }
 }

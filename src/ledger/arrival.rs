@@ -12,6 +12,16 @@
 //!    ledger.
 //! 5. A claim that fails because stored data is unreadable is released by one call, because the store
 //!    has executed it already.
+//!
+//! # Timeline of a claim whose reply is lost
+//!
+//! | step | in this process | a retry of the event |
+//! |---|---|---|
+//! | 1 | a slot for the release is reserved, and the claim is sent | runs the handler, if its claim is first |
+//! | 2 | the store completes the key, and its reply is lost | a duplicate, and the event is lost |
+//! | 3 | after `store_timeout`, `releasing` contains the key, and the sender gets 503 | in this process: in flight. In another process: a duplicate, and the event is lost |
+//! | 4 | the release is repeated until the store has executed it | as in step 3 |
+//! | 5 | `releasing` drops the key | runs the handler |
 
 use std::fmt;
 use std::sync::Arc;
@@ -77,7 +87,7 @@ impl OnArrival {
             terms,
             store_timeout,
             bound: RELEASE_BOUND,
-            not_held_grace: RELEASE_BOUND,
+            not_held_grace: None,
         };
         self.pool.repeat(slot, job, (), |job| {
             Box::pin(async {
@@ -177,7 +187,7 @@ impl Ledger for OnArrival {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) => {
                 observe::unprotected(keys.first(), &error);
-                self.spawn_claim(release.cancel(), &flat, terms.clone(), store_timeout);
+                self.spawn_claim(release.disarm(), &flat, terms.clone(), store_timeout);
                 let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let (claim, others) = (ArrivalClaim { delivery }, Remainder::default());
                 return Ok(Begin::First { claim, others });
@@ -188,7 +198,7 @@ impl Ledger for OnArrival {
             }
         };
         // No `.await` follows, so the future cannot be dropped between the claim and its release.
-        let slot = release.cancel();
+        let slot = release.disarm();
         let mut states = states(&flat, replies, Vec::new(), |_| KeyState::InFlight);
         for (key, state) in flat.iter().zip(states.iter_mut()) {
             // The claim that completed the key may be in release: its handler never ran.
@@ -221,7 +231,7 @@ impl Ledger for OnArrival {
 
 impl FailOpen for OnArrival {}
 
-/// A delivery whose keys are permanent: there is nothing to commit or to roll back.
+/// The claim of a delivery whose keys are permanent: there is nothing to commit or to roll back.
 #[derive(Debug)]
 pub struct ArrivalClaim {
     delivery: Delivery,

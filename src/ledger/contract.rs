@@ -53,7 +53,7 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
     fn pending_writes(&self) -> PendingWrites;
 }
 
-/// A delivery that runs.
+/// The claim of a delivery that runs.
 ///
 /// If it is dropped before `commit`, it is rolled back in the background. If `commit` is dropped, the
 /// completion continues in the background, unless the handler's effect is in the same transaction.

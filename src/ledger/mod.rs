@@ -5,15 +5,18 @@
 //! These types only select a ledger: [`DedupLayer`](crate::DedupLayer) and
 //! [`Deduplicator`](crate::Deduplicator) make them.
 //!
-//! 1. The layer makes the token before the call. After an unknown outcome (a timeout, a lost
-//!    connection) the ledger releases the token in the background. So a lost reply neither blocks a
-//!    key for a lease nor loses an event on arrival.
-//! 2. Every call to the store has a bound, which includes the wait for a connection.
-//! 3. A store that fails after the handler's success does not undo that success: the answer is the
-//!    handler's, and the completion continues in the background.
-//! 4. A claim that is dropped without `commit` or `rollback` is rolled back; events that its handler
-//!    marked as done are completed. A success whose completion has started is still completed. Keys
-//!    that a dropped call may have claimed are released.
+//! 1. Every call to the store has a bound, which includes the wait for a connection.
+//! 2. A token is made before the call. A claim of unknown outcome (a timeout, a lost connection, a
+//!    dropped future) may hold keys. *Lease, on arrival*: the token is released in the background.
+//!    *Transactional*: the transaction is rolled back.
+//! 3. On arrival, an event is lost if its retry reaches another process before that release has ended.
+//! 4. If the store fails after the handler's success: *lease*: the answer is the handler's, and the
+//!    completion continues in the background. *On arrival*: no call follows the handler.
+//!    *Transactional*: the answer is 503, because the writes of the handler may not be committed.
+//! 5. A claim that is dropped without `commit` or `rollback`: *lease, transactional*: it is rolled back,
+//!    and events that the handler marked as done are completed. *On arrival*: the key stays complete.
+//! 6. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the database
+//!    decides whether the COMMIT took place.
 
 mod arrival;
 mod call;

@@ -12,11 +12,11 @@ use crate::adapter::{CallTerms, DedupAdapter};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// A release that starts in the background when it is dropped, unless it is cancelled.
+/// A release that starts in the background when it is dropped, unless it is disarmed.
 pub(super) struct Release<'l> {
     pub(super) adapter: &'l Arc<dyn DedupAdapter>,
     pub(super) pool: &'l RetryPool,
-    /// If there is none, nothing is released.
+    /// Empty after the release has started or was disarmed.
     pub(super) keys: &'l [DedupKey],
     pub(super) terms: &'l CallTerms,
     pub(super) store_timeout: Duration,
@@ -31,21 +31,39 @@ pub(super) struct Release<'l> {
 }
 
 impl Release<'_> {
-    /// Starts the release.
-    pub(super) fn start(self) {
-        drop(self);
-    }
-
-    /// Cancels the release. Returns its slot.
-    pub(super) fn cancel(&mut self) -> Option<OwnedSemaphorePermit> {
+    /// Makes the drop start nothing. Returns the slot of the release.
+    pub(super) fn disarm(&mut self) -> Option<OwnedSemaphorePermit> {
         self.keys = &[];
         self.slot.take()
+    }
+
+    /// Starts the release in the background, unless it has no keys.
+    pub(super) fn start(&mut self) {
+        let keys = std::mem::take(&mut self.keys);
+        if keys.is_empty() {
+            return;
+        }
+        let job = RetryJob {
+            operation: "release",
+            adapter: Arc::clone(self.adapter),
+            keys: keys.into(),
+            terms: self.terms.clone(),
+            store_timeout: self.store_timeout,
+            bound: self.bound,
+            not_held_grace: Some(self.not_held_grace),
+        };
+        let guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
+        self.pool.repeat(self.slot.take(), job, guard, |job| {
+            Box::pin(async {
+                call::release(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await.into()
+            })
+        });
     }
 
     /// Adapts the release to the error with which its claim ended.
     pub(super) fn claim_failed(&mut self, error: &Error) {
         if !error.is_unknown() {
-            self.cancel();
+            self.disarm();
         }
         // The store executed the claim before it replied. A key that it does not hold now was not
         // granted, so one call releases every key that was.
@@ -57,23 +75,6 @@ impl Release<'_> {
 
 impl Drop for Release<'_> {
     fn drop(&mut self) {
-        if self.keys.is_empty() {
-            return;
-        }
-        let job = RetryJob {
-            operation: "release",
-            adapter: Arc::clone(self.adapter),
-            keys: self.keys.into(),
-            terms: self.terms.clone(),
-            store_timeout: self.store_timeout,
-            bound: self.bound,
-            not_held_grace: self.not_held_grace,
-        };
-        let guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
-        self.pool.repeat(self.slot.take(), job, guard, |job| {
-            Box::pin(async {
-                call::release(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await.into()
-            })
-        });
+        self.start();
     }
 }

@@ -6,9 +6,14 @@
 //!    one order.
 //! 3. An event that shares an identity with an earlier event of the same delivery is a duplicate of
 //!    that event.
-//! 4. Keys that were claimed for an event that does not run are released. One exception: the key of an
-//!    event whose second identity is complete is completed, because that event was handled under
-//!    another key. A claimed second identity is always released, because nothing was handled under it.
+//! 4. Each identity that the call has claimed is then held, released or completed:
+//!
+//!    | the event is | its key | its second identity |
+//!    |---|---|---|
+//!    | new | held | held |
+//!    | in flight | released | released |
+//!    | a duplicate | completed: it was handled under its second identity | released: nothing was handled under it |
+//!
 //! 5. Payloads are compared under the key of an event, not under its second identity, under which
 //!    another event may have been handled. Only payloads of complete keys are compared: an attempt
 //!    that failed had no effect that could differ. A mismatch is a duplicate, and is reported.

@@ -35,8 +35,9 @@ pub(super) struct RetryJob {
     pub(super) store_timeout: Duration,
     /// The bound of the job.
     pub(super) bound: Duration,
-    /// After this time of [`RetryResult::NotHeld`] the job is done.
-    pub(super) not_held_grace: Duration,
+    /// After this time of [`RetryResult::NotHeld`] the job is done. `None` for a job that is not a
+    /// release, and never has this result.
+    pub(super) not_held_grace: Option<Duration>,
 }
 
 /// The result of one attempt.
@@ -102,7 +103,7 @@ impl RetryPool {
                     RetryResult::Done => break observe::Background::Done,
                     RetryResult::NotHeld => {
                         let since: &mut Instant = not_held_since.get_or_insert_with(Instant::now);
-                        if since.elapsed() >= job.not_held_grace {
+                        if job.not_held_grace.is_none_or(|grace| since.elapsed() >= grace) {
                             break observe::Background::Done;
                         }
                     }

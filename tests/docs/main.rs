@@ -3,5 +3,6 @@
 mod guide;
 mod readme;
 mod recipes;
+mod records;
 #[path = "../support/mod.rs"]
 mod support;

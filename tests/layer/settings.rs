@@ -1,4 +1,4 @@
-//! Settings: values without meaning are refused, and the bounds are shared.
+//! Settings: invalid values are refused, and the bounds are shared.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

@@ -270,7 +270,8 @@ impl MaintenanceAdapter for PostgresAdapter {
 mod tests {
     use super::super::super::sql::statement::check_golden;
     use super::super::connections::texts;
-    use super::super::schema::{Durability, TableName, migration};
+    use super::super::options::Durability;
+    use super::super::schema::{TableName, migration};
     use super::super::statements::{Statements, tagged};
     use super::*;
 

@@ -81,16 +81,17 @@ pub(super) struct Connections {
     pub(super) pool: PgPool,
     /// How many connections a runtime holds for its lanes.
     lanes: usize,
-    beside: Mutex<Beside>,
+    lane_pool: Mutex<LanePool>,
     closed: AtomicBool,
     /// When the pool last lent a connection, in milliseconds since `created`.
     lent: AtomicU64,
     created: Instant,
 }
 
+/// The connections of the lanes, and what opens them.
 #[derive(Default)]
-struct Beside {
-    opener: Option<Opener>,
+struct LanePool {
+    child: Option<ChildPool>,
     idle: HashMap<Id, Vec<Idle>>,
     /// One task in each runtime that has used a lane: it waits until the pool is closed.
     watchers: HashMap<Id, AbortOnDropHandle<()>>,
@@ -98,7 +99,7 @@ struct Beside {
 
 /// Opens connections as the pool does, with its `after_connect`, and holds none.
 #[derive(Clone)]
-struct Opener {
+struct ChildPool {
     options: Arc<PgConnectOptions>,
     pool: PgPool,
 }
@@ -116,7 +117,7 @@ impl Connections {
         Self {
             pool,
             lanes,
-            beside: Mutex::default(),
+            lane_pool: Mutex::default(),
             closed: AtomicBool::new(false),
             lent: AtomicU64::new(0),
             created: Instant::now(),
@@ -144,7 +145,7 @@ impl Connections {
         let mut acquire = Box::pin(self.pool.acquire());
         if self.pool.num_idle() > 0 {
             // If the caller stops waiting first, the guard's drop notes the silent connection too.
-            let tested = Tested { connections: self, since: Instant::now() };
+            let test = PoolTest { connections: self, since: Instant::now() };
             loop {
                 match timeout(TEST, &mut acquire).await {
                     Ok(acquired) => {
@@ -152,11 +153,11 @@ impl Connections {
                         return acquired;
                     }
                     // The pool is busy, and this call stays in the pool's queue.
-                    Err(_) if self.lent_since(tested.since) => {}
+                    Err(_) if self.lent_since(test.since) => {}
                     Err(_) => break,
                 }
             }
-            drop(tested);
+            drop(test);
             acquire = Box::pin(self.pool.acquire());
         }
         let acquired = acquire.await;
@@ -179,31 +180,33 @@ impl Connections {
 
     async fn lane(self: &Arc<Self>) -> Result<BoundedConnection<'_>, sqlx::Error> {
         if let Some(mut idle) = self.idle()? {
-            let sound = idle.since.elapsed() < TEST_AFTER
+            let is_usable = idle.since.elapsed() < TEST_AFTER
                 || matches!(timeout(TEST, idle.connection.ping()).await, Ok(Ok(())));
-            if sound {
+            if is_usable {
                 let Idle { connection, opened, options, .. } = idle;
-                return Ok(BoundedConnection::new(self, Live::Lane(connection, opened, options)));
+                let connection = PoolOrLane::Lane(connection, opened, options);
+                return Ok(BoundedConnection::new(self, connection));
             }
             drop(idle);
-            self.suspect();
+            self.test_idle();
         }
         let options = self.pool.connect_options();
         let connection = self.open().await?;
-        Ok(BoundedConnection::new(self, Live::Lane(connection, Instant::now(), options)))
+        Ok(BoundedConnection::new(self, PoolOrLane::Lane(connection, Instant::now(), options)))
     }
 
     /// Returns an unused connection of this runtime.
     fn idle(&self) -> Result<Option<Idle>, sqlx::Error> {
         let options = self.pool.connect_options();
         let (found, outdated) = {
-            let mut beside = self.lock();
+            let mut lane_pool = self.lock();
             if self.is_closed() {
                 return Err(sqlx::Error::PoolClosed);
             }
-            let current = beside.opener.as_ref().is_some_and(|opener| opener.is_of(&options));
-            let outdated = if current { HashMap::new() } else { std::mem::take(&mut beside.idle) };
-            (beside.idle.get_mut(&current_runtime()).and_then(Vec::pop), outdated)
+            let current = lane_pool.child.as_ref().is_some_and(|child| child.is_of(&options));
+            let outdated =
+                if current { HashMap::new() } else { std::mem::take(&mut lane_pool.idle) };
+            (lane_pool.idle.get_mut(&current_runtime()).and_then(Vec::pop), outdated)
         };
         drop(outdated);
         Ok(found)
@@ -211,19 +214,19 @@ impl Connections {
 
     /// Opens a connection outside of the pool and the lanes.
     pub(super) async fn open(&self) -> Result<PgConnection, sqlx::Error> {
-        let pool = self.opener()?.pool;
+        let pool = self.child_pool()?.pool;
         let acquired = timeout(CONNECT, pool.acquire()).await;
         acquired.map_err(|_| sqlx::Error::PoolTimedOut)?.map(PoolConnection::detach)
     }
 
-    fn opener(&self) -> Result<Opener, sqlx::Error> {
+    fn child_pool(&self) -> Result<ChildPool, sqlx::Error> {
         let options = self.pool.connect_options();
-        let mut beside = self.lock();
+        let mut lane_pool = self.lock();
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
-        if let Some(opener) = beside.opener.as_ref().filter(|opener| opener.is_of(&options)) {
-            return Ok(opener.clone());
+        if let Some(child) = lane_pool.child.as_ref().filter(|child| child.is_of(&options)) {
+            return Ok(child.clone());
         }
         let most = self.pool.options().get_max_connections();
         let pool_options = self.pool.options().clone();
@@ -240,13 +243,13 @@ impl Connections {
             .max_lifetime(None)
             .idle_timeout(None)
             .connect_lazy_with((*options).clone());
-        let opener = Opener { options, pool };
-        beside.opener = Some(opener.clone());
-        Ok(opener)
+        let child = ChildPool { options, pool };
+        lane_pool.child = Some(child.clone());
+        Ok(child)
     }
 
     /// Tests all idle connections, after one connection has failed.
-    pub(super) fn suspect(&self) {
+    pub(super) fn test_idle(&self) {
         let idle = std::mem::take(&mut self.lock().idle);
         drop(idle);
         if Handle::try_current().is_err() {
@@ -310,12 +313,12 @@ impl Connections {
         &self,
         lock: i64,
         age: Duration,
-    ) -> Result<FoundTable, sqlx::Error> {
+    ) -> Result<SessionEnd, sqlx::Error> {
         let row = self.query_server(&TERMINATE, Some(lock), as_ms(age)).await?;
         Ok(match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
-            (1.., _) => FoundTable::Commits,
-            (_, 1..) => FoundTable::Terminated,
-            _ => FoundTable::Nothing,
+            (1.., _) => SessionEnd::Commits,
+            (_, 1..) => SessionEnd::Terminated,
+            _ => SessionEnd::NotFound,
         })
     }
 
@@ -335,9 +338,9 @@ impl Connections {
         };
         let mut dropped = Vec::new();
         {
-            let mut beside = self.lock();
+            let mut lane_pool = self.lock();
             // The connections of a runtime that has ended are closed here.
-            beside.idle.retain(|runtime, idle| {
+            lane_pool.idle.retain(|runtime, idle| {
                 let is_other = *runtime != current_runtime();
                 let (fresh, old) = std::mem::take(idle).into_iter().partition(|idle: &Idle| {
                     let forgotten = is_other && idle.since.elapsed() > OTHER_IDLE;
@@ -347,18 +350,18 @@ impl Connections {
                 dropped.extend::<Vec<Idle>>(old);
                 !idle.is_empty()
             });
-            beside.watchers.retain(|_, watcher| !watcher.is_finished());
-            beside.watchers.entry(current_runtime()).or_insert_with(|| self.close_with_pool());
-            let mine = beside.idle.entry(current_runtime()).or_default();
+            lane_pool.watchers.retain(|_, watcher| !watcher.is_finished());
+            lane_pool.watchers.entry(current_runtime()).or_insert_with(|| self.close_with_pool());
+            let mine = lane_pool.idle.entry(current_runtime()).or_default();
             let outdated = !Arc::ptr_eq(&with, &self.pool.connect_options());
             let idle = Idle { connection, opened, options: with, since: Instant::now() };
             mine.push(idle);
             if self.is_closed()
                 || outdated
                 || is_old(opened)
-                || beside.idle[&current_runtime()].len() > self.lanes
+                || lane_pool.idle[&current_runtime()].len() > self.lanes
             {
-                dropped.extend(beside.idle.get_mut(&current_runtime()).and_then(Vec::pop));
+                dropped.extend(lane_pool.idle.get_mut(&current_runtime()).and_then(Vec::pop));
             }
         }
     }
@@ -377,25 +380,25 @@ impl Connections {
 
     /// Closes the connections beside the pool. Later calls fail.
     pub(super) async fn close(&self) {
-        let (idle, opener) = {
-            let mut beside = self.lock();
+        let (idle, child) = {
+            let mut lane_pool = self.lock();
             self.closed.store(true, Ordering::Release);
-            (std::mem::take(&mut beside.idle), beside.opener.take())
+            (std::mem::take(&mut lane_pool.idle), lane_pool.child.take())
         };
         for Idle { connection, .. } in idle.into_values().flatten() {
             let _ = timeout(CLOSE, connection.close()).await;
         }
-        if let Some(opener) = opener {
-            let _ = timeout(CLOSE, opener.pool.close()).await;
+        if let Some(child) = child {
+            let _ = timeout(CLOSE, child.pool.close()).await;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Beside> {
-        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LanePool> {
+        self.lane_pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Opener {
+impl ChildPool {
     fn is_of(&self, options: &Arc<PgConnectOptions>) -> bool {
         Arc::ptr_eq(&self.options, options)
     }
@@ -407,8 +410,8 @@ fn current_runtime() -> Id {
 
 /// What [`Connections::terminate`] found of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FoundTable {
-    Nothing,
+pub(super) enum SessionEnd {
+    NotFound,
     Terminated,
     /// The session ends by itself.
     Commits,
@@ -454,17 +457,17 @@ async fn test(connection: PoolConnection<Postgres>) {
 
 /// A test of a connection by the pool. If the pool lends no connection during the test, the tested
 /// connection may have fallen silent.
-struct Tested<'c> {
+struct PoolTest<'c> {
     connections: &'c Connections,
     since: Instant,
 }
 
-impl Drop for Tested<'_> {
+impl Drop for PoolTest<'_> {
     fn drop(&mut self) {
         // A caller that stopped waiting early has no result.
         let long = self.since.elapsed() >= TEST / 2;
         if long && !self.connections.lent_since(self.since) {
-            self.connections.suspect();
+            self.connections.test_idle();
         }
     }
 }
@@ -482,30 +485,30 @@ impl Drop for Guard {
 /// after a statement without an answer. Otherwise it returns to its source.
 pub(super) struct BoundedConnection<'c> {
     connections: &'c Arc<Connections>,
-    live: Option<Live>,
+    connection: Option<PoolOrLane>,
     state: State,
 }
 
 enum State {
-    Sound,
+    Usable,
     /// A statement is under way, with this timeout.
     Busy(Duration),
     Broken,
 }
 
-enum Live {
+enum PoolOrLane {
     Pooled(PoolConnection<Postgres>),
     /// The time and the options of its opening.
     Lane(PgConnection, Instant, Arc<PgConnectOptions>),
 }
 
 impl<'c> BoundedConnection<'c> {
-    fn new(connections: &'c Arc<Connections>, live: Live) -> Self {
-        Self { connections, live: Some(live), state: State::Sound }
+    fn new(connections: &'c Arc<Connections>, connection: PoolOrLane) -> Self {
+        Self { connections, connection: Some(connection), state: State::Usable }
     }
 
     fn of(connections: &'c Arc<Connections>, connection: PoolConnection<Postgres>) -> Self {
-        Self::new(connections, Live::Pooled(connection))
+        Self::new(connections, PoolOrLane::Pooled(connection))
     }
 
     /// Runs one statement within `bound`. The connection is closed after a timeout, and after an error
@@ -520,12 +523,14 @@ impl<'c> BoundedConnection<'c> {
         F: Future<Output = Result<T, sqlx::Error>>,
     {
         self.state = State::Busy(bound);
-        let Some(live) = self.live.as_mut() else { return Err(sqlx::Error::PoolClosed) };
-        let run = timeout(bound, statement(live)).await;
+        let Some(connection) = self.connection.as_mut() else {
+            return Err(sqlx::Error::PoolClosed);
+        };
+        let run = timeout(bound, statement(connection)).await;
         let run = run.unwrap_or_else(|_| Err(timed_out()));
         self.state = match &run {
             Err(error) if breaks(error) || is_timed_out(error) => State::Broken,
-            _ => State::Sound,
+            _ => State::Usable,
         };
         run
     }
@@ -533,31 +538,31 @@ impl<'c> BoundedConnection<'c> {
 
 impl Drop for BoundedConnection<'_> {
     fn drop(&mut self) {
-        match (self.live.take(), &self.state) {
-            (Some(Live::Pooled(connection)), State::Sound) => return_to_pool(connection),
-            (Some(Live::Lane(connection, opened, options)), State::Sound) => {
+        match (self.connection.take(), &self.state) {
+            (Some(PoolOrLane::Pooled(connection)), State::Usable) => return_to_pool(connection),
+            (Some(PoolOrLane::Lane(connection, opened, options)), State::Usable) => {
                 self.connections.store_idle(connection, opened, options);
             }
-            (Some(Live::Pooled(connection)), State::Busy(bound)) => {
+            (Some(PoolOrLane::Pooled(connection)), State::Busy(bound)) => {
                 let held = Guard(Some(connection));
                 // Without a runtime the place is released at once.
                 if let Ok(runtime) = Handle::try_current() {
                     let (connections, bound) = (Arc::clone(self.connections), *bound);
                     runtime.spawn(async move {
-                        connections.suspect();
+                        connections.test_idle();
                         tokio::time::sleep(YOUNG).await;
                         connections.wait_for_outstanding(bound).await;
                         drop(held);
                     });
                 }
             }
-            (Some(Live::Pooled(connection)), State::Broken) => drop(connection.detach()),
-            (Some(Live::Lane(..)) | None, _) => {}
+            (Some(PoolOrLane::Pooled(connection)), State::Broken) => drop(connection.detach()),
+            (Some(PoolOrLane::Lane(..)) | None, _) => {}
         }
     }
 }
 
-impl Deref for Live {
+impl Deref for PoolOrLane {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -568,7 +573,7 @@ impl Deref for Live {
     }
 }
 
-impl DerefMut for Live {
+impl DerefMut for PoolOrLane {
     fn deref_mut(&mut self) -> &mut PgConnection {
         match self {
             Self::Pooled(connection) => connection,

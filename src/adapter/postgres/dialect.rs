@@ -186,12 +186,12 @@ impl RowStatements for PostgresDialect<'_> {
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
         let returned = self.send(self.statements().read(fetch), Params::Keys(&keys)).await?;
-        read_rows(rows, returned, fetch)
+        rows_in_order(rows, returned, fetch)
     }
 }
 
 /// Returns rows that were read in the order of their keys.
-pub(super) fn read_rows(
+pub(super) fn rows_in_order(
     rows: &Rows<'_>,
     returned: Vec<PgRow>,
     fetch: Fetch,
@@ -205,6 +205,7 @@ pub(super) fn read_rows(
 
 /// Returns the reply of a row that a completion wrote: its key, attempts and token.
 fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
+    // By position, in the order of RETURNING in `sql/complete_*.sql`.
     let attempts: i32 = row.try_get(1)?;
     let token: Option<Uuid> = row.try_get(2)?;
     Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))

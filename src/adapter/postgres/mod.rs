@@ -1,10 +1,11 @@
 //! [`PostgresAdapter`]: keys in a Postgres table, shared by all processes of a service.
 //!
-//! 1. A call is one statement, which is its own transaction. Calls that arrive while a statement is in
-//!    progress are sent [together](PostgresOptions::batching). A first claim inserts, and a second
-//!    statement reads the row of a duplicate. While half of the keys are known, claims read first. A
-//!    duplicate writes nothing: no WAL, no wait for a disk. A takeover needs a third statement. A
-//!    stored response is read by one more statement, on a connection of the pool.
+//! 1. Outside the transactional ledger, each statement is its own transaction. A first claim needs one
+//!    statement, which inserts. A duplicate needs a second, which reads the row. A takeover needs a
+//!    third. A completion, a renewal and a release need one. While half of the keys are known, claims
+//!    read first. A duplicate writes nothing: no WAL, no wait for a disk. A stored response is read by
+//!    one more statement, on a connection of the pool. Calls that arrive while a statement is in
+//!    progress are sent [together](PostgresOptions::batching).
 //! 2. A key that an open transaction holds is in flight after 100 ms (`lock_timeout`, set for the
 //!    statement only). A batch waits 25 to 250 ms, then goes on without the key. So no call waits with a
 //!    connection for a handler to end. To be in flight at once, a transaction of this crate holds

@@ -9,8 +9,9 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 
 use super::super::sql::Batching;
+use super::super::sql::statement::render;
 use super::super::sql::{Identifier, checked_timeout, take_identifiers};
-use super::schema::{Durability, TableName};
+use super::schema::TableName;
 use crate::error::{ConfigError, valid};
 
 /// The parameters by which libpq chooses between servers.
@@ -76,9 +77,9 @@ impl PostgresOptions {
 
     /// Sets how concurrent calls are sent together; [`Batching::off`] sends each on its own.
     ///
-    /// Batches have connections of their own, beside those of the pool and with its options: one for
-    /// each lane, and by default two lanes for each runtime. A connection is opened when it is needed;
-    /// twice as many while batches take longer than 500 ms.
+    /// Batches use connections beside the pool, with the options of the pool. Each runtime has one
+    /// connection per lane: 2 by default, and up to 4 while batches take longer than 500 ms. A
+    /// connection is opened when a batch needs it.
     pub fn batching(mut self, batching: Batching) -> Self {
         self.batching = batching;
         self
@@ -151,4 +152,24 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
         return Err(ConfigError::SeveralHosts);
     }
     Ok(options)
+}
+
+/// How durable a statement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Durability {
+    Synchronous,
+    Asynchronous,
+}
+
+impl Durability {
+    /// Returns an expression that sets `synchronous_commit` for the transaction.
+    ///
+    /// `remote_apply` is stronger than `on` and stays. `local` and `remote_write` do not wait until a
+    /// synchronous standby has the commit on its disk.
+    pub(super) fn setting(self) -> String {
+        match self {
+            Self::Synchronous => render(include_str!("sql/durable.sql"), &[]),
+            Self::Asynchronous => "set_config('synchronous_commit', 'off', true)".to_owned(),
+        }
+    }
 }

@@ -164,7 +164,7 @@ impl KeyIndexes {
     pub(super) fn of_rows(&self, rows: Vec<PgRow>) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            // A claim in a transaction that existing nothing returns a row without a key.
+            // A claim in a transaction that claims nothing returns a row without a key.
             let Some(Uuid(hash)) = row.try_get(0)? else { continue };
             let hash = u128::from_be_bytes(hash);
             if let Ok(at) = self.0.binary_search_by_key(&hash, |(hash, _)| *hash) {
@@ -371,13 +371,14 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
             StoredColumns::new(row.try_get("payload_sha256")?, response_columns(row))
         }
     };
+    // By position, in the order of `sql/get.sql` and `sql/read*.sql`: a lookup by name costs more.
     let token: Option<Uuid> = row.try_get(1)?;
     let attempts: i32 = row.try_get(2)?;
     Ok(Row {
         token: token.map(|token| token.0),
         attempts: attempts.into(),
         takeover: row.try_get(3)?,
-        first_seen_at: time(4)?,
+        first_seen_at: Some(time(4)?),
         completed_at: maybe(5)?,
         expires_at: time(6)?,
         lease_until: maybe(7)?,
@@ -397,6 +398,7 @@ fn response_columns(row: &PgRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx:
 
 /// Returns the reply of a row that a claim wrote: its key, attempts and takeover.
 pub(super) fn claimed_row(row: &PgRow) -> Result<Claimed, sqlx::Error> {
+    // By position, in the order of RETURNING in `sql/*claim*.sql`.
     let attempts: i32 = row.try_get(1)?;
     Ok(Claimed::first(attempt(attempts.into()), row.try_get(2)?))
 }

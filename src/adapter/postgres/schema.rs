@@ -83,29 +83,10 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
 /// Returns the migration as one message: one implicit transaction, without a `BEGIN` that could stay
 /// open.
 pub(super) fn migration(name: &TableName) -> String {
-    // Nobody looks for a schema again that was found once, so a crash must not take it away.
-    let durable = format!("SELECT {}", Durability::Synchronous.setting());
+    // A crash of the server must not remove a table that a process has found: the role of that process
+    // may lack the right to make it again.
+    let durable = format!("SELECT {}", render(include_str!("sql/durable.sql"), &[]));
     let lock = render(include_str!("sql/migration_lock.sql"), &[]);
     let statements = [lock, durable].into_iter().chain(create_sql(name));
     statements.map(|statement| statement + ";\n").collect()
-}
-
-/// How durable a statement is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Durability {
-    Synchronous,
-    Asynchronous,
-}
-
-impl Durability {
-    /// Returns an expression that sets `synchronous_commit` for the transaction.
-    ///
-    /// `remote_apply` is stronger than `on` and stays. `local` and `remote_write` do not wait until a
-    /// synchronous standby has the commit on its disk.
-    pub(super) fn setting(self) -> String {
-        match self {
-            Self::Synchronous => render(include_str!("sql/durable.sql"), &[]),
-            Self::Asynchronous => "set_config('synchronous_commit', 'off', true)".to_owned(),
-        }
-    }
 }

@@ -8,7 +8,8 @@ use sqlx::postgres::Postgres;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::connections::{Connections, FoundTable, Guard, LONGEST_PAUSE, pauses};
+use super::connections::{Connections, Guard, LONGEST_PAUSE, SessionEnd, pauses};
+use crate::observe::chain;
 
 /// The statement that begins a transaction. Its tag distinguishes the session from others.
 pub(super) const BEGIN: &str = "/* tower-dedup */ BEGIN";
@@ -52,11 +53,15 @@ async fn terminate(
     let (start, mut pauses) = (Instant::now(), pauses());
     loop {
         match connections.terminate(lock, age).await {
-            Ok(FoundTable::Terminated) => return,
-            Ok(FoundTable::Nothing) => break,
-            Ok(FoundTable::Commits) => {}
+            Ok(SessionEnd::Terminated) => return,
+            Ok(SessionEnd::NotFound) => break,
+            Ok(SessionEnd::Commits) => {}
             Err(error) if start.elapsed() > LOOK_FOR || connections.is_closed() => {
-                tracing::warn!(%error, "could not terminate the session of a lost transaction");
+                tracing::warn!(
+                    target: "tower_dedup",
+                    error = chain(&error),
+                    "could not terminate the session of a lost transaction"
+                );
                 return;
             }
             Err(_) => {}

@@ -29,7 +29,8 @@ use std::sync::Arc;
 use super::super::sql::purge::grace_ms;
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
-use super::schema::{Durability, TableName};
+use super::options::Durability;
+use super::schema::TableName;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";

@@ -95,7 +95,7 @@ impl PostgresStore {
     ) -> Result<T, Error> {
         let statements = self.ready().await?;
         match call().await {
-            Err(error) if self.has_gone(&error, &statements) => {
+            Err(error) if self.note_missing_table(&error, &statements) => {
                 self.ready().await?;
                 call().await
             }
@@ -119,8 +119,9 @@ impl PostgresStore {
         Ok(())
     }
 
-    /// Returns `true` if a statement found the table gone, as after a restore.
-    pub(super) fn has_gone(&self, error: &Error, statements: &Arc<Statements>) -> bool {
+    /// Returns `true` if a statement found the table gone, as after a restore. The next call then looks for
+    /// the table again.
+    pub(super) fn note_missing_table(&self, error: &Error, statements: &Arc<Statements>) -> bool {
         let gone = is_without_table(error);
         // Unless another call has found the table since.
         if gone && Arc::ptr_eq(statements, &self.statements()) {
@@ -251,7 +252,7 @@ impl PostgresStore {
             };
             if is_gone(&error) {
                 // All connections may have met the same.
-                self.connections.suspect();
+                self.connections.test_idle();
             }
             if is_timed_out(&error) {
                 self.connections.wait_for_outstanding(bound).await;

@@ -192,7 +192,7 @@ impl PostgresAdapter {
         rounds.run(&mut session, false).await.map_err(|error| {
             let error = store_error("claiming a key in a transaction", error);
             // The transaction is lost. The next one finds the table, or makes it.
-            self.0.has_gone(&error, &statements);
+            self.0.note_missing_table(&error, &statements);
             error
         })?;
         Ok(rounds.claimed()?.into_iter().next().unwrap_or(Claimed::InFlight))
@@ -262,7 +262,7 @@ impl PostgresStore {
             let read_only = is_read_only(&error);
             if read_only {
                 transaction.close();
-                self.connections.suspect();
+                self.connections.test_idle();
             } else {
                 end_badly(transaction).await;
             }
@@ -369,13 +369,13 @@ impl RowStatements for InTransaction<'_> {
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
         let read = Params::Keys(&keys).bind(self.statements.read(fetch));
-        dialect::read_rows(rows, read.fetch_all(&mut *self.connection).await?, fetch)
+        dialect::rows_in_order(rows, read.fetch_all(&mut *self.connection).await?, fetch)
     }
 }
 
 /// Returns what [`PostgresStore::claim_in_new_transaction`] has attached.
 fn begun(transaction: &OpenTransaction<Postgres>) -> Result<&Begun, Error> {
-    transaction.attachment().ok_or_else(|| not_ours("completing keys: nothing was claimed"))
+    transaction.attachment().ok_or_else(|| not_ours("using a transaction: nothing was claimed"))
 }
 
 async fn commit(

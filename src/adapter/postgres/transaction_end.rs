@@ -72,7 +72,8 @@ impl Statements {
 
 #[cfg(test)]
 mod tests {
-    use super::super::schema::{Durability, TableName};
+    use super::super::options::Durability;
+    use super::super::schema::TableName;
     use super::super::server_session::BEGIN;
     use super::super::statements::TAG;
     use super::*;

@@ -38,13 +38,13 @@ const FEW_ROWS: u64 = 256;
 
 /// Has statements planned again as the table grows.
 ///
-/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan from a time when
-/// the table was known to be tiny reads all rows, also when the table has grown. So statements change
-/// their text, by a comment with a generation, and are planned again
+/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was made for
+/// a tiny table reads all rows, also after the table has grown. So the text of a statement contains a
+/// generation number, in a comment. A new generation makes Postgres plan the statement again. It begins
 ///
-/// 1. when this adapter has written as many rows as it had written at the last generation,
-/// 2. when 30 s have passed in which it has written a row, then a minute, up to an hour: by then a
-///    table that other processes fill as well has about doubled.
+/// 1. when the number of rows that this adapter has written has doubled since the last generation began,
+/// 2. or 30 s after the last generation began, if this adapter has written a row since. Each use doubles
+///    this time, up to an hour. It is needed because other processes fill the table as well.
 ///
 /// Each text is one more prepared statement on each connection, until the connection closes or its
 /// cache is full: about twelve in the half hour for which a pool reuses a connection. No session setting

@@ -17,8 +17,6 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use futures_util::future::BoxFuture;
-
 use super::super::replies::{Claimed, Forgotten, Released, Renewed};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
@@ -177,16 +175,17 @@ impl<'c> Layout<'c> {
     /// `part` are the indexes of calls of one kind.
     fn new(calls: &'c [Call], part: &[usize]) -> Self {
         let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
-        let mut named: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
+        let mut sorted: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
         for (index, call) in calls.iter().enumerate() {
             let keys = call.hashes.iter().zip(&call.keys).enumerate();
-            named.extend(keys.map(|(at, (hash, key))| (*hash, key, index, at)));
+            sorted.extend(keys.map(|(at, (hash, key))| (*hash, key, index, at)));
         }
         // The first call of those that name a key comes first.
-        named.sort_unstable();
-        let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(named.len());
-        let mut of: Vec<_> = calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
-        for (hash, key, call, at) in named {
+        sorted.sort_unstable();
+        let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(sorted.len());
+        let mut named: Vec<_> =
+            calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
+        for (hash, key, call, at) in sorted {
             let terms = &calls[call].terms;
             let is_first = match rows.last_mut() {
                 Some(last) if last.key == key => {
@@ -198,10 +197,10 @@ impl<'c> Layout<'c> {
             if is_first {
                 rows.push(RowCall::new(key, hash, terms));
             }
-            of[call][at] = (rows.len() - 1, is_first);
+            named[call][at] = (rows.len() - 1, is_first);
         }
         let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
-        Self { kind, rows: Rows { rows, is_batch: true }, calls, named: of }
+        Self { kind, rows: Rows { rows, is_batch: true }, calls, named }
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
@@ -242,8 +241,7 @@ async fn execute_rows<D: Dialect>(
     }
     let mut rounds = Rounds::new(kind, rows);
     let deadline = Instant::now() + SPLIT_TIME;
-    match claim_with_fallback(dialect, &mut rounds, reads_first && kind.is_claim(), deadline).await
-    {
+    match run_rounds(dialect, &mut rounds, reads_first && kind.is_claim(), deadline).await {
         Ok(()) => {
             if kind.is_claim() {
                 dialect.note_known_rows(rounds.known, rows.len());
@@ -251,7 +249,7 @@ async fn execute_rows<D: Dialect>(
             Ok(rounds.finish())
         }
         Err(error) => {
-            // `claim_with_fallback` has split claims already.
+            // `run_rounds` has split locked claims already.
             let is_row_error =
                 D::is_row_error(&error) && !(kind.is_claim() && D::is_locked(&error));
             let error = dialect.error(kind.context(), error);
@@ -271,52 +269,67 @@ fn updated_reply(kind: Kind, updated: bool) -> RowReply {
 }
 
 /// Runs the rounds; those of a claim around rows that an open transaction holds: rule 4.
-///
-/// Boxed, because it calls itself with a part of the rows.
-fn claim_with_fallback<'a, D: Dialect>(
-    dialect: &'a mut D,
-    rounds: &'a mut Rounds<'_, '_>,
-    reads_first: bool,
-    deadline: Instant,
-) -> BoxFuture<'a, Result<(), sqlx::Error>> {
-    Box::pin(async move {
-        let Err(error) = rounds.run(dialect, reads_first).await else { return Ok(()) };
-        if !rounds.kind.is_claim() || !D::is_locked(&error) {
-            return Err(error);
-        }
-        match rounds.unanswered().len() {
-            // The open transaction holds this one.
-            0 | 1 => Ok(()),
-            _ if Instant::now() >= deadline => Err(error),
-            _ => claim_unlocked(dialect, rounds, reads_first, deadline).await,
-        }
-    })
-}
-
-/// Claims the unanswered rows that no transaction of this crate holds.
-async fn claim_unlocked<D: Dialect>(
+async fn run_rounds<D: Dialect>(
     dialect: &mut D,
     rounds: &mut Rounds<'_, '_>,
     reads_first: bool,
     deadline: Instant,
 ) -> Result<(), sqlx::Error> {
-    let unanswered = rounds.unanswered();
-    let held = dialect.held_by_transactions(rounds.rows).await?;
-    let indexes: Vec<usize> = unanswered.iter().copied().filter(|index| !held[*index]).collect();
-    // If no row is known to be held, a transaction of another program holds one: smaller parts find it.
-    let parts = if indexes.len() == unanswered.len() { PARTS } else { 1 };
-    for indexes in indexes.chunks(indexes.len().div_ceil(parts).max(1)) {
-        let rows = rounds.rows.select(indexes);
+    let Err(error) = rounds.run(dialect, reads_first).await else { return Ok(()) };
+    // The last part is the next one to send.
+    let mut parts = split_locked(dialect, rounds, rounds.unanswered(), error, deadline).await?;
+    while let Some(indexes) = parts.pop() {
+        let rows = rounds.rows.select(&indexes);
         let mut part = Rounds::new(rounds.kind, &rows);
-        let ran = claim_with_fallback(dialect, &mut part, reads_first, deadline).await;
+        let ran = part.run(dialect, reads_first).await;
         rounds.has_written |= part.has_written;
         rounds.known += part.known;
-        ran?;
-        for (index, reply) in indexes.iter().zip(part.finish()) {
-            rounds.replies[*index] = Some(reply);
+        let unanswered = part.unanswered().into_iter().map(|at| indexes[at]).collect();
+        for (index, reply) in indexes.iter().zip(part.replies) {
+            rounds.replies[*index] = reply;
+        }
+        if let Err(error) = ran {
+            parts.extend(split_locked(dialect, rounds, unanswered, error, deadline).await?);
         }
     }
     Ok(())
+}
+
+/// Returns the parts in which to send the unanswered rows of a claim again that failed with `error`,
+/// without the rows that a transaction of this crate holds. A row without a reply is in flight.
+///
+/// # Errors
+///
+/// `error`, if no open transaction caused it, or after the deadline.
+async fn split_locked<D: Dialect>(
+    dialect: &mut D,
+    rounds: &Rounds<'_, '_>,
+    unanswered: Vec<usize>,
+    error: sqlx::Error,
+    deadline: Instant,
+) -> Result<Vec<Vec<usize>>, sqlx::Error> {
+    if !rounds.kind.is_claim() || !D::is_locked(&error) {
+        return Err(error);
+    }
+    // A statement of one row: the open transaction holds this row.
+    if unanswered.len() <= 1 {
+        return Ok(Vec::new());
+    }
+    if Instant::now() >= deadline {
+        return Err(error);
+    }
+    let held = dialect.held_by_transactions(&rounds.rows.select(&unanswered)).await?;
+    let all = unanswered.len();
+    let free: Vec<usize> = unanswered
+        .into_iter()
+        .zip(held)
+        .filter(|(_, held)| !held)
+        .map(|(index, _)| index)
+        .collect();
+    // If no row is known to be held, a transaction of another program holds one: smaller parts find it.
+    let parts = if free.len() == all { PARTS } else { 1 };
+    let size = free.len().div_ceil(parts).max(1);
+    Ok(free.chunks(size).rev().map(<[usize]>::to_vec).collect())
 }
 
 /// Forgets a key, unless a live lease or an open transaction holds it.

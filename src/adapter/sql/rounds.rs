@@ -1,11 +1,14 @@
 //! The rounds of a claim or a completion.
 //!
-//! 1. A round sends up to three statements. The first inserts rows, and a completion also updates rows.
-//!    The second reads the rows that the first did not write. The third claims the existing rows that
-//!    are free.
-//! 2. A reply comes from a row that was written, or from a row that was read.
-//! 3. The next round repeats the rows without a reply. A row without a reply after [`ROUNDS`] rounds is
-//!    in flight.
+//! Each round handles the rows that have no reply yet, with at most one statement a step:
+//!
+//! 1. Read the rows. A row that decides the reply gives it. The first round begins at step 3, unless
+//!    the call reads first.
+//! 2. Claim the existing rows that are free. A completion has no such step.
+//! 3. Insert the missing rows. A completion also updates rows that are not complete.
+//!
+//! A row that was written in step 2 or 3 has its reply. After [`ROUNDS`] rounds, a claim of a row without
+//! a reply is in flight, and a completion has lost its lease.
 
 use std::future::Future;
 
@@ -40,7 +43,8 @@ pub(in crate::adapter) trait RowStatements: Send {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Written>, sqlx::Error>> + Send;
 
-    /// Claims existing rows that are free. Returns the reply for each row that it wrote.
+    /// Claims existing rows that are free; may also insert rows that are missing. Returns the reply for
+    /// each row that it wrote.
     fn claim_existing(
         &mut self,
         kind: Kind,

@@ -1,11 +1,12 @@
 //! The meaning of a row, and the replies that follow from it.
 //!
-//! A row is
+//! The first rule that applies decides the state of a row:
 //!
-//! - *complete* if `completed_at` is set,
-//! - *leased* if it is not complete, `token` is set and `lease_until` is in the future,
-//! - *lapsed* if `lease_until` has passed, *released* if `token` is null,
-//! - *expired* if `expires_at` has passed and it is not leased.
+//! 1. *leased*: `completed_at` is null, `token` is set, and `lease_until` is in the future.
+//! 2. *expired*: `expires_at` has passed.
+//! 3. *complete*: `completed_at` is set.
+//! 4. *lapsed*: `token` is set.
+//! 5. *released*: `token` is null.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,7 +23,8 @@ pub(in crate::adapter) struct Row {
     pub(in crate::adapter) token: Option<[u8; 16]>,
     pub(in crate::adapter) attempts: i64,
     pub(in crate::adapter) takeover: bool,
-    pub(in crate::adapter) first_seen_at: i64,
+    /// `None` if the statement that wrote the row did not return it.
+    pub(in crate::adapter) first_seen_at: Option<i64>,
     pub(in crate::adapter) completed_at: Option<i64>,
     pub(in crate::adapter) expires_at: i64,
     pub(in crate::adapter) lease_until: Option<i64>,
@@ -73,7 +75,7 @@ impl StoredColumns {
     }
 }
 
-/// The state of a row: the rule above. The statements say the same in SQL.
+/// The state of a row: the rules above. The statements say the same in SQL.
 enum RowState {
     Complete,
     Leased,
@@ -104,7 +106,7 @@ impl Row {
             token: None,
             attempts: 0,
             takeover: false,
-            first_seen_at: 0,
+            first_seen_at: None,
             completed_at: None,
             expires_at: 0,
             lease_until: None,
@@ -132,7 +134,8 @@ impl Row {
         Ok(matches!(self.state(), RowState::Leased))
     }
 
-    /// Returns the reply to a claim that finds this row, if the claim need not write.
+    /// Returns the reply to a claim that finds this row, if the claim need not write and the row is known
+    /// well enough.
     ///
     /// # Errors
     ///
@@ -149,7 +152,8 @@ impl Row {
                 Some(Claimed::first(attempt(self.attempts.max(1)), self.takeover))
             }
             RowState::Complete => {
-                let age = self.now.saturating_sub(self.first_seen_at);
+                let Some(first_seen_at) = self.first_seen_at else { return Ok(None) };
+                let age = self.now.saturating_sub(first_seen_at);
                 let mut seen = Seen::new(Duration::from_millis(age.try_into().unwrap_or_default()));
                 seen.stored = self.stored.fetch(terms.fetch())?;
                 Some(Claimed::Duplicate(seen))
@@ -190,11 +194,10 @@ impl Row {
             token: Some(*terms.token().as_bytes()),
             attempts,
             takeover,
-            first_seen_at: 0,
+            // An earlier claim may have seen the key first, and the statement does not return when.
+            first_seen_at: (attempts == 1).then_some(0),
             completed_at: on_claim.then_some(0),
-            // The statement does not return when an earlier claim first saw the key. So this row answers
-            // no other call: an expired row does not.
-            expires_at: if on_claim && attempts > 1 { 0 } else { terms.retention_ms() },
+            expires_at: terms.retention_ms(),
             lease_until: (!on_claim).then(|| terms.lease_ms()),
             now: 0,
             stored: StoredColumns {
@@ -222,7 +225,8 @@ impl Row {
             }
             RowState::Released => EntryState::Released,
         };
-        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
+        let entry =
+            Entry::new(state, wall(self.first_seen_at.unwrap_or_default()), wall(self.expires_at));
         let mut entry = entry.with_attempts(attempt(self.attempts), self.takeover);
         if matches!(entry.state, EntryState::Complete { .. }) {
             let response = self.stored.response.as_ref();

@@ -148,10 +148,10 @@ impl SqliteAdapter {
         }
         if !unanswered.is_empty() {
             let call = Call::new(Kind::claim(terms), &unanswered, terms, key_hash);
-            let taken = self.send(call.reading_first(some_exist)).await?;
-            let mut taken = replies(taken, RowReply::claimed)?.into_iter();
+            let sent = self.send(call.reading_first(some_exist)).await?;
+            let mut sent = replies(sent, RowReply::claimed)?.into_iter();
             for reply in claimed.iter_mut().filter(|reply| reply.is_none()) {
-                *reply = taken.next();
+                *reply = sent.next();
             }
         }
         let claimed = claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect();

@@ -145,7 +145,7 @@ impl RowStatements for Writer<'_> {
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = &self.store.statements;
         let statement =
-            if kind == Kind::Claim { &all.claim_existing } else { &all.claim_complete_existing };
+            if kind == Kind::Claim { &all.claim_upsert } else { &all.claim_complete_upsert };
         let existing = Self::write(self, statement, rows).await?;
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
         for (index, row) in with_indexes(rows, &existing)? {

@@ -1,9 +1,9 @@
 //! [`SqliteAdapter`]: keys in a SQLite file, shared by the processes of one machine.
 //!
 //! 1. One writer at a time in this process, in the order of arrival; SQLite's busy timeout waits for
-//!    other processes. Every change is *one* statement, so no transaction is upgraded from reading to
-//!    writing, which fails at once whatever the timeout. Calls that wait for the writer are sent
-//!    [together](SqliteOptions::batching), in one commit.
+//!    other processes. Each statement is its own transaction, and the transactional ledger begins with
+//!    `BEGIN IMMEDIATE`. So no transaction is upgraded from reading to writing, which fails at once
+//!    whatever the timeout. Calls that wait for the writer are sent [together](SqliteOptions::batching).
 //! 2. Duplicates are read and never written: they are answered while another process holds the
 //!    file, while the disk is full, and while the file is read-only. A stored response is read by one
 //!    more statement, for at most two callers at the same time.

@@ -70,7 +70,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         token: token.map(|token| token.try_into().unwrap_or_default()),
         attempts: row.try_get("attempts")?,
         takeover: row.try_get("takeover")?,
-        first_seen_at: row.try_get("first_seen_at")?,
+        first_seen_at: Some(row.try_get("first_seen_at")?),
         completed_at: row.try_get("completed_at")?,
         expires_at: row.try_get("expires_at")?,
         lease_until: row.try_get("lease_until")?,
@@ -81,7 +81,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
 }
 
 /// Returns rows that were read in the order of their keys, of which there are so many.
-pub(super) fn read_rows(
+pub(super) fn rows_in_order(
     keys: usize,
     rows: &[SqliteRow],
     fetch: Fetch,

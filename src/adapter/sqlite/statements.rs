@@ -25,9 +25,9 @@ statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
         claim_insert,
-        claim_existing,
+        claim_upsert,
         claim_complete_insert,
-        claim_complete_existing,
+        claim_complete_upsert,
         renew,
         complete,
         complete_held,
@@ -47,7 +47,7 @@ statements! {
         create_version_table,
         create_version,
         tx_release_inserted,
-        tx_release_taken,
+        tx_release_existing,
         tx_store,
         tx_complete,
     }
@@ -129,9 +129,9 @@ mod tests {
         ];
         let inserting = [
             &all.claim_insert,
-            &all.claim_existing,
+            &all.claim_upsert,
             &all.claim_complete_insert,
-            &all.claim_complete_existing,
+            &all.claim_complete_upsert,
             &all.renew,
             &all.complete,
         ];

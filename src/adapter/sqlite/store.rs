@@ -17,7 +17,7 @@ use super::super::stored::Fetch;
 use super::errors::{is_sql_error, store_error};
 use super::file::WatchedFile;
 use super::options::SqliteOptions;
-use super::params::{key_hash, keys_json, read_rows};
+use super::params::{key_hash, keys_json, rows_in_order};
 use super::statements::{Statements, VERSION};
 use super::write_lock::{WriteLock, write_lock_of};
 use crate::error::{Error, ErrorKind};
@@ -321,7 +321,7 @@ impl SqliteStore {
                 .bind(keys_json(keys.iter().copied()))
                 .fetch_all(&self.readers)
                 .await?;
-            found.extend(read_rows(keys.len(), &rows, fetch)?);
+            found.extend(rows_in_order(keys.len(), &rows, fetch)?);
         }
         Ok(found)
     }

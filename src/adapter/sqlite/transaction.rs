@@ -31,7 +31,7 @@ use super::super::transaction::{
 };
 use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
-use super::params::{claimed_row, key_hash, keys_json, read_rows, rows_json, with_indexes};
+use super::params::{claimed_row, key_hash, keys_json, rows_in_order, rows_json, with_indexes};
 use super::statements::Statements;
 use super::store::{SqliteStore, WriteGuard};
 use crate::error::{Error, ErrorKind};
@@ -100,7 +100,7 @@ impl TransactionAdapter for SqliteAdapter {
         Box::pin(async move {
             let all = &self.0.statements;
             // Inserted rows first: the second statement takes an attempt from the others.
-            for statement in [&all.tx_release_inserted, &all.tx_release_taken] {
+            for statement in [&all.tx_release_inserted, &all.tx_release_existing] {
                 change(transaction.connection(), CONTEXT, statement, keys, terms).await?;
             }
             Ok(())
@@ -395,8 +395,8 @@ impl RowStatements for InTransaction<'_> {
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let statement = match kind {
-            Kind::Claim => &self.statements.claim_existing,
-            _ => &self.statements.claim_complete_existing,
+            Kind::Claim => &self.statements.claim_upsert,
+            _ => &self.statements.claim_complete_upsert,
         };
         let existing = sqlx::query(AssertSqlSafe(Arc::clone(statement)))
             .bind(rows_json(rows))
@@ -418,7 +418,7 @@ impl RowStatements for InTransaction<'_> {
             .bind(keys_json(rows.iter().map(|row| row.key)))
             .fetch_all(&mut *self.connection)
             .await?;
-        read_rows(rows.len(), &read, fetch)
+        rows_in_order(rows.len(), &read, fetch)
     }
 }
 

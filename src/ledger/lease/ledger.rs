@@ -113,7 +113,7 @@ impl Lease {
             terms,
             store_timeout,
             bound: COMPLETION_BOUND,
-            not_held_grace: COMPLETION_BOUND,
+            not_held_grace: None,
         };
         let stored_data_for = |key: &_| job.terms.stored_data_for(key);
         let pending = self.completing.add_with(Arc::clone(&job.keys), stored_data_for);
@@ -136,18 +136,18 @@ impl Lease {
 
     /// Completes in the background the events that a failed handler marked as done. Until then their
     /// lease is renewed.
-    fn spawn_complete_done(&self, done: &[DedupKey], of: &HeldLease) {
+    fn spawn_complete_done(&self, done: &[DedupKey], held: &HeldLease) {
         if done.is_empty() {
             return;
         }
-        let (terms, delivery) = (of.terms.clone(), of.delivery.clone());
+        let (terms, delivery) = (held.terms.clone(), held.delivery.clone());
         let keys = done.to_vec().into();
-        let lease = HeldLease::new(keys, terms.clone(), of.store_timeout, delivery.clone());
+        let lease = HeldLease::new(keys, terms.clone(), held.store_timeout, delivery.clone());
         lease.mark_handler_ended();
         // The caller runs no handler, so it need not yield.
         let (renewal, _) =
             self.renewals.start_renewal(&self.adapter, Arc::new(lease), Instant::now());
-        self.spawn_complete(done, terms, of.store_timeout, renewal, Some(delivery));
+        self.spawn_complete(done, terms, held.store_timeout, renewal, Some(delivery));
     }
 
     /// Returns the release of these keys, which ends when the lease would have lapsed.
@@ -202,7 +202,7 @@ impl Ledger for Lease {
         let replies = match replies {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) && pending.is_empty() => {
-                release.cancel();
+                release.disarm();
                 observe::unprotected(keys.first(), &error);
                 let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
                 let lease = HeldLease::new(flat.clone(), terms.clone(), store_timeout, delivery);
@@ -215,7 +215,7 @@ impl Ledger for Lease {
             }
         };
         // The next `.await` comes after the claim holds the keys.
-        release.cancel();
+        release.disarm();
         drop(release);
         let states = states(&flat, replies, pending, |stored| {
             KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
@@ -250,7 +250,7 @@ fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
     }
 }
 
-/// A delivery under a lease.
+/// The claim of a delivery under a lease.
 ///
 /// If it is dropped, its end continues in the background. A success is completed. Otherwise events that
 /// are marked as done are completed, and the others are released.

@@ -113,7 +113,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
 
 impl<DB: Database> CanReplay for Transactional<DB> {}
 
-/// A delivery whose keys are claimed in a transaction.
+/// The claim of a delivery whose keys are claimed in a transaction.
 pub struct TransactionClaim<DB: Database> {
     slot: Arc<LendSlot<DB>>,
     /// Dropped last: a delivery that does not find the key here must find its row in the database.

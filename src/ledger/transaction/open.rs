@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
 
-/// A delivery whose transaction is open.
+/// The claim of a delivery whose transaction is open, without the transaction.
 pub(super) struct OpenDelivery<DB: Database> {
     pub(super) adapter: Arc<dyn TransactionAdapter<Database = DB>>,
     pub(super) delivery: Delivery,

@@ -41,7 +41,7 @@ WITH settings AS MATERIALIZED (
       ELSE t.first_seen_at END,
     completed_at = clock_timestamp(),
     expires_at = clock_timestamp() + l.retention,
-    -- A new life of the key loses the stored data of the former one.
+    -- A key that is claimed again after it has expired loses its stored data.
     payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
   FROM locked AS l
   WHERE t.key = l.key

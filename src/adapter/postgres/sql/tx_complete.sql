@@ -2,8 +2,8 @@
 --
 -- `xmin` of a row that was written under a savepoint is the savepoint's number: `top` is false then,
 -- and the handler may have leaked the savepoint.
--- A completion is never expired at birth: the retention counts from the claim, and a handler may
--- run for longer.
+-- A completion must not be expired when it is written: the retention counts from the claim, and a
+-- handler may run for longer.
 UPDATE {table} AS t SET
   completed_at = clock_timestamp(),
   lease_until = NULL,

@@ -75,6 +75,6 @@ impl<I: BatchItem> Batcher<I> {
     #[allow(dead_code, reason = "used by the model, which compiles its own copy of this file")]
     pub(super) fn waiting(&self) -> Option<usize> {
         let queues = self.0.lock();
-        (!queues.of.is_empty()).then_some(queues.keys)
+        (!queues.by_runtime.is_empty()).then_some(queues.keys)
     }
 }

@@ -139,7 +139,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         self.late = true;
         let opens = {
             let mut queues = self.shared.lock();
-            let Some(queue) = queues.of.get_mut(&self.runtime) else { return };
+            let Some(queue) = queues.by_runtime.get_mut(&self.runtime) else { return };
             queue.add_late();
             queue.opens_lane(self.shared.lanes, 1)
         };

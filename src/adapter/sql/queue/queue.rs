@@ -42,7 +42,7 @@ pub(super) struct Waiting<I: BatchItem> {
 /// The queues of all runtimes. A lane ends with its runtime, and a runtime that does not run for a
 /// while must not delay the callers of another one.
 pub(super) struct Queues<I: BatchItem> {
-    pub(super) of: HashMap<RuntimeId, Queue<I>>,
+    pub(super) by_runtime: HashMap<RuntimeId, Queue<I>>,
     /// How many keys wait, in all queues.
     pub(super) keys: usize,
 }
@@ -60,7 +60,7 @@ pub(super) struct Queue<I: BatchItem> {
 
 impl<I: BatchItem> Default for Queues<I> {
     fn default() -> Self {
-        Self { of: HashMap::new(), keys: 0 }
+        Self { by_runtime: HashMap::new(), keys: 0 }
     }
 }
 
@@ -68,19 +68,19 @@ impl<I: BatchItem> Queues<I> {
     /// Returns `true` if `keys` more may wait. Forgets abandoned calls first, if that is needed.
     pub(super) fn has_room(&mut self, keys: usize, max: usize) -> bool {
         if self.keys > 0 && self.keys + keys > max {
-            for queue in self.of.values_mut() {
+            for queue in self.by_runtime.values_mut() {
                 queue.waiting.retain(|waiting| !waiting.reply.is_closed());
                 queue.keys =
                     queue.waiting.iter().map(|waiting| waiting.item.key_hashes().len()).sum();
             }
-            self.keys = self.of.values().map(|queue| queue.keys).sum();
+            self.keys = self.by_runtime.values().map(|queue| queue.keys).sum();
         }
         self.keys == 0 || self.keys + keys <= max
     }
 
     pub(super) fn push(&mut self, runtime: RuntimeId, waiting: Waiting<I>) -> &mut Queue<I> {
         let keys = waiting.item.key_hashes().len();
-        let queue = self.of.entry(runtime).or_default();
+        let queue = self.by_runtime.entry(runtime).or_default();
         self.keys += keys;
         queue.keys += keys;
         queue.waiting.push_back(waiting);
@@ -95,7 +95,7 @@ impl<I: BatchItem> Queues<I> {
         lanes: usize,
         max_keys: usize,
     ) -> Vec<Waiting<I>> {
-        let Some(queue) = self.of.get_mut(&runtime) else { return Vec::new() };
+        let Some(queue) = self.by_runtime.get_mut(&runtime) else { return Vec::new() };
         // A lane that was started beside a late batch ends after that batch.
         if queue.lanes > queue.max_lanes(lanes) {
             return Vec::new();
@@ -110,7 +110,7 @@ impl<I: BatchItem> Queues<I> {
 
     /// Counts a batch as sent. Returns `true` if nothing else waits.
     pub(super) fn finish_batch(&mut self, runtime: RuntimeId, keys: &[u64], late: bool) -> bool {
-        let Some(queue) = self.of.get_mut(&runtime) else { return true };
+        let Some(queue) = self.by_runtime.get_mut(&runtime) else { return true };
         for key in keys {
             queue.sending.remove(key);
         }
@@ -120,13 +120,13 @@ impl<I: BatchItem> Queues<I> {
 
     /// Removes a lane. Returns the calls that wait, if it was the last one.
     pub(super) fn close_lane(&mut self, runtime: RuntimeId) -> VecDeque<Waiting<I>> {
-        let Some(queue) = self.of.get_mut(&runtime) else { return VecDeque::new() };
+        let Some(queue) = self.by_runtime.get_mut(&runtime) else { return VecDeque::new() };
         queue.lanes -= 1;
         if queue.lanes > 0 {
             return VecDeque::new();
         }
         self.keys -= queue.keys;
-        self.of.remove(&runtime).map(|queue| queue.waiting).unwrap_or_default()
+        self.by_runtime.remove(&runtime).map(|queue| queue.waiting).unwrap_or_default()
     }
 }
 
@@ -163,7 +163,7 @@ impl<I: BatchItem> Queue<I> {
     fn take(&mut self, max_keys: usize) -> Vec<Waiting<I>> {
         let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
         let (mut taken_keys, mut skipped_keys) = (0, 0);
-        let mut taken = KeyHashes::default();
+        let mut batched = KeyHashes::default();
         // Keys of the batch that may not be shared.
         let mut exclusive = KeyHashes::default();
         // Keys of skipped calls, which later calls must not overtake.
@@ -185,14 +185,14 @@ impl<I: BatchItem> Queue<I> {
                 !self.sending.contains(key)
                     && !blocked.contains(key)
                     && !exclusive.contains(key)
-                    && (shares || !taken.contains(key))
+                    && (shares || !batched.contains(key))
             };
             if joins && keys.iter().all(is_free) {
                 if !shares {
                     exclusive.extend(keys);
                 }
                 taken_keys += keys.len();
-                taken.extend(keys);
+                batched.extend(keys);
                 batch.push(waiting);
             } else {
                 skipped_keys += keys.len();

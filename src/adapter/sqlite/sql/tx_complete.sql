@@ -1,6 +1,6 @@
 -- Within a transaction: completes its keys, as the last statement before COMMIT.
--- A completion is never expired at birth: the retention counts from the claim, and a handler may run
--- for longer.
+-- A completion must not be expired when it is written: the retention counts from the claim, and a
+-- handler may run for longer.
 UPDATE {table} SET
   completed_at = {now},
   lease_until = NULL,

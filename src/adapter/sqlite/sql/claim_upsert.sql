@@ -1,6 +1,6 @@
 -- Claims rows that no live lease holds, those that the caller's own token holds, and missing rows.
--- A claim that is repeated with its token counts no attempt. A new life of the key loses the stored
--- data of the former one.
+-- A claim that is repeated with its token counts no attempt. A key that is claimed again after it has
+-- expired loses its stored data.
 INSERT INTO {table} AS t (
   namespace, id, token, lease_until, attempts, takeover,
   first_seen_at, completed_at, expires_at
