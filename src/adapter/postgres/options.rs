@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
 
+use super::super::purging::Purging;
 use super::super::sql::Batching;
 use super::super::sql::{Identifier, checked_timeout, take_identifiers};
 use super::schema::{Durability, TableName};
@@ -36,17 +37,19 @@ pub struct PostgresOptions {
     pub(super) name: TableName,
     pub(super) claims: Durability,
     pub(super) batching: Batching,
+    pub(super) purging: Purging,
     pub(super) statement_timeout: Duration,
 }
 
 impl PostgresOptions {
     /// Returns the defaults: the table `webhook_deliveries` in the first schema of the `search_path`,
-    /// [`Batching::new`], durable claims, and 5 s for a statement.
+    /// [`Batching::new`], [`Purging::new`], durable claims, and 5 s for a statement.
     pub fn new() -> Self {
         Self {
             name: TableName::default(),
             claims: Durability::Synchronous,
             batching: Batching::new(),
+            purging: Purging::new(),
             statement_timeout: Duration::from_secs(5),
         }
     }
@@ -81,6 +84,14 @@ impl PostgresOptions {
     /// twice as many while batches take longer than 500 ms.
     pub fn batching(mut self, batching: Batching) -> Self {
         self.batching = batching;
+        self
+    }
+
+    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
+    ///
+    /// A role without DELETE causes one warning. Each statement takes a connection of the pool.
+    pub fn purging(mut self, purging: Purging) -> Self {
+        self.purging = purging;
         self
     }
 

@@ -10,6 +10,7 @@ use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
 use super::super::sql::call::Call;
 use super::super::sql::purge::PurgeState;
+use super::super::sql::purge_task::PurgeTask;
 use super::super::sql::queue::Batcher;
 use super::connections::{Connections, Source, backoff};
 use super::errors::{
@@ -43,6 +44,9 @@ pub(super) struct PostgresStore {
     pub(super) read_first: ReadFirst,
     pub(super) lock_wait: LockWait,
     pub(super) purge_state: PurgeState,
+    pub(super) purge_task: PurgeTask,
+    /// Whether this adapter has warned that its role may not purge.
+    pub(super) has_warned_of_purge: AtomicBool,
     has_schema: AtomicBool,
 }
 
@@ -76,6 +80,8 @@ impl PostgresStore {
             read_first: ReadFirst::default(),
             lock_wait: LockWait::default(),
             purge_state: PurgeState::default(),
+            purge_task: PurgeTask::new(options.purging),
+            has_warned_of_purge: AtomicBool::new(false),
             has_schema: AtomicBool::new(false),
             options,
             user_pool,
@@ -90,7 +96,7 @@ impl PostgresStore {
     /// Runs a call once the table is found; and once more if the table is gone, which is then looked
     /// for again.
     pub(super) async fn with_table<'c, T>(
-        &self,
+        self: &Arc<Self>,
         call: impl Fn() -> BoxFuture<'c, Result<T, Error>>,
     ) -> Result<T, Error> {
         let statements = self.ready().await?;
@@ -104,8 +110,9 @@ impl PostgresStore {
     }
 
     /// Finds or makes the table, and returns statements with its schema.
-    async fn ready(&self) -> Result<Arc<Statements>, Error> {
+    async fn ready(self: &Arc<Self>) -> Result<Arc<Statements>, Error> {
         self.check_open()?;
+        self.ensure_purge();
         if !self.has_schema.load(Ordering::Acquire) {
             self.migrate().await?;
         }
@@ -132,10 +139,11 @@ impl PostgresStore {
     /// Finds the table on a connection of the user's, because all connections of the pool may be in
     /// such transactions. Makes it, on another connection, if there is none.
     pub(super) async fn ready_within(
-        &self,
+        self: &Arc<Self>,
         connection: &mut PgConnection,
     ) -> Result<Arc<Statements>, Error> {
         self.check_open()?;
+        self.ensure_purge();
         if self.has_schema.load(Ordering::Acquire) {
             return Ok(self.statements());
         }

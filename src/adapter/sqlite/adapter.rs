@@ -280,6 +280,16 @@ impl MaintenanceAdapter for SqliteAdapter {
 }
 
 impl SqliteStore {
+    /// Deletes as [`purge`](MaintenanceAdapter::purge) does, and lets every other writer of this process
+    /// go first.
+    pub(super) async fn purge_when_free(self: Arc<Self>, limit: u32) -> Result<u64, Error> {
+        let delete = async |limit, from| {
+            let _guard = self.free_write_lock().await?;
+            self.purge(limit, from).await
+        };
+        self.with_table(|| self.purge_state.purge(limit, delete)).await
+    }
+
     /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
     async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
         let fault = |error| store_error("purging", error);
