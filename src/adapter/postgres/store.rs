@@ -16,7 +16,7 @@ use super::connections::{Connections, Source, backoff};
 use super::errors::{
     is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
 };
-use super::options::PostgresOptions;
+use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Params;
 use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
@@ -47,6 +47,8 @@ pub(super) struct PostgresStore {
     pub(super) purge_task: PurgeTask,
     /// Whether this adapter has warned that its role may not purge.
     pub(super) has_warned_of_purge: AtomicBool,
+    /// Whether it is known if the connections are encrypted.
+    has_checked_encryption: AtomicBool,
     has_schema: AtomicBool,
 }
 
@@ -82,6 +84,7 @@ impl PostgresStore {
             purge_state: PurgeState::default(),
             purge_task: PurgeTask::new(options.purging),
             has_warned_of_purge: AtomicBool::new(false),
+            has_checked_encryption: AtomicBool::new(false),
             has_schema: AtomicBool::new(false),
             options,
             user_pool,
@@ -179,8 +182,28 @@ impl PostgresStore {
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
             session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await.map_err(fault)?;
         }
+        self.warn_of_plain_text(&statements).await;
         self.set_statements(&statements);
         Ok(())
+    }
+
+    /// Warns once if a connection to another host is not encrypted. A server that does not say so causes
+    /// no warning, and no error.
+    async fn warn_of_plain_text(&self, statements: &Statements) {
+        let options = self.connections.pool.connect_options();
+        if !may_be_plain_text(&options) || self.has_checked_encryption.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(rows) = self.fetch(&statements.encrypted, Params::None).await else { return };
+        let is_plain = matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false)));
+        if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
+            tracing::warn!(
+                target: "tower_dedup",
+                host = options.get_host(),
+                "not encrypted: the connection to Postgres on another host has no TLS. Set \
+                 `sslmode=verify-full`, and a feature `tls-rustls` or `tls-native-tls`"
+            );
+        }
     }
 
     fn set_statements(&self, statements: &Arc<Statements>) {

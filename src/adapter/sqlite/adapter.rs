@@ -311,12 +311,14 @@ impl SqliteStore {
 #[cfg(test)]
 mod tests {
     use super::super::super::contract::PURGE_GRACE;
+    use super::super::super::purging::Purging;
     use super::super::super::sql::{Batching, Identifier};
     use super::super::super::terms::Token;
     use super::super::statements::Statements;
     use super::*;
 
-    /// Sets the clock of the statements that purge ahead.
+    /// Sets the clock of the statements that purge ahead. Nothing else may refer to the adapter: it does
+    /// not purge by itself.
     fn set_ahead(adapter: &mut SqliteAdapter, seconds: u32) {
         let store = Arc::get_mut(&mut adapter.0).expect("nothing is under way");
         let clock = Statements::new(&Identifier::default_table());
@@ -364,7 +366,8 @@ mod tests {
     async fn purge_is_refused_while_the_clock_has_jumped() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-        let mut adapter = SqliteAdapter::connect(&url).await.unwrap();
+        let options = SqliteOptions::new().purging(Purging::off());
+        let mut adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
         let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
         adapter.claim(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
         assert_eq!(adapter.purge(10).await.unwrap(), 0);

@@ -313,7 +313,9 @@ impl SqliteStore {
             }
         };
         let free = tokio::time::timeout(self.options.write_lock_timeout, free).await;
-        free.map_err(|_| Error::new(ErrorKind::Refused, "trying for the write lock of the SQLite file"))
+        free.map_err(|_| {
+            Error::new(ErrorKind::Refused, "trying for the write lock of the SQLite file")
+        })
     }
 
     /// Runs `write` under the write lock, in a task of its own: a caller may leave its future unpolled,
