@@ -246,16 +246,26 @@ async fn sqlite_purge_lets_writers_go_first_warns_and_recovers() {
     let place = Place::File(tempfile::tempdir().unwrap());
     place.fill(5).await;
     let Place::File(dir) = &place else { unreachable!() };
+    let url = format!("sqlite://{}", Place::path(dir).display());
+    let other = SqliteOptions::new().purging(Purging::off());
+    let other = SqliteAdapter::connect_with(&url, other).await.unwrap();
+    let (one, two) = ([dedup_key("evt_1")], [dedup_key("evt_2")]);
+    let first = other.open(&one, &terms()).await.unwrap().transaction.unwrap();
+
     let options = SqliteOptions::new().purging(often());
     let options = options.write_lock_timeout(Duration::from_millis(100));
-    let url = format!("sqlite://{}", Place::path(dir).display());
     let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-    let keys = [dedup_key("evt_1")];
-    let opened = adapter.open(&keys, &terms()).await.unwrap();
+    assert!(adapter.get(&dedup_key("live")).await.unwrap().is_some());
     until(|| !log.beginning("purging does not succeed").is_empty()).await;
-    tokio::time::sleep(WHILE).await;
+    // The purge began earlier than this delivery, and this delivery goes first.
+    let second = async { other.open(&two, &terms()).await.unwrap().transaction.unwrap() };
+    let first_ends = async {
+        tokio::time::sleep(WHILE).await;
+        other.rollback(first).await.unwrap();
+    };
+    let (second, ()) = tokio::join!(second, first_ends);
     place.stays().await;
-    adapter.rollback(opened.transaction.unwrap()).await.unwrap();
+    other.rollback(second).await.unwrap();
     place.is_purged().await;
     for message in ["purging failed", "purging does not succeed"] {
         let warnings = log.beginning(message).into_iter().filter(|event| event["level"] == "WARN");
