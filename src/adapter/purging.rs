@@ -138,6 +138,8 @@ impl Purging {
             });
             match ended {
                 Ok(Ended::Gone) => return,
+                // The adapter may be closed.
+                Err(_) if stop.is_cancelled() => return,
                 Ok(Ended::Done) => {
                     (pause, retry) = (every, FIRST_RETRY);
                     (succeeded_at, has_failed, is_stuck) = (Instant::now(), false, false);

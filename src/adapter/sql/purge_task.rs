@@ -51,9 +51,11 @@ impl PurgeTask {
         runtime.spawn(async move {
             let _running = running;
             tokio::select! {
-                () = purging.run(TIMEOUT, portion, stop.clone()) => {}
-                // A round that is under way ends at its next pause.
+                // First, so that a portion which finds the pool closed is no failure. A round that is under
+                // way ends at its next pause.
+                biased;
                 () = closed => stop.cancel(),
+                () = purging.run(TIMEOUT, portion, stop.clone()) => {}
             }
         });
     }
