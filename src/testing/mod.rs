@@ -4,7 +4,7 @@
 //!    copies at the same time. Both return the [`Responses`] of all copies.
 //! 2. [`abandon`] claims the key of a request as a process does that dies afterwards.
 //! 3. [`FaultyAdapter`] wraps a store whose calls fail, hang, or lose their replies.
-//! 4. [`request`] makes an unsigned request of the sender of a preset.
+//! 4. [`request`] makes a request of a preset's sender. With the feature `verify`, `sign` signs it.
 //!
 //! The helpers belong into tests: they panic on every failure that is not a response.
 //!
@@ -37,8 +37,12 @@ mod abandon;
 mod faulty;
 mod redeliver;
 mod request;
+#[cfg(feature = "verify")]
+mod sign;
 
 pub use abandon::abandon;
 pub use faulty::{Fault, FaultyAdapter, StoreCall};
 pub use redeliver::{Responses, redeliver, redeliver_at_once};
 pub use request::request;
+#[cfg(feature = "verify")]
+pub use sign::{sign, sign_at};

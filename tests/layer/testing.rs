@@ -22,6 +22,7 @@ use tower_dedup::adapter::{
 use tower_dedup::testing::{
     Fault, FaultyAdapter, StoreCall, abandon, redeliver, redeliver_at_once,
 };
+use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{
     DedupLayer, DedupResult, Delivery, ErrorKind, OnInFlight, Replay, key, provider, testing,
 };
@@ -352,4 +353,34 @@ async fn request_of_every_preset_runs_once() {
         assert_eq!((responses.handled(), responses.duplicates()), (1, 1), "{}", preset.name());
         assert_eq!(redeliver(app, event("2"), 1).await.handled(), 1, "{}", preset.name());
     }
+}
+
+/// The request of each preset with a scheme passes the verifying layer once it is signed.
+#[tokio::test]
+async fn signed_request_of_every_preset_with_a_scheme_is_verified() {
+    const URL: &str = "https://hooks.example.com";
+    let mut signed = 0;
+    for preset in provider::ALL {
+        let Some(scheme) = preset.scheme() else { continue };
+        let [secret, private] = scheme.test_secrets();
+        let verify = VerifyLayer::new(preset.verifier_at(URL, secret).unwrap());
+        let dedup = DedupLayer::new(*preset, MemoryAdapter::new()).require_verified();
+        let app: Router =
+            Router::new().route("/hook", post(async || "done").layer((verify, dedup)));
+        let event = testing::request(*preset, "/hook", "1");
+        let name = preset.name();
+        assert_eq!(redeliver(app.clone(), event.clone(), 1).await.statuses(), [401], "{name}");
+        let event = testing::sign_at(event, *preset, URL, private);
+        let responses = redeliver(app, event, 2).await;
+        assert_eq!((responses.handled(), responses.duplicates()), (1, 1), "{name}");
+        signed += 1;
+    }
+    assert_eq!(signed, 20, "presets with a scheme");
+}
+
+#[test]
+#[should_panic(expected = "there is no signature scheme for `postmark`")]
+fn request_of_a_preset_without_a_scheme_is_not_signed() {
+    let event = testing::request(provider::POSTMARK, "/hook", "1");
+    let _ = testing::sign(event, provider::POSTMARK, "secret");
 }

@@ -1,0 +1,75 @@
+//! Signs a request as its sender does.
+
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+
+use crate::provider::Preset;
+
+/// Signs a request as the preset's sender does, at this moment.
+///
+/// `secret` is the secret of [`Preset::verifier`]. For SendGrid it is the private key, as 64 hexadecimal
+/// digits. A retry of a sender that signs the time has a new signature: sign each copy.
+///
+/// Panics if the crate knows no scheme of the sender, if the sender signs the public URL
+/// ([`sign_at`] takes it), or if the secret is malformed.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use axum::{Router, routing::post};
+/// use tower_dedup::adapter::MemoryAdapter;
+/// use tower_dedup::verify::VerifyLayer;
+/// use tower_dedup::{DedupLayer, provider, testing};
+///
+/// let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new()).require_verified();
+/// let verify = VerifyLayer::new(provider::STRIPE.verifier("whsec_test")?);
+/// let app = Router::new().route("/stripe", post(async || "done").layer((verify, dedup)));
+///
+/// let event = testing::request(provider::STRIPE, "/stripe", "evt_1");
+/// let forged = testing::redeliver(app.clone(), event.clone(), 1).await;
+/// assert_eq!(forged.statuses(), [401]);
+/// let signed = testing::sign(event, provider::STRIPE, "whsec_test");
+/// assert_eq!(testing::redeliver(app, signed, 2).await.duplicates(), 1);
+/// # Ok::<(), tower_dedup::verify::VerifierError>(())
+/// # }).unwrap();
+/// ```
+#[must_use]
+pub fn sign(request: Request<Full<Bytes>>, preset: Preset, secret: &str) -> Request<Full<Bytes>> {
+    signed(request, preset, None, secret)
+}
+
+/// Signs a request like [`sign`], for a sender that signs the public URL of the server.
+///
+/// `public_url` is the URL of [`Preset::verifier_at`]: without the path of the request.
+#[must_use]
+pub fn sign_at(
+    request: Request<Full<Bytes>>,
+    preset: Preset,
+    public_url: &str,
+    secret: &str,
+) -> Request<Full<Bytes>> {
+    signed(request, preset, Some(public_url), secret)
+}
+
+fn signed(
+    request: Request<Full<Bytes>>,
+    preset: Preset,
+    public_url: Option<&str>,
+    secret: &str,
+) -> Request<Full<Bytes>> {
+    let name = preset.name();
+    let Some(scheme) = preset.scheme() else {
+        panic!("there is no signature scheme for `{name}`");
+    };
+    let (head, body) = request.into_parts();
+    // A `Full` is ready at once and cannot fail.
+    let body = body.collect().now_or_never().and_then(Result::ok).unwrap_or_default().to_bytes();
+    let request = Request::from_parts(head, body);
+    match scheme.sign(secret, public_url, SystemTime::now(), request) {
+        Ok(request) => request.map(Full::from),
+        Err(error) => panic!("the request of `{name}` cannot be signed: {error}"),
+    }
+}
