@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use sqlx::{PgPool, SqlitePool};
@@ -284,7 +284,10 @@ async fn outage_of_postgres_warns_once_and_purging_goes_on_afterwards() {
     let (log, _guard) = Log::of_this_thread();
     let server = Server::start();
     let place = Place::Schema(Schema::fresh_in(&server.url()));
-    let adapter = place.adapter(often()).await;
+    let Place::Schema(schema) = &place else { unreachable!() };
+    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_millis(200));
+    let pool = pool.connect_lazy(&schema.url()).unwrap();
+    let adapter = PostgresAdapter::with_options(pool, PostgresOptions::new().purging(often()));
     place.fill(3).await;
     adapter.count().await.unwrap();
     place.is_purged().await;
