@@ -366,18 +366,9 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     };
     let stored = match fetch {
         Fetch::Nothing => StoredColumns::default(),
-        Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, None),
+        Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, Ok(None)),
         Fetch::DigestAndResponse => {
-            let columns: (Option<i64>, Option<String>, Option<Vec<u8>>) = (
-                row.try_get("response_status")?,
-                row.try_get("response_headers")?,
-                row.try_get("response_body")?,
-            );
-            let response = match columns {
-                (Some(status), Some(headers), Some(body)) => Some((status, headers, body)),
-                _ => None,
-            };
-            StoredColumns::new(row.try_get("payload_sha256")?, response)
+            StoredColumns::new(row.try_get("payload_sha256")?, response_columns(row))
         }
     };
     let token: Option<Uuid> = row.try_get(1)?;
@@ -394,6 +385,14 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         stored,
         unreadable: None,
     })
+}
+
+/// Returns status, headers and body of the response that a row stores.
+fn response_columns(row: &PgRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx::Error> {
+    let status: Option<i64> = row.try_get("response_status")?;
+    let headers: Option<String> = row.try_get("response_headers")?;
+    let body: Option<Vec<u8>> = row.try_get("response_body")?;
+    Ok(status.zip(headers).zip(body).map(|((status, headers), body)| (status, headers, body)))
 }
 
 /// Returns the reply of a row that a claim wrote: its key, attempts and takeover.

@@ -41,12 +41,16 @@ pub(in crate::adapter) struct StoredColumns {
 }
 
 impl StoredColumns {
-    /// `response` is the status, the headers and the body.
+    /// `response` is the status, the headers and the body, or why they do not decode.
     pub(in crate::adapter) fn new(
         payload_sha256: Option<Vec<u8>>,
-        response: Option<(i64, String, Vec<u8>)>,
+        response: Result<Option<(i64, String, Vec<u8>)>, sqlx::Error>,
     ) -> Self {
-        let response = response.map(|(status, headers, body)| {
+        let unreadable = |error: sqlx::Error| {
+            Error::new(ErrorKind::Corrupt, "decoding a stored response").with_source(error)
+        };
+        let response = response.map_err(unreadable).transpose().map(|columns| {
+            let (status, headers, body) = columns.map_err(Arc::new)?;
             let response = StoredResponse::from_stored(status, &headers, body);
             response.map(Arc::new).map_err(Arc::new)
         });

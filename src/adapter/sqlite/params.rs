@@ -59,18 +59,9 @@ fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
 fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let stored = match fetch {
         Fetch::Nothing => StoredColumns::default(),
-        Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, None),
+        Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, Ok(None)),
         Fetch::DigestAndResponse => {
-            let columns: (Option<i64>, Option<String>, Option<Vec<u8>>) = (
-                row.try_get("response_status")?,
-                row.try_get("response_headers")?,
-                row.try_get("response_body")?,
-            );
-            let response = match columns {
-                (Some(status), Some(headers), Some(body)) => Some((status, headers, body)),
-                _ => None,
-            };
-            StoredColumns::new(row.try_get("payload_sha256")?, response)
+            StoredColumns::new(row.try_get("payload_sha256")?, response_columns(row))
         }
     };
     let token: Option<Vec<u8>> = row.try_get("token")?;
@@ -119,6 +110,14 @@ pub(super) fn with_indexes<'r>(
         }
     }
     Ok(found)
+}
+
+/// Returns status, headers and body of the response that a row stores.
+fn response_columns(row: &SqliteRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx::Error> {
+    let status: Option<i64> = row.try_get("response_status")?;
+    let headers: Option<String> = row.try_get("response_headers")?;
+    let body: Option<Vec<u8>> = row.try_get("response_body")?;
+    Ok(status.zip(headers).zip(body).map(|((status, headers), body)| (status, headers, body)))
 }
 
 /// Returns the reply of a row that a claim wrote.
