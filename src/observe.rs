@@ -56,7 +56,10 @@
 //! | `the events that the handler marked` | warn | a handler failed after [`mark_done`](crate::Delivery::mark_done), and the outcome of the COMMIT of its marked events is unknown |
 //! | `the retention is shorter` | warn | a layer is built, and the retention is below the preset's floor |
 //! | `purged` | debug | expired keys were deleted |
-//! | `purging failed` | warn | a round of the purger failed |
+//! | `purging failed` | warn; debug until a round succeeds | a round of a purge failed |
+//! | `purging does not succeed` | warn, once until a round succeeds | no round has succeeded for three intervals |
+//! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
+//! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | error | a handler's argument, `Delivery` or `DedupTx`, is not in its request |
@@ -575,7 +578,22 @@ pub(crate) fn purged(keys: u64) {
     tracing::debug!(target: "tower_dedup", keys, "purged");
 }
 
-/// Reports a failed round of the purger.
-pub(crate) fn purge_failed(error: &Error) {
-    tracing::warn!(target: "tower_dedup", error = chain(error), "purging failed; the purger tries again");
+/// Reports a failed round of a purge, at WARN if it is the first one after a success.
+pub(crate) fn purge_failed(error: &Error, is_first: bool) {
+    const MESSAGE: &str = "purging failed; it is tried again";
+    if is_first {
+        tracing::warn!(target: "tower_dedup", error = chain(error), "{MESSAGE}");
+    } else {
+        tracing::debug!(target: "tower_dedup", error = chain(error), "{MESSAGE}");
+    }
+}
+
+/// Reports that no round of a purge has succeeded for this long.
+pub(crate) fn purge_stuck(error: &Error, since: Duration) {
+    tracing::warn!(
+        target: "tower_dedup",
+        since_s = since.as_secs(),
+        error = chain(error),
+        "purging does not succeed: expired keys stay, and the store grows"
+    );
 }

@@ -52,7 +52,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["stored"],
             &["terms", "replies"],
             &["contract"],
-            &["transaction"],
+            &["purging", "transaction"],
             &["sql"],
             &["memory", "sqlite", "postgres"],
             &["connect"],

@@ -90,7 +90,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tower_dedup::adapter::{self, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::verify::{Verifier, VerifyLayer};
-use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, Purger, provider};
+use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, provider};
 
 /// The time limit of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -194,7 +194,6 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", options.listen))?;
     let address = listener.local_addr()?;
-    let purger = Purger::new(store.clone()).spawn();
     let (stop, stopped) = oneshot::channel::<()>();
     let server = axum::serve(listener, app).with_graceful_shutdown(async {
         let _ = stopped.await;
@@ -223,7 +222,6 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     if !served {
         tracing::warn!("exiting with connections open");
     }
-    purger.stop().await;
     store.close().await;
     effects.close().await;
     tracing::info!("stopped");

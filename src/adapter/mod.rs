@@ -41,6 +41,7 @@ mod contract;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod purging;
 mod replies;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod sql;
@@ -57,6 +58,8 @@ pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Sto
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresAdapter, PostgresOptions};
+pub use purging::Purging;
+pub(crate) use purging::TIMEOUT as PURGE_TIMEOUT;
 pub use replies::{Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed, Seen};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};

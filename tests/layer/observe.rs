@@ -2,7 +2,7 @@
 //! those in the code.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
@@ -15,50 +15,9 @@ use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{
     DedupLayer, KeyExtractor, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider,
 };
-use tracing::field::{Field, Visit};
 
+use crate::support::log::Log;
 use crate::support::{FIRST, Faulty, Handler, by_header, faulty, on_claim, request, send};
-
-/// Collects the log records of the layer.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
-
-impl Log {
-    /// Returns the log records with this message.
-    fn all(&self, message: &str) -> Vec<BTreeMap<String, String>> {
-        let events = self.0.lock().unwrap();
-        events.iter().filter(|event| event["message"] == message).cloned().collect()
-    }
-
-    /// Returns the last log record with this message.
-    fn last(&self, message: &str) -> BTreeMap<String, String> {
-        self.all(message).pop().unwrap_or_else(|| panic!("no event {message:?}"))
-    }
-}
-
-struct Fields<'a>(&'a mut BTreeMap<String, String>);
-
-impl Visit for Fields<'_> {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.0.insert(field.name().to_owned(), value.to_owned());
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        self.0.insert(field.name().to_owned(), format!("{value:?}"));
-    }
-}
-
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
-    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-        if event.metadata().target() != "tower_dedup" {
-            return;
-        }
-        let mut fields = BTreeMap::new();
-        fields.insert("level".to_owned(), event.metadata().level().to_string());
-        event.record(&mut Fields(&mut fields));
-        self.0.lock().unwrap().push(fields);
-    }
-}
 
 /// Runs on one thread, with a log and metrics of its own.
 fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
@@ -114,7 +73,7 @@ fn every_delivery_ends_in_one_log_record_with_its_fields() {
             assert_eq!(event.contains_key("age_ms"), outcome == "duplicate");
             assert_eq!(event.contains_key("attempt"), outcome != "duplicate");
         }
-        assert_eq!(log.0.lock().unwrap().len(), 3);
+        assert_eq!(log.len(), 3);
 
         let plain = DedupLayer::new(by_header(), store()).log_ids(LogIds::Plain);
         send(&plain.layer(handler.service()), request("evt_1")).await;
@@ -343,9 +302,7 @@ fn unsigned_id_is_reported_once_if_verification_is_required() {
         let layer = |key: KeyExtractor| DedupLayer::new(key, MemoryAdapter::new());
         let github = KeyExtractor::from(provider::GITHUB).namespace("code");
         let reported = || {
-            let records = log.0.lock().unwrap();
-            let mut found =
-                records.iter().filter(|event| event["message"].starts_with("unsigned id"));
+            let mut found = log.beginning("unsigned id").into_iter();
             let first =
                 found.next().map(|event| (event["level"].clone(), event["namespace"].clone()));
             assert!(found.next().is_none(), "more than one record");

@@ -7,8 +7,8 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::{
-    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
-    SqliteOptions,
+    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, Purging,
+    SqliteAdapter, SqliteOptions,
 };
 
 use super::support::postgres::Schema;
@@ -82,7 +82,7 @@ impl File {
         let mut adapters = Vec::new();
         for batching in batching {
             let url = format!("sqlite://{}", path.display());
-            let options = SqliteOptions::new().batching(batching);
+            let options = SqliteOptions::new().batching(batching).purging(Purging::off());
             let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
             adapter.migrate().await.unwrap();
             adapters.push(Arc::new(adapter));
@@ -121,7 +121,7 @@ impl Server {
         let schema = Schema::fresh();
         let mut adapters = Vec::new();
         for batching in batching {
-            let options = PostgresOptions::new().batching(batching);
+            let options = PostgresOptions::new().batching(batching).purging(Purging::off());
             let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
             adapter.migrate().await.unwrap();
             adapters.push(Arc::new(adapter));

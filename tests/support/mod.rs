@@ -4,6 +4,7 @@
 pub(crate) mod cluster;
 pub(crate) mod effects;
 pub(crate) mod ledgers;
+pub(crate) mod log;
 pub(crate) mod multi_event;
 pub(crate) mod postgres;
 pub(crate) mod proxy;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions, PgRow};
@@ -19,7 +20,7 @@ use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
-use super::errors::store_error;
+use super::errors::{is_not_permitted, store_error};
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
@@ -183,6 +184,36 @@ impl DedupAdapter for PostgresAdapter {
 }
 
 impl PostgresStore {
+    /// Purges in the background from now on.
+    pub(super) fn ensure_purge(self: &Arc<Self>) {
+        let store = Arc::downgrade(self);
+        let closed = || self.connections.pool.close_event();
+        self.purge_task.ensure(closed, move |keys| {
+            let adapter = PostgresAdapter(store.upgrade()?);
+            Some(Box::pin(async move {
+                match adapter.purge(keys).await {
+                    Err(error) if is_not_permitted(&error) => {
+                        adapter.0.warn_of_purge(&error);
+                        Ok(0)
+                    }
+                    purged => purged,
+                }
+            }))
+        });
+    }
+
+    /// Warns once that the role may not delete rows. A later GRANT takes effect by itself.
+    fn warn_of_purge(&self, error: &Error) {
+        if !self.has_warned_of_purge.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: "tower_dedup",
+                error = error as &dyn std::error::Error,
+                "purging is not permitted: GRANT DELETE on the table to this role, or purge as another \
+                 role and set `Purging::off()`"
+            );
+        }
+    }
+
     /// Deletes one portion of a purge: keys that expired at `from` or later.
     async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
         let fault = |error| store_error("purging", error);
@@ -258,6 +289,7 @@ impl MaintenanceAdapter for PostgresAdapter {
     /// Closes the lanes' connections. A pool of the user's stays open: it is the user's to close.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
+            self.0.purge_task.stop();
             self.0.connections.close().await;
             if !self.0.user_pool {
                 self.0.connections.pool.close().await;

@@ -13,6 +13,7 @@ const DEADLOCK_DETECTED: &str = "40P01";
 const IN_FAILED_TRANSACTION: &str = "25P02";
 const READ_ONLY_TRANSACTION: &str = "25006";
 const UNDEFINED_TABLE: &str = "42P01";
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
 const NO_SUCH_SAVEPOINT: &str = "3B001";
 const NO_ACTIVE_TRANSACTION: &str = "25P01";
 
@@ -31,6 +32,11 @@ fn is_refusal(error: &dyn DatabaseError) -> bool {
 /// Returns `true` if the table does not exist.
 pub(super) fn is_without_table(error: &Error) -> bool {
     errors::cause(error).is_some_and(|error| has_code(error, &[UNDEFINED_TABLE]))
+}
+
+/// Returns `true` if the role may not do this.
+pub(super) fn is_not_permitted(error: &Error) -> bool {
+    errors::cause(error).is_some_and(|error| has_code(error, &[INSUFFICIENT_PRIVILEGE]))
 }
 
 fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {

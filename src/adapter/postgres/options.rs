@@ -3,11 +3,13 @@
 //! libpq takes several hosts and chooses between them. sqlx takes a list of hosts for one name, and
 //! ignores the parameters that choose, with a warning. So a URL with either is refused.
 
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
+use super::super::purging::Purging;
 use super::super::sql::Batching;
 use super::super::sql::statement::render;
 use super::super::sql::{Identifier, checked_timeout, take_identifiers};
@@ -37,17 +39,19 @@ pub struct PostgresOptions {
     pub(super) name: TableName,
     pub(super) claims: Durability,
     pub(super) batching: Batching,
+    pub(super) purging: Purging,
     pub(super) statement_timeout: Duration,
 }
 
 impl PostgresOptions {
     /// Returns the defaults: the table `webhook_deliveries` in the first schema of the `search_path`,
-    /// [`Batching::new`], durable claims, and 5 s for a statement.
+    /// [`Batching::new`], [`Purging::new`], durable claims, and 5 s for a statement.
     pub fn new() -> Self {
         Self {
             name: TableName::default(),
             claims: Durability::Synchronous,
             batching: Batching::new(),
+            purging: Purging::new(),
             statement_timeout: Duration::from_secs(5),
         }
     }
@@ -82,6 +86,14 @@ impl PostgresOptions {
     /// connection is opened when a batch needs it.
     pub fn batching(mut self, batching: Batching) -> Self {
         self.batching = batching;
+        self
+    }
+
+    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
+    ///
+    /// A role without DELETE causes one warning. Each statement takes a connection of the pool.
+    pub fn purging(mut self, purging: Purging) -> Self {
+        self.purging = purging;
         self
     }
 
@@ -170,6 +182,44 @@ impl Durability {
         match self {
             Self::Synchronous => render(include_str!("sql/durable.sql"), &[]),
             Self::Asynchronous => "set_config('synchronous_commit', 'off', true)".to_owned(),
+        }
+    }
+}
+
+/// Returns `true` for a connection to another host that may do without TLS. A connection to this host
+/// passes over no network.
+pub(super) fn may_be_plain_text(options: &PgConnectOptions) -> bool {
+    let may_be_plain =
+        matches!(options.get_ssl_mode(), PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer);
+    let host = options.get_host();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let is_here = options.get_socket().is_some()
+        || host.starts_with('/')
+        || host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
+    may_be_plain && !is_here
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn may_be_plain_text_is_true_for_other_hosts_only() {
+        for (url, expected) in [
+            ("postgres://app@db.example.com/app", true),
+            ("postgres://app@db.example.com/app?sslmode=disable", true),
+            ("postgres://app@192.0.2.7/app?sslmode=allow", true),
+            ("postgres://app@[2001:db8::1]/app", true),
+            ("postgres://app@db.example.com/app?sslmode=require", false),
+            ("postgres://app@db.example.com/app?sslmode=verify-full", false),
+            ("postgres://app@localhost/app", false),
+            ("postgres://app@127.0.0.2/app?sslmode=disable", false),
+            ("postgres://app@[::1]/app", false),
+            ("postgres://%2Frun%2Fpostgresql/app", false),
+            ("postgres:///app?host=/run/postgresql", false),
+        ] {
+            assert_eq!(may_be_plain_text(&url.parse().unwrap()), expected, "{url}");
         }
     }
 }

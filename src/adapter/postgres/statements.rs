@@ -64,6 +64,7 @@ statements! {
         count,
         version,
         unwritten,
+        encrypted,
         tx_claim_insert,
         tx_claim_existing,
         tx_claim_complete_insert,

@@ -10,12 +10,13 @@ use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
 use super::super::sql::call::Call;
 use super::super::sql::purge::PurgeState;
+use super::super::sql::purge_task::PurgeTask;
 use super::super::sql::queue::Batcher;
 use super::connections::{Connections, Source, backoff};
 use super::errors::{
     is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
 };
-use super::options::PostgresOptions;
+use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Params;
 use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
@@ -43,6 +44,11 @@ pub(super) struct PostgresStore {
     pub(super) read_first: ReadFirst,
     pub(super) lock_wait: LockWait,
     pub(super) purge_state: PurgeState,
+    pub(super) purge_task: PurgeTask,
+    /// Whether this adapter has warned that its role may not purge.
+    pub(super) has_warned_of_purge: AtomicBool,
+    /// Whether it is known if the connections are encrypted.
+    has_checked_encryption: AtomicBool,
     has_schema: AtomicBool,
 }
 
@@ -76,6 +82,9 @@ impl PostgresStore {
             read_first: ReadFirst::default(),
             lock_wait: LockWait::default(),
             purge_state: PurgeState::default(),
+            purge_task: PurgeTask::new(options.purging),
+            has_warned_of_purge: AtomicBool::new(false),
+            has_checked_encryption: AtomicBool::new(false),
             has_schema: AtomicBool::new(false),
             options,
             user_pool,
@@ -90,7 +99,7 @@ impl PostgresStore {
     /// Runs a call once the table is found; and once more if the table is gone, which is then looked
     /// for again.
     pub(super) async fn with_table<'c, T>(
-        &self,
+        self: &Arc<Self>,
         call: impl Fn() -> BoxFuture<'c, Result<T, Error>>,
     ) -> Result<T, Error> {
         let statements = self.ready().await?;
@@ -104,8 +113,9 @@ impl PostgresStore {
     }
 
     /// Finds or makes the table, and returns statements with its schema.
-    async fn ready(&self) -> Result<Arc<Statements>, Error> {
+    async fn ready(self: &Arc<Self>) -> Result<Arc<Statements>, Error> {
         self.check_open()?;
+        self.ensure_purge();
         if !self.has_schema.load(Ordering::Acquire) {
             self.migrate().await?;
         }
@@ -133,10 +143,11 @@ impl PostgresStore {
     /// Finds the table on a connection of the user's, because all connections of the pool may be in
     /// such transactions. Makes it, on another connection, if there is none.
     pub(super) async fn ready_within(
-        &self,
+        self: &Arc<Self>,
         connection: &mut PgConnection,
     ) -> Result<Arc<Statements>, Error> {
         self.check_open()?;
+        self.ensure_purge();
         if self.has_schema.load(Ordering::Acquire) {
             return Ok(self.statements());
         }
@@ -172,8 +183,28 @@ impl PostgresStore {
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
             session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await.map_err(fault)?;
         }
+        self.warn_of_plain_text(&statements).await;
         self.set_statements(&statements);
         Ok(())
+    }
+
+    /// Warns once if a connection to another host is not encrypted. A server that does not say so causes
+    /// no warning, and no error.
+    async fn warn_of_plain_text(&self, statements: &Statements) {
+        let options = self.connections.pool.connect_options();
+        if !may_be_plain_text(&options) || self.has_checked_encryption.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(rows) = self.fetch(&statements.encrypted, Params::None).await else { return };
+        let is_plain = matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false)));
+        if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
+            tracing::warn!(
+                target: "tower_dedup",
+                host = options.get_host(),
+                "not encrypted: the connection to Postgres on another host has no TLS. Set \
+                 `sslmode=verify-full`, and a feature `tls-rustls` or `tls-native-tls`"
+            );
+        }
     }
 
     fn set_statements(&self, statements: &Arc<Statements>) {

@@ -8,6 +8,7 @@ pub(super) mod engine;
 pub(super) mod errors;
 mod options;
 pub(super) mod purge;
+pub(super) mod purge_task;
 pub(super) mod queue;
 pub(super) mod responses;
 pub(super) mod rounds;

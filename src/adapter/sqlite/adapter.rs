@@ -280,6 +280,16 @@ impl MaintenanceAdapter for SqliteAdapter {
 }
 
 impl SqliteStore {
+    /// Deletes as [`purge`](MaintenanceAdapter::purge) does, and lets every other writer of this process
+    /// go first.
+    pub(super) async fn purge_when_free(self: Arc<Self>, limit: u32) -> Result<u64, Error> {
+        let delete = async |limit, from| {
+            let _guard = self.free_write_lock().await?;
+            self.purge(limit, from).await
+        };
+        self.with_table(|| self.purge_state.purge(limit, delete)).await
+    }
+
     /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
     async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
         let fault = |error| store_error("purging", error);
@@ -301,12 +311,14 @@ impl SqliteStore {
 #[cfg(test)]
 mod tests {
     use super::super::super::contract::PURGE_GRACE;
+    use super::super::super::purging::Purging;
     use super::super::super::sql::{Batching, Identifier};
     use super::super::super::terms::Token;
     use super::super::statements::Statements;
     use super::*;
 
-    /// Sets the clock of the statements that purge ahead.
+    /// Sets the clock of the statements that purge ahead. Nothing else may refer to the adapter: it does
+    /// not purge by itself.
     fn set_ahead(adapter: &mut SqliteAdapter, seconds: u32) {
         let store = Arc::get_mut(&mut adapter.0).expect("nothing is under way");
         let clock = Statements::new(&Identifier::default_table());
@@ -354,7 +366,8 @@ mod tests {
     async fn purge_is_refused_while_the_clock_has_jumped() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-        let mut adapter = SqliteAdapter::connect(&url).await.unwrap();
+        let options = SqliteOptions::new().purging(Purging::off());
+        let mut adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
         let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
         adapter.claim(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
         assert_eq!(adapter.purge(10).await.unwrap(), 0);

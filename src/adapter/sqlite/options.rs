@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnectOptions;
 
+use super::super::purging::Purging;
 use super::super::sql::Batching;
 use super::super::sql::{Identifier, checked_timeout, take_identifiers};
 use crate::error::{ConfigError, valid};
@@ -28,16 +29,18 @@ use crate::error::{ConfigError, valid};
 pub struct SqliteOptions {
     pub(super) table: Identifier,
     pub(super) batching: Batching,
+    pub(super) purging: Purging,
     pub(super) write_lock_timeout: Duration,
 }
 
 impl SqliteOptions {
-    /// Returns the defaults: the table `webhook_deliveries`, [`Batching::new`], and 5 s to wait for the
-    /// write lock.
+    /// Returns the defaults: the table `webhook_deliveries`, [`Batching::new`], [`Purging::new`], and 5 s
+    /// to wait for the write lock.
     pub fn new() -> Self {
         Self {
             table: Identifier::default_table(),
             batching: Batching::new(),
+            purging: Purging::new(),
             write_lock_timeout: Duration::from_secs(5),
         }
     }
@@ -53,6 +56,16 @@ impl SqliteOptions {
     /// There is one lane, on the connection that writes. Lookups are sent together as well.
     pub fn batching(mut self, batching: Batching) -> Self {
         self.batching = batching;
+        self
+    }
+
+    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
+    ///
+    /// Deliveries come first: a portion is deleted while nobody in this process waits to write. A round
+    /// that finds no such time within [`write_lock_timeout`](Self::write_lock_timeout) fails, and is
+    /// tried again.
+    pub fn purging(mut self, purging: Purging) -> Self {
+        self.purging = purging;
         self
     }
 

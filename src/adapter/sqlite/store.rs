@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
@@ -10,6 +11,7 @@ use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
 
 use super::super::sql::call::{Call, short_hash};
 use super::super::sql::purge::PurgeState;
+use super::super::sql::purge_task::PurgeTask;
 use super::super::sql::queue::{BatchItem, Batcher};
 use super::super::sql::rounds::MAX_RESPONSES;
 use super::super::sql::row::Row;
@@ -28,6 +30,8 @@ const PREPARING: &str = "preparing the SQLite schema";
 const LOOKUP_LANES: usize = 2;
 /// How many callers read stored responses at the same time.
 const RESPONSE_READS: usize = 2;
+/// The pause of a purge that found the write lock taken. A writer takes less for one batch.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// The state that all handles of an adapter share.
 pub(super) struct SqliteStore {
@@ -41,6 +45,7 @@ pub(super) struct SqliteStore {
     pub(super) statements: Statements,
     pub(super) queues: Option<Queues>,
     pub(super) purge_state: PurgeState,
+    purge_task: PurgeTask,
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,
     file: WatchedFile,
@@ -104,6 +109,7 @@ impl SqliteStore {
             statements: Statements::new(&options.table),
             queues,
             purge_state: PurgeState::default(),
+            purge_task: PurgeTask::new(options.purging),
             response_reads: Semaphore::new(RESPONSE_READS),
             has_schema: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -133,8 +139,21 @@ impl SqliteStore {
 
     async fn ready(self: &Arc<Self>) -> Result<(), Error> {
         self.check_open()?;
+        self.ensure_purge();
         self.file.check()?;
         if self.has_schema.load(Ordering::Acquire) { Ok(()) } else { self.make_schema().await }
+    }
+
+    /// Purges in the background from now on.
+    fn ensure_purge(self: &Arc<Self>) {
+        let store = Arc::downgrade(self);
+        self.purge_task.ensure(
+            || self.writer.close_event(),
+            move |keys| {
+                let store = store.upgrade()?;
+                Some(Box::pin(async move { store.purge_when_free(keys).await }))
+            },
+        );
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -197,10 +216,11 @@ impl SqliteStore {
     /// Makes the schema in a transaction of the user's, if it does not exist. Whether it stays is for
     /// that transaction to decide.
     pub(super) async fn ready_within(
-        &self,
+        self: &Arc<Self>,
         connection: &mut SqliteConnection,
     ) -> Result<(), Error> {
         self.check_open()?;
+        self.ensure_purge();
         if self.has_schema.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -278,6 +298,26 @@ impl SqliteStore {
         lock.map_err(|_| Error::new(kind, "waiting for the write lock of the SQLite file"))
     }
 
+    /// Returns the write lock once nobody holds it or waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Refused`] after `write_lock_timeout`.
+    pub(super) async fn free_write_lock(&self) -> Result<WriteGuard, Error> {
+        let free = async {
+            loop {
+                match Arc::clone(&self.write_lock).try_lock_owned() {
+                    Ok(guard) => return guard,
+                    Err(_) => tokio::time::sleep(TRY_AGAIN).await,
+                }
+            }
+        };
+        let free = tokio::time::timeout(self.options.write_lock_timeout, free).await;
+        free.map_err(|_| {
+            Error::new(ErrorKind::Refused, "trying for the write lock of the SQLite file")
+        })
+    }
+
     /// Runs `write` under the write lock, in a task of its own: a caller may leave its future unpolled,
     /// and every other caller would wait for the lock in that future.
     ///
@@ -328,6 +368,7 @@ impl SqliteStore {
 
     pub(super) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        self.purge_task.stop();
         if !self.user_pool {
             self.readers.close().await;
             self.writer.close().await;

@@ -1,0 +1,204 @@
+//! [`Purging`]: how often expired keys are deleted, and the loop that deletes them.
+//!
+//! The loop belongs to a SQL adapter, or to a [`Purger`](crate::Purger).
+//!
+//! 1. A round deletes in portions until a portion is not full, then waits for the interval. After each
+//!    portion it pauses for as long as the portion took. So it uses a connection for half of the time
+//!    at most.
+//! 2. The first round starts within a minute, or within the interval if that is shorter. Every pause is
+//!    jittered, so that replicas that start together do not purge together.
+//! 3. An error, a hang or a panic of the store ends one round; the loop goes on. The next round starts
+//!    after a second. After each further failure the pause doubles, up to the interval. Portions that
+//!    were deleted before the failure are counted.
+//! 4. The first failure is logged at WARN, and the next ones at DEBUG. If no round succeeds for three
+//!    intervals, that is logged at WARN once. After a success, both may be logged again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::contract::StoreFuture;
+use crate::error::{ConfigError, Error, ErrorKind, check, valid};
+use crate::observe;
+
+/// The latest start of the first round. The earliest is half of it: a test or a command that counts rows
+/// has ended before.
+const FIRST_WITHIN: Duration = Duration::from_secs(60);
+/// The limits of the pause between two rounds.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
+/// The pause after the first failed round.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// After how many intervals without a successful round the loop warns.
+const STUCK_AFTER: u32 = 3;
+/// How long one statement may take by default.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often a SQL adapter deletes its expired keys. It does so by itself, in the background.
+///
+/// The first call of an adapter starts a task on the runtime of that call. The task ends with the
+/// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
+/// needs a runtime that is driven, and does nothing while tokio's clock is paused.
+///
+/// Replicas that share a table do not disturb each other, and neither does a
+/// [`Purger`](crate::Purger) over the same adapter.
+///
+/// # Example
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_dedup::adapter::Purging;
+///
+/// let hourly = Purging::new().every(Duration::from_secs(3_600)).keys_per_statement(100);
+/// assert_ne!(hourly, Purging::off());
+/// assert!(hourly.try_every(Duration::ZERO).is_err());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct Purging {
+    /// `None` if nothing is purged.
+    every: Option<Duration>,
+    keys_per_statement: u32,
+}
+
+impl Purging {
+    /// Deletes up to 1,000 keys in a statement, every ten minutes.
+    pub const fn new() -> Self {
+        Self { every: Some(Duration::from_secs(600)), keys_per_statement: 1_000 }
+    }
+
+    /// Deletes nothing. Expired keys stay until you purge: see
+    /// [`MaintenanceAdapter::purge`](super::MaintenanceAdapter::purge).
+    pub const fn off() -> Self {
+        Self { every: None, ..Self::new() }
+    }
+
+    /// Sets the pause between two rounds.
+    ///
+    /// # Panics
+    ///
+    /// For a pause below 1 ms or above 365 days: see [`try_every`](Self::try_every).
+    #[track_caller]
+    pub fn every(self, interval: Duration) -> Self {
+        valid(self.try_every(interval))
+    }
+
+    /// Sets the pause between two rounds, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for a pause below 1 ms or above 365 days.
+    pub fn try_every(self, interval: Duration) -> Result<Self, ConfigError> {
+        let is_valid = (SHORTEST_PAUSE..=LONGEST_PAUSE).contains(&interval);
+        check(is_valid, "every", "from 1 ms to 365 days")?;
+        Ok(Self { every: Some(interval), ..self })
+    }
+
+    /// Sets how many keys one statement deletes at most. A statement with fewer keys holds its locks
+    /// for a shorter time.
+    ///
+    /// # Panics
+    ///
+    /// For 0: see [`try_keys_per_statement`](Self::try_keys_per_statement).
+    #[track_caller]
+    pub fn keys_per_statement(self, keys: u32) -> Self {
+        valid(self.try_keys_per_statement(keys))
+    }
+
+    /// Sets how many keys one statement deletes at most, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for 0.
+    pub fn try_keys_per_statement(self, keys: u32) -> Result<Self, ConfigError> {
+        check(keys > 0, "keys_per_statement", "at least 1")?;
+        Ok(Self { keys_per_statement: keys, ..self })
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn is_off(self) -> bool {
+        self.every.is_none()
+    }
+
+    /// Purges until `stop`, or until `portion` returns `None`. A statement may take `timeout`.
+    pub(crate) async fn run(self, timeout: Duration, portion: Portion, stop: CancellationToken) {
+        let Some(every) = self.every else { return };
+        let round = Round { portion, keys: self.keys_per_statement, timeout };
+        let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.5..=1.0));
+        let mut retry = FIRST_RETRY;
+        let (mut succeeded_at, mut has_failed, mut is_stuck) = (Instant::now(), false, false);
+        while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+            // A task of its own, so that a panic of the store ends this round only.
+            let ended = tokio::spawn(round.clone().run(stop.clone())).await;
+            let ended = ended.unwrap_or_else(|panic| {
+                Err(Error::new(ErrorKind::Unavailable, "purging keys").with_source(panic))
+            });
+            match ended {
+                Ok(Ended::Gone) => return,
+                // The adapter may be closed.
+                Err(_) if stop.is_cancelled() => return,
+                Ok(Ended::Done) => {
+                    (pause, retry) = (every, FIRST_RETRY);
+                    (succeeded_at, has_failed, is_stuck) = (Instant::now(), false, false);
+                }
+                Err(error) => {
+                    observe::purge_failed(&error, !has_failed);
+                    let since = succeeded_at.elapsed();
+                    if !is_stuck && since >= every.saturating_mul(STUCK_AFTER) {
+                        observe::purge_stuck(&error, since);
+                        is_stuck = true;
+                    }
+                    has_failed = true;
+                    (pause, retry) = (retry.min(every), retry.saturating_mul(2).min(every));
+                }
+            }
+            pause = pause.mul_f64(rand::rng().random_range(0.9..=1.1));
+        }
+    }
+}
+
+impl Default for Purging {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Deletes at most so many keys, and returns how many. Returns `None` if the adapter is gone.
+pub(crate) type Portion = Arc<dyn Fn(u32) -> Option<StoreFuture<'static, u64>> + Send + Sync>;
+
+/// How a round ended that has not failed.
+enum Ended {
+    Done,
+    Gone,
+}
+
+#[derive(Clone)]
+struct Round {
+    portion: Portion,
+    keys: u32,
+    timeout: Duration,
+}
+
+impl Round {
+    /// Deletes until a portion is not full. A stop waits for the current portion.
+    async fn run(self, stop: CancellationToken) -> Result<Ended, Error> {
+        loop {
+            let started = Instant::now();
+            let Some(portion) = (self.portion)(self.keys) else { return Ok(Ended::Gone) };
+            let purged = tokio::time::timeout(self.timeout, portion)
+                .await
+                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))?;
+            if purged > 0 {
+                observe::purged(purged);
+            }
+            // Leaves the store to deliveries for the other half of the time.
+            let pause = stop.run_until_cancelled(tokio::time::sleep(started.elapsed()));
+            if purged < u64::from(self.keys) || pause.await.is_none() {
+                return Ok(Ended::Done);
+            }
+        }
+    }
+}

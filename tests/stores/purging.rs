@@ -1,0 +1,416 @@
+//! The SQL adapters purge by themselves.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
+use sqlx::{PgPool, SqlitePool};
+use tokio::runtime::{Handle, Runtime};
+use tower_dedup::Purger;
+use tower_dedup::adapter::{
+    CallTerms, Forgotten, MaintenanceAdapter, PURGE_GRACE, PostgresAdapter, PostgresOptions,
+    Purging, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
+};
+
+use crate::support::log::Log;
+use crate::support::postgres::{Schema, Server};
+use crate::support::time_travel::{age_file, age_schema};
+use crate::support::{FIRST, dedup_key, sorted_keys, terms, until};
+
+const OFTEN: Duration = Duration::from_millis(5);
+/// Time for many rounds.
+const WHILE: Duration = Duration::from_millis(300);
+
+fn often() -> Purging {
+    Purging::new().every(OFTEN)
+}
+
+/// A table without an adapter of its own.
+enum Place {
+    File(tempfile::TempDir),
+    Schema(Schema),
+}
+
+impl Place {
+    fn all() -> [Self; 2] {
+        [Self::File(tempfile::tempdir().unwrap()), Self::Schema(Schema::fresh())]
+    }
+
+    fn path(dir: &tempfile::TempDir) -> PathBuf {
+        dir.path().join("dedup.db")
+    }
+
+    async fn adapter(&self, purging: Purging) -> Arc<dyn MaintenanceAdapter> {
+        match self {
+            Self::File(dir) => {
+                let url = format!("sqlite://{}", Self::path(dir).display());
+                let options = SqliteOptions::new().purging(purging);
+                Arc::new(SqliteAdapter::connect_with(&url, options).await.unwrap())
+            }
+            Self::Schema(schema) => {
+                let options = PostgresOptions::new().purging(purging);
+                Arc::new(PostgresAdapter::connect_with(&schema.url(), options).await.unwrap())
+            }
+        }
+    }
+
+    /// Adds keys that expired long enough ago, and one live key.
+    async fn fill(&self, expired: usize) {
+        let adapter = self.adapter(Purging::off()).await;
+        let brief = |retention| CallTerms::on_claim(Token::random(), retention);
+        if expired > 0 {
+            let keys = sorted_keys(&format!("{:x}", rand::random::<u32>()), expired);
+            adapter.claim(&keys, &brief(PURGE_GRACE)).await.unwrap();
+        }
+        adapter.claim(&[dedup_key("live")], &brief(1_000 * PURGE_GRACE)).await.unwrap();
+        adapter.close().await;
+        match self {
+            Self::File(dir) => age_file(&mut Self::file(dir).await, 3 * PURGE_GRACE).await,
+            Self::Schema(schema) => {
+                let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+                age_schema(&mut connection, schema.name(), 3 * PURGE_GRACE).await;
+            }
+        }
+    }
+
+    async fn file(dir: &tempfile::TempDir) -> SqliteConnection {
+        let options = SqliteConnectOptions::new().filename(Self::path(dir));
+        options.busy_timeout(Duration::from_secs(5)).connect().await.unwrap()
+    }
+
+    /// Counts the rows without any adapter.
+    async fn rows(&self) -> i64 {
+        let count = "SELECT count(*) FROM webhook_deliveries";
+        match self {
+            Self::File(dir) => {
+                sqlx::query_scalar(count).fetch_one(&mut Self::file(dir).await).await.unwrap()
+            }
+            Self::Schema(schema) => {
+                let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+                sqlx::query_scalar(count).fetch_one(&mut connection).await.unwrap()
+            }
+        }
+    }
+
+    /// Waits until only the live key is there.
+    async fn is_purged(&self) {
+        let purged = async {
+            while self.rows().await > 1 {
+                tokio::time::sleep(OFTEN).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), purged).await.expect("expired keys vanish");
+        assert_eq!(self.rows().await, 1);
+    }
+
+    /// Asserts that nothing purges.
+    async fn stays(&self) {
+        let rows = self.rows().await;
+        assert!(rows > 1);
+        tokio::time::sleep(WHILE).await;
+        assert_eq!(self.rows().await, rows);
+    }
+}
+
+#[tokio::test]
+async fn expired_keys_vanish_without_a_purger() {
+    for place in Place::all() {
+        place.fill(50).await;
+        let adapter = place.adapter(often().keys_per_statement(7)).await;
+        assert!(adapter.get(&dedup_key("live")).await.unwrap().is_some());
+        place.is_purged().await;
+        // Not only once.
+        place.fill(3).await;
+        place.is_purged().await;
+        adapter.close().await;
+    }
+}
+
+#[test]
+fn adapters_purge_by_default() {
+    let default = format!("{:?}", Purging::new());
+    assert!(format!("{:?}", PostgresOptions::new()).contains(&default));
+    assert!(format!("{:?}", SqliteOptions::new()).contains(&default));
+    assert_eq!(Purging::new(), Purging::new().every(Duration::from_secs(600)));
+}
+
+#[tokio::test]
+async fn adapter_without_a_call_and_adapter_with_purging_off_delete_nothing() {
+    for place in Place::all() {
+        place.fill(5).await;
+        let _unused = place.adapter(often()).await;
+        let off = place.adapter(Purging::off()).await;
+        off.count().await.unwrap();
+        place.stays().await;
+        off.close().await;
+    }
+}
+
+/// The task refers to the adapter weakly.
+#[tokio::test]
+async fn dropped_or_closed_adapter_deletes_nothing_more() {
+    for place in Place::all() {
+        for closes in [false, true] {
+            let adapter = place.adapter(often()).await;
+            place.fill(5).await;
+            adapter.count().await.unwrap();
+            place.is_purged().await;
+            if closes {
+                adapter.close().await;
+            }
+            let kept = closes.then(|| Arc::clone(&adapter));
+            drop(adapter);
+            // A portion that is under way may still end.
+            tokio::time::sleep(WHILE).await;
+            place.fill(5).await;
+            place.stays().await;
+            drop(kept);
+        }
+    }
+    until(|| Handle::current().metrics().num_alive_tasks() == 0).await;
+}
+
+/// As `#[sqlx::test]` does, while somebody holds the adapter.
+#[tokio::test]
+async fn closing_the_pool_ends_the_task_and_does_not_wait_for_it() {
+    let (log, _guard) = Log::of_this_thread();
+    let schema = Schema::fresh();
+    let pool = PgPool::connect(&schema.url()).await.unwrap();
+    let options = PostgresOptions::new().purging(Purging::new().every(Duration::from_millis(1)));
+    let adapter = PostgresAdapter::with_options(pool.clone(), options);
+    adapter.count().await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = SqliteConnectOptions::new().filename(Place::path(&dir)).create_if_missing(true);
+    let file = SqlitePool::connect_with(file).await.unwrap();
+    let options = SqliteOptions::new().purging(Purging::new().every(Duration::from_millis(1)));
+    let sqlite = SqliteAdapter::with_options(file.clone(), options);
+    sqlite.count().await.unwrap();
+    tokio::time::sleep(WHILE).await;
+    let closing = Instant::now();
+    pool.close().await;
+    file.close().await;
+    assert!(closing.elapsed() < Duration::from_secs(2), "{:?}", closing.elapsed());
+    until(|| Handle::current().metrics().num_alive_tasks() == 0).await;
+    let records = log.beginning("purging");
+    assert!(records.is_empty(), "{records:?}");
+    drop((adapter, sqlite));
+}
+
+/// Each key is deleted and counted once.
+#[test]
+fn replicas_and_a_purger_purge_one_table_without_errors() {
+    let recorder = metrics_util::debugging::DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (log, _guard) = Log::of_this_thread();
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            for place in Place::all() {
+                place.fill(1_500).await;
+                let mut replicas = Vec::new();
+                for _ in 0..4 {
+                    let purging = often().keys_per_statement(50);
+                    let replica = place.adapter(purging).await;
+                    replica.count().await.unwrap();
+                    replicas.push(replica);
+                }
+                let purger = Purger::new(Arc::clone(&replicas[0]));
+                let purger = purger.every(OFTEN).keys_per_statement(50).spawn();
+                for id in 0..200 {
+                    let keys = [dedup_key(&format!("evt_{id}"))];
+                    let (terms, replica) = (terms(), &replicas[id % 4]);
+                    assert_eq!(replica.claim(&keys, &terms).await.unwrap(), [FIRST]);
+                    replica.complete(&keys, &terms).await.unwrap();
+                    assert_eq!(replica.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+                }
+                place.is_purged().await;
+                purger.stop().await;
+                for replica in replicas {
+                    replica.close().await;
+                }
+            }
+        });
+    });
+    let failed = log.beginning("purging");
+    assert!(failed.is_empty(), "{failed:?}");
+    let counters = snapshotter.snapshot().into_vec().into_iter();
+    let mut purged = counters.filter(|(key, ..)| key.key().name() == "tower_dedup_purged_total");
+    let expected = metrics_util::debugging::DebugValue::Counter(3_000);
+    assert_eq!(purged.next().map(|(.., value)| value), Some(expected));
+}
+
+/// While a handler holds the file, the purge neither waits in line nor fails silently.
+#[tokio::test]
+async fn sqlite_purge_lets_writers_go_first_warns_and_recovers() {
+    let (log, _guard) = Log::of_this_thread();
+    let place = Place::File(tempfile::tempdir().unwrap());
+    place.fill(5).await;
+    let Place::File(dir) = &place else { unreachable!() };
+    let url = format!("sqlite://{}", Place::path(dir).display());
+    let other = SqliteOptions::new().purging(Purging::off());
+    let other = SqliteAdapter::connect_with(&url, other).await.unwrap();
+    let (one, two) = ([dedup_key("evt_1")], [dedup_key("evt_2")]);
+    let first = other.open(&one, &terms()).await.unwrap().transaction.unwrap();
+
+    let options = SqliteOptions::new().purging(often());
+    let options = options.write_lock_timeout(Duration::from_secs(1));
+    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+    assert!(adapter.get(&dedup_key("live")).await.unwrap().is_some());
+    until(|| !log.beginning("purging does not succeed").is_empty()).await;
+    // The next round begins earlier than this delivery, and this delivery goes first.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let second = async { other.open(&two, &terms()).await.unwrap().transaction.unwrap() };
+    let first_ends = async {
+        tokio::time::sleep(WHILE).await;
+        other.rollback(first).await.unwrap();
+    };
+    let (second, ()) = tokio::join!(second, first_ends);
+    place.stays().await;
+    other.rollback(second).await.unwrap();
+    place.is_purged().await;
+    for message in ["purging failed", "purging does not succeed"] {
+        let warnings = log.beginning(message).into_iter().filter(|event| event["level"] == "WARN");
+        let warnings: Vec<_> = warnings.collect();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0]["error"].contains("write lock"), "{warnings:?}");
+    }
+}
+
+#[tokio::test]
+async fn outage_of_postgres_warns_once_and_purging_goes_on_afterwards() {
+    let (log, _guard) = Log::of_this_thread();
+    let server = Server::start();
+    let place = Place::Schema(Schema::fresh_in(&server.url()));
+    let Place::Schema(schema) = &place else { unreachable!() };
+    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_millis(200));
+    let pool = pool.connect_lazy(&schema.url()).unwrap();
+    let adapter = PostgresAdapter::with_options(pool, PostgresOptions::new().purging(often()));
+    place.fill(3).await;
+    adapter.count().await.unwrap();
+    place.is_purged().await;
+    server.stop_immediately();
+    until(|| log.beginning("purging failed").len() > 3).await;
+    server.start_again();
+    place.fill(3).await;
+    place.is_purged().await;
+    assert_eq!(log.beginning("purging does not succeed").len(), 1);
+    let failed = log.beginning("purging failed").into_iter();
+    assert_eq!(failed.filter(|event| event["level"] == "WARN").count(), 1);
+    adapter.close().await;
+}
+
+#[test]
+fn call_on_another_runtime_starts_the_task_again_after_its_runtime_has_ended() {
+    let runtime = || Runtime::new().unwrap();
+    for place in Place::all() {
+        let first = runtime();
+        let adapter = first.block_on(async {
+            let adapter = place.adapter(often()).await;
+            place.fill(3).await;
+            adapter.count().await.unwrap();
+            place.is_purged().await;
+            adapter
+        });
+        // A second runtime starts no second task, and the end of the first ends the task.
+        let second = runtime();
+        second.block_on(async { adapter.count().await.unwrap() });
+        drop(first);
+        second.block_on(async {
+            place.fill(3).await;
+            place.stays().await;
+            adapter.count().await.unwrap();
+            place.is_purged().await;
+            adapter.close().await;
+        });
+    }
+}
+
+#[tokio::test]
+async fn transactions_and_record_in_start_the_task() {
+    let hour = Duration::from_secs(3_600);
+    for records in [false, true] {
+        let [file, schema] = Place::all();
+        file.fill(3).await;
+        schema.fill(3).await;
+        let (Place::File(dir), Place::Schema(of)) = (&file, &schema) else { unreachable!() };
+        let key = [dedup_key("evt_1")];
+
+        let options = SqliteConnectOptions::new().filename(Place::path(dir));
+        let pool = SqlitePool::connect_with(options).await.unwrap();
+        let options = SqliteOptions::new().purging(often());
+        let adapter = SqliteAdapter::with_options(pool.clone(), options);
+        if records {
+            let mut connection = pool.acquire().await.unwrap();
+            adapter.record_in(&mut connection, &key[0], hour).await.unwrap();
+            sqlx::query("DELETE FROM webhook_deliveries WHERE id = 'evt_1'")
+                .execute(&mut *connection)
+                .await
+                .unwrap();
+        } else {
+            let opened = adapter.open(&key, &terms()).await.unwrap();
+            adapter.rollback(opened.transaction.unwrap()).await.unwrap();
+        }
+        file.is_purged().await;
+
+        let pool = PgPool::connect(&of.url()).await.unwrap();
+        let options = PostgresOptions::new().purging(often());
+        let adapter = PostgresAdapter::with_options(pool.clone(), options);
+        if records {
+            let mut transaction = pool.begin().await.unwrap();
+            adapter.record_in(&mut transaction, &key[0], hour).await.unwrap();
+            transaction.rollback().await.unwrap();
+        } else {
+            let opened = adapter.open(&key, &terms()).await.unwrap();
+            adapter.rollback(opened.transaction.unwrap()).await.unwrap();
+        }
+        schema.is_purged().await;
+    }
+}
+
+#[tokio::test]
+async fn role_without_delete_warns_once_and_a_grant_takes_effect() {
+    let (log, _guard) = Log::of_this_thread();
+    let place = Place::Schema(Schema::fresh());
+    place.fill(3).await;
+    let Place::Schema(schema) = &place else { unreachable!() };
+    let role = format!("role_{}", schema.name());
+    let mut owner = PgConnection::connect(&schema.url()).await.unwrap();
+    let sql = format!(
+        "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {0} TO {role}; \
+         GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {0} TO {role}",
+        schema.name()
+    );
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut owner).await.unwrap();
+    let options: PgConnectOptions = schema.url().parse().unwrap();
+    let pool = PgPool::connect_with(options.username(&role)).await.unwrap();
+    let options = PostgresOptions::new().purging(often());
+    let adapter = PostgresAdapter::with_options(pool.clone(), options);
+    adapter.count().await.unwrap();
+    until(|| !log.beginning("purging is not permitted").is_empty()).await;
+    place.stays().await;
+    assert_eq!(log.beginning("purging").len(), 1);
+    let grant = format!("GRANT DELETE ON {}.webhook_deliveries TO {role}", schema.name());
+    sqlx::raw_sql(AssertSqlSafe(grant)).execute(&mut owner).await.unwrap();
+    place.is_purged().await;
+    pool.close().await;
+    let drop_role = format!("DROP OWNED BY {role}; DROP ROLE {role}");
+    sqlx::raw_sql(AssertSqlSafe(drop_role)).execute(&mut owner).await.unwrap();
+}
+
+/// Otherwise the task would run round after round while a test waits for something else.
+#[tokio::test]
+async fn nothing_is_purged_while_the_clock_of_tokio_is_paused() {
+    let file = Place::File(tempfile::tempdir().unwrap());
+    let adapter = file.adapter(often()).await;
+    file.fill(3).await;
+    let before = Handle::current().metrics().num_alive_tasks();
+    adapter.count().await.unwrap();
+    file.is_purged().await;
+    assert!(Handle::current().metrics().num_alive_tasks() > before);
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
+}

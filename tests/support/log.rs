@@ -1,0 +1,66 @@
+//! The log records of the crate, for tests.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use tracing::field::{Field, Visit};
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::layer::SubscriberExt;
+
+/// Collects the log records of the layer.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
+
+impl Log {
+    /// Returns the log records with this message.
+    pub(crate) fn all(&self, message: &str) -> Vec<BTreeMap<String, String>> {
+        let events = self.0.lock().unwrap();
+        events.iter().filter(|event| event["message"] == message).cloned().collect()
+    }
+
+    /// Returns the log records whose message begins so.
+    pub(crate) fn beginning(&self, message: &str) -> Vec<BTreeMap<String, String>> {
+        let events = self.0.lock().unwrap();
+        events.iter().filter(|event| event["message"].starts_with(message)).cloned().collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// Collects the log records of this thread, until the guard is dropped.
+    pub(crate) fn of_this_thread() -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let subscriber = tracing_subscriber::registry().with(log.clone());
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// Returns the last log record with this message.
+    pub(crate) fn last(&self, message: &str) -> BTreeMap<String, String> {
+        self.all(message).pop().unwrap_or_else(|| panic!("no event {message:?}"))
+    }
+}
+
+struct Fields<'a>(&'a mut BTreeMap<String, String>);
+
+impl Visit for Fields<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+}
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        if event.metadata().target() != "tower_dedup" {
+            return;
+        }
+        let mut fields = BTreeMap::new();
+        fields.insert("level".to_owned(), event.metadata().level().to_string());
+        event.record(&mut Fields(&mut fields));
+        self.0.lock().unwrap().push(fields);
+    }
+}
