@@ -33,7 +33,7 @@
 //! | `invalid_key` | warn | the key is missing or malformed, or there are too many keys |
 //! | `too_large`, `broken_body`, `slow_body` | warn | the request body could not be read to its end |
 //! | `unverified` | error | the marker `Verified` is missing: the layers are in the wrong order |
-//! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs |
+//! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs. Under a transactional ledger, the record of the first two comes after the handler, and `uncommitted`, `panicked` and `handler_timeout` apply to them too |
 //!
 //! More records name an event by the hash of its id:
 //!
@@ -52,7 +52,7 @@
 //! | `purging failed` | warn | a round of the purger failed |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
-//! | `rejected` | error | a handler's argument, `Delivery` or `DedupTx`, is not in its request |
+//! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
 //!
 //! # Metrics
 //!
@@ -434,14 +434,19 @@ pub(crate) fn marks_not_committed(key: &DedupKey, error: &Error) {
     );
 }
 
-/// Reports that a handler's argument is not in its request, because the route has no such layer.
+/// Reports that an argument of a handler is not available, and what the user should change.
 #[cfg(feature = "axum")]
-pub(crate) fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static)) {
-    tracing::error!(
+pub(crate) fn rejected(
+    argument: &'static str,
+    error: &(dyn std::error::Error + 'static),
+    fix: &'static str,
+) {
+    tracing::warn!(
         target: "tower_dedup",
         argument,
         error = chain(error),
-        "rejected: an argument of the handler is not in its request"
+        fix,
+        "rejected: an argument of the handler is not available"
     );
 }
 

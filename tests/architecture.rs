@@ -77,6 +77,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["config"],
             &["answer", "report"],
             &["delivery"],
+            &["keyless"],
             &["admit"],
             &["future"],
             &["service", "handle"],

@@ -45,6 +45,7 @@ mod fallible;
 mod future;
 mod gate;
 mod handle;
+mod keyless;
 mod paths;
 mod policy;
 mod report;
