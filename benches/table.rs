@@ -13,7 +13,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
 
 #[path = "shared/mod.rs"]
 mod shared;
@@ -25,27 +24,26 @@ use shared::run::Run;
 /// The README's lines before and after the generated section.
 const BEGIN: &str = "<!-- `cargo bench --bench table -- --readme` writes what follows. -->\n";
 const END: &str = "<!-- Up to here. -->\n";
-const PLOT: &str = "benches/ratios.svg";
+const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+const PLOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/ratios.svg");
 
 fn main() {
     let run = Run::from_args_with(&["--readme"]);
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/README.md");
     if run.is_test() {
-        check(&fs::read_to_string(readme).expect("the README"));
+        check(&fs::read_to_string(README).expect("the README"));
         return;
     }
     let figures = ratios::read(&ratios::file());
     let table = table(&figures);
     print!("\n{table}");
     if std::env::args().any(|arg| arg == "--readme") {
-        let text = fs::read_to_string(&readme).expect("the README");
+        let text = fs::read_to_string(README).expect("the README");
         let (before, _, after) = parts(&text);
         let machine = if figures.is_empty() { String::new() } else { machine() };
         let section = format!("{BEGIN}\n{table}\n{machine}{END}");
-        fs::write(&readme, format!("{before}{section}{after}")).expect("the README");
-        let plot = Path::new(env!("CARGO_MANIFEST_DIR")).join(PLOT);
-        fs::write(&plot, svg(&figures)).expect("the plot");
-        println!("\nwritten: {}, {}", readme.display(), plot.display());
+        fs::write(README, format!("{before}{section}{after}")).expect("the README");
+        fs::write(PLOT, svg(&figures)).expect("the plot");
+        println!("\nwritten: {README}, {PLOT}");
     } else {
         let plot = ratios::target().join("ratios.svg");
         fs::write(&plot, svg(&figures)).expect("the plot");

@@ -40,14 +40,13 @@ use graphile_worker::{
     WorkerOptions,
 };
 use serde::{Deserialize, Serialize};
-use shared::signature::Scheme;
-use shared::verify::VerifyLayer;
 use shared::{in_one_line, stop_signal};
 use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter};
+use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupLayer, DedupTx, Delivery, provider};
 
 mod shared;
@@ -97,9 +96,9 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         Err(VarError::NotPresent) => TEST_SECRET.to_owned(),
         secret => secret.map_err(|why| format!("{SECRET}: {why}"))?,
     };
-    let check = Scheme::StandardWebhooks.check(&secret, None);
-    let check = check.map_err(|why| format!("{SECRET}: {why}"))?;
-    let verify = VerifyLayer::new(check).body_limit(BODY_LIMIT);
+    let verifier = provider::STANDARD_WEBHOOKS.verifier(&secret);
+    let verifier = verifier.map_err(|why| format!("{SECRET}: {why}"))?;
+    let verify = VerifyLayer::new(verifier).body_limit(BODY_LIMIT);
     // One pool for deliveries, which hold a connection while they run, and one for jobs. Neither waits
     // for the other.
     let keys = PostgresAdapter::connect(&options.database_url).await?;

@@ -26,6 +26,7 @@ async fn main() -> Result<(), BoxError> {
     tracing_subscriber::fmt::init();
     let Options { listen, store } = Options::parse();
     let secret = std::env::var("STRIPE_WEBHOOK_SECRET").map_err(|_| "set STRIPE_WEBHOOK_SECRET")?;
+    let verify = VerifyLayer::new(STRIPE.verifier(&secret)?);
     // A service has one database. The branches differ in the type of the handler's transaction.
     let (route, handle) = if store.starts_with("postgres") {
         let pool = PgPool::connect(&store).await?;
@@ -33,7 +34,8 @@ async fn main() -> Result<(), BoxError> {
         let store = PostgresAdapter::new(pool);
         let dedup = DedupLayer::transactional(STRIPE, store).require_verified();
         let handle = dedup.handle();
-        (post(on_postgres).layer(dedup), handle)
+        // Of a tuple, the first layer is the outermost: a forged request uses up no id.
+        (post(on_postgres).layer((verify, dedup)), handle)
     } else {
         let file = store.parse::<SqliteConnectOptions>()?.create_if_missing(true);
         let pool = SqlitePool::connect_with(file).await?;
@@ -41,11 +43,9 @@ async fn main() -> Result<(), BoxError> {
         let store = SqliteAdapter::new(pool);
         let dedup = DedupLayer::transactional(STRIPE, store).require_verified();
         let handle = dedup.handle();
-        (post(on_sqlite).layer(dedup), handle)
+        (post(on_sqlite).layer((verify, dedup)), handle)
     };
-    // The layer added last is the outermost: a forged request uses up no id.
-    let verify = VerifyLayer::new(STRIPE.verifier(&secret)?);
-    let app = Router::new().route("/webhooks/stripe", route.layer(verify));
+    let app = Router::new().route("/webhooks/stripe", route);
     let listener = tokio::net::TcpListener::bind(listen).await?;
     println!("listening on http://{}/webhooks/stripe", listener.local_addr()?);
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -59,24 +59,20 @@ async fn main() -> Result<(), BoxError> {
 
 async fn on_postgres(mut tx: DedupTx<Postgres>, event: Delivery, body: Bytes) -> StatusCode {
     let insert = sqlx::query(INSERT).bind(event.id()).bind(amount(&body));
-    finish(insert.execute(&mut *tx).await)
+    status(insert.execute(&mut *tx).await.err())
 }
 
 async fn on_sqlite(mut tx: DedupTx<Sqlite>, event: Delivery, body: Bytes) -> StatusCode {
     let insert = sqlx::query(INSERT).bind(event.id()).bind(amount(&body));
-    finish(insert.execute(&mut *tx).await)
+    status(insert.execute(&mut *tx).await.err())
 }
 
 fn amount(event: &[u8]) -> Option<i64> {
     serde_json::from_slice::<Value>(event).ok()?.pointer("/data/object/amount")?.as_i64()
 }
 
-fn finish<T>(written: sqlx::Result<T>) -> StatusCode {
-    match written {
-        Ok(_) => StatusCode::OK, // committed with the key, before the response leaves
-        Err(error) => {
-            tracing::error!(%error, "writing a payment");
-            StatusCode::INTERNAL_SERVER_ERROR // rolled back with the key: the retry runs
-        }
-    }
+fn status(error: Option<sqlx::Error>) -> StatusCode {
+    let Some(error) = error else { return StatusCode::OK }; // committed with the key
+    tracing::error!(%error, "writing a payment");
+    StatusCode::INTERNAL_SERVER_ERROR // rolled back with the key: the retry runs
 }

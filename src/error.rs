@@ -108,7 +108,8 @@ impl Error {
     ///
     /// The outcome of [`ErrorKind::Corrupt`] is unknown already, and a layer must not fail open after it.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn unknown(mut self) -> Self {
+    #[must_use]
+    pub(crate) fn with_unknown_outcome(mut self) -> Self {
         if self.kind != ErrorKind::Corrupt {
             self.kind = ErrorKind::Unavailable;
         }
@@ -389,3 +390,21 @@ impl fmt::Display for ConfigError {
 }
 
 impl std::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[test]
+    fn with_unknown_outcome_keeps_only_the_kind_corrupt() {
+        use super::{Error, ErrorKind};
+
+        for kind in [ErrorKind::Refused, ErrorKind::Timeout, ErrorKind::Unavailable] {
+            let error = Error::new(kind, "claiming keys").with_unknown_outcome();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.is_unknown());
+        }
+        let error = Error::new(ErrorKind::Corrupt, "claiming keys").with_unknown_outcome();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.is_unknown());
+    }
+}

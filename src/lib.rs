@@ -1,8 +1,8 @@
 #![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// The guide links to items behind features, so rustdoc checks its links with all stores only.
+// The guide links to items behind features, so rustdoc checks its links with these features only.
 #![cfg_attr(
-    not(all(feature = "postgres", feature = "sqlite")),
+    not(all(feature = "postgres", feature = "sqlite", feature = "testing", feature = "verify")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 // Not in `[lints]` of Cargo.toml, because tests and examples may unwrap.
@@ -18,6 +18,12 @@ mod error;
 mod extract;
 pub mod guide {
     //! The pages of the guide. Read the [crate page](crate) first.
+
+    #[doc = include_str!("docs/fit.md")]
+    pub mod fit {}
+
+    #[doc = include_str!("docs/frameworks.md")]
+    pub mod frameworks {}
 
     #[doc = include_str!("docs/keys.md")]
     pub mod keys {}
@@ -43,8 +49,29 @@ pub mod guide {
     #[doc = include_str!("docs/recipes.md")]
     pub mod recipes {}
 
-    #[doc = include_str!("docs/operations.md")]
-    pub mod operations {}
+    #[doc = include_str!("docs/rollout.md")]
+    pub mod rollout {}
+
+    #[doc = include_str!("docs/checklist.md")]
+    pub mod checklist {}
+
+    #[doc = include_str!("docs/upgrading.md")]
+    pub mod upgrading {}
+
+    #[doc = include_str!("docs/incident.md")]
+    pub mod incident {}
+
+    #[doc = include_str!("docs/sizing.md")]
+    pub mod sizing {}
+
+    #[doc = include_str!("docs/postgres.md")]
+    pub mod postgres {}
+
+    #[doc = include_str!("docs/sqlite.md")]
+    pub mod sqlite {}
+
+    #[doc = include_str!("docs/testing.md")]
+    pub mod testing {}
 
     #[doc = include_str!("docs/adapters.md")]
     pub mod adapters {}
@@ -58,6 +85,10 @@ mod purger;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+#[cfg(feature = "testing")]
+pub mod testing;
+#[cfg(feature = "verify")]
+pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::Delivery;

@@ -44,6 +44,8 @@
 //! | `running unprotected` | warn | the handler runs although the store did not reply |
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
+//! | `unsigned id` | warn, once a layer | [`require_verified`](crate::DedupLayer::require_verified) is set, the sender does not sign the id, and there is no [second identity](crate::guide::keys#an-id-that-is-not-signed) |
+//! | `not verified` | warn | a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `reason` says why |
 //! | `payload mismatch` | warn | the event was handled with another payload |
 //! | `response not stored` | warn | duplicates of this event get an empty response |
 //! | `completed in the background` | info | a store call succeeded after its delivery had ended |
@@ -510,6 +512,22 @@ pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Durat
         floor_s = floor.as_secs(),
         "the retention is shorter than the time in which this sender may deliver an event again"
     );
+}
+
+/// Reports that replays under another id are not recognised.
+pub(crate) fn unsigned_id(namespace: &str) {
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace,
+        "unsigned id: this sender does not sign the id, so a captured delivery runs again under \
+         another id; add a second identity, such as the digest of the body"
+    );
+}
+
+/// Reports why a request is not verified.
+#[cfg(feature = "verify")]
+pub(crate) fn not_verified(reason: &dyn std::fmt::Display) {
+    tracing::warn!(target: "tower_dedup", %reason, "not verified");
 }
 
 /// Counts live keys that a store has forgotten.

@@ -40,11 +40,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::adapter::MaintenanceAdapter;
-use crate::error::{Error, ErrorKind};
+use crate::error::{ConfigError, Error, ErrorKind, check, valid};
 use crate::observe;
 
 /// The latest start of the first round.
 const FIRST_WITHIN: Duration = Duration::from_secs(60);
+/// The limits of the pause between two rounds.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 /// The pause after the first failed round.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
@@ -65,17 +68,47 @@ impl Purger {
         Self { round, every: Duration::from_secs(600) }
     }
 
-    /// Sets the pause between two rounds, from a millisecond to a year.
-    pub fn every(mut self, interval: Duration) -> Self {
-        self.every = interval.clamp(Duration::from_millis(1), Duration::from_secs(365 * 86_400));
-        self
+    /// Sets the pause between two rounds.
+    ///
+    /// # Panics
+    ///
+    /// For a pause below 1 ms or above 365 days: see [`try_every`](Self::try_every).
+    #[track_caller]
+    pub fn every(self, interval: Duration) -> Self {
+        valid(self.try_every(interval))
     }
 
-    /// Sets how many keys one statement deletes at most, at least one. A statement with fewer keys
-    /// holds its locks for a shorter time.
-    pub fn keys_per_statement(mut self, keys: u32) -> Self {
-        self.round.keys_per_statement = keys.max(1);
-        self
+    /// Sets the pause between two rounds, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for a pause below 1 ms or above 365 days.
+    pub fn try_every(self, interval: Duration) -> Result<Self, ConfigError> {
+        let is_valid = (SHORTEST_PAUSE..=LONGEST_PAUSE).contains(&interval);
+        check(is_valid, "every", "from 1 ms to 365 days")?;
+        Ok(Self { every: interval, ..self })
+    }
+
+    /// Sets how many keys one statement deletes at most. A statement with fewer keys holds its locks
+    /// for a shorter time.
+    ///
+    /// # Panics
+    ///
+    /// For 0: see [`try_keys_per_statement`](Self::try_keys_per_statement).
+    #[track_caller]
+    pub fn keys_per_statement(self, keys: u32) -> Self {
+        valid(self.try_keys_per_statement(keys))
+    }
+
+    /// Sets how many keys one statement deletes at most, for a value from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for 0.
+    pub fn try_keys_per_statement(mut self, keys: u32) -> Result<Self, ConfigError> {
+        check(keys > 0, "keys_per_statement", "at least 1")?;
+        self.round.keys_per_statement = keys;
+        Ok(self)
     }
 
     /// Sets how long one statement may take before its round fails.

@@ -41,7 +41,8 @@ const LEVELS: &[(&str, Levels)] = &[
             &["adapter"],
             &["ledger"],
             &["purger", "layer"],
-            &["deduplicator", "extract", "conformance"],
+            &["verify"],
+            &["deduplicator", "extract", "conformance", "testing"],
             &["lib"],
         ],
     ),
@@ -70,6 +71,18 @@ const LEVELS: &[(&str, Levels)] = &[
     ),
     ("conformance", &[&["driver", "store"], &["cases", "processes"]]),
     ("conformance::cases", &[&["lease", "maintenance", "on_claim", "races", "refusal", "stored"]]),
+    (
+        "verify",
+        &[
+            &["error", "time"],
+            &["public_url"],
+            &["received"],
+            &["schemes"],
+            &["scheme"],
+            &["verifier"],
+            &["layer", "sign"],
+        ],
+    ),
     (
         "layer",
         &[

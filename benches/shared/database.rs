@@ -85,7 +85,7 @@ impl Database {
 
 /// Replaces the table's content with this many complete rows, then runs VACUUM and ANALYZE.
 ///
-/// The keys are hashed as in the adapter (guide, operations). The rows are 0.2 s apart.
+/// The keys are hashed as in the adapter (guide, postgres). The rows are 0.2 s apart.
 pub(crate) async fn fill(pool: &PgPool, rows: u64) {
     let fill = format!(
         "INSERT INTO webhook_deliveries (key, namespace, id, token, attempts, takeover, \

@@ -37,7 +37,7 @@
 //! - To change a secret, put the old one into the same variable with `_PREVIOUS` at the end, until the
 //!   sender uses the new one.
 //! - Secrets are no options, because every user of the machine can read the command line of a process.
-//! - Twilio signs the public URL, which a server behind a proxy does not see.
+//! - Twilio, Square and HubSpot sign the public URL, which a server behind a proxy does not see.
 //!   `--public-url https://hooks.example.com` sets the part before the path.
 //!
 //! # Misbehaviour
@@ -82,8 +82,6 @@ use axum::{Json, Router};
 use clap::{Parser, ValueEnum};
 use effects::{Effect, Effects, Table, bounded};
 use serde::Deserialize;
-use shared::signature::Check;
-use shared::verify::VerifyLayer;
 use shared::{in_one_line, stop_signal};
 use sqlx::{Postgres, Sqlite};
 use tokio::net::TcpListener;
@@ -91,6 +89,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 use tower_dedup::adapter::{self, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
+use tower_dedup::verify::{Verifier, VerifyLayer};
 use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, Purger, provider};
 
 /// The time limit of a shutdown.
@@ -154,8 +153,8 @@ async fn main() -> ExitCode {
 
 async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let url = options.store.as_str();
-    let checks = secrets::checks(env::vars_os(), options.public_url.as_deref())?;
-    let routes = Routes { lease: Duration::from_secs(options.lease_seconds), checks };
+    let verifiers = secrets::verifiers(env::vars_os(), options.public_url.as_deref())?;
+    let routes = Routes { lease: Duration::from_secs(options.lease_seconds), verifiers };
     let (store, (webhooks, handles)): (Arc<dyn MaintenanceAdapter>, _) = match options.ledger {
         LedgerKind::Lease => {
             let store = adapter::connect(url).await?;
@@ -234,8 +233,8 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
 /// The settings of the routes.
 struct Routes {
     lease: Duration,
-    /// The checks of the verified senders, by name.
-    checks: BTreeMap<&'static str, Check>,
+    /// The verifiers of the senders with a secret, by name.
+    verifiers: BTreeMap<&'static str, Verifier>,
 }
 
 /// The handles that drain the routes, by name.
@@ -256,8 +255,8 @@ impl Routes {
         let (mut router, mut handles) = (Router::new(), Vec::new());
         for preset in provider::ALL {
             let mut dedup = layer(*preset).lease(self.lease);
-            let check = self.checks.get(preset.name());
-            if check.is_some() {
+            let verifier = self.verifiers.get(preset.name());
+            if verifier.is_some() {
                 dedup = dedup.require_verified();
             }
             handles.push((preset.name(), dedup.handle()));
@@ -267,9 +266,9 @@ impl Routes {
                 route = route.on(filter, handler);
             }
             route = route.layer(dedup);
-            if let Some(check) = check {
+            if let Some(verifier) = verifier {
                 // The layer added last is outermost: an unsigned request uses up no id.
-                route = route.layer(VerifyLayer::new(Arc::clone(check)));
+                route = route.layer(VerifyLayer::new(verifier.clone()));
             }
             router = router.route(&format!("/webhooks/{}", preset.name()), route);
         }
@@ -349,7 +348,7 @@ fn failed(error: &sqlx::Error) -> StatusCode {
 
 /// Prints what to try. A closed stdout is no error.
 fn greet(address: SocketAddr, routes: &Routes) {
-    let verified: Vec<_> = routes.checks.keys().copied().collect();
+    let verified: Vec<_> = routes.verifiers.keys().copied().collect();
     let _ = writeln!(
         io::stdout(),
         "listening on http://{address}\n\

@@ -1,8 +1,5 @@
-//! Code that several examples share: logging, shutdown, signatures.
+//! Code that several examples share: logging and shutdown.
 #![allow(dead_code, reason = "each example uses only some of these items")]
-
-pub(crate) mod signature;
-pub(crate) mod verify;
 
 use std::error::Error;
 use std::future::Future;

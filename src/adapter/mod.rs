@@ -62,7 +62,7 @@ pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub use stored::{Fetch, StoredData, StoredResponse};
-pub(crate) use terms::Payloads;
 pub use terms::{CallTerms, Permanence, Token};
+pub(crate) use terms::{DuplicateNote, Payloads};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{OpenTransaction, Opened, TransactionAdapter};

@@ -1,7 +1,7 @@
 //! The caller's token and the terms of a call to a store.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::stored::{Fetch, StoredData, StoredResponse};
@@ -49,7 +49,12 @@ pub struct CallTerms {
     fetch: Fetch,
     payloads: Option<Payloads>,
     response: Option<Arc<StoredResponse>>,
+    duplicate_note: Option<DuplicateNote>,
 }
+
+/// Set once the store has returned that a key of the call is complete. The caller reads it after an
+/// error or a timeout of the rest of the call.
+pub(crate) type DuplicateNote = Arc<OnceLock<()>>;
 
 /// When a claimed key becomes permanent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,8 +86,15 @@ impl CallTerms {
     }
 
     const fn new(token: Token, retention: Duration, permanence: Permanence) -> Self {
-        let (payloads, response) = (None, None);
-        Self { token, retention, permanence, fetch: Fetch::Nothing, payloads, response }
+        Self {
+            token,
+            retention,
+            permanence,
+            fetch: Fetch::Nothing,
+            payloads: None,
+            response: None,
+            duplicate_note: None,
+        }
     }
 
     /// Sets the stored data that a duplicate carries.
@@ -110,6 +122,19 @@ impl CallTerms {
     pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
         self.response = Some(response);
         self
+    }
+
+    pub(crate) fn with_duplicate_note(mut self, note: DuplicateNote) -> Self {
+        self.duplicate_note = Some(note);
+        self
+    }
+
+    /// Notes that a key of the call is complete, before its response is read.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn note_duplicate(&self) {
+        if let Some(note) = &self.duplicate_note {
+            let _ = note.set(());
+        }
     }
 
     /// Returns the data to store with this key once it is complete; `None` if there is none.

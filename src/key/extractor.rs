@@ -46,6 +46,7 @@ pub struct KeyExtractor {
     bypass: Option<Arc<BypassFn>>,
     methods: Option<Arc<[Method]>>,
     retention_floor: Option<Duration>,
+    unsigned_id: bool,
 }
 
 #[derive(Clone)]
@@ -118,6 +119,7 @@ impl KeyExtractor {
             bypass: None,
             methods: None,
             retention_floor: None,
+            unsigned_id: false,
         }
     }
 
@@ -423,6 +425,17 @@ impl KeyExtractor {
 
     pub(crate) fn floor(&self) -> Option<Duration> {
         self.retention_floor
+    }
+
+    /// States that the sender's signature does not cover the id.
+    pub(crate) fn with_unsigned_id(mut self) -> Self {
+        self.unsigned_id = true;
+        self
+    }
+
+    /// Returns `true` if nothing that the sender signs identifies the event.
+    pub(crate) fn is_replayable(&self) -> bool {
+        self.unsigned_id && self.second.is_none()
     }
 
     pub(crate) fn namespace_str(&self) -> &Arc<str> {

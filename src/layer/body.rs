@@ -168,9 +168,14 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     Ok(Buffered::Whole(all.clone(), ResponseBody::read(all, trailers, None)))
 }
 
+/// The default of the largest request body, in bytes.
+pub(crate) const BODY_LIMIT: usize = 2 * 1024 * 1024;
+/// The default of the time in which a request body must arrive.
+pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Why a request's body was not read to its end.
 #[derive(Debug)]
-pub(super) enum BodyFault {
+pub(crate) enum BodyFault {
     TooLarge,
     Broken(BoxError),
     Slow,
@@ -178,7 +183,7 @@ pub(super) enum BodyFault {
 
 pin_project! {
     /// Collects a body into one buffer. A body of one buffer is not copied. Trailers are dropped.
-    pub(super) struct Collect<R> {
+    pub(crate) struct Collect<R> {
         #[pin]
         body: Limited<R>,
         announces_too_much: bool,
@@ -197,14 +202,14 @@ where
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
 {
-    pub(super) fn new(body: R, limit: usize, time: Duration) -> Self {
+    pub(crate) fn new(body: R, limit: usize, time: Duration) -> Self {
         // `Limited` hides the length that the body announces.
         let announces_too_much = body.size_hint().lower() > limit as u64;
         let body = Limited::new(body, limit);
         Self { body, announces_too_much, time, deadline: None, first: Bytes::new(), all: None }
     }
 
-    pub(super) fn poll(
+    pub(crate) fn poll(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Bytes, BodyFault>> {

@@ -16,11 +16,14 @@ use super::service::Dedup;
 use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
+#[cfg(feature = "testing")]
+use crate::adapter::{CallTerms, Token};
 use crate::error::{ConfigError, valid};
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
 use crate::ledger::{CanReplay, FailOpen, Lease, Ledger, OnArrival};
+use crate::observe;
 
 /// Makes every delivery to the inner service take effect once.
 ///
@@ -175,6 +178,16 @@ impl DedupLayer {
             layer.gate.set_max_running(deliveries);
         }
         layer
+    }
+}
+
+#[cfg(feature = "testing")]
+impl DedupLayer {
+    /// Returns the store, the key and the terms of a claim under a token of its own.
+    pub(crate) fn claim_parts(&self) -> (&dyn DedupAdapter, &KeyExtractor, CallTerms) {
+        let Config { key, times, .. } = &self.config;
+        let terms = CallTerms::on_completion(Token::random(), times.retention, times.lease);
+        (self.ledger.adapter(), key, terms)
     }
 }
 
@@ -395,7 +408,13 @@ impl<L> DedupLayer<L> {
     /// Answers 500 to every request by a deduplicated method that carries no
     /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures belongs
     /// outside this one, and the order is easy to reverse.
+    ///
+    /// Logs a warning if the preset's sender does not sign the id and the key has no
+    /// [second identity](crate::guide::keys#an-id-that-is-not-signed).
     pub fn require_verified(mut self) -> Self {
+        if self.config.key.is_replayable() {
+            observe::unsigned_id(self.config.key.namespace_str());
+        }
         self.config.require_verified = true;
         self
     }
@@ -419,6 +438,9 @@ impl<L> DedupLayer<L> {
 
 impl<L: Ledger> DedupLayer<L> {
     /// Sets what to do with a delivery when the store is unavailable.
+    ///
+    /// A duplicate whose stored data cannot be read is 503 under every policy. On the SQL stores, so is a
+    /// duplicate whose response is not read within `store_timeout`.
     ///
     /// Not for [`transactional`](Self::transactional) layers: without the database there is no
     /// transaction to lend, so this does not compile.

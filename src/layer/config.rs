@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderName, Method, StatusCode};
 
+use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::gate::Gate;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::adapter::{Fetch, Payloads};
@@ -65,8 +66,8 @@ impl Config {
             meters: Arc::new(Meters::new(key.namespace_str())),
             key,
             methods,
-            body_limit: 2 * 1024 * 1024,
-            body_timeout: Duration::from_secs(10),
+            body_limit: BODY_LIMIT,
+            body_timeout: BODY_TIMEOUT,
             times,
             max_keys: 4_096,
             waits_for_permit: false,

@@ -53,6 +53,8 @@ mod service;
 
 pub use answer::DedupResult;
 pub use body::ResponseBody;
+#[cfg(feature = "verify")]
+pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect};
 pub use builder::{DedupLayer, WithInnerBody};
 pub use future::ResponseFuture;
 pub use handle::DedupHandle;

@@ -11,7 +11,9 @@ use std::time::Duration;
 use http::Extensions;
 
 use super::retry::PendingWrites;
-use crate::adapter::{CallTerms, Fetch, Payloads, Permanence, StoredResponse, Token};
+use crate::adapter::{
+    CallTerms, DuplicateNote, Fetch, Payloads, Permanence, StoredResponse, Token,
+};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::key::Keys;
@@ -179,6 +181,8 @@ pub struct BeginContext {
     pub(super) store_timeout: Duration,
     /// Whether to run the handler unprotected if the store does not reply.
     pub(super) fail_open: bool,
+    /// Only of a context that fails open.
+    duplicate_note: Option<DuplicateNote>,
     fetch: Fetch,
     payloads: Option<Payloads>,
 }
@@ -193,6 +197,7 @@ impl BeginContext {
             lease,
             store_timeout,
             fail_open: false,
+            duplicate_note: None,
             fetch: Fetch::Nothing,
             payloads: None,
         }
@@ -215,15 +220,17 @@ impl BeginContext {
     #[must_use]
     pub fn fail_open(mut self, fail_open: bool) -> Self {
         self.fail_open = fail_open;
+        self.duplicate_note = fail_open.then(DuplicateNote::default);
         self
     }
 
     /// Returns `true` if the handler runs unprotected after this error.
     ///
-    /// [`ErrorKind::Corrupt`] never fails open: the store did reply, and the unreadable data may belong
-    /// to a duplicate.
+    /// [`ErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
+    /// an error after the store has found a duplicate, when only the read of its response failed.
     pub(super) fn fails_open(&self, error: &Error) -> bool {
-        self.fail_open && error.kind() != ErrorKind::Corrupt
+        let found_duplicate = self.duplicate_note.as_ref().is_some_and(|note| note.get().is_some());
+        self.fail_open && !found_duplicate && error.kind() != ErrorKind::Corrupt
     }
 
     /// Returns the terms for the store, for a delivery of so many events.
@@ -240,7 +247,10 @@ impl BeginContext {
                 CallTerms::on_completion(self.token, self.retention, lease)
             }
         };
-        let terms = terms.with_fetch(fetch);
+        let mut terms = terms.with_fetch(fetch);
+        if let Some(note) = &self.duplicate_note {
+            terms = terms.with_duplicate_note(Arc::clone(note));
+        }
         match &self.payloads {
             Some(payloads) => terms.with_sorted_payloads(Arc::clone(payloads)),
             None => terms,

@@ -85,7 +85,8 @@ pub const CIRCLECI: Preset = Preset {
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     retries: Retries::Undocumented,
     how: "neither whether nor when",
+    signed_id: true,
     source: "https://circleci.com/docs/webhooks-reference/",
-    unverified: "the schedule; what the signature covers; whether a test ping has an id",
+    unverified: "the schedule; whether a test ping has an id",
     ..DEFAULTS
 };

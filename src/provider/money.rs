@@ -62,7 +62,6 @@ pub const SQUARE: Preset = Preset {
     how: "for up to 24 h",
     signed_id: true,
     source: "https://developer.squareup.com/docs/webhooks",
-    unverified: "the encoding of the signature",
     ..DEFAULTS
 };
 
@@ -106,9 +105,9 @@ pub const ADYEN: Preset = Preset {
     }),
     floor: Floor(60 * DAY, "twice the 30 days of the schedule"),
     how: "three times within a minute, then from a queue for up to 30 days",
+    signed_id: true,
     answer_matters: true,
     source: "https://docs.adyen.com/development-resources/webhooks/",
-    unverified: "that these four identify a notification; which fields the signature of an item \
-                 covers; the references of test notifications",
+    unverified: "that these four identify a notification; the references of test notifications",
     ..DEFAULTS
 };

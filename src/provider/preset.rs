@@ -141,6 +141,7 @@ impl Preset {
         };
         let keys =
             keys.methods(self.methods.iter().cloned()).retention_floor(self.retention_floor());
+        let keys = if self.signed_id { keys } else { keys.with_unsigned_id() };
         match self.handshake {
             Some(handshake) => keys.bypass_when(handshake.is),
             None => keys,

@@ -25,7 +25,7 @@ pub const HUBSPOT: Preset = Preset {
     how: "up to ten times over 24 h, or over 3 days",
     signed_id: true,
     source: "https://developers.hubspot.com/docs/api/webhooks",
-    unverified: "the schedule and that ids may repeat (third parties); the bytes of the signature",
+    unverified: "the schedule and that ids may repeat (third parties)",
     ..DEFAULTS
 };
 
@@ -41,7 +41,6 @@ pub const BOX: Preset = Preset {
     how: "the number is not documented",
     signed_id: true,
     source: "https://developer.box.com/guides/webhooks/v2/",
-    unverified: "the schedule; that the signature covers the time too; the id when a person sends \
-                 it again",
+    unverified: "the schedule; the id when a person sends it again",
     ..DEFAULTS
 };

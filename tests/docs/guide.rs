@@ -27,11 +27,16 @@ use crate::support::cluster::until_true;
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, by_header, dedup_key, on_claim, result, sqlite_url, terms};
 
-const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
+/// The page that still describes a layer to copy.
+const UNFINISHED: &str = "verification";
 
-/// Returns the SQL of the operations guide that contains these words.
+const PAGES: [&str; 2] =
+    [include_str!("../../src/docs/incident.md"), include_str!("../../src/docs/postgres.md")];
+
+/// Returns the SQL of the guide that contains these words.
 fn sql(words: &str) -> String {
-    let mut blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| {
+    let blocks = PAGES.iter().flat_map(|page| page.split("```sql\n").skip(1));
+    let mut blocks = blocks.map(|rest| {
         let end = rest.find("```").expect("a block ends");
         rest[..end].trim_end()
     });
@@ -276,7 +281,7 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
             let session: i32 =
                 sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
             let ended = format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = {session}");
-            until_true(&mut *others.acquire().await.unwrap(), &ended).await;
+            until_true(&mut others.acquire().await.unwrap(), &ended).await;
         }
     };
     let adapter = PostgresAdapter::new(pool.clone());
@@ -292,40 +297,121 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     assert_eq!(effects, ["quick"]);
 }
 
+/// The names of the guide's pages.
+fn pages() -> Vec<String> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs");
+    let files = std::fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path());
+    let pages = files.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let pages: Vec<_> =
+        pages.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    assert!(pages.len() >= 19, "only {} pages: have they moved?", pages.len());
+    pages
+}
+
+fn read(page: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs").join(page);
+    std::fs::read_to_string(path.with_extension("md")).unwrap_or_else(|_| panic!("no page {page}"))
+}
+
 /// rustdoc checks the page of a link, and not the section.
 #[test]
 fn links_lead_to_sections_that_exist() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs");
-    let read = |page: &str| {
-        let path = docs.join(page).with_extension("md");
-        std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no page {page}"))
-    };
     let is_heading = |line: &&str| line.starts_with('#') && !line.starts_with("#[");
     let anchor = |heading: &str| {
         let letters = heading.trim_start_matches('#').trim().to_lowercase();
-        let anchor = letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
-        anchor.collect::<String>().replace(' ', "-")
+        let letters =
+            letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
+        letters.collect::<String>().replace(' ', "-")
     };
-    let pages = std::fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path());
-    let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
-    let pages: Vec<_> =
-        pages.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
-    assert!(pages.len() >= 11, "only {} pages: have they moved?", pages.len());
     let mut checked = 0;
-    for page in &pages {
-        let text = read(page);
+    for page in pages() {
+        let text = read(&page);
         for rest in text.split("](").skip(1) {
             let target = rest.split(')').next().unwrap_or_default();
             let Some((place, wanted)) = target.split_once('#') else { continue };
             if place.starts_with("http") {
                 continue;
             }
-            let name = place.rsplit("::").next().unwrap_or_default();
-            let there = if name.is_empty() { text.clone() } else { read(name) };
+            let there = match place.rsplit("::").next().unwrap_or_default() {
+                "" => text.clone(),
+                "crate" => read("guide"),
+                name => read(name),
+            };
             let found = there.lines().filter(is_heading).any(|line| anchor(line) == wanted);
-            assert!(found, "{page}: no section `{wanted}` in {name}");
+            assert!(found, "{page}: no section `{wanted}` in {place}");
             checked += 1;
         }
     }
-    assert!(checked >= 10, "only {checked} links: has their form changed?");
+    assert!(checked >= 60, "only {checked} links: has their form changed?");
+}
+
+/// The code of the snippets of a page.
+fn snippets(page: &str) -> Vec<String> {
+    read(page).split("```").skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// A snippet shows what it does. Longer programs are examples or tests.
+#[test]
+fn snippets_hide_at_most_ten_lines() {
+    let mut checked = 0;
+    for page in pages().iter().filter(|page| *page != UNFINISHED) {
+        for snippet in snippets(page) {
+            let hidden = snippet.lines().filter(|line| *line == "#" || line.starts_with("# "));
+            let hidden = hidden.count();
+            assert!(hidden <= 10, "{page}: {hidden} hidden lines in {snippet}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 50, "only {checked} snippets: has their form changed?");
+}
+
+/// A layer on the router covers every route, and the routes under one layer share their keys.
+#[test]
+fn snippets_put_the_layer_on_the_route() {
+    let mut checked = 0;
+    for page in pages().iter().filter(|page| *page != UNFINISHED) {
+        for snippet in snippets(page) {
+            for (start, _) in snippet.match_indices(".route(") {
+                // Below zero, the statement has ended.
+                let mut depth = 0;
+                for (at, char) in snippet[start..].char_indices() {
+                    depth += i32::from(char == '(') - i32::from(char == ')');
+                    if depth < 0 || char == ';' && depth == 0 {
+                        break;
+                    }
+                    let on_router = depth == 0 && snippet[start + at..].starts_with(".layer(");
+                    assert!(!on_router, "{page}: {snippet}");
+                }
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked >= 15, "only {checked} routes");
+}
+
+/// rustdoc shows a page only if `guide` has a module for it, and the crate page leads to it.
+#[test]
+fn every_page_is_a_module_and_is_listed_on_the_crate_page() {
+    let (root, index) = (include_str!("../../src/lib.rs"), read("guide"));
+    for page in pages().iter().filter(|page| !["guide", "guarantees"].contains(&page.as_str())) {
+        assert!(root.contains(&format!("pub mod {page} {{}}")), "no module for {page}");
+        assert!(index.contains(&format!("[`guide::{page}`]")), "{page} is not listed");
+    }
+}
+
+/// Whoever sets up an alert copies the name from a page.
+#[test]
+fn metrics_on_the_pages_exist() {
+    let observe = include_str!("../../src/observe.rs");
+    let is_name = |char: char| char.is_ascii_lowercase() || char == '_';
+    let mut checked = 0;
+    for page in pages() {
+        for rest in read(&page).split("`tower_dedup_").skip(1) {
+            let name: String = rest.chars().take_while(|char| is_name(*char)).collect();
+            let documented = observe.contains(&format!("| `tower_dedup_{name}` |"));
+            assert!(documented, "{page}: no metric tower_dedup_{name}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 10, "only {checked} metrics");
 }

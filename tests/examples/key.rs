@@ -211,7 +211,7 @@ fn page_of_presets_is_what_the_example_prints() {
     );
 }
 
-/// The column with the tests names tests that exist.
+/// Each preset has a row of three columns, and a section that names a test that exists.
 #[test]
 fn page_of_presets_names_tests_that_exist() {
     let page = fs::read_to_string(root().join("src/docs/providers.md")).unwrap();
@@ -219,7 +219,14 @@ fn page_of_presets_names_tests_that_exist() {
     let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| [")).collect();
     assert_eq!(rows.len(), provider::ALL.len());
     for row in rows {
-        let test = row.trim_end_matches(" |").rsplit("| ").next().unwrap().trim_matches('`');
+        let columns = row.replace("\\|", "").matches('|').count() - 1;
+        assert_eq!(columns, 3, "{row}");
+    }
+    let sections: Vec<_> = page.split("\n# ").skip(1).collect();
+    assert_eq!(sections.len(), provider::ALL.len());
+    for (section, preset) in sections.iter().zip(provider::ALL) {
+        assert_eq!(section.lines().next(), Some(preset.title()));
+        let test = section.rsplit("test `").next().unwrap().trim_end().trim_end_matches('`');
         let named = tests.lines().any(|line| line.trim().starts_with(&format!("{test}: ")));
         assert!(named, "no test {test}");
     }

@@ -9,11 +9,12 @@ use http_body_util::Full;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::key::{self, EachKey, Event, Extracted, KeyExtractor, Keys, RequestRef};
+use tower_dedup::testing::Fault;
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, KeyError, KeyErrorKind, OnMissingKey, OnUnavailable,
 };
 
-use crate::support::{Fault, Faulty, Handler, until};
+use crate::support::{Handler, faulty, until};
 
 fn read(extractor: &KeyExtractor, body: &str) -> Result<Extracted, KeyError> {
     let request = Request::post("/hook").header("x-shop", "a|b");
@@ -257,7 +258,7 @@ async fn body_of_a_multi_event_delivery_is_dropped_while_its_completion_is_pendi
             br#"{"events":[{"id":1},{"id":2}]}"#
         }
     }
-    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
     store.set_all(Fault::Fail);
     for fingerprint in [false, true] {
         let dedup = DedupLayer::new(events(), Arc::clone(&store));

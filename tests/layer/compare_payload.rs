@@ -1,6 +1,6 @@
 //! One id with two payloads: compared, counted, and refused by choice; on every ledger and store.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,17 +8,16 @@ use http::{Request, StatusCode};
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, MemoryAdapter, PostgresAdapter,
-    Token,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter,
+    MemoryAdapter, PostgresAdapter, Released, Renewed, StoreFuture, Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, OnMismatch, OnUnavailable, Replay, provider};
 
 use crate::support::ledgers::{AnyLayer, Setup};
 use crate::support::postgres::Schema;
-use crate::support::{
-    Body, Fault, Faulty, Handler, Op, by_header, dedup_key, result, send, stored_data,
-};
+use crate::support::{Body, Handler, by_header, dedup_key, faulty, result, send, stored_data};
 
 fn event(id: &str, body: &'static str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Body::from(body)).unwrap()
@@ -215,11 +214,11 @@ async fn second_identity_is_not_compared() {
 /// acknowledged.
 #[tokio::test(start_paused = true)]
 async fn store_that_does_not_return_stored_data_releases_the_new_events() {
-    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::DoAndFail] {
-        let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::ExecuteAndFail] {
+        let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         let known = CallTerms::on_claim(Token::random(), DAY);
         store.complete(&[dedup_key("known")], &known).await.unwrap();
-        store.set(Op::Fetch, fault);
+        store.set(StoreCall::Fetch, fault);
         let bound = Duration::from_millis(50);
         let lease = DedupLayer::new(by_word(), Arc::clone(&store))
             .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -229,7 +228,7 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
         assert_eq!(answer!(&service, words("known=1 new=1")).0, 503, "{fault:?}");
         handle.drain().await;
         let entry = store.get(&dedup_key("new")).await.unwrap();
-        if matches!(fault, Fault::LoseReply | Fault::DoAndFail) {
+        if matches!(fault, Fault::LoseReply | Fault::ExecuteAndFail) {
             assert_eq!(entry.unwrap().state, EntryState::Released, "{fault:?}");
         } else {
             assert_eq!(entry, None, "{fault:?}");
@@ -244,7 +243,7 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
         handle.drain().await;
         assert_eq!(store.get(&dedup_key("fresh")).await.unwrap(), None, "{fault:?}");
         assert_eq!(handler.runs(), 0);
-        store.set(Op::Fetch, Fault::None);
+        store.set(StoreCall::Fetch, Fault::None);
         assert_eq!(answer!(&service, words("known=1 fresh=1")), ran());
     }
 }
@@ -252,10 +251,10 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
 /// The store did reply: the event may be a duplicate, so a layer that fails open does not run it.
 #[tokio::test(start_paused = true)]
 async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
-    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
     let known = CallTerms::on_claim(Token::random(), DAY);
     store.complete(&[dedup_key("known")], &known).await.unwrap();
-    store.set(Op::Fetch, Fault::DoAndFail);
+    store.set(StoreCall::Fetch, Fault::ExecuteAndFail);
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .on_unavailable(OnUnavailable::Open)
@@ -267,7 +266,7 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
         .layer(handler.service());
     assert_eq!(answer!(&arrival, words("known=1")).0, 503);
     assert_eq!(handler.runs(), 0);
-    store.set(Op::Fetch, Fault::Fail);
+    store.set(StoreCall::Fetch, Fault::Fail);
     assert_eq!(answer!(&lease, words("known=1")).0, 200);
     assert_eq!(handler.runs(), 1);
 }
@@ -276,10 +275,10 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
 /// data. So one call releases what the claim was granted for the other keys.
 #[tokio::test(start_paused = true)]
 async fn unreadable_stored_data_leads_to_one_release_call() {
-    let (store, handler) = (Faulty::new(MemoryAdapter::new()), Handler::default());
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
     let known = CallTerms::on_claim(Token::random(), DAY);
     store.complete(&[dedup_key("known")], &known).await.unwrap();
-    store.set(Op::Fetch, Fault::DoAndFail);
+    store.set(StoreCall::Fetch, Fault::ExecuteAndFail);
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse);
     let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
@@ -291,7 +290,7 @@ async fn unreadable_stored_data_leads_to_one_release_call() {
         ("known=1 arrived=1", false),
     ] {
         let handle = if is_lease { lease.handle() } else { arrival.handle() };
-        let releases = store.calls(Op::Release);
+        let releases = store.calls(StoreCall::Release);
         let status = if is_lease {
             answer!(&lease.layer(handler.service()), words(body)).0
         } else {
@@ -301,7 +300,7 @@ async fn unreadable_stored_data_leads_to_one_release_call() {
         let started = tokio::time::Instant::now();
         handle.drain().await;
         assert_eq!(started.elapsed(), Duration::ZERO, "{body}");
-        assert_eq!(store.calls(Op::Release) - releases, 1, "{body}");
+        assert_eq!(store.calls(StoreCall::Release) - releases, 1, "{body}");
     }
     let leased = store.get(&dedup_key("leased")).await.unwrap();
     assert_eq!(leased.unwrap().state, EntryState::Released);
@@ -313,7 +312,7 @@ async fn unreadable_stored_data_leads_to_one_release_call() {
 /// of them is the answer.
 #[tokio::test]
 async fn responses_are_read_only_for_replay() {
-    let store = Faulty::new(MemoryAdapter::new());
+    let store = Arc::new(RecordsFetches::default());
     let handler = Handler::default();
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -342,15 +341,68 @@ async fn responses_are_read_only_for_replay() {
     assert_eq!(store.fetched(), [Fetch::Digest]);
 }
 
+/// A store that remembers the stored data that its claims fetch.
+#[derive(Default)]
+struct RecordsFetches {
+    inner: MemoryAdapter,
+    fetched: Mutex<Vec<Fetch>>,
+}
+
+impl RecordsFetches {
+    /// Returns what the claims since the last call have fetched.
+    fn fetched(&self) -> Vec<Fetch> {
+        std::mem::take(&mut self.fetched.lock().unwrap())
+    }
+}
+
+impl DedupAdapter for RecordsFetches {
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        self.fetched.lock().unwrap().push(terms.fetch());
+        self.inner.claim(keys, terms)
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        self.inner.release(keys, terms)
+    }
+
+    fn renew<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Renewed>> {
+        self.inner.renew(keys, terms)
+    }
+
+    fn complete<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Completed>> {
+        self.inner.complete(keys, terms)
+    }
+}
+
 /// The caller of a `Deduplicator` may drop the future while the store replies.
 #[tokio::test(start_paused = true)]
 async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     use tower_dedup::ledger::Ledger;
     use tower_dedup::ledger::internals::{self, BeginContext};
-    let store = Faulty::new(MemoryAdapter::new());
+    let store = faulty(MemoryAdapter::new());
     let known = CallTerms::on_claim(Token::random(), DAY);
     store.complete(&[dedup_key("known")], &known).await.unwrap();
-    store.set(Op::Fetch, Fault::LoseReply);
+    store.set(StoreCall::Fetch, Fault::LoseReply);
     let keys =
         |new| Keys::new(["known", new].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
     let minute = Duration::from_secs(60);

@@ -11,16 +11,17 @@ use tower_dedup::adapter::{
 use tower_dedup::key::{Event, Keys};
 use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Lease, Ledger};
+use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, RunOutcome};
 
-use crate::support::{Fault, Faulty, Op, dedup_key, polled, until};
+use crate::support::{Faulty, dedup_key, faulty, polled, until};
 
 type FaultyStore = Arc<Faulty<MemoryAdapter>>;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn store() -> FaultyStore {
-    Faulty::new(MemoryAdapter::new())
+    faulty(MemoryAdapter::new())
 }
 
 fn worker(store: &FaultyStore) -> Deduplicator {
@@ -45,13 +46,13 @@ fn assert_runs(ran: &RunOutcome<Delivery>) {
 
 #[tokio::test]
 async fn deduplicator_dropped_while_claiming_frees_its_key() {
-    for fault in [Fault::LoseReply, Fault::DoLate] {
+    for fault in [Fault::LoseReply, Fault::ExecuteLate] {
         let store = store();
         let worker = worker(&store);
-        store.set(Op::Claim, fault);
+        store.set(StoreCall::Claim, fault);
         let ran = polled(delivery_of(&worker, "a"), 1, false).await;
         assert!(ran.is_none(), "{fault:?}");
-        store.set(Op::Claim, Fault::None);
+        store.set(StoreCall::Claim, Fault::None);
         drained(&worker).await;
         assert_runs(&delivery_of(&worker, "a").await);
     }
@@ -91,11 +92,11 @@ async fn deduplicator_dropped_while_completing_completes_its_key() {
     for fault in [Fault::Hang, Fault::LoseReply] {
         let store = store();
         let worker = worker(&store);
-        store.set(Op::Complete, fault);
+        store.set(StoreCall::Complete, fault);
         assert!(polled(delivery_of(&worker, "a"), 2, false).await.is_none());
-        assert_eq!(store.calls(Op::Complete), 1);
+        assert_eq!(store.calls(StoreCall::Complete), 1);
         assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)), "{fault:?}");
-        store.set(Op::Complete, Fault::None);
+        store.set(StoreCall::Complete, Fault::None);
         drained(&worker).await;
         let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
         assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
@@ -106,12 +107,12 @@ async fn deduplicator_dropped_while_completing_completes_its_key() {
 async fn deduplicator_dropped_while_releasing_frees_its_key() {
     let store = store();
     let worker = worker(&store);
-    store.set(Op::Release, Fault::Hang);
+    store.set(StoreCall::Release, Fault::Hang);
     let key = dedup_key("a");
     let run = worker.run(&key, async |_| Err::<(), _>("it fails"));
     assert!(polled(run, 2, false).await.is_none());
-    assert_eq!(store.calls(Op::Release), 1);
-    store.set(Op::Release, Fault::None);
+    assert_eq!(store.calls(StoreCall::Release), 1);
+    store.set(StoreCall::Release, Fault::None);
     drained(&worker).await;
     assert_runs(&delivery_of(&worker, "a").await);
 }
@@ -120,15 +121,15 @@ async fn deduplicator_dropped_while_releasing_frees_its_key() {
 async fn deduplicator_dropped_while_completing_a_done_key_completes_it() {
     let store = store();
     let worker = worker(&store);
-    store.set(Op::Complete, Fault::Hang);
+    store.set(StoreCall::Complete, Fault::Hang);
     let key = dedup_key("a");
     let run = worker.run(&key, async |work: RunContext| {
         assert!(work.delivery().mark_done(&key));
         Err::<(), _>("it fails")
     });
     assert!(polled(run, 2, false).await.is_none());
-    assert_eq!(store.calls(Op::Complete), 1);
-    store.set(Op::Complete, Fault::None);
+    assert_eq!(store.calls(StoreCall::Complete), 1);
+    store.set(StoreCall::Complete, Fault::None);
     drained(&worker).await;
     assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
 }
@@ -160,11 +161,12 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let known = ledger.begin(&Keys::one(dedup_key("a")), &context()).await.unwrap();
     let Begin::First { claim, .. } = known else { panic!("{known:?}") };
     claim.commit(&HandlerSuccess::default()).await.unwrap();
-    store.set(Op::Fetch, Fault::LoseReply);
+    store.set(StoreCall::Fetch, Fault::LoseReply);
+    let before = store.calls(StoreCall::Fetch);
     let events = ["a", "b"].map(|id| Event::new(dedup_key(id))).to_vec();
     let keys = Keys::new(events).unwrap();
     assert!(polled(ledger.begin(&keys, &context()), 1, false).await.is_none());
-    assert_eq!(store.calls(Op::Fetch), 1);
+    assert_eq!(store.calls(StoreCall::Fetch), before + 1);
     ledger.pending_writes().drain().await;
     let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
     assert_eq!(entry.state, EntryState::Released);
@@ -183,12 +185,12 @@ async fn claim_dropped_outside_a_runtime_does_not_panic() {
 /// Otherwise the next delivery would be a duplicate of a run that never happened.
 #[tokio::test]
 async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
-    for fault in [Fault::LoseReply, Fault::DoLate] {
+    for fault in [Fault::LoseReply, Fault::ExecuteLate] {
         let store = store();
         let worker = Deduplicator::on_arrival(Arc::clone(&store));
-        store.set(Op::Claim, fault);
+        store.set(StoreCall::Claim, fault);
         assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none(), "{fault:?}");
-        store.set(Op::Claim, Fault::None);
+        store.set(StoreCall::Claim, Fault::None);
         // The key is in flight until the claim is released.
         if fault == Fault::LoseReply {
             assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
@@ -209,7 +211,7 @@ fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
     busy.block_on(async {
         let key = dedup_key("a");
         let ran = worker.run(&key, async |work: RunContext| {
-            until(|| store.calls(Op::Renew) > 1).await;
+            until(|| store.calls(StoreCall::Renew) > 1).await;
             Ok::<_, ()>(work.delivery().lease_lost())
         });
         assert_eq!(ran.await.unwrap(), RunOutcome::First(false));
@@ -228,7 +230,7 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
         let subscriber = tracing_subscriber::registry().with(subscriber_claim.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tracing::subscriber::with_default(subscriber, || {
-            runtime.block_on(lose_a_lease(&subscriber_claim))
+            runtime.block_on(lose_a_lease(&subscriber_claim));
         });
         ended.send(()).unwrap();
     });
@@ -246,7 +248,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
         }
     };
     *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await);
-    store.set(Op::Renew, Fault::Fail);
+    store.set(StoreCall::Renew, Fault::Fail);
     let loses = claim("a", Duration::from_millis(100)).await;
     let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
     while !matches!(
@@ -255,7 +257,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     ) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    store.set(Op::Renew, Fault::None);
+    store.set(StoreCall::Renew, Fault::None);
     until(|| loses.delivery().lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
     loses.commit(&HandlerSuccess::default()).await.unwrap();
 }
@@ -313,7 +315,7 @@ async fn run_that_waits_ends_at_its_bound_and_never_runs_unprotected() {
         let start = tokio::time::Instant::now();
         let failing = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            store.set(Op::Claim, Fault::Fail);
+            store.set(StoreCall::Claim, Fault::Fail);
         };
         let run = patient.run(&key, async |_| Ok::<_, ()>(()));
         let (ran, ()) = tokio::join!(run, failing);
@@ -362,7 +364,7 @@ async fn payload_of_a_duplicate_is_compared_with_the_handled_payload() {
 #[tokio::test]
 async fn store_failure_runs_the_handler_only_if_the_deduplicator_fails_open() {
     let store = store();
-    store.set(Op::Claim, Fault::Fail);
+    store.set(StoreCall::Claim, Fault::Fail);
     let closed = Deduplicator::new(Arc::clone(&store));
     let failed = closed.run(&dedup_key("a"), async |_| Ok::<_, ()>(())).await;
     assert!(matches!(failed, Err(RunError::Store(_))), "{failed:?}");

@@ -11,18 +11,17 @@ use tower_dedup::adapter::{
     CallTerms, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Token,
 };
 use tower_dedup::ledger::OnArrival;
+use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, OnUnavailable, Purger};
 
-use crate::support::{
-    Fault, Faulty, Handler, Op, by_header, dedup_key, request, result, send, until,
-};
+use crate::support::{Faulty, Handler, by_header, dedup_key, faulty, request, result, send, until};
 
 type FaultyStore = Arc<Faulty<MemoryAdapter>>;
 
 const SOON: Duration = Duration::from_millis(100);
 
 fn store() -> FaultyStore {
-    Faulty::new(MemoryAdapter::new())
+    faulty(MemoryAdapter::new())
 }
 
 fn lease(store: &FaultyStore) -> DedupLayer {
@@ -50,7 +49,7 @@ async fn becomes_complete(store: &FaultyStore, id: &str) {
 
 #[tokio::test]
 async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
-    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::DoLate] {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::ExecuteLate] {
         let (store, handler) = (store(), Handler::default());
         let (lease, arrival) =
             (lease(&store).layer(handler.service()), arrival(&store).layer(handler.service()));
@@ -80,13 +79,13 @@ async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
 /// by its token. The retry runs before the lease of 60 s lapses.
 #[tokio::test]
 async fn claim_whose_reply_was_lost_does_not_block_its_key() {
-    for fault in [Fault::LoseReply, Fault::DoLate] {
+    for fault in [Fault::LoseReply, Fault::ExecuteLate] {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set(Op::Claim, fault);
+        store.set(StoreCall::Claim, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
-        store.set(Op::Claim, Fault::None);
+        store.set(StoreCall::Claim, Fault::None);
         // The drain ends after the claim was found and released, also if the store executed it
         // late.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
@@ -100,13 +99,13 @@ async fn claim_whose_reply_was_lost_does_not_block_its_key() {
 /// of a run that never happened.
 #[tokio::test]
 async fn on_arrival_claim_whose_reply_was_lost_does_not_lose_its_event() {
-    for fault in [Fault::LoseReply, Fault::DoLate] {
+    for fault in [Fault::LoseReply, Fault::ExecuteLate] {
         let (store, handler) = (store(), Handler::default());
         let layer = arrival(&store);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set(Op::Claim, fault);
+        store.set(StoreCall::Claim, fault);
         assert_eq!(send(&service, request("a")).await.status(), 503);
-        store.set(Op::Claim, Fault::None);
+        store.set(StoreCall::Claim, Fault::None);
         // The drain ends after the claim was found and released, also if the store executed it
         // late.
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
@@ -124,7 +123,7 @@ async fn success_is_answered_even_if_the_store_goes_away() {
         let (store, handler) = (store(), Handler::default());
         let layer = lease(&store).lease(Duration::from_millis(300));
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set(Op::Complete, fault);
+        store.set(StoreCall::Complete, fault);
         let started = Instant::now();
         let first = send(&service, request("a")).await;
         assert_eq!((first.status(), result(&first)), (StatusCode::OK, None), "{fault:?}");
@@ -136,13 +135,13 @@ async fn success_is_answered_even_if_the_store_goes_away() {
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
             let minute = Duration::from_secs(60);
             let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-            let claimed = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+            let claimed = store.get_ref().claim(&[dedup_key("a")], &other).await.unwrap();
             assert!(
                 !matches!(claimed[..], [tower_dedup::adapter::Claimed::First { .. }]),
                 "{fault:?}: another process may not run it"
             );
         }
-        store.set(Op::Complete, Fault::None);
+        store.set(StoreCall::Complete, Fault::None);
         becomes_complete(&store, "a").await;
         tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
         assert_eq!(handler.runs(), 1);
@@ -176,9 +175,9 @@ async fn release_that_fails_is_repeated_until_the_key_is_free() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default().then(500));
         let service = lease(&store).layer(handler.service());
-        store.set(Op::Release, fault);
+        store.set(StoreCall::Release, fault);
         assert_eq!(send(&service, request("a")).await.status(), 500, "the handler's answer");
-        store.set(Op::Release, Fault::None);
+        store.set(StoreCall::Release, Fault::None);
         let released = async {
             while result(&send(&service, request("a")).await).is_some() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -231,7 +230,7 @@ async fn handler_that_outlives_its_lease_keeps_it() {
     let mut round = 0;
     while started.elapsed() < Duration::from_secs(2) {
         // One renewal in three fails; the next attempt follows soon.
-        store.set(Op::Renew, if round % 3 == 0 { Fault::Fail } else { Fault::None });
+        store.set(StoreCall::Renew, if round % 3 == 0 { Fault::Fail } else { Fault::None });
         round += 1;
         assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
         tokio::time::sleep(Duration::from_millis(25)).await;
@@ -240,7 +239,7 @@ async fn handler_that_outlives_its_lease_keeps_it() {
     handler.release();
     assert_eq!(first.await.unwrap(), 200);
     assert_eq!(handler.runs(), 1);
-    assert!(store.calls(Op::Renew) >= 4, "{}", store.calls(Op::Renew));
+    assert!(store.calls(StoreCall::Renew) >= 4, "{}", store.calls(StoreCall::Renew));
 }
 
 /// The renewal runs in another task, so a handler that blocks its thread does not lose its lease.
@@ -261,10 +260,10 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
         let service = service.clone();
         async move { send(&service, request("a")).await.status() }
     });
-    until(|| store.calls(Op::Renew) >= 3).await;
+    until(|| store.calls(StoreCall::Renew) >= 3).await;
     let minute = Duration::from_secs(60);
     let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-    let twin = store.inner().claim(&[dedup_key("a")], &twin).await.unwrap();
+    let twin = store.get_ref().claim(&[dedup_key("a")], &twin).await.unwrap();
     assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
     release.send(()).unwrap();
     assert_eq!(run.await.unwrap(), 200);
@@ -279,20 +278,20 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
         handler.hold();
         let service = lease(&store).lease(Duration::from_millis(300)).layer(handler.service());
         // The store gets no renewals for a while, and another process takes over.
-        store.set(Op::Renew, Fault::Fail);
+        store.set(StoreCall::Renew, Fault::Fail);
         let late = tokio::spawn(async move { send(&service, request("a")).await.status() });
         handler.running(1).await;
-        store.inner().advance(Duration::from_secs(1));
+        store.get_ref().advance(Duration::from_secs(1));
         let taker = CallTerms::on_completion(
             Token::random(),
             Duration::from_secs(60),
             Duration::from_secs(60),
         );
         let keys = [dedup_key("a")];
-        let taken = store.inner().claim(&keys, &taker).await.unwrap();
+        let taken = store.get_ref().claim(&keys, &taker).await.unwrap();
         assert_eq!(taken, [tower_dedup::adapter::Claimed::first(2, true)]);
         assert!(!handler.last().lease_lost());
-        store.set(Op::Renew, Fault::None);
+        store.set(StoreCall::Renew, Fault::None);
         let delivery = handler.last();
         until(|| delivery.lease_lost()).await;
         handler.release();
@@ -317,8 +316,8 @@ async fn completion_without_its_row_is_recorded() {
         async move { send(&service, request("a")).await.status() }
     });
     handler.running(1).await;
-    store.inner().advance(Duration::from_secs(61));
-    store.inner().forget(&dedup_key("a")).await.unwrap();
+    store.get_ref().advance(Duration::from_secs(61));
+    store.get_ref().forget(&dedup_key("a")).await.unwrap();
     handler.release();
     assert_eq!(first.await.unwrap(), 200);
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
@@ -330,18 +329,18 @@ async fn adapter_that_panics_is_a_store_that_fails() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store).lease(Duration::from_millis(300));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(Op::Claim, Fault::Panic);
+    store.set(StoreCall::Claim, Fault::Panic);
     assert_eq!(result(&send(&service, request("a")).await), Some("unavailable"));
-    store.set(Op::Claim, Fault::None);
-    store.set(Op::Renew, Fault::Panic);
-    store.set(Op::Complete, Fault::Panic);
+    store.set(StoreCall::Claim, Fault::None);
+    store.set(StoreCall::Renew, Fault::Panic);
+    store.set(StoreCall::Complete, Fault::Panic);
     assert_eq!(result(&send(&service, request("a")).await), None);
-    store.set(Op::Renew, Fault::None);
+    store.set(StoreCall::Renew, Fault::None);
     // This is after the first lease. A renewal comes after a third of it.
-    let renewed = store.calls(Op::Renew);
-    until(|| store.calls(Op::Renew) >= renewed + 4).await;
+    let renewed = store.calls(StoreCall::Renew);
+    until(|| store.calls(StoreCall::Renew) >= renewed + 4).await;
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-    store.set(Op::Complete, Fault::None);
+    store.set(StoreCall::Complete, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("drained");
     assert!(is_complete(&store, "a").await);
     assert_eq!((handle.running(), handle.pending_writes(), handler.runs()), (0, 0, 1));
@@ -354,15 +353,15 @@ async fn retry_during_a_release_is_never_200() {
     let (store, handler) = (store(), Handler::default());
     let layer = arrival(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(Op::Claim, Fault::LoseReply);
-    store.set(Op::Release, Fault::Fail);
+    store.set(StoreCall::Claim, Fault::LoseReply);
+    store.set(StoreCall::Release, Fault::Fail);
     assert_eq!(send(&service, request("a")).await.status(), 503);
-    store.set(Op::Claim, Fault::None);
+    store.set(StoreCall::Claim, Fault::None);
     for _ in 0..5 {
         assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
     }
     assert_eq!(handle.pending_writes(), 1);
-    store.set(Op::Release, Fault::None);
+    store.set(StoreCall::Release, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
     assert_eq!(result(&send(&service, request("a")).await), None);
     assert_eq!(handler.runs(), 1);
@@ -385,7 +384,7 @@ async fn fail_open_never_runs_beside_a_run_in_flight() {
     handler.running(1).await;
     let twin = start();
     until(|| handle.waiting() == 1).await;
-    store.set(Op::Claim, Fault::Fail);
+    store.set(StoreCall::Claim, Fault::Fail);
     let twin = tokio::time::timeout(Duration::from_secs(10), twin).await;
     assert_eq!(twin.expect("a reply").unwrap().as_deref(), Some("in-flight"));
     handler.release();
@@ -433,18 +432,18 @@ async fn done_key_keeps_its_lease_until_its_completion_is_stored() {
     });
     handler.running(1).await;
     assert!(handler.last().mark_done(&dedup_key("a")));
-    store.set(Op::Complete, Fault::Fail);
+    store.set(StoreCall::Complete, Fault::Fail);
     handler.release();
     assert_eq!(first.await.unwrap(), 500);
     for _ in 0..6 {
         tokio::time::sleep(SOON).await;
         let minute = Duration::from_secs(60);
         let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-        let claimed = store.inner().claim(&[dedup_key("a")], &other).await.unwrap();
+        let claimed = store.get_ref().claim(&[dedup_key("a")], &other).await.unwrap();
         assert_eq!(claimed, [tower_dedup::adapter::Claimed::InFlight]);
     }
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-    store.set(Op::Complete, Fault::None);
+    store.set(StoreCall::Complete, Fault::None);
     becomes_complete(&store, "a").await;
 }
 
@@ -456,9 +455,9 @@ async fn unprotected_failure_leaves_no_late_claim_behind() {
         .on_unavailable(OnUnavailable::Open)
         .on_in_flight(tower_dedup::OnInFlight::Reject);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(Op::Claim, Fault::DoLate);
+    store.set(StoreCall::Claim, Fault::ExecuteLate);
     assert_eq!(send(&service, request("a")).await.status(), 500);
-    store.set(Op::Claim, Fault::None);
+    store.set(StoreCall::Claim, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
     let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
     assert_eq!(entry.state, EntryState::Released);
@@ -501,9 +500,9 @@ async fn extreme_settings_do_no_harm() {
         .retry_after_unavailable(Duration::MAX)
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::MAX));
     let service = extreme.layer(handler.service());
-    store.set(Op::Claim, Fault::Fail);
+    store.set(StoreCall::Claim, Fault::Fail);
     assert_eq!(send(&service, request("a")).await.status(), 503);
-    store.set(Op::Claim, Fault::None);
+    store.set(StoreCall::Claim, Fault::None);
     assert_eq!(send(&service, request("b")).await.status(), 200);
     assert_eq!(result(&send(&service, request("b")).await), Some("duplicate"));
     let least = DedupLayer::new(by_header(), Arc::clone(&store))
@@ -511,17 +510,18 @@ async fn extreme_settings_do_no_harm() {
         .retention(Duration::from_nanos(1))
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::ZERO));
     assert_eq!(send(&least.layer(handler.service()), request("c")).await.status(), 200);
-    for every in [Duration::ZERO, Duration::MAX] {
+    let (least, most) = (Duration::from_millis(1), Duration::from_secs(365 * 86_400));
+    for (every, timeout, keys) in [(least, Duration::ZERO, 1), (most, Duration::MAX, u32::MAX)] {
         Purger::new(Arc::clone(&store))
             .every(every)
-            .timeout(every)
-            .keys_per_statement(0)
+            .timeout(timeout)
+            .keys_per_statement(keys)
             .spawn()
             .stop()
             .await;
     }
-    store.inner().advance(Duration::MAX);
-    store.inner().advance(Duration::MAX);
+    store.get_ref().advance(Duration::MAX);
+    store.get_ref().advance(Duration::MAX);
     assert_eq!(send(&service, request("d")).await.status(), 200);
 }
 
@@ -531,8 +531,8 @@ async fn pending_writes_are_bounded() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(Op::Claim, Fault::Hang);
-    store.set(Op::Release, Fault::Hang);
+    store.set(StoreCall::Claim, Fault::Hang);
+    store.set(StoreCall::Release, Fault::Hang);
     let deliveries = (0..6_000).map(|n| {
         let service = service.clone();
         tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
@@ -556,21 +556,21 @@ async fn purger_goes_on_after_the_store_fails() {
         let keys = [dedup_key(&id.to_string())];
         store.claim(&keys, &brief).await.unwrap();
     }
-    store.inner().advance(Duration::from_secs(7_200));
-    store.set(Op::Purge, Fault::Fail);
+    store.get_ref().advance(Duration::from_secs(7_200));
+    store.set(StoreCall::Purge, Fault::Fail);
     let purger = Purger::new(Arc::clone(&store))
         .every(Duration::from_millis(5))
         .keys_per_statement(100)
         .timeout(Duration::from_millis(50))
         .spawn();
     for fault in [Fault::Panic, Fault::Hang, Fault::Fail] {
-        let calls = store.calls(Op::Purge);
-        until(|| store.calls(Op::Purge) > calls + 1).await;
-        store.set(Op::Purge, fault);
+        let calls = store.calls(StoreCall::Purge);
+        until(|| store.calls(StoreCall::Purge) > calls + 1).await;
+        store.set(StoreCall::Purge, fault);
     }
     let left = store.count().await.unwrap();
     assert!(left > 100, "{left}");
-    store.set(Op::Purge, Fault::None);
+    store.set(StoreCall::Purge, Fault::None);
     let emptied = async {
         while store.count().await.unwrap() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -578,7 +578,7 @@ async fn purger_goes_on_after_the_store_fails() {
     };
     tokio::time::timeout(Duration::from_secs(10), emptied).await.expect("purged");
     purger.stop().await;
-    let calls = store.calls(Op::Purge);
+    let calls = store.calls(StoreCall::Purge);
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(store.calls(Op::Purge), calls, "stopped");
+    assert_eq!(store.calls(StoreCall::Purge), calls, "stopped");
 }

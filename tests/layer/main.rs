@@ -17,4 +17,4 @@ mod settings;
 mod success;
 #[path = "../support/mod.rs"]
 mod support;
-mod verified;
+mod testing;

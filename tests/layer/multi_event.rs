@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use tower_dedup::adapter::{DedupAdapter, MaintenanceAdapter, PostgresAdapter};
+use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupKey, DedupLayer};
 
 use crate::support::multi_event::{
@@ -15,7 +16,7 @@ use crate::support::multi_event::{
     service, within,
 };
 use crate::support::proxy::{Cut, Proxy};
-use crate::support::{Faulty, Op, dedup_key, terms};
+use crate::support::{dedup_key, faulty, terms};
 
 macro_rules! under_every_ledger {
     ($($case:ident),+ $(,)?) => {
@@ -294,15 +295,15 @@ fn hundred(name: &str) -> String {
 }
 
 async fn multi_event_delivery_is_one_call(fixture: Fixture) {
-    let (store, runs, log) =
-        (Faulty::new(Arc::clone(&fixture.store)), Runs::default(), Arc::default());
+    let (store, runs, log) = (faulty(Arc::clone(&fixture.store)), Runs::default(), Arc::default());
     let handler = move |request| apart(request, Arc::clone(&runs), Arc::clone(&log));
     let service = match fixture.kind {
         Kind::Lease => service(DedupLayer::new(by_word(), Arc::clone(&store)), handler),
         _ => service(DedupLayer::on_arrival(by_word(), Arc::clone(&store)), handler),
     };
     assert_eq!(send_to(&service, &hundred("k")).await, own(200));
-    let calls = [Op::Claim, Op::Complete, Op::Release].map(|op| store.calls(op));
+    let calls =
+        [StoreCall::Claim, StoreCall::Complete, StoreCall::Release].map(|op| store.calls(op));
     assert_eq!(calls, if fixture.kind == Kind::Lease { [1, 1, 0] } else { [1, 0, 0] });
     assert_eq!(fixture.store.count().await.unwrap(), 100);
 }

@@ -10,10 +10,14 @@ use tower::Layer;
 use tower_dedup::adapter::{
     AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
-use tower_dedup::{DedupLayer, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key};
+use tower_dedup::testing::{Fault, StoreCall};
+use tower_dedup::verify::VerifyLayer;
+use tower_dedup::{
+    DedupLayer, KeyExtractor, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider,
+};
 use tracing::field::{Field, Visit};
 
-use crate::support::{FIRST, Fault, Faulty, Handler, Op, by_header, on_claim, request, send};
+use crate::support::{FIRST, Faulty, Handler, by_header, faulty, on_claim, request, send};
 
 /// Collects the log records of the layer.
 #[derive(Clone, Default)]
@@ -88,7 +92,7 @@ fn measured(snapshotter: &Snapshotter) -> BTreeMap<(String, Vec<String>), f64> {
 }
 
 fn store() -> Arc<Faulty<MemoryAdapter>> {
-    Faulty::new(MemoryAdapter::new())
+    faulty(MemoryAdapter::new())
 }
 
 #[test]
@@ -154,14 +158,17 @@ fn every_outcome_is_counted_under_its_name() {
         handler.release();
         let _ = running.await.unwrap();
 
-        store.set(Op::Claim, Fault::Fail);
+        store.set(StoreCall::Claim, Fault::Fail);
         let _ = deliver("b").await;
         assert_eq!(outcome(), "unavailable");
-        assert_eq!(log.last("delivery")["error"], "being faulty: the store is unavailable");
+        assert_eq!(
+            log.last("delivery")["error"],
+            "calling a faulty adapter: the store is unavailable"
+        );
         let open = layer.clone().on_unavailable(OnUnavailable::Open).layer(handler.service());
         send(&open, request("c")).await;
         assert_eq!(log.last("running unprotected: the store did not reply")["level"], "WARN");
-        store.set(Op::Claim, Fault::None);
+        store.set(StoreCall::Claim, Fault::None);
 
         let _ = deliver("  ").await;
         assert_eq!(outcome(), "invalid_key");
@@ -186,10 +193,10 @@ fn every_outcome_is_counted_under_its_name() {
         assert_eq!(outcome(), "unverified");
 
         // A success while the store is gone, and a takeover.
-        store.set(Op::Complete, Fault::Fail);
+        store.set(StoreCall::Complete, Fault::Fail);
         let _ = deliver("late").await;
         assert_eq!(outcome(), "completed");
-        store.set(Op::Complete, Fault::None);
+        store.set(StoreCall::Complete, Fault::None);
         handle.drain().await;
         let ended = log.all("completed in the background");
         assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
@@ -206,7 +213,7 @@ fn every_outcome_is_counted_under_its_name() {
         handler.hold();
         let losing = tokio::spawn(tower::ServiceExt::oneshot(service.clone(), request("lost")));
         handler.running(1).await;
-        store.inner().advance(Duration::from_secs(61));
+        store.get_ref().advance(Duration::from_secs(61));
         let keys = [crate::support::dedup_key("lost")];
         store.claim(&keys, &dying).await.unwrap();
         handler.release();
@@ -322,6 +329,63 @@ fn gauge_counts_running_handlers() {
 }
 
 /// The table of names in the documentation equals the list of names in the code.
+/// Without a second identity, a captured delivery of GitHub runs again under another id.
+#[test]
+fn unsigned_id_is_reported_once_if_verification_is_required() {
+    observed(async |log, _| {
+        let layer = |key: KeyExtractor| DedupLayer::new(key, MemoryAdapter::new());
+        let github = KeyExtractor::from(provider::GITHUB).namespace("code");
+        let reported = || {
+            let records = log.0.lock().unwrap();
+            let mut found =
+                records.iter().filter(|event| event["message"].starts_with("unsigned id"));
+            let first =
+                found.next().map(|event| (event["level"].clone(), event["namespace"].clone()));
+            assert!(found.next().is_none(), "more than one record");
+            first
+        };
+        let _ = layer(github.clone());
+        let by_body = github.clone().second_identity("body", key::body_digest());
+        let _ = layer(by_body).require_verified();
+        let _ = layer(provider::STRIPE.into()).require_verified();
+        let _ = layer(by_header()).require_verified();
+        assert_eq!(reported(), None);
+
+        let service = layer(github).require_verified().layer(Handler::default().service());
+        for id in ["1", "2"] {
+            send(&service, request(id)).await;
+        }
+        assert_eq!(reported(), Some(("WARN".to_owned(), "code".to_owned())));
+    });
+}
+
+/// The reason is logged, without a value of the request.
+#[test]
+fn refusal_of_a_request_is_logged_without_its_values() {
+    observed(async |log, _| {
+        let verifier = provider::GITHUB.verifier("It's a Secret").unwrap();
+        let service = VerifyLayer::new(verifier).layer(tower::service_fn(async |_| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+        }));
+        for (signature, reason) in [
+            (None, "x-hub-signature-256 is missing"),
+            (Some("sha256=00aa"), "the signature does not match the request"),
+        ] {
+            let mut request = http::Request::post("/hook-with-a-token");
+            if let Some(signature) = signature {
+                request = request.header("x-hub-signature-256", signature);
+            }
+            let request = request.body(axum::body::Body::from("body")).unwrap();
+            let response = tower::ServiceExt::oneshot(service.clone(), request).await.unwrap();
+            assert_eq!((response.status().as_u16(), response.into_body()), (401, String::new()));
+            let record = log.last("not verified");
+            let [level, why] = ["level", "reason"].map(|field| record[field].as_str());
+            assert_eq!((level, why), ("WARN", reason));
+            assert_eq!(record.len(), 3, "{record:?}");
+        }
+    });
+}
+
 #[test]
 fn documented_metrics_are_the_metrics() {
     let source = include_str!("../../src/observe.rs");

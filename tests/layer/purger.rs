@@ -14,7 +14,7 @@ use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE,
     PostgresAdapter, Released, StoreFuture, Token,
 };
-use tower_dedup::{DedupKey, Error, ErrorKind, Purger};
+use tower_dedup::{ConfigError, DedupKey, Error, ErrorKind, Purger};
 
 use crate::support::postgres::Schema;
 use crate::support::{dedup_key, on_claim};
@@ -260,4 +260,17 @@ async fn purge_on_postgres_goes_on_where_the_last_portion_ended_and_misses_nothi
     }
     assert_eq!(purged, [4, 2, 0]);
     assert_eq!(adapter.count().await.unwrap(), 1);
+}
+
+#[test]
+fn setting_without_meaning_is_refused() {
+    let purger = || purger(&Arc::default());
+    for interval in [Duration::ZERO, Duration::MAX] {
+        let refused = purger().try_every(interval).unwrap_err();
+        assert!(matches!(refused, ConfigError::InvalidSetting { setting: "every", .. }));
+    }
+    let refused = purger().try_keys_per_statement(0).unwrap_err();
+    assert!(matches!(refused, ConfigError::InvalidSetting { setting: "keys_per_statement", .. }));
+    assert!(std::panic::catch_unwind(|| drop(purger().every(Duration::ZERO))).is_err());
+    assert!(std::panic::catch_unwind(|| drop(purger().keys_per_statement(0))).is_err());
 }

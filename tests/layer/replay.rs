@@ -18,12 +18,11 @@ use tower_dedup::adapter::{
     MemoryAdapter, Released, Renewed, StoreFuture, StoredData, Token,
 };
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Replay};
 
 use crate::support::ledgers::{AnyLayer, Replaying, Setup};
-use crate::support::{
-    Body, Fault, Faulty, Op, by_header, dedup_key, request, result, stored_data, until,
-};
+use crate::support::{Body, by_header, dedup_key, faulty, request, result, stored_data, until};
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
@@ -317,7 +316,7 @@ async fn response_that_takes_too_long_is_completed_without_it() {
 /// An empty 200 in place of the response would be a wrong answer.
 #[tokio::test]
 async fn store_that_does_not_return_stored_data_is_503() {
-    let store = Faulty::new(MemoryAdapter::new());
+    let store = faulty(MemoryAdapter::new());
     let handler = Counted::default();
     let run = handler.clone();
     let service = DedupLayer::new(by_header(), Arc::clone(&store))
@@ -325,13 +324,13 @@ async fn store_that_does_not_return_stored_data_is_503() {
         .store_timeout(Duration::from_millis(50))
         .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
     assert_eq!(seen(service.clone().oneshot(request("a")).await.unwrap()).await.0, 202);
-    for fault in [Fault::Fail, Fault::Hang, Fault::Panic, Fault::DoAndFail] {
-        store.set(Op::Fetch, fault);
+    for fault in [Fault::Fail, Fault::Hang, Fault::Panic, Fault::ExecuteAndFail] {
+        store.set(StoreCall::Fetch, fault);
         let answer = service.clone().oneshot(request("a")).await.unwrap();
         let unavailable = (StatusCode::SERVICE_UNAVAILABLE, Some("unavailable"));
         assert_eq!((answer.status(), result(&answer)), unavailable, "{fault:?}");
     }
-    store.set(Op::Fetch, Fault::None);
+    store.set(StoreCall::Fetch, Fault::None);
     let answer = service.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     assert_eq!(handler.runs(), 1);
@@ -340,7 +339,7 @@ async fn store_that_does_not_return_stored_data_is_503() {
 /// While a completion is on its way to the store, this process answers from memory.
 #[tokio::test]
 async fn response_is_replayed_while_its_completion_is_pending() {
-    let store = Faulty::new(MemoryAdapter::new());
+    let store = faulty(MemoryAdapter::new());
     let handler = Counted::default();
     let run = handler.clone();
     let layer = DedupLayer::new(by_header(), Arc::clone(&store))
@@ -348,13 +347,13 @@ async fn response_is_replayed_while_its_completion_is_pending() {
         .store_timeout(Duration::from_millis(50));
     let handle = layer.handle();
     let service = layer.layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
-    store.set(Op::Complete, Fault::Fail);
+    store.set(StoreCall::Complete, Fault::Fail);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
     assert_eq!(stored_data(&*store, &dedup_key("a")).await, None);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
-    store.set(Op::Complete, Fault::None);
+    store.set(StoreCall::Complete, Fault::None);
     handle.drain().await;
     let answer = service.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));

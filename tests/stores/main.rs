@@ -8,6 +8,7 @@ mod postgres_queue;
 mod postgres_restart;
 mod postgres_servers;
 mod postgres_sessions;
+mod postgres_test_database;
 mod postgres_url;
 mod queue;
 mod queue_order;

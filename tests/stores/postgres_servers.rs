@@ -101,11 +101,11 @@ async fn server_in_another_language_changes_no_reply() {
     }
 }
 
-const OPERATIONS: &str = include_str!("../../src/docs/operations.md");
+const PAGE: &str = include_str!("../../src/docs/postgres.md");
 
-/// Returns the SQL of the operations guide that contains these words.
+/// Returns the SQL of the guide that contains these words.
 fn of_the_guide(words: &str) -> &'static str {
-    let blocks = OPERATIONS.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let blocks = PAGE.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     blocks.into_iter().find(|block| block.contains(words)).expect("a block with these words")
 }
 

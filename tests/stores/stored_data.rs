@@ -1,22 +1,28 @@
 //! Stored data of duplicates, in batches and in single calls of the SQL adapters.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection};
+use tower::Layer;
+use tower::util::BoxCloneService;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter,
     PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData, StoredResponse,
     Token,
 };
-use tower_dedup::{Error, ErrorKind};
+use tower_dedup::{DedupLayer, Error, ErrorKind, OnUnavailable, Replay, ResponseBody};
 
-use crate::support::dedup_key;
 use crate::support::postgres::Schema;
+use crate::support::{
+    Body, FIRST, Handler, by_header, dedup_key, request, result, send, sqlite_url,
+};
 
 /// So many keys that more than one statement reads them.
 const KEYS: usize = 80;
@@ -80,6 +86,34 @@ async fn each_caller_gets_the_data_it_asked_for<A: DedupAdapter>(adapter: &A) {
         let data = stored(&claimed).unwrap();
         let body = format!("body {}", key.id());
         assert_eq!(data.response.as_deref().unwrap().body, body);
+    }
+}
+
+/// `corrupt` makes the row of key 7 unreadable, which all callers of the row read.
+async fn unreadable_row_fails_only_its_callers<A: DedupAdapter>(
+    adapter: &A,
+    corrupt: impl AsyncFnOnce(),
+) {
+    complete(adapter).await;
+    corrupt().await;
+    for _ in 0..2 {
+        for (id, fetch, claimed) in claim_all(adapter).await {
+            if id == 7 {
+                assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Corrupt, "{fetch:?}");
+            } else {
+                assert_eq!(stored(&claimed.unwrap()).is_some(), fetch != Fetch::Nothing);
+            }
+        }
+        let completions = (0..KEYS).map(|id| async move {
+            (id, adapter.complete(&[dedup_key(&id.to_string())], &terms()).await)
+        });
+        for (id, completed) in join_all(completions).await {
+            if id == 7 {
+                assert_eq!(completed.unwrap_err().kind(), ErrorKind::Corrupt);
+            } else {
+                assert_eq!(completed.unwrap(), [Completed::LeaseLost]);
+            }
+        }
     }
 }
 
@@ -156,6 +190,188 @@ async fn sqlite_unreadable_response_fails_only_its_caller() {
             sqlx::query(CORRUPT).execute(&mut connection).await.unwrap();
         };
         unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
+    }
+}
+
+/// SQLite stores any type in any column.
+#[tokio::test]
+async fn sqlite_column_that_does_not_decode_fails_only_the_callers_of_its_row() {
+    for batching in [Batching::new(), Batching::off()] {
+        for (column, is_response) in
+            [("response_status", true), ("response_body", true), ("attempts", false)]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let options = SqliteOptions::new().batching(batching);
+            let url = sqlite_url(dir.path());
+            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+            let corrupt = async || {
+                let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
+                let mut connection = file.connect().await.unwrap();
+                let text = if column == "response_body" { "1.5" } else { "'abc'" };
+                let corrupt =
+                    format!("UPDATE webhook_deliveries SET {column} = {text} WHERE id = '7'");
+                let corrupt = sqlx::query(sqlx::AssertSqlSafe(corrupt));
+                corrupt.execute(&mut connection).await.unwrap();
+            };
+            if is_response {
+                unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
+            } else {
+                unreadable_row_fails_only_its_callers(&adapter, corrupt).await;
+            }
+        }
+    }
+}
+
+/// The pool has no connection left, so that no response can be read.
+#[tokio::test]
+async fn postgres_new_key_is_claimed_while_duplicates_wait_for_their_responses() {
+    let schema = Schema::fresh();
+    let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
+    let options = PostgresOptions::new().batching(Batching::new().lanes(1));
+    let adapter = PostgresAdapter::with_options(pool.clone(), options);
+    complete(&adapter).await;
+    // The second time, the adapter reads before it inserts.
+    for round in 0..2 {
+        let taken = pool.acquire().await.unwrap();
+        let duplicates: Vec<_> = (0..KEYS)
+            .map(|id| {
+                let adapter = adapter.clone();
+                let terms = terms().with_fetch(Fetch::DigestAndResponse);
+                let claim = async move {
+                    adapter.claim(&[dedup_key(&id.to_string())], &terms).await.unwrap()
+                };
+                tokio::spawn(claim)
+            })
+            .collect();
+        let new = terms().with_fetch(Fetch::DigestAndResponse);
+        let key = dedup_key(&format!("new {round}"));
+        assert_eq!(adapter.claim(&[key], &new).await.unwrap(), [FIRST]);
+        assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
+        drop(taken);
+        for (id, duplicate) in duplicates.into_iter().enumerate() {
+            let data = stored(&duplicate.await.unwrap()[0]).unwrap();
+            assert_eq!(data.response, Some(Arc::new(response(id))));
+        }
+    }
+}
+
+/// Every statement that reads responses fails: the column has another name.
+async fn only_duplicates_read_responses<A: DedupAdapter>(
+    adapter: &A,
+    rename: impl AsyncFnOnce(&'static str),
+) {
+    complete(adapter).await;
+    rename("ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed").await;
+    // The second time, the adapter reads before it inserts.
+    for round in 0..2 {
+        let ids = (0..KEYS).map(|id| id.to_string()).chain([format!("new {round}")]);
+        let claims = join_all(ids.map(|id| async move {
+            let terms = terms().with_fetch(Fetch::DigestAndResponse);
+            adapter.claim(&[dedup_key(&id)], &terms).await
+        }));
+        let mut claims = claims.await;
+        assert_eq!(claims.pop().unwrap().unwrap(), [FIRST]);
+        assert!(claims.iter().all(Result::is_err));
+    }
+}
+
+#[tokio::test]
+async fn postgres_batch_reads_no_responses() {
+    for batching in [Batching::new(), Batching::off()] {
+        let schema = Schema::fresh();
+        let options = PostgresOptions::new().batching(batching);
+        let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+        let rename = async |sql| {
+            let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+            sqlx::query(sql).execute(&mut connection).await.unwrap();
+        };
+        only_duplicates_read_responses(&adapter, rename).await;
+    }
+}
+
+#[tokio::test]
+async fn sqlite_batch_reads_no_responses() {
+    for batching in [Batching::new(), Batching::off()] {
+        let dir = tempfile::tempdir().unwrap();
+        let url = sqlite_url(dir.path());
+        let options = SqliteOptions::new().batching(batching);
+        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let rename = async |sql| {
+            let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
+            let mut connection = file.connect().await.unwrap();
+            sqlx::query(sql).execute(&mut connection).await.unwrap();
+        };
+        only_duplicates_read_responses(&adapter, rename).await;
+    }
+}
+
+/// A layer that replays and fails open, over a store with one complete event.
+async fn replays_and_fails_open<A: DedupAdapter + Clone>(
+    adapter: &A,
+    handler: &Handler,
+) -> BoxCloneService<Request<Body>, Response<ResponseBody<Body>>, Infallible> {
+    let service = DedupLayer::new(by_header(), adapter.clone())
+        .replay(Replay::new())
+        .on_unavailable(OnUnavailable::Open)
+        .store_timeout(Duration::from_millis(500))
+        .layer(handler.service());
+    assert_eq!(send(&service, request("known")).await.status(), 200);
+    assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
+    BoxCloneService::new(service)
+}
+
+/// The store has found a duplicate: a handler must not run, whatever becomes of its response.
+#[tokio::test]
+async fn postgres_response_that_is_slow_or_fails_is_503_even_if_the_layer_fails_open() {
+    for batching in [Batching::new(), Batching::off()] {
+        let (schema, handler) = (Schema::fresh(), Handler::default());
+        let pool = PgPoolOptions::new().max_connections(2).connect(&schema.url()).await.unwrap();
+        let options = PostgresOptions::new().batching(batching);
+        let adapter = PostgresAdapter::with_options(pool.clone(), options);
+        let service = replays_and_fails_open(&adapter, &handler).await;
+
+        let mut connection = pool.acquire().await.unwrap();
+        // Unbatched, the claim itself needs the other connection.
+        if batching != Batching::off() {
+            let other = pool.acquire().await.unwrap();
+            assert_eq!(send(&service, request("known")).await.status(), 503);
+            assert_eq!(result(&send(&service, request("known")).await), Some("unavailable"));
+            drop(other);
+        }
+        let rename = "ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed";
+        sqlx::query(rename).execute(&mut *connection).await.unwrap();
+        assert_eq!(send(&service, request("known")).await.status(), 503);
+        assert_eq!(handler.runs(), 1);
+        // A store that has not found a duplicate fails open.
+        sqlx::query("DROP TABLE webhook_deliveries").execute(&mut *connection).await.unwrap();
+        sqlx::query("CREATE VIEW webhook_deliveries AS SELECT 1 AS key")
+            .execute(&mut *connection)
+            .await
+            .unwrap();
+        assert_eq!(send(&service, request("known")).await.status(), 200);
+        assert_eq!(handler.runs(), 2);
+    }
+}
+
+#[tokio::test]
+async fn sqlite_response_that_fails_is_503_even_if_the_layer_fails_open() {
+    for batching in [Batching::new(), Batching::off()] {
+        for break_it in [
+            "ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed",
+            "UPDATE webhook_deliveries SET response_headers = 'none'",
+            "UPDATE webhook_deliveries SET response_status = 'abc'",
+        ] {
+            let (dir, handler) = (tempfile::tempdir().unwrap(), Handler::default());
+            let options = SqliteOptions::new().batching(batching);
+            let url = sqlite_url(dir.path());
+            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+            let service = replays_and_fails_open(&adapter, &handler).await;
+            let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
+            let mut connection = file.connect().await.unwrap();
+            sqlx::query(break_it).execute(&mut connection).await.unwrap();
+            let answer = send(&service, request("known")).await;
+            assert_eq!((answer.status().as_u16(), handler.runs()), (503, 1), "{break_it}");
+        }
     }
 }
 

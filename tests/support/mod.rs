@@ -12,10 +12,10 @@ pub(crate) mod time_travel;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::path::Path;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ use http_body_util::Full;
 use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten,
-    MaintenanceAdapter, MemoryAdapter, Released, Renewed, StoreFuture, StoredData, Token,
+    CallTerms, Claimed, DedupAdapter, Fetch, MemoryAdapter, StoredData, Token,
 };
-use tower_dedup::{DedupKey, Delivery, Error, ErrorKind, KeyExtractor, key};
+use tower_dedup::testing::FaultyAdapter;
+use tower_dedup::{DedupKey, Delivery, KeyExtractor, key};
 
 pub(crate) type Body = Full<Bytes>;
 
@@ -258,166 +258,9 @@ pub(crate) async fn polled<F: Future>(future: F, times: usize, again: bool) -> O
     .await
 }
 
-/// The behaviour of a [`Faulty`] store in a call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fault {
-    #[default]
-    None,
-    /// Fails before it does anything.
-    Fail,
-    /// Never replies, and does nothing.
-    Hang,
-    /// Executes the call, and never replies.
-    LoseReply,
-    /// Executes the call half a second later, and never replies.
-    DoLate,
-    /// Executes the call, and fails, as if the reply could not be read.
-    DoAndFail,
-    /// Panics.
-    Panic,
-}
-
-/// The operations that can fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Op {
-    Claim,
-    /// A claim that fetches stored data. Its fault comes before that of `Claim`.
-    Fetch,
-    Renew,
-    Complete,
-    Release,
-    Purge,
-}
-
-const OPS: usize = 6;
-
 /// A store that works, with faults that the test sets.
-pub(crate) struct Faulty<A> {
-    inner: Arc<A>,
-    faults: [Mutex<Fault>; OPS],
-    calls: [AtomicU32; OPS],
-    /// The `Fetch` of each claim.
-    fetched: Mutex<Vec<Fetch>>,
-}
+pub(crate) type Faulty<A> = FaultyAdapter<A>;
 
-impl<A> Faulty<A> {
-    pub(crate) fn new(inner: A) -> Arc<Self> {
-        Arc::new(Self {
-            inner: Arc::new(inner),
-            faults: Default::default(),
-            calls: Default::default(),
-            fetched: Mutex::default(),
-        })
-    }
-
-    pub(crate) fn set(&self, op: Op, fault: Fault) {
-        *self.faults[op as usize].lock().unwrap() = fault;
-    }
-
-    pub(crate) fn set_all(&self, fault: Fault) {
-        for slot in &self.faults {
-            *slot.lock().unwrap() = fault;
-        }
-    }
-
-    pub(crate) fn calls(&self, op: Op) -> u32 {
-        self.calls[op as usize].load(Ordering::SeqCst)
-    }
-
-    /// Returns the `Fetch` of each claim since the last call.
-    pub(crate) fn fetched(&self) -> Vec<Fetch> {
-        std::mem::take(&mut self.fetched.lock().unwrap())
-    }
-
-    pub(crate) fn inner(&self) -> &A {
-        &self.inner
-    }
-
-    fn has_fault(&self, op: Op) -> bool {
-        *self.faults[op as usize].lock().unwrap() != Fault::None
-    }
-
-    async fn call<T, F>(&self, op: Op, call: F) -> Result<T, Error>
-    where
-        F: Future<Output = Result<T, Error>> + Send + 'static,
-        T: Send + 'static,
-    {
-        self.calls[op as usize].fetch_add(1, Ordering::SeqCst);
-        let fault = *self.faults[op as usize].lock().unwrap();
-        match fault {
-            Fault::None => call.await,
-            Fault::Fail => Err(Error::new(ErrorKind::Unavailable, "being faulty")),
-            Fault::Hang => std::future::pending().await,
-            Fault::LoseReply => {
-                let _ = call.await;
-                std::future::pending().await
-            }
-            Fault::DoLate => {
-                tokio::spawn(async move {
-                    tokio::time::sleep(Duration::from_millis(500)).await;
-                    let _ = call.await;
-                });
-                std::future::pending().await
-            }
-            Fault::DoAndFail => {
-                let _ = call.await;
-                Err(Error::new(ErrorKind::Corrupt, "being faulty"))
-            }
-            Fault::Panic => panic!("the store was told to panic"),
-        }
-    }
-}
-
-macro_rules! faulty {
-    ($($method:ident $op:ident $reply:ty),+) => {
-        impl<A: DedupAdapter> DedupAdapter for Faulty<A> {
-            fn abilities(&self) -> Abilities {
-                self.inner.abilities()
-            }
-
-            $(fn $method<'a>(
-                &'a self,
-                keys: &'a [DedupKey],
-                terms: &'a CallTerms,
-            ) -> StoreFuture<'a, Vec<$reply>> {
-                let (inner, keys, terms) = (Arc::clone(&self.inner), keys.to_vec(), terms.clone());
-                Box::pin(async move {
-                    let mut op = Op::$op;
-                    if op == Op::Claim {
-                        self.fetched.lock().unwrap().push(terms.fetch());
-                        if terms.fetch() != Fetch::Nothing && self.has_fault(Op::Fetch) {
-                            op = Op::Fetch;
-                        }
-                    }
-                    self.call(op, async move { inner.$method(&keys, &terms).await }).await
-                })
-            })+
-        }
-    };
-}
-
-faulty!(claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
-    release Release Released);
-
-impl<A: MaintenanceAdapter> MaintenanceAdapter for Faulty<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        let inner = Arc::clone(&self.inner);
-        Box::pin(self.call(Op::Purge, async move { inner.purge(limit).await }))
-    }
-
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
-        self.inner.forget(key)
-    }
-
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        self.inner.get(key)
-    }
-
-    fn count(&self) -> StoreFuture<'_, u64> {
-        self.inner.count()
-    }
-
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        self.inner.close()
-    }
+pub(crate) fn faulty<A>(inner: A) -> Arc<Faulty<A>> {
+    Arc::new(Faulty::new(inner))
 }

@@ -121,9 +121,9 @@ async fn claim_does_not_wait_for_a_transactional_delivery() {
     let adapter = PostgresAdapter::new(database.pool(3));
     // A new row, and a row that was released.
     let claimed = terms();
-    adapter.claim(&[dedup_key("seized")], &claimed).await.unwrap();
-    adapter.release(&[dedup_key("seized")], &claimed).await.unwrap();
-    for id in ["new", "seized"] {
+    adapter.claim(&[dedup_key("released")], &claimed).await.unwrap();
+    adapter.release(&[dedup_key("released")], &claimed).await.unwrap();
+    for id in ["new", "released"] {
         held.hold();
         let delivery = tokio::spawn({
             let service = service.clone();

@@ -12,7 +12,7 @@ use tower::Layer;
 use tower_dedup::DedupLayer;
 use tower_dedup::adapter::{
     CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, Released, Renewed, Token,
+    PostgresAdapter, PostgresOptions, Released, Renewed, Token, TransactionAdapter,
 };
 
 use super::postgres_races::{Deduplicated, record_in};
@@ -124,6 +124,34 @@ async fn lock_timeout_of_the_user_applies_in_the_handler() {
         assert_eq!(shows(&mut other).await, setting);
         other.rollback().await.unwrap();
     }
+}
+/// A trigger skips the UPDATE, as if another claim had taken the row after it was read.
+#[tokio::test]
+async fn lock_timeout_of_the_user_is_restored_after_a_claim_that_finds_the_row_taken() {
+    let database = Database::fresh().await;
+    let pool = database.pool_set(3, &[("lock_timeout", "7s")]);
+    let adapter = PostgresAdapter::new(pool.clone());
+    for id in ["event", "a"] {
+        let claimed = CallTerms::on_completion(Token::random(), MINUTE, MINUTE);
+        adapter.claim(&[dedup_key(id)], &claimed).await.unwrap();
+        adapter.release(&[dedup_key(id)], &claimed).await.unwrap();
+    }
+    let skip = "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                RETURN NULL; END $$; CREATE TRIGGER skip BEFORE UPDATE ON webhook_deliveries \
+                FOR EACH ROW EXECUTE FUNCTION skip()";
+    database.run(skip).await;
+    let mut users = pool.begin().await.unwrap();
+    assert_eq!(record_in(&adapter, &mut users).await, Claimed::InFlight);
+    assert_eq!(shows(&mut users).await, "7s");
+    users.rollback().await.unwrap();
+
+    // Another key of the delivery is granted, so its handler runs.
+    let terms = CallTerms::on_completion(Token::random(), MINUTE, MINUTE);
+    let opened = adapter.open(&[dedup_key("a"), dedup_key("b")], &terms).await.unwrap();
+    assert_eq!(opened.replies, [Claimed::InFlight, FIRST]);
+    let mut transaction = opened.transaction.unwrap();
+    assert_eq!(shows(transaction.connection()).await, "7s");
+    adapter.rollback(transaction).await.unwrap();
 }
 
 /// The server ends the session of an idle handler. The answer is no success, and the pool recovers.

@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions, PgRow};
@@ -15,6 +14,8 @@ use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Rene
 use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
+use super::super::sql::responses::add_responses;
+use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
@@ -22,7 +23,7 @@ use super::errors::store_error;
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
-use super::store::{MAINTENANCE_TIMEOUT, Store};
+use super::store::{MAINTENANCE_TIMEOUT, PostgresStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -33,18 +34,19 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// A clone is another handle to the same connections and the same state.
 #[derive(Clone)]
-pub struct PostgresAdapter(pub(super) Arc<Store>);
+pub struct PostgresAdapter(pub(super) Arc<PostgresStore>);
 
 impl PostgresAdapter {
     /// Connects to the database that a `postgres://` URL names, with up to ten connections.
     ///
     /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). The URL's
     /// parameters `dedup_table` and `dedup_schema` name the table and its schema:
-    /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses TLS, if
-    /// your build of `sqlx` has a TLS feature.
+    /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses
+    /// TLS, with the feature `tls-rustls` or `tls-native-tls`. Without a TLS feature, the default
+    /// `sslmode=prefer` connects in plain text.
     ///
     /// The URL names one host. Where a standby may take over, that is an address which leads to the
-    /// primary: see the [operations guide](crate::guide::operations#failover).
+    /// primary: see the [Postgres guide](crate::guide::postgres#failover).
     ///
     /// # Errors
     ///
@@ -73,13 +75,13 @@ impl PostgresAdapter {
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .connect_lazy_with(connect);
         drop(first.close().await);
-        Ok(Self(Arc::new(Store::new(pool, options, false))))
+        Ok(Self(Arc::new(PostgresStore::new(pool, options, false))))
     }
 
     /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
     ///
-    /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see the
-    /// [operations guide](crate::guide::operations).
+    /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
+    /// [Connections](crate::guide::sizing#connections).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self::with_options(pool, PostgresOptions::new())
@@ -88,7 +90,7 @@ impl PostgresAdapter {
     /// Returns an adapter over a pool of yours, with these options.
     #[must_use]
     pub fn with_options(pool: PgPool, options: PostgresOptions) -> Self {
-        Self(Arc::new(Store::new(pool, options, true)))
+        Self(Arc::new(PostgresStore::new(pool, options, true)))
     }
 
     /// Makes the schema, if it does not exist. Many processes may call it at once.
@@ -118,9 +120,10 @@ impl PostgresAdapter {
         let call = || -> StoreFuture<'_, Vec<RowReply>> {
             Box::pin(async move {
                 let call = Call::new(kind, keys, terms, key_hash);
+                let call = call.reading_first(store.read_first.is_on());
                 match &store.batcher {
                     Some(batcher) => batcher.submit(store, call).await,
-                    None => execute_one(&mut store.session(Source::Pool), &call).await,
+                    None => execute_one(&mut store.dialect(Source::Pool), &call).await,
                 }
             })
         };
@@ -144,7 +147,14 @@ impl DedupAdapter for PostgresAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Claimed>> {
-        Box::pin(self.call(Kind::claim(terms), keys, terms, RowReply::claimed))
+        Box::pin(async move {
+            let claimed = self.call(Kind::claim(terms), keys, terms, RowReply::claimed).await?;
+            add_responses(keys, terms, key_hash, claimed, |rows| async move {
+                let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
+                read.map_err(|error| store_error("reading a stored response", error))
+            })
+            .await
+        })
     }
 
     fn release<'a>(
@@ -172,7 +182,7 @@ impl DedupAdapter for PostgresAdapter {
     }
 }
 
-impl Store {
+impl PostgresStore {
     /// Deletes one portion of a purge: keys that expired at `from` or later.
     async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
         let fault = |error| store_error("purging", error);
@@ -207,8 +217,8 @@ impl Store {
         let fault = |error| store_error("looking up a key", error);
         let keys = [Uuid::from(key_hash(key))];
         let rows = self.fetch(&self.statements().get, Params::Keys(&keys)).await.map_err(fault)?;
-        let row = rows.first().map(|row| read_row(row, Fetch::DigestAndResponse)).transpose();
-        Ok(row.map_err(fault)?.and_then(|row| row.entry()))
+        let read = |row| read_row(row, Fetch::DigestAndResponse).entry();
+        Ok(rows.first().map(read).transpose()?.flatten())
     }
 
     /// Runs a statement on the pool that may take longer than others.
@@ -218,7 +228,7 @@ impl Store {
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        self.fetch_on(Source::Pool, bound, sql, params, &AtomicBool::default()).await
+        Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
     }
 }
 
@@ -233,7 +243,7 @@ impl MaintenanceAdapter for PostgresAdapter {
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
         let store = &self.0;
         Box::pin(store.with_table(move || {
-            Box::pin(async move { forget(&mut store.session(Source::Pool), key, key_hash).await })
+            Box::pin(async move { forget(&mut store.dialect(Source::Pool), key, key_hash).await })
         }))
     }
 

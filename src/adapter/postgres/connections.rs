@@ -4,19 +4,21 @@
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
 //! the adapter sets the timeouts.
 //!
-//! 1. A statement is given up after
-//!    [`statement_timeout`](super::PostgresOptions::statement_timeout). Its connection is closed and
-//!    not pooled, and its outcome is unknown. The same holds for a statement whose caller is dropped.
+//! 1. A statement is *abandoned* after
+//!    [`statement_timeout`](super::PostgresOptions::statement_timeout), or if its caller is dropped. Its
+//!    connection is closed and not pooled, and its outcome is unknown.
 //! 2. After one connection has failed, the idle connections are suspect: those of the lanes are
 //!    closed, and those of the pool are tested at once, each within [`TEST`].
 //! 3. A lane's connection that was idle for longer than [`TEST_AFTER`] is tested before it is used.
 //! 4. To open a connection takes at most [`CONNECT`].
 //! 5. A lane's connection is used by the runtime that opened it: a runtime that is not driven
-//!    delays nobody else.
+//!    delays no other runtime.
 //! 6. New connections follow the pool's connect options of that moment, so that rotated credentials
 //!    and a new host take effect.
-//! 7. A statement that was given up may go on at the server. Its lane, or its place in the pool, is
-//!    kept until the server has [settled](Connections::settled), so that sessions do not pile up.
+//! 7. The server may still run an abandoned statement. Its lane, or its place in the pool, stays taken
+//!    until the statement [has ended](Connections::wait_for_outstanding), so that sessions do not pile up.
+//! 8. The lanes' connections are closed with the pool. Otherwise a database could not be dropped after
+//!    its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -31,6 +33,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{Connection, Row};
 use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::super::sql::statement::render;
 use super::super::transaction::return_to_pool;
@@ -45,15 +48,15 @@ const TEST_AFTER: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long closing one may take.
 const CLOSE: Duration = Duration::from_secs(1);
-/// How long an idle connection of another runtime is kept, which may have ended.
-const ELSEWHERE: Duration = Duration::from_secs(60);
-/// A statement that has run for less than this does not count as given up.
+/// How long an idle connection of another runtime stays open. That runtime may have ended.
+const OTHER_IDLE: Duration = Duration::from_secs(60);
+/// A statement that has run for less than this does not count as abandoned.
 const YOUNG: Duration = Duration::from_millis(250);
 /// The longest pause between two questions to the server.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Counts and cancels statements that were given up; terminates lost sessions. These have no tag, so
-/// that they do not find each other.
+/// Counts and cancels abandoned statements; terminates lost sessions. These texts have no tag, so that
+/// they do not find each other.
 static OUTSTANDING: LazyLock<String> =
     LazyLock::new(|| render(include_str!("sql/outstanding.sql"), &[("tag", TAG)]));
 static TERMINATE: LazyLock<String> =
@@ -76,7 +79,7 @@ pub(super) enum Source {
 /// The pool, and the connections that are beside it.
 pub(super) struct Connections {
     pub(super) pool: PgPool,
-    /// How many connections a runtime keeps for its lanes.
+    /// How many connections a runtime holds for its lanes.
     lanes: usize,
     beside: Mutex<Beside>,
     closed: AtomicBool,
@@ -89,6 +92,8 @@ pub(super) struct Connections {
 struct Beside {
     opener: Option<Opener>,
     idle: HashMap<Id, Vec<Idle>>,
+    /// One task in each runtime that has used a lane: it waits until the pool is closed.
+    watchers: HashMap<Id, AbortOnDropHandle<()>>,
 }
 
 /// Opens connections as the pool does, with its `after_connect`, and holds none.
@@ -118,9 +123,14 @@ impl Connections {
         }
     }
 
-    pub(super) async fn get(self: &Arc<Self>, source: Source) -> Result<Session<'_>, sqlx::Error> {
+    pub(super) async fn get(
+        self: &Arc<Self>,
+        source: Source,
+    ) -> Result<BoundedConnection<'_>, sqlx::Error> {
         match source {
-            Source::Pool => self.pooled().await.map(|connection| Session::of(self, connection)),
+            Source::Pool => {
+                self.pooled().await.map(|connection| BoundedConnection::of(self, connection))
+            }
             Source::Lane => self.lane().await,
         }
     }
@@ -133,7 +143,7 @@ impl Connections {
         }
         let mut acquire = Box::pin(self.pool.acquire());
         if self.pool.num_idle() > 0 {
-            // Dropped by a caller that gives up first, the guard has learnt as much.
+            // If the caller stops waiting first, the guard's drop notes the silent connection too.
             let tested = Tested { connections: self, since: Instant::now() };
             loop {
                 match timeout(TEST, &mut acquire).await {
@@ -141,7 +151,7 @@ impl Connections {
                         self.has_lent();
                         return acquired;
                     }
-                    // The pool is busy, and this call keeps its place in the queue.
+                    // The pool is busy, and this call stays in the pool's queue.
                     Err(_) if self.lent_since(tested.since) => {}
                     Err(_) => break,
                 }
@@ -167,20 +177,20 @@ impl Connections {
         millis(self.created.elapsed())
     }
 
-    async fn lane(self: &Arc<Self>) -> Result<Session<'_>, sqlx::Error> {
+    async fn lane(self: &Arc<Self>) -> Result<BoundedConnection<'_>, sqlx::Error> {
         if let Some(mut idle) = self.idle()? {
             let sound = idle.since.elapsed() < TEST_AFTER
                 || matches!(timeout(TEST, idle.connection.ping()).await, Ok(Ok(())));
             if sound {
                 let Idle { connection, opened, options, .. } = idle;
-                return Ok(Session::new(self, Live::Lane(connection, opened, options)));
+                return Ok(BoundedConnection::new(self, Live::Lane(connection, opened, options)));
             }
             drop(idle);
             self.suspect();
         }
         let options = self.pool.connect_options();
         let connection = self.open().await?;
-        Ok(Session::new(self, Live::Lane(connection, Instant::now(), options)))
+        Ok(BoundedConnection::new(self, Live::Lane(connection, Instant::now(), options)))
     }
 
     /// Returns an unused connection of this runtime.
@@ -193,7 +203,7 @@ impl Connections {
             }
             let current = beside.opener.as_ref().is_some_and(|opener| opener.is_of(&options));
             let outdated = if current { HashMap::new() } else { std::mem::take(&mut beside.idle) };
-            (beside.idle.get_mut(&here()).and_then(Vec::pop), outdated)
+            (beside.idle.get_mut(&current_runtime()).and_then(Vec::pop), outdated)
         };
         drop(outdated);
         Ok(found)
@@ -248,7 +258,7 @@ impl Connections {
     }
 
     /// Opens a connection, reads one row, and closes the connection, within twice [`CONNECT`].
-    async fn ask(
+    async fn query_server(
         &self,
         sql: &'static str,
         first: Option<i64>,
@@ -263,17 +273,17 @@ impl Connections {
         asked.await.unwrap_or_else(|_| Err(timed_out()))
     }
 
-    /// Waits until the server runs no statement that was given up, and cancels those that have waited
-    /// for a lock for longer than `bound`. (A purge, a count, or a process with a longer timeout has not
-    /// given up: such a call fails early.)
+    /// Waits until the server runs no abandoned statement. Cancels statements that have waited for a lock
+    /// for longer than `bound`; a purge, a count, or a call of a process with a longer timeout may fail
+    /// by that.
     ///
-    /// A caller that gave up a statement keeps its lane, or its place in the pool, until then. Otherwise
-    /// each statement that waits for a lock, or for a standby, would leave a session on the server, and
-    /// the next statement would join it.
-    pub(super) async fn settled(&self, bound: Duration) {
+    /// The caller's lane, or its place in the pool, stays taken until then. Otherwise each statement that
+    /// waits for a lock or for a standby would leave one more session on the server.
+    pub(super) async fn wait_for_outstanding(&self, bound: Duration) {
         let mut pauses = pauses();
         loop {
-            let outstanding = self.ask(&OUTSTANDING, Some(as_ms(bound)), as_ms(YOUNG)).await;
+            let outstanding =
+                self.query_server(&OUTSTANDING, Some(as_ms(bound)), as_ms(YOUNG)).await;
             match outstanding.and_then(|row| row.try_get::<i64, _>(0)) {
                 Ok(1..) => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
                 // A server that cannot be asked takes no further session either.
@@ -282,9 +292,9 @@ impl Connections {
         }
     }
 
-    /// Returns `true` if the server still runs a statement that was given up: its outcome is open.
+    /// Returns `true` if the server still runs an abandoned statement, whose outcome is unknown.
     pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
-        let row = self.ask(&OUTSTANDING, None, as_ms(bound)).await?;
+        let row = self.query_server(&OUTSTANDING, None, as_ms(bound)).await?;
         Ok(row.try_get::<i64, _>(0)? > 0)
     }
 
@@ -296,17 +306,26 @@ impl Connections {
     ///
     /// A transaction without a lock has written nothing. Those of this crate that have done nothing for
     /// `age` are terminated too: a claim takes less.
-    pub(super) async fn terminate(&self, lock: i64, age: Duration) -> Result<Found, sqlx::Error> {
-        let row = self.ask(&TERMINATE, Some(lock), as_ms(age)).await?;
+    pub(super) async fn terminate(
+        &self,
+        lock: i64,
+        age: Duration,
+    ) -> Result<FoundTable, sqlx::Error> {
+        let row = self.query_server(&TERMINATE, Some(lock), as_ms(age)).await?;
         Ok(match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
-            (1.., _) => Found::Commits,
-            (_, 1..) => Found::Terminated,
-            _ => Found::Nothing,
+            (1.., _) => FoundTable::Commits,
+            (_, 1..) => FoundTable::Terminated,
+            _ => FoundTable::Nothing,
         })
     }
 
     /// Keeps a lane's connection for the next statement, unless there are enough or it is too old.
-    fn keep(&self, connection: PgConnection, opened: Instant, with: Arc<PgConnectOptions>) {
+    fn store_idle(
+        self: &Arc<Self>,
+        connection: PgConnection,
+        opened: Instant,
+        with: Arc<PgConnectOptions>,
+    ) {
         let options = self.pool.options();
         let is_old = |opened: Instant| {
             options.get_max_lifetime().is_some_and(|longest| opened.elapsed() > longest)
@@ -319,27 +338,41 @@ impl Connections {
             let mut beside = self.lock();
             // The connections of a runtime that has ended are closed here.
             beside.idle.retain(|runtime, idle| {
-                let elsewhere = *runtime != here();
-                let (kept, old) = std::mem::take(idle).into_iter().partition(|idle: &Idle| {
-                    let forgotten = elsewhere && idle.since.elapsed() > ELSEWHERE;
+                let is_other = *runtime != current_runtime();
+                let (fresh, old) = std::mem::take(idle).into_iter().partition(|idle: &Idle| {
+                    let forgotten = is_other && idle.since.elapsed() > OTHER_IDLE;
                     !forgotten && !is_old(idle.opened) && !is_idle(idle.since)
                 });
-                *idle = kept;
+                *idle = fresh;
                 dropped.extend::<Vec<Idle>>(old);
                 !idle.is_empty()
             });
-            let mine = beside.idle.entry(here()).or_default();
+            beside.watchers.retain(|_, watcher| !watcher.is_finished());
+            beside.watchers.entry(current_runtime()).or_insert_with(|| self.close_with_pool());
+            let mine = beside.idle.entry(current_runtime()).or_default();
             let outdated = !Arc::ptr_eq(&with, &self.pool.connect_options());
             let idle = Idle { connection, opened, options: with, since: Instant::now() };
             mine.push(idle);
             if self.is_closed()
                 || outdated
                 || is_old(opened)
-                || beside.idle[&here()].len() > self.lanes
+                || beside.idle[&current_runtime()].len() > self.lanes
             {
-                dropped.extend(beside.idle.get_mut(&here()).and_then(Vec::pop));
+                dropped.extend(beside.idle.get_mut(&current_runtime()).and_then(Vec::pop));
             }
         }
+    }
+
+    /// Waits in a task until the pool is closed, then closes the connections beside it.
+    fn close_with_pool(self: &Arc<Self>) -> AbortOnDropHandle<()> {
+        // A handle to the adapter may outlive its pool, and the other way round.
+        let (closing, connections) = (self.pool.close_event(), Arc::downgrade(self));
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            closing.await;
+            if let Some(connections) = connections.upgrade() {
+                connections.close().await;
+            }
+        }))
     }
 
     /// Closes the connections beside the pool. Later calls fail.
@@ -368,13 +401,13 @@ impl Opener {
     }
 }
 
-fn here() -> Id {
+fn current_runtime() -> Id {
     Handle::current().id()
 }
 
 /// What [`Connections::terminate`] found of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum FoundTable {
     Nothing,
     Terminated,
     /// The session ends by itself.
@@ -419,7 +452,7 @@ async fn test(connection: PoolConnection<Postgres>) {
     }
 }
 
-/// A test of a connection by the pool. If the pool lends no connection meanwhile, the tested
+/// A test of a connection by the pool. If the pool lends no connection during the test, the tested
 /// connection may have fallen silent.
 struct Tested<'c> {
     connections: &'c Connections,
@@ -428,7 +461,7 @@ struct Tested<'c> {
 
 impl Drop for Tested<'_> {
     fn drop(&mut self) {
-        // A caller that gave up early has learnt nothing.
+        // A caller that stopped waiting early has no result.
         let long = self.since.elapsed() >= TEST / 2;
         if long && !self.connections.lent_since(self.since) {
             self.connections.suspect();
@@ -447,7 +480,7 @@ impl Drop for Guard {
 
 /// A connection for one statement. It is closed if it is dropped while a statement is under way, or
 /// after a statement without an answer. Otherwise it returns to its source.
-pub(super) struct Session<'c> {
+pub(super) struct BoundedConnection<'c> {
     connections: &'c Arc<Connections>,
     live: Option<Live>,
     state: State,
@@ -462,11 +495,11 @@ enum State {
 
 enum Live {
     Pooled(PoolConnection<Postgres>),
-    /// With the time and the options of its opening.
+    /// The time and the options of its opening.
     Lane(PgConnection, Instant, Arc<PgConnectOptions>),
 }
 
-impl<'c> Session<'c> {
+impl<'c> BoundedConnection<'c> {
     fn new(connections: &'c Arc<Connections>, live: Live) -> Self {
         Self { connections, live: Some(live), state: State::Sound }
     }
@@ -498,22 +531,22 @@ impl<'c> Session<'c> {
     }
 }
 
-impl Drop for Session<'_> {
+impl Drop for BoundedConnection<'_> {
     fn drop(&mut self) {
         match (self.live.take(), &self.state) {
             (Some(Live::Pooled(connection)), State::Sound) => return_to_pool(connection),
             (Some(Live::Lane(connection, opened, options)), State::Sound) => {
-                self.connections.keep(connection, opened, options);
+                self.connections.store_idle(connection, opened, options);
             }
             (Some(Live::Pooled(connection)), State::Busy(bound)) => {
                 let held = Guard(Some(connection));
-                // Without a runtime the place is given up at once.
+                // Without a runtime the place is released at once.
                 if let Ok(runtime) = Handle::try_current() {
                     let (connections, bound) = (Arc::clone(self.connections), *bound);
                     runtime.spawn(async move {
                         connections.suspect();
                         tokio::time::sleep(YOUNG).await;
-                        connections.settled(bound).await;
+                        connections.wait_for_outstanding(bound).await;
                         drop(held);
                     });
                 }

@@ -1,15 +1,14 @@
-//! The dialect: which Postgres statement a step of the engine is.
+//! [`PostgresDialect`]: the Postgres statement for each step of the engine.
 //!
 //! A batch waits for a lock as long as recent commits suggest ([`LockWait`](super::tuning::LockWait)),
 //! and a single call for 100 ms. The keys that a transaction of this crate has locked are found by
 //! their advisory locks.
 //!
 //! Why are the advisory locks not read first? `pg_locks` reads the lock table of the whole server, and
-//! blocks every other lock meanwhile. To take the locks would be worse: by default the lock table has
+//! blocks every other lock during the read. To take the locks would be worse: by default the lock table has
 //! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use sqlx::Row as _;
@@ -25,28 +24,28 @@ use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::{is_locked, is_row_error, store_error};
 use super::params::{
-    DataColumns, KeyColumns, Params, Places, Uuid, advisory_lock, advisory_locks, claimed_row,
-    read_row,
+    Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, advisory_locks,
+    claimed_row, read_row,
 };
 use super::statements::{LOCK_TIMEOUT, Statements};
-use super::store::Store;
+use super::store::PostgresStore;
 use crate::error::Error;
 
 /// The statements of one call or batch, on connections of one source.
-pub(super) struct Session<'s> {
-    store: &'s Store,
+pub(super) struct PostgresDialect<'s> {
+    store: &'s PostgresStore,
     source: Source,
     /// Whether a statement may have written rows whose reply was lost.
-    lost_reply: AtomicBool,
+    lost_reply: bool,
 }
 
-impl Store {
-    pub(super) fn session(&self, source: Source) -> Session<'_> {
-        Session { store: self, source, lost_reply: AtomicBool::default() }
+impl PostgresStore {
+    pub(super) fn dialect(&self, source: Source) -> PostgresDialect<'_> {
+        PostgresDialect { store: self, source, lost_reply: false }
     }
 }
 
-impl BatchExecutor<Call> for Store {
+impl BatchExecutor<Call> for PostgresStore {
     type SendGuard = ();
 
     async fn send_guard(&self) -> Result<(), Error> {
@@ -54,23 +53,29 @@ impl BatchExecutor<Call> for Store {
     }
 
     async fn execute(&self, (): (), batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
-        execute_batch(&mut self.session(Source::Lane), &batch).await
+        execute_batch(&mut self.dialect(Source::Lane), &batch).await
     }
 }
 
-impl Session<'_> {
+impl PostgresDialect<'_> {
     fn statements(&self) -> Arc<Statements> {
         self.store.statements()
     }
 
-    async fn send(&self, sql: &Arc<str>, params: Params<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+    async fn send(
+        &mut self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.store.options.statement_timeout;
-        self.store.fetch_on(self.source, bound, sql, params, &self.lost_reply).await
+        let fetched = self.store.fetch_on(self.source, bound, sql, params).await?;
+        self.lost_reply |= fetched.lost_reply;
+        Ok(fetched.rows)
     }
 
     /// Sends a statement that may write. The time of its COMMIT shows how long others hold their rows.
     async fn send_writing(
-        &self,
+        &mut self,
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
@@ -82,29 +87,28 @@ impl Session<'_> {
         Ok(rows)
     }
 
-    /// Sends the statement for several keys. Returns its rows, each with the place of its key.
+    /// Sends the statement for several keys. Returns its rows, each with the index of its key.
     async fn write_many(
-        &self,
+        &mut self,
         sql: &Arc<str>,
         rows: &Rows<'_>,
-        stores_data: bool,
+        extra: Extra,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let columns = KeyColumns::new(rows);
-        let data = stores_data.then(|| DataColumns::new(rows));
-        let params = Params::Many(&columns, self.lock_timeout(rows), data.as_ref());
-        Places::new(rows).of_rows(self.send_writing(sql, params).await?)
+        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
+        let params = Params::Many(&columns, self.lock_timeout(rows), &extra);
+        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
     }
 
-    /// Sends the statement for one key or that for several. Returns its rows, each with the place of
+    /// Sends the statement for one key or that for several. Returns its rows, each with the index of
     /// its key.
     async fn write_any(
-        &self,
+        &mut self,
         [one, many]: [&Arc<str>; 2],
         rows: &Rows<'_>,
-        stores_data: bool,
+        extra: Extra,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let [row] = &rows[..] else { return self.write_many(many, rows, stores_data).await };
-        let params = Params::One(row, self.lock_timeout(rows), stores_data);
+        let [row] = &rows[..] else { return self.write_many(many, rows, extra).await };
+        let params = Params::One(row, self.lock_timeout(rows), extra);
         let written = self.send_writing(one, params).await?;
         Ok(written.into_iter().map(|row| (0, row)).collect())
     }
@@ -113,15 +117,15 @@ impl Session<'_> {
         if rows.is_batch { self.store.lock_wait.timeout() } else { LOCK_TIMEOUT }
     }
 
-    /// Fails while the server still runs a statement that was given up. A claim whose statement was
-    /// given up may be waiting in its COMMIT, where nobody sees it. If the caller were told that the key
-    /// is not there, its event would be lost once the key appears.
-    async fn check_settled(&self) -> Result<(), sqlx::Error> {
+    /// Fails while the server still runs an abandoned statement. The abandoned statement of a claim may
+    /// be waiting in its COMMIT, and its row is not visible yet. If the release returned `NotHeld`, the
+    /// key would appear later, and its event would be lost.
+    async fn check_outstanding(&self) -> Result<(), sqlx::Error> {
         let bound = self.store.options.statement_timeout;
         let outstanding = self.store.connections.is_outstanding(bound).await;
         // Whatever the server answers, the outcome of the release is unknown.
         if outstanding.map_err(unknown)? {
-            return Err(unknown("a statement that was given up is still running"));
+            return Err(unknown("an abandoned statement is still running"));
         }
         Ok(())
     }
@@ -132,45 +136,45 @@ fn unknown(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::
     sqlx::Error::Io(std::io::Error::other(error))
 }
 
-impl RowStatements for Session<'_> {
+impl RowStatements for PostgresDialect<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         let all = self.statements();
-        let (statements, stores_data) = match kind {
-            Kind::Claim => ([&all.claim_insert_one, &all.claim_insert_many], false),
+        let (statements, extra) = match kind {
+            Kind::Claim => ([&all.claim_insert_one, &all.claim_insert_many], Extra::Lease),
             Kind::ClaimComplete => {
-                ([&all.claim_complete_insert_one, &all.claim_complete_insert_many], true)
+                ([&all.claim_complete_insert_one, &all.claim_complete_insert_many], Extra::Data)
             }
-            _ => ([&all.complete_one, &all.complete_many], true),
+            _ => ([&all.complete_one, &all.complete_many], Extra::Data),
         };
-        let returned = self.write_any(statements, rows, stores_data).await?;
+        let returned = self.write_any(statements, rows, extra).await?;
         let mut written = vec![Written::No; rows.len()];
         if kind == Kind::Complete {
-            for (place, row) in returned {
-                let reply = completion(&row, rows[place].token().into())?;
-                written[place] = Written::Yes(reply);
+            for (index, row) in returned {
+                let reply = completion(&row, rows[index].token().into())?;
+                written[index] = Written::Yes(reply);
             }
         } else {
             self.store.replanner.note_rows(returned.len());
-            for (place, _) in returned {
-                written[place] = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
+            for (index, _) in returned {
+                written[index] = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
             }
         }
         Ok(written)
     }
 
-    async fn seize(
+    async fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = self.statements();
-        let seized = match kind {
-            Kind::Claim => self.write_many(&all.claim_seize, rows, false).await?,
-            _ => self.write_many(&all.claim_complete_seize, rows, true).await?,
+        let existing = match kind {
+            Kind::Claim => self.write_many(&all.claim_existing, rows, Extra::Lease).await?,
+            _ => self.write_many(&all.claim_complete_existing, rows, Extra::Data).await?,
         };
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (place, row) in seized {
-            claimed[place] = Some(claimed_row(&row)?);
+        for (index, row) in existing {
+            claimed[index] = Some(claimed_row(&row)?);
         }
         Ok(claimed)
     }
@@ -193,8 +197,8 @@ pub(super) fn read_rows(
     fetch: Fetch,
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
     let mut found: Vec<Option<Row>> = rows.iter().map(|_| None).collect();
-    for (place, row) in Places::new(rows).of_rows(returned)? {
-        found[place] = Some(read_row(&row, fetch)?);
+    for (index, row) in KeyIndexes::new(rows).of_rows(returned)? {
+        found[index] = Some(read_row(&row, fetch));
     }
     Ok(found)
 }
@@ -206,7 +210,7 @@ fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
     Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))
 }
 
-impl Dialect for Session<'_> {
+impl Dialect for PostgresDialect<'_> {
     async fn update_by_token(
         &mut self,
         kind: Kind,
@@ -214,22 +218,24 @@ impl Dialect for Session<'_> {
     ) -> Result<Vec<bool>, sqlx::Error> {
         let all = self.statements();
         let updated = match kind {
-            Kind::Renew => self.write_any([&all.renew_one, &all.renew_many], rows, false).await?,
+            Kind::Renew => {
+                self.write_any([&all.renew_one, &all.renew_many], rows, Extra::Lease).await?
+            }
             Kind::ReleaseComplete => {
-                let released = self.write_many(&all.release_complete, rows, false).await?;
+                let released = self.write_many(&all.release_complete, rows, Extra::Nothing).await?;
                 if released.len() < rows.len() {
-                    self.check_settled().await?;
+                    self.check_outstanding().await?;
                 }
                 released
             }
-            _ => self.write_many(&all.release, rows, false).await?,
+            _ => self.write_many(&all.release, rows, Extra::Nothing).await?,
         };
-        Ok(places(rows, &updated))
+        Ok(was_returned(rows, &updated))
     }
 
     async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let deleted = self.write_many(&self.statements().forget, rows, false).await?;
-        Ok(places(rows, &deleted))
+        let deleted = self.write_many(&self.statements().forget, rows, Extra::Nothing).await?;
+        Ok(was_returned(rows, &deleted))
     }
 
     async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
@@ -243,17 +249,13 @@ impl Dialect for Session<'_> {
         locks.iter().map(|row| row.try_get::<bool, _>("free").map(|free| !free)).collect()
     }
 
-    fn reads_first(&self) -> bool {
-        self.store.read_first.is_on()
-    }
-
-    fn claimed(&self, known: usize, rows: usize) {
+    fn note_known_rows(&self, known: usize, rows: usize) {
         self.store.read_first.note(known, rows);
     }
 
     fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
         let error = store_error(context, error);
-        if self.lost_reply.load(Ordering::Relaxed) { error.unknown() } else { error }
+        if self.lost_reply { error.with_unknown_outcome() } else { error }
     }
 
     fn is_row_error(error: &sqlx::Error) -> bool {
@@ -266,10 +268,10 @@ impl Dialect for Session<'_> {
 }
 
 /// Returns which rows a statement returned.
-fn places(rows: &Rows<'_>, returned: &[(usize, PgRow)]) -> Vec<bool> {
+fn was_returned(rows: &Rows<'_>, returned: &[(usize, PgRow)]) -> Vec<bool> {
     let mut found = vec![false; rows.len()];
-    for (place, _) in returned {
-        found[*place] = true;
+    for (index, _) in returned {
+        found[*index] = true;
     }
     found
 }

@@ -85,12 +85,12 @@ pub(super) fn is_broken(error: &sqlx::Error) -> bool {
     }
 }
 
-/// A statement that was given up.
+/// Returns the error of an abandoned statement.
 pub(super) fn timed_out() -> sqlx::Error {
     sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
 }
 
-/// Returns `true` if a statement was given up, or the kernel gave its connection up.
+/// Returns `true` if a statement was abandoned, or the kernel timed its connection out.
 pub(super) fn is_timed_out(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut)
 }

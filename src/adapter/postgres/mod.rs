@@ -1,10 +1,10 @@
 //! [`PostgresAdapter`]: keys in a Postgres table, shared by all processes of a service.
 //!
-//! 1. A call is one statement, which is its own transaction, or a part of one: calls that arrive while a
-//!    statement is under way are sent [together](PostgresOptions::batching). A first claim inserts. A
-//!    duplicate is answered by a second statement, which reads; while half of the keys are known, claims
-//!    read first. Neither statement of a duplicate writes: no WAL, no wait for a disk. A takeover needs
-//!    a third statement.
+//! 1. A call is one statement, which is its own transaction. Calls that arrive while a statement is in
+//!    progress are sent [together](PostgresOptions::batching). A first claim inserts, and a second
+//!    statement reads the row of a duplicate. While half of the keys are known, claims read first. A
+//!    duplicate writes nothing: no WAL, no wait for a disk. A takeover needs a third statement. A
+//!    stored response is read by one more statement, on a connection of the pool.
 //! 2. A key that an open transaction holds is in flight after 100 ms (`lock_timeout`, set for the
 //!    statement only). A batch waits 25 to 250 ms, then goes on without the key. So no call waits with a
 //!    connection for a handler to end. To be in flight at once, a transaction of this crate holds
@@ -16,11 +16,11 @@
 //! 6. The first call makes the schema, or [`migrate`](PostgresAdapter::migrate), safely from many
 //!    processes at once; a failed migration is tried again by the next call. Where the table exists, a
 //!    role with SELECT, INSERT, UPDATE and DELETE is enough. Statements name the table with its schema.
-//!    If the table is dropped, the next call looks for it anew.
+//!    If the table is dropped, the next call looks for it again.
 //! 7. After a failover, a server in recovery answers no claim.
 //!
-//! For the rights of a role, PgBouncer, pool sizes and looking up an event, see the
-//! [operations guide](crate::guide::operations).
+//! The guide has the rights of a role and PgBouncer ([postgres](crate::guide::postgres)), pool sizes
+//! ([sizing](crate::guide::sizing)), and how to look up an event ([incident](crate::guide::incident)).
 //!
 //! # Example
 //!

@@ -127,7 +127,7 @@ pub(super) fn advisory_lock(hash: u128) -> i64 {
 }
 
 /// How many advisory locks a transaction takes for its keys, beside the lock that names its session.
-/// By default the server's lock table has room for 64 locks for each connection.
+/// The server's lock table has by default room for 64 locks for each connection.
 const MAX_LOCKS: usize = 63;
 
 /// Returns the locks that a transaction takes for its keys, in the order of the keys.
@@ -149,22 +149,24 @@ pub(super) fn advisory_locks(rows: &[RowCall<'_>]) -> Vec<i64> {
     locks
 }
 
-/// The place of each key in a list.
-pub(super) struct Places(Vec<(u128, usize)>);
+/// The index of each key in a list.
+pub(super) struct KeyIndexes(Vec<(u128, usize)>);
 
-impl Places {
+impl KeyIndexes {
     pub(super) fn new(rows: &[RowCall<'_>]) -> Self {
-        let mut places: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
+        let mut indexes: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
         // The rows of a batch are sorted already.
-        places.sort_unstable();
-        Self(places)
+        indexes.sort_unstable();
+        Self(indexes)
     }
 
-    /// Returns each returned row, which begins with its key, with the place of that key.
+    /// Returns each returned row, which begins with its key, with the index of that key.
     pub(super) fn of_rows(&self, rows: Vec<PgRow>) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            let hash = u128::from_be_bytes(row.try_get::<Uuid, _>(0)?.0);
+            // A claim in a transaction that existing nothing returns a row without a key.
+            let Some(Uuid(hash)) = row.try_get(0)? else { continue };
+            let hash = u128::from_be_bytes(hash);
             if let Ok(at) = self.0.binary_search_by_key(&hash, |(hash, _)| *hash) {
                 found.push((self.0[at].1, row));
             }
@@ -186,14 +188,39 @@ fn lease_ms(terms: &CallTerms) -> i64 {
 
 type Bound<'k> = Query<'k, Postgres, PgArguments>;
 
-/// What a statement is sent with.
+/// The parameters of a statement that follow those of every statement.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Extra {
+    Nothing,
+    Lease,
+    Data,
+}
+
+/// [`Extra`] for several keys.
+pub(super) enum ExtraColumns {
+    Nothing,
+    Leases(Vec<i64>),
+    Data(DataColumns),
+}
+
+impl ExtraColumns {
+    pub(super) fn new(extra: Extra, rows: &Rows<'_>) -> Self {
+        match extra {
+            Extra::Nothing => Self::Nothing,
+            Extra::Lease => Self::Leases(rows.iter().map(|row| lease_ms(row.terms)).collect()),
+            Extra::Data => Self::Data(DataColumns::new(rows)),
+        }
+    }
+}
+
+/// The parameters of a statement.
 #[derive(Clone, Copy)]
 pub(super) enum Params<'k> {
     None,
-    /// One key, how long to wait for a lock, and whether to send stored data.
-    One(&'k RowCall<'k>, &'static str, bool),
-    /// Several keys, how long to wait for a lock, and their stored data.
-    Many(&'k KeyColumns<'k>, &'static str, Option<&'k DataColumns>),
+    /// One key, its `lock_timeout`, and the parameters after these.
+    One(&'k RowCall<'k>, &'static str, Extra),
+    /// Several keys, their `lock_timeout`, and the parameters after these.
+    Many(&'k KeyColumns<'k>, &'static str, &'k ExtraColumns),
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
     /// How many keys, and from which expiry on, in milliseconds.
@@ -205,26 +232,28 @@ impl<'k> Params<'k> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
         match self {
             Self::None => query,
-            Self::One(RowCall { key, hash, terms, .. }, wait, stores_data) => {
+            Self::One(RowCall { key, hash, terms, .. }, lock_timeout, extra) => {
                 let query = query
                     .bind(Uuid::from(*hash))
                     .bind(key.namespace())
                     .bind(key.id())
                     .bind(Uuid::from(terms.token()))
                     .bind(retention_ms(terms))
-                    .bind(lease_ms(terms))
-                    .bind(wait);
-                if stores_data {
-                    bind_data(query, &terms.stored_data_for(key).unwrap_or_default())
-                } else {
-                    query
+                    .bind(lock_timeout);
+                match extra {
+                    Extra::Nothing => query,
+                    Extra::Lease => query.bind(lease_ms(terms)),
+                    Extra::Data => {
+                        bind_data(query, &terms.stored_data_for(key).unwrap_or_default())
+                    }
                 }
             }
-            Self::Many(columns, wait, data) => {
-                let query = columns.bind(query).bind(wait);
-                match data {
-                    Some(data) => data.bind(query),
-                    None => query,
+            Self::Many(columns, lock_timeout, extra) => {
+                let query = columns.bind(query).bind(lock_timeout);
+                match extra {
+                    ExtraColumns::Nothing => query,
+                    ExtraColumns::Leases(leases) => query.bind(leases),
+                    ExtraColumns::Data(data) => data.bind(query),
                 }
             }
             Self::Keys(keys) => query.bind(keys),
@@ -241,7 +270,6 @@ pub(super) struct KeyColumns<'k> {
     ids: Vec<&'k str>,
     tokens: Vec<Uuid>,
     retentions: Vec<i64>,
-    leases: Vec<i64>,
 }
 
 impl<'k> KeyColumns<'k> {
@@ -252,7 +280,6 @@ impl<'k> KeyColumns<'k> {
             ids: rows.iter().map(|row| row.key.id()).collect(),
             tokens: rows.iter().map(|row| row.token().into()).collect(),
             retentions: rows.iter().map(|row| retention_ms(row.terms)).collect(),
-            leases: rows.iter().map(|row| lease_ms(row.terms)).collect(),
         }
     }
 
@@ -263,7 +290,6 @@ impl<'k> KeyColumns<'k> {
             .bind(&self.ids)
             .bind(&self.tokens)
             .bind(&self.retentions)
-            .bind(&self.leases)
     }
 
     /// Binds the keys of one call, in a transaction.
@@ -326,8 +352,13 @@ impl DataColumns {
     }
 }
 
-/// Returns a row that was read with as much of its stored data.
-pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
+/// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
+/// column does not decode.
+pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Row {
+    try_read_row(row, fetch).unwrap_or_else(Row::unreadable)
+}
+
+fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let time = |column: usize| row.try_get::<Time, _>(column).map(i64::from);
     let maybe = |column: usize| {
         let time = row.try_get::<Option<Time>, _>(column);
@@ -361,6 +392,7 @@ pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         lease_until: maybe(7)?,
         now: time(8)?,
         stored,
+        unreadable: None,
     })
 }
 

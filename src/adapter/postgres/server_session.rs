@@ -8,7 +8,7 @@ use sqlx::postgres::Postgres;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::connections::{Connections, Found, Guard, LONGEST_PAUSE, pauses};
+use super::connections::{Connections, FoundTable, Guard, LONGEST_PAUSE, pauses};
 
 /// The statement that begins a transaction. Its tag distinguishes the session from others.
 pub(super) const BEGIN: &str = "/* tower-dedup */ BEGIN";
@@ -21,13 +21,13 @@ const LEAST_AGE: Duration = Duration::from_secs(5);
 
 /// Ends a transaction that was dropped before its end.
 ///
-/// The server's side may outlive the connection: a server that receives no Terminate message keeps the
-/// transaction, its locks and the key until its own keepalive ends the session. The transaction took an advisory
-/// lock of a random number, and the session that holds this lock is terminated over another connection.
-/// (The token would not do: a claim that is repeated in a new transaction has the same token.)
+/// The server's session may outlive the connection. Without a Terminate message, the server holds the
+/// transaction, its locks and the key until its own keepalive ends the session. The transaction holds an
+/// advisory lock of a random number, and another connection terminates the session by this lock. The
+/// token does not identify the session: a claim that is repeated in a new transaction has the same token.
 ///
 /// A session that commits is left alone. It ends by itself, and to terminate one that waits for a
-/// synchronous standby would show a commit that the standby does not have. The connection keeps its
+/// synchronous standby would show a commit that the standby does not have. The connection holds its
 /// place in the pool until the session has ended, so that sessions do not pile up on the server.
 pub(super) fn end(
     connections: Arc<Connections>,
@@ -52,9 +52,9 @@ async fn terminate(
     let (start, mut pauses) = (Instant::now(), pauses());
     loop {
         match connections.terminate(lock, age).await {
-            Ok(Found::Terminated) => return,
-            Ok(Found::Nothing) => break,
-            Ok(Found::Commits) => {}
+            Ok(FoundTable::Terminated) => return,
+            Ok(FoundTable::Nothing) => break,
+            Ok(FoundTable::Commits) => {}
             Err(error) if start.elapsed() > LOOK_FOR || connections.is_closed() => {
                 tracing::warn!(%error, "could not terminate the session of a lost transaction");
                 return;
@@ -64,7 +64,7 @@ async fn terminate(
         tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
     }
     // The claim may wait for a lock on the table, without a lock of its own yet.
-    connections.settled(statement_timeout).await;
+    connections.wait_for_outstanding(statement_timeout).await;
     drop(held);
     // A session that began and did nothing else is found by its age only.
     tokio::time::sleep(age).await;

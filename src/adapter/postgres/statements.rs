@@ -1,6 +1,6 @@
 //! The statements of the Postgres adapter: one file each, in the folder `sql`.
 //!
-//! [`sql::row`](super::super::sql::row) defines what a row means.
+//! [`sql::row`](super::super::sql::row) defines the states of a row.
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
 //!    control character). The names stand beside it to be read; no index covers them.
@@ -14,15 +14,15 @@
 //!    clock before it waits for a row that is then rolled back: no longer than rule 2 allows.
 //! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock.
 //! 6. `expires_at` is indexed, so completions leave it alone: they are HOT updates.
-//! 7. Statements that run with every delivery do not join the table. Postgres plans the others anew
+//! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
 //!    each time, because a plan for any number of keys looks too expensive, and planning takes five
 //!    times as long as inserting a row.
 //! 8. Statements that run with every delivery come in two forms, for one key and for several.
 //!
-//! In statements for one key, `$1` to `$6` are key, namespace, id, token, retention and lease, the last
-//! two in milliseconds. In statements for several keys, they are arrays of these. `$7` is how long to
-//! wait for a lock. `$8` to `$11`, where data may be stored with the keys, are the payload's SHA-256 and
-//! the response's status, headers and body; null where there is nothing to store.
+//! In statements for one key, `$1` to `$5` are key, namespace, id, token, and retention in milliseconds.
+//! In statements for several keys, they are arrays of these. `$6` is the `lock_timeout`. In statements
+//! that set a lease, `$7` is the lease in milliseconds. In statements that store data, `$7` to `$10` are
+//! the payload's SHA-256 and the response's status, headers and body; null for no data.
 
 use std::sync::Arc;
 
@@ -42,10 +42,10 @@ statements! {
     pub(super) struct Statements {
         claim_insert_one,
         claim_insert_many,
-        claim_seize,
+        claim_existing,
         claim_complete_insert_one,
         claim_complete_insert_many,
-        claim_complete_seize,
+        claim_complete_existing,
         renew_one,
         renew_many,
         complete_one,
@@ -64,9 +64,9 @@ statements! {
         version,
         unwritten,
         tx_claim_insert,
-        tx_claim_seize,
+        tx_claim_existing,
         tx_claim_complete_insert,
-        tx_claim_complete_seize,
+        tx_claim_complete_existing,
         tx_release_role,
         tx_release,
         tx_begin_end,
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// Nothing outlives its transaction: the session may be somebody else's next.
+    /// Nothing outlives its transaction, because another program may use the session next.
     #[test]
     fn settings_and_locks_are_local_to_their_transaction() {
         for claims in [Durability::Synchronous, Durability::Asynchronous] {

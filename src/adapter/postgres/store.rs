@@ -1,4 +1,4 @@
-//! [`Store`]: how a statement is run, and where the table is.
+//! [`PostgresStore`]: how a statement is run, and where the table is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -29,13 +29,13 @@ pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 const REPEATS: usize = 6;
 
 /// The state that all handles of an adapter share.
-pub(super) struct Store {
+pub(super) struct PostgresStore {
     pub(super) options: PostgresOptions,
     /// Whether the pool is the user's.
     pub(super) user_pool: bool,
     pub(super) connections: Arc<Connections>,
     find: Arc<str>,
-    /// With the schema, once the table was found: a `search_path` that changes later names no other
+    /// Names the schema after the table is found: a `search_path` that changes later names no other
     /// table.
     statements: RwLock<Arc<Statements>>,
     pub(super) batcher: Option<Batcher<Call>>,
@@ -46,8 +46,15 @@ pub(super) struct Store {
     has_schema: AtomicBool,
 }
 
+/// The rows that a statement returned.
+pub(super) struct Fetched {
+    pub(super) rows: Vec<PgRow>,
+    /// An earlier try of the statement lost its reply: the rows may show what that try wrote.
+    pub(super) lost_reply: bool,
+}
+
 /// Where the table is, or is to be.
-struct Found {
+struct FoundTable {
     name: TableName,
     /// Whether it exists, with its version.
     exists: bool,
@@ -55,7 +62,7 @@ struct Found {
     own_path: bool,
 }
 
-impl Store {
+impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
         let statements = Statements::new(&options.name, options.claims);
         let lanes = options.batching.lane_count();
@@ -81,7 +88,7 @@ impl Store {
     }
 
     /// Runs a call once the table is found; and once more if the table is gone, which is then looked
-    /// for anew.
+    /// for again.
     pub(super) async fn with_table<'c, T>(
         &self,
         call: impl Fn() -> BoxFuture<'c, Result<T, Error>>,
@@ -145,7 +152,7 @@ impl Store {
         // A transaction that has written may have made the schema, and may roll it back. And a
         // `search_path` of the transaction's own is not everybody's.
         if found.own_path && scalar(&statements.unwritten, connection).await.map_err(fault)? {
-            self.know(&statements);
+            self.set_statements(&statements);
         }
         Ok(statements)
     }
@@ -164,17 +171,17 @@ impl Store {
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
             session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await.map_err(fault)?;
         }
-        self.know(&statements);
+        self.set_statements(&statements);
         Ok(())
     }
 
-    fn know(&self, statements: &Arc<Statements>) {
+    fn set_statements(&self, statements: &Arc<Statements>) {
         *self.statements.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(statements);
         self.has_schema.store(true, Ordering::Release);
     }
 
     /// Reads the row of [`TableName::find`].
-    fn found(&self, row: &PgRow) -> Result<Found, Error> {
+    fn found(&self, row: &PgRow) -> Result<FoundTable, Error> {
         let fault = |error| store_error("looking for the Postgres schema", error);
         let encoding: String = row.try_get("encoding").map_err(fault)?;
         // SQL_ASCII takes every byte. All other encodings lack characters that an id may have, and
@@ -186,7 +193,7 @@ impl Store {
             ));
         }
         let schema = row.try_get("schema").map_err(fault)?;
-        Ok(Found {
+        Ok(FoundTable {
             name: TableName { schema, ..self.options.name.clone() },
             exists: row.try_get("there").map_err(fault)?,
             own_path: row.try_get("own_path").map_err(fault)?,
@@ -205,7 +212,7 @@ impl Store {
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.options.statement_timeout;
-        self.fetch_on(Source::Pool, bound, sql, params, &AtomicBool::default()).await
+        Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
     }
 
     /// Runs one statement on a connection of this source, within `bound`. Returns its rows.
@@ -213,18 +220,15 @@ impl Store {
     /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
     /// statement that is repeated with its token has the same result. A repetition may be refused
     /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
-    /// A statement that has used up its time is not repeated, because its caller has given up.
+    /// A statement that has used up its time is not repeated, because its caller has stopped waiting.
     ///
-    /// `lost_reply` is set if this reply came after an earlier reply was lost: it may describe what the
-    /// earlier try wrote.
     pub(super) async fn fetch_on(
         &self,
         source: Source,
         bound: Duration,
         sql: &Arc<str>,
         params: Params<'_>,
-        lost_reply: &AtomicBool,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
+    ) -> Result<Fetched, sqlx::Error> {
         let sql = &self.replanner.text(sql);
         let mut pauses = repeats();
         let mut lost = None;
@@ -242,10 +246,7 @@ impl Store {
             };
             let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
             let error = match session.run(bound, is_gone, fetch).await {
-                Ok(rows) => {
-                    lost_reply.fetch_or(lost.is_some(), Ordering::Relaxed);
-                    return Ok(rows);
-                }
+                Ok(rows) => return Ok(Fetched { rows, lost_reply: lost.is_some() }),
                 Err(error) => error,
             };
             if is_gone(&error) {
@@ -253,7 +254,7 @@ impl Store {
                 self.connections.suspect();
             }
             if is_timed_out(&error) {
-                self.connections.settled(bound).await;
+                self.connections.wait_for_outstanding(bound).await;
                 return Err(lost.unwrap_or(error));
             }
             drop(session);

@@ -7,9 +7,9 @@
 //!    that another connection can terminate it.
 //! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is made
 //!    again in a new transaction, a bounded number of times.
-//! 3. The row goes in *open*, under a lease. The last message before COMMIT completes it, if this is the
-//!    transaction that claimed: an aborted transaction answers with an error, another transaction
-//!    returns no row. COMMIT alone shows neither: to an aborted transaction the server answers ROLLBACK,
+//! 3. The row is inserted incomplete, under a lease. The last message before COMMIT completes it, if
+//!    this is the transaction that claimed. An aborted transaction returns an error, and another
+//!    transaction returns no row. COMMIT alone shows neither: an aborted transaction returns ROLLBACK,
 //!    which sqlx takes for success.
 //! 4. A savepoint replaces the one before it, because each savepoint is one more level that every
 //!    statement searches.
@@ -39,12 +39,12 @@ use super::errors::{
     store_error,
 };
 use super::params::{
-    DataColumns, KeyColumns, Params, Places, Uuid, advisory_locks, claimed_row, key_hash,
+    DataColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_locks, claimed_row, key_hash,
     retention_ms, row_keys,
 };
 use super::server_session::{self, BEGIN};
 use super::statements::{Statements, TAG};
-use super::store::{Store, repeats};
+use super::store::{PostgresStore, repeats};
 use super::transaction_end::Begun;
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -199,24 +199,24 @@ impl PostgresAdapter {
     }
 }
 
-impl Store {
+impl PostgresStore {
     /// Reads first: duplicates need no transaction.
     async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Postgres>, Error> {
         let fault = |error| store_error("opening a transaction", error);
         let rows = Rows::of_call(keys, terms, key_hash);
-        let known = read_rows(&mut self.session(Source::Pool), &rows).await.map_err(fault)?;
+        let known = read_rows(&mut self.dialect(Source::Pool), &rows).await.map_err(fault)?;
         let mut replies = Vec::with_capacity(rows.len());
         for row in known {
             replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
         }
-        let open = (0..replies.len()).filter(|place| replies[*place].is_none());
-        let open: Vec<usize> = open.collect();
+        let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
+        let unanswered: Vec<usize> = unanswered.collect();
         let mut transaction = None;
-        if !open.is_empty() || keys.is_empty() {
-            let (claimed, begun) = self.claim_in_new_transaction(&rows.select(&open)).await?;
+        if !unanswered.is_empty() || keys.is_empty() {
+            let (claimed, begun) = self.claim_in_new_transaction(&rows.select(&unanswered)).await?;
             transaction = begun;
-            for (place, claimed) in open.into_iter().zip(claimed) {
-                replies[place] = Some(claimed);
+            for (index, claimed) in unanswered.into_iter().zip(claimed) {
+                replies[index] = Some(claimed);
             }
         }
         let replies = replies.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight));
@@ -340,8 +340,8 @@ impl RowStatements for InTransaction<'_> {
         let mut written = vec![Written::No; rows.len()];
         for row in self.send(insert, rows).await? {
             // `WITH ORDINALITY` counts from 1.
-            let place = usize::try_from(row.try_get::<i64, _>("place")? - 1);
-            let Some(written) = place.ok().and_then(|place| written.get_mut(place)) else {
+            let index = usize::try_from(row.try_get::<i64, _>("ordinal")? - 1);
+            let Some(written) = index.ok().and_then(|index| written.get_mut(index)) else {
                 continue;
             };
             if !row.try_get::<bool, _>("locked")? {
@@ -356,19 +356,19 @@ impl RowStatements for InTransaction<'_> {
         Ok(written)
     }
 
-    async fn seize(
+    async fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let statements = self.statements;
-        let seize = match kind {
-            Kind::Claim => &statements.tx_claim_seize,
-            _ => &statements.tx_claim_complete_seize,
+        let statement = match kind {
+            Kind::Claim => &statements.tx_claim_existing,
+            _ => &statements.tx_claim_complete_existing,
         };
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (place, row) in Places::new(rows).of_rows(self.send(seize, rows).await?)? {
-            claimed[place] = Some(claimed_row(&row)?);
+        for (index, row) in KeyIndexes::new(rows).of_rows(self.send(statement, rows).await?)? {
+            claimed[index] = Some(claimed_row(&row)?);
         }
         Ok(claimed)
     }
@@ -384,7 +384,7 @@ impl RowStatements for InTransaction<'_> {
     }
 }
 
-/// Returns what [`Store::claim_in_new_transaction`] has attached.
+/// Returns what [`PostgresStore::claim_in_new_transaction`] has attached.
 fn begun(transaction: &OpenTransaction<Postgres>) -> Result<&Begun, Error> {
     transaction.attachment().ok_or_else(|| not_ours("completing keys: nothing was claimed"))
 }

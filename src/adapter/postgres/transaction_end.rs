@@ -1,5 +1,5 @@
-//! The messages that end what a transaction has claimed. Several statements share one message, so that
-//! they cost one round trip. They have no parameters, so the keys are in the text.
+//! The messages that complete or release the keys of a transaction. Several statements share one message,
+//! so that they cost one round trip. They have no parameters, so the keys are in the text.
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -51,7 +51,7 @@ impl Statements {
     }
 
     /// Returns the message that completes keys in the transaction that claimed them. `retention_ms`
-    /// counts anew for a row that has expired. Without keys, it only checks the transaction.
+    /// counts again from zero for a row that has expired. Without keys, it only checks the transaction.
     pub(super) fn complete_in(
         &self,
         begun: &Begun,

@@ -1,5 +1,5 @@
-//! What the adapter learns from its statements: which statement to send first, when to have it planned
-//! again, and how long to wait for a row.
+//! The adapter measures its statements to choose three things: the first statement of a claim, the time
+//! of the next plan, and the wait for a row.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// Whether claims read before they insert: while at least half of their keys are known.
 ///
 /// An insertion shows without extra cost whether a key is new. The row of a known key takes a second
-/// statement. So claims insert first in quiet times, and read first while a sender delivers again what
-/// it believes lost.
+/// statement. So claims insert first in quiet times, and read first while a sender delivers old events
+/// again.
 #[derive(Debug, Default)]
 pub(super) struct ReadFirst(AtomicBool);
 
@@ -38,7 +38,7 @@ const FEW_ROWS: u64 = 256;
 
 /// Has statements planned again as the table grows.
 ///
-/// Postgres keeps the plan of a prepared statement until the table is analyzed. A plan from a time when
+/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan from a time when
 /// the table was known to be tiny reads all rows, also when the table has grown. So statements change
 /// their text, by a comment with a generation, and are planned again
 ///
@@ -47,7 +47,7 @@ const FEW_ROWS: u64 = 256;
 ///    table that other processes fill as well has about doubled.
 ///
 /// Each text is one more prepared statement on each connection, until the connection closes or its
-/// cache is full: about twelve in the half hour for which a pool keeps a connection. No session setting
+/// cache is full: about twelve in the half hour for which a pool reuses a connection. No session setting
 /// is needed, so this also works behind PgBouncer.
 #[derive(Debug)]
 pub(super) struct Replanner {
@@ -101,8 +101,8 @@ impl Replanner {
     }
 }
 
-/// How long a batch waits for a row: four times the median of what the last writing statements took,
-/// with COMMIT, between 25 and 250 ms.
+/// The wait of a batch for a row: four times the median duration of the last writing statements, with
+/// COMMIT, between 25 and 250 ms.
 ///
 /// A row that another process is committing is worth the wait. A row that a transaction holds for the
 /// length of a handler is not. The median is used because a statement that waited for a lock took longer

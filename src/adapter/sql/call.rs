@@ -9,7 +9,7 @@ use super::queue::BatchItem;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// What a call does.
+/// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::adapter) enum Kind {
     /// Claims under `OnCompletion`.
@@ -33,7 +33,7 @@ impl Kind {
         if is_on_claim(terms) { Self::ReleaseComplete } else { Self::Release }
     }
 
-    /// What the call does, for the text of its error.
+    /// Returns the operation, for the text of an error.
     pub(super) fn context(self) -> &'static str {
         match self {
             Self::Claim | Self::ClaimComplete => "claiming keys",
@@ -99,7 +99,7 @@ pub(super) fn missing_reply() -> Error {
 pub(in crate::adapter) struct Call {
     pub(super) kind: Kind,
     pub(super) keys: Vec<DedupKey>,
-    /// The hash of each key: its row, and its place in a batch.
+    /// The hash of each key. A batch is sorted by it.
     pub(super) hashes: Vec<u128>,
     /// The first half of each hash, for the queue.
     short_hashes: Vec<u64>,
@@ -116,12 +116,12 @@ impl Call {
     ) -> Self {
         let hashes: Vec<u128> = keys.iter().map(hash).collect();
         let short_hashes = hashes.iter().copied().map(short_hash).collect();
-        let (keys, terms) = (keys.to_vec(), terms.clone());
-        Self { kind, keys, hashes, short_hashes, terms, reads_first: false }
+        // Responses are large, and would delay the other calls of a batch: see `responses`.
+        let terms = terms.clone().with_fetch(without_response(terms.fetch()));
+        Self { kind, keys: keys.to_vec(), hashes, short_hashes, terms, reads_first: false }
     }
 
-    /// Reads before it writes, because some of its keys are known to have a row that may be free.
-    #[cfg(feature = "sqlite")]
+    /// Sets whether a claim reads before it inserts, because some of its keys are likely to have a row.
     pub(in crate::adapter) fn reading_first(self, reads_first: bool) -> Self {
         Self { reads_first, ..self }
     }
@@ -132,7 +132,7 @@ impl Call {
         Rows { rows: keys.map(row).collect(), is_batch }
     }
 
-    /// How many bytes of responses its rows store.
+    /// Returns the size of the responses that its rows store.
     pub(super) fn bytes(&self) -> usize {
         let stored = self.keys.first().and_then(|key| self.terms.stored_data_for(key));
         let response = stored.and_then(|stored| stored.response);
@@ -140,7 +140,7 @@ impl Call {
     }
 }
 
-/// Returns what stands for a key in the queue.
+/// Returns the hash of a key in the queue.
 pub(in crate::adapter) fn short_hash(hash: u128) -> u64 {
     u64::try_from(hash >> 64).unwrap_or_default()
 }
@@ -168,7 +168,7 @@ pub(in crate::adapter) struct RowCall<'c> {
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite searches by name"))]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
-    /// The most that any call of the batch wants of the key.
+    /// The most stored data that any call of the batch fetches for the key.
     pub(super) fetch: Fetch,
 }
 
@@ -206,9 +206,9 @@ impl<'c> Rows<'c> {
         self.rows.iter().any(|row| row.terms.stores_data())
     }
 
-    /// Returns the rows at these places.
-    pub(in crate::adapter) fn select(&self, places: &[usize]) -> Self {
-        let rows = places.iter().map(|place| self.rows[*place]).collect();
+    /// Returns the rows at these indexes.
+    pub(in crate::adapter) fn select(&self, indexes: &[usize]) -> Self {
+        let rows = indexes.iter().map(|index| self.rows[*index]).collect();
         Self { rows, is_batch: self.is_batch }
     }
 }
@@ -219,6 +219,11 @@ impl<'c> Deref for Rows<'c> {
     fn deref(&self) -> &[RowCall<'c>] {
         &self.rows
     }
+}
+
+/// Returns the stored data that a batch reads: no responses.
+pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
+    if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
 }
 
 pub(super) fn more(one: Fetch, other: Fetch) -> Fetch {

@@ -1,19 +1,17 @@
-//! How calls become statements: once, for every SQL database.
+//! How calls become statements, for every SQL database.
 //!
 //! A dialect supplies single statements. This module decides which statement is sent for which keys:
 //!
-//! 1. A call that writes goes in *rounds*: write what is free at once, read what was there, seize what
-//!    a claim may take, write again. A reply comes from a row that was written, or from a row that was
-//!    read. A row that changes hands in all [`ROUNDS`] is in flight.
-//! 2. If several calls of a batch name one key, only the first call's row is sent. The other calls are
-//!    answered from the resulting row. A call that the row cannot answer is sent in the next statement.
+//! 1. A claim and a completion go in [rounds](super::rounds).
+//! 2. If several calls of a batch name one key, only the first call's row is sent. The resulting row
+//!    decides the replies to the other calls. A call without a reply is sent in the next statement.
 //! 3. A batch that fails because of one row is sent again in parts, until the bad row stands alone
 //!    and only its caller gets the error. After any other failure all callers get the same error.
 //! 4. A claim that meets a row of an open transaction is sent again without the keys that such a
 //!    transaction is known to hold, in parts while one of them is still held, for [`SPLIT_TIME`] at
 //!    most. After that the remaining keys are an error and not in flight, because they may be free.
-//! 5. A statement carries at most 8 MiB of responses, or one response that is larger. A statement
-//!    that reads responses reads at most 64.
+//! 5. A statement carries at most 8 MiB of responses, or one response that is larger. A batch reads
+//!    no [responses](super::responses). A statement that reads responses reads at most 64.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -29,15 +27,15 @@ use super::rounds::{KeyReply, ROUNDS, Rounds, RowStatements};
 use crate::error::Error;
 use crate::key::DedupKey;
 
-/// How many parts a refused batch becomes: more parts, fewer rounds that wait for a lock.
+/// How many parts a refused batch becomes. With more parts, fewer statements wait for a lock.
 const PARTS: usize = 8;
-/// For how long claims are split to find out which of their rows an open transaction holds.
+/// For how long claims are split to find the rows that an open transaction holds.
 const SPLIT_TIME: Duration = Duration::from_secs(1);
 /// How many bytes of responses one statement carries. They are in memory three times while the
 /// statement is sent, and a message has at most 1 GiB.
 const MAX_BYTES: usize = 8 * 1_024 * 1_024;
 
-/// What a dialect supplies.
+/// The statements and error classes of a database.
 pub(in crate::adapter) trait Dialect: RowStatements {
     /// Renews or releases the rows of these tokens. Returns which rows it wrote.
     fn update_by_token(
@@ -58,13 +56,8 @@ pub(in crate::adapter) trait Dialect: RowStatements {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
 
-    /// Returns `true` if claims read before they insert.
-    fn reads_first(&self) -> bool {
-        false
-    }
-
-    /// Notes how many of the rows of a claim were known before.
-    fn claimed(&self, known: usize, rows: usize) {
+    /// Notes how many of the rows of a claim were known before the claim.
+    fn note_known_rows(&self, known: usize, rows: usize) {
         let _ = (known, rows);
     }
 
@@ -103,13 +96,15 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
 ) -> Vec<Result<Vec<RowReply>, Error>> {
     let mut replies: Vec<Option<Result<Vec<RowReply>, Error>>> =
         calls.iter().map(|_| None).collect();
-    // Once a statement may have granted something to a call, no failure means that none did.
+    // After a statement may have granted a key to a call, the outcome of a failure is unknown.
     let mut may_be_granted = vec![false; calls.len()];
     let mut parts = split_by_size(calls);
     while let Some(part) = parts.pop_front() {
         if let [one] = part[..] {
             let reply = execute_one(dialect, &calls[one]).await;
-            let unknown = |error: Error| if may_be_granted[one] { error.unknown() } else { error };
+            let unknown = |error: Error| {
+                if may_be_granted[one] { error.with_unknown_outcome() } else { error }
+            };
             replies[one] = Some(reply.map_err(unknown));
             continue;
         }
@@ -141,7 +136,8 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
                 let error = error.shared();
                 for call in part {
                     let error = error();
-                    let error = if may_be_granted[call] { error.unknown() } else { error };
+                    let error =
+                        if may_be_granted[call] { error.with_unknown_outcome() } else { error };
                     replies[call] = Some(Err(error));
                 }
             }
@@ -150,17 +146,17 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
     replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
 }
 
-/// Returns the places of all calls, in parts that are not too large.
+/// Returns the indexes of all calls, in parts that are not too large.
 fn split_by_size(calls: &[Call]) -> VecDeque<Vec<usize>> {
     let (mut parts, mut part, mut bytes) = (VecDeque::new(), Vec::new(), 0_usize);
-    for (place, call) in calls.iter().enumerate() {
+    for (index, call) in calls.iter().enumerate() {
         let more = call.bytes();
         if !part.is_empty() && bytes.saturating_add(more) > MAX_BYTES {
             parts.push_back(std::mem::take(&mut part));
             bytes = 0;
         }
         bytes = bytes.saturating_add(more);
-        part.push(place);
+        part.push(index);
     }
     if !part.is_empty() {
         parts.push_back(part);
@@ -178,13 +174,13 @@ struct Layout<'c> {
 }
 
 impl<'c> Layout<'c> {
-    /// `part` are the places of calls of one kind.
+    /// `part` are the indexes of calls of one kind.
     fn new(calls: &'c [Call], part: &[usize]) -> Self {
-        let calls: Vec<&Call> = part.iter().map(|place| &calls[*place]).collect();
+        let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
         let mut named: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
-        for (place, call) in calls.iter().enumerate() {
+        for (index, call) in calls.iter().enumerate() {
             let keys = call.hashes.iter().zip(&call.keys).enumerate();
-            named.extend(keys.map(|(at, (hash, key))| (*hash, key, place, at)));
+            named.extend(keys.map(|(at, (hash, key))| (*hash, key, index, at)));
         }
         // The first call of those that name a key comes first.
         named.sort_unstable();
@@ -221,7 +217,7 @@ impl<'c> Layout<'c> {
                 }
                 None => Some(Ok(RowReply::Claimed(Claimed::InFlight))),
             });
-            // All replies first: a call without one is sent again.
+            // A call without a reply for every key is sent again, even if one reply is an error.
             replies.collect::<Option<Vec<_>>>().map(|replies| replies.into_iter().collect())
         };
         self.calls.iter().zip(&self.named).map(|(call, named)| reply_to(call, named)).collect()
@@ -245,21 +241,21 @@ async fn execute_rows<D: Dialect>(
         return Ok(updated.into_iter().map(reply).collect());
     }
     let mut rounds = Rounds::new(kind, rows);
-    let reads_first = kind.is_claim() && (reads_first || dialect.reads_first());
     let deadline = Instant::now() + SPLIT_TIME;
-    match claim_with_fallback(dialect, &mut rounds, reads_first, deadline).await {
+    match claim_with_fallback(dialect, &mut rounds, reads_first && kind.is_claim(), deadline).await
+    {
         Ok(()) => {
             if kind.is_claim() {
-                dialect.claimed(rounds.known, rows.len());
+                dialect.note_known_rows(rounds.known, rows.len());
             }
             Ok(rounds.finish())
         }
         Err(error) => {
-            // Claims were split already, as far as it was worth the time.
+            // `claim_with_fallback` has split claims already.
             let is_row_error =
                 D::is_row_error(&error) && !(kind.is_claim() && D::is_locked(&error));
             let error = dialect.error(kind.context(), error);
-            let error = if rounds.has_written { error.unknown() } else { error };
+            let error = if rounds.has_written { error.with_unknown_outcome() } else { error };
             Err(Failed { error, is_row_error })
         }
     }
@@ -288,7 +284,7 @@ fn claim_with_fallback<'a, D: Dialect>(
         if !rounds.kind.is_claim() || !D::is_locked(&error) {
             return Err(error);
         }
-        match rounds.open_places().len() {
+        match rounds.unanswered().len() {
             // The open transaction holds this one.
             0 | 1 => Ok(()),
             _ if Instant::now() >= deadline => Err(error),
@@ -297,27 +293,27 @@ fn claim_with_fallback<'a, D: Dialect>(
     })
 }
 
-/// Claims those of the open rows that no transaction of this crate holds.
+/// Claims the unanswered rows that no transaction of this crate holds.
 async fn claim_unlocked<D: Dialect>(
     dialect: &mut D,
     rounds: &mut Rounds<'_, '_>,
     reads_first: bool,
     deadline: Instant,
 ) -> Result<(), sqlx::Error> {
-    let open = rounds.open_places();
+    let unanswered = rounds.unanswered();
     let held = dialect.held_by_transactions(rounds.rows).await?;
-    let places: Vec<usize> = open.iter().copied().filter(|place| !held[*place]).collect();
-    // If none is known to be held, somebody else's transaction holds one of them: find out which.
-    let parts = if places.len() == open.len() { PARTS } else { 1 };
-    for places in places.chunks(places.len().div_ceil(parts).max(1)) {
-        let rows = rounds.rows.select(places);
+    let indexes: Vec<usize> = unanswered.iter().copied().filter(|index| !held[*index]).collect();
+    // If no row is known to be held, a transaction of another program holds one: smaller parts find it.
+    let parts = if indexes.len() == unanswered.len() { PARTS } else { 1 };
+    for indexes in indexes.chunks(indexes.len().div_ceil(parts).max(1)) {
+        let rows = rounds.rows.select(indexes);
         let mut part = Rounds::new(rounds.kind, &rows);
         let ran = claim_with_fallback(dialect, &mut part, reads_first, deadline).await;
         rounds.has_written |= part.has_written;
         rounds.known += part.known;
         ran?;
-        for (place, reply) in places.iter().zip(part.finish()) {
-            rounds.replies[*place] = Some(reply);
+        for (index, reply) in indexes.iter().zip(part.finish()) {
+            rounds.replies[*index] = Some(reply);
         }
     }
     Ok(())
@@ -330,7 +326,7 @@ pub(in crate::adapter) async fn forget<D: Dialect>(
     hash: impl Fn(&DedupKey) -> u128,
 ) -> Result<Forgotten, Error> {
     const CONTEXT: &str = "forgetting a key";
-    // A statement takes terms, and this one does not use them.
+    // The statement does not use its terms.
     let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
     let rows = Rows::of_call(std::slice::from_ref(key), &terms, hash);
     for _ in 0..ROUNDS {
@@ -348,8 +344,8 @@ pub(in crate::adapter) async fn forget<D: Dialect>(
                 let is_held = held == [true];
                 return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
             }
-            Some(row) if row.is_leased() => return Ok(Forgotten::InFlight),
-            // Somebody wrote the row since: try again.
+            Some(row) if row.is_leased()? => return Ok(Forgotten::InFlight),
+            // Another call wrote the row after the DELETE: try again.
             Some(_) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! What the SQL adapters share: everything but the dialect.
+//! The parts that the SQL adapters share: everything but the dialect.
 //!
 //! A dialect ([`engine::Dialect`]) supplies single statements. The engine decides which statements
 //! are sent for a call, or for a batch of calls.
@@ -9,6 +9,7 @@ pub(super) mod errors;
 mod options;
 pub(super) mod purge;
 pub(super) mod queue;
+pub(super) mod responses;
 pub(super) mod rounds;
 pub(super) mod row;
 pub(super) mod statement;

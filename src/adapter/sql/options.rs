@@ -85,7 +85,7 @@ pub(in crate::adapter) fn take_identifiers<const N: usize>(
     for pair in query.split('&') {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         match names.iter().position(|known| *known == name) {
-            Some(place) => found[place] = Some(Identifier::new(value)?),
+            Some(index) => found[index] = Some(Identifier::new(value)?),
             None => rest.push(pair),
         }
     }

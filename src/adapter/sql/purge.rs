@@ -1,4 +1,4 @@
-//! [`PurgeState`]: what an adapter remembers from one purge to the next.
+//! [`PurgeState`]: the state of an adapter between two purges.
 //!
 //! 1. Within a round, a portion begins where the last portion ended. Deleted rows stay in the index
 //!    until no snapshot needs them, and a portion that begins at the front would read all of them.
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::super::contract::PURGE_GRACE;
 use crate::error::{Error, ErrorKind};
 
-/// What one statement deleted.
+/// The result of one statement.
 pub(in crate::adapter) struct Portion {
     pub(in crate::adapter) keys: u64,
     /// The latest expiry among them, in milliseconds since the Unix epoch.
@@ -135,7 +135,7 @@ mod tests {
             assert_eq!(refused.kind(), ErrorKind::Refused);
         }
         state.check_clock(at(3_710), HOUR_MS).unwrap();
-        // A jump is counted anew.
+        // The time of a second jump starts at zero.
         assert!(state.check_clock(at(3_720), month).is_err());
         assert!(state.check_clock(at(7_310), month).is_err());
     }
@@ -201,7 +201,7 @@ mod tests {
         let (table, state) = (Table::new(11..=14), PurgeState::default());
         assert_eq!(table.purge(&state, 3).await, 3);
         table.expiries.borrow_mut().extend([1, 2, 3]);
-        // Of what is left: one behind, and two of those before.
+        // One key behind the last portion, and two keys before it.
         assert_eq!(table.purge(&state, 3).await, 3);
         assert_eq!(table.purge(&state, 3).await, 1);
         assert!(table.expiries.borrow().is_empty());

@@ -1,8 +1,11 @@
-//! The rounds of a call that writes: which statement is sent for which row.
+//! The rounds of a claim or a completion.
 //!
-//! A round writes what is free at once, reads what was there, and seizes what a claim may take. A reply
-//! comes from a row that was written, or from a row that was read. A row that changes hands in all
-//! [`ROUNDS`] is in flight.
+//! 1. A round sends up to three statements. The first inserts rows, and a completion also updates rows.
+//!    The second reads the rows that the first did not write. The third claims the existing rows that
+//!    are free.
+//! 2. A reply comes from a row that was written, or from a row that was read.
+//! 3. The next round repeats the rows without a reply. A row without a reply after [`ROUNDS`] rounds is
+//!    in flight.
 
 use std::future::Future;
 
@@ -12,17 +15,17 @@ use super::call::{Kind, RowCall, RowReply, Rows, replies};
 use super::row::Row;
 use crate::error::Error;
 
-/// How often a key is tried again that changed hands between two statements.
+/// The number of rounds: another caller may change a row between two statements.
 pub(in crate::adapter) const ROUNDS: usize = 5;
-/// How many responses one statement reads: they are large.
+/// How many responses one statement reads. A response is large.
 pub(in crate::adapter) const MAX_RESPONSES: usize = 64;
 
-/// What a writing statement did with one row.
+/// The result of a writing statement for one row.
 #[derive(Debug, Clone)]
 pub(in crate::adapter) enum Written {
-    /// Nothing: a row was there.
+    /// The row existed, and was not written.
     No,
-    /// Nothing: an open transaction holds the key.
+    /// An open transaction holds the key, and the row was not written.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
     Locked,
     Yes(RowReply),
@@ -37,14 +40,14 @@ pub(in crate::adapter) trait RowStatements: Send {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Written>, sqlx::Error>> + Send;
 
-    /// Claims rows that are there and free. Returns the reply for each row that it wrote.
-    fn seize(
+    /// Claims existing rows that are free. Returns the reply for each row that it wrote.
+    fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Option<Claimed>>, sqlx::Error>> + Send;
 
-    /// Reads rows, with as much of their stored data.
+    /// Reads rows with the stored data that `fetch` names.
     fn read(
         &mut self,
         rows: &Rows<'_>,
@@ -56,12 +59,12 @@ pub(in crate::adapter) trait RowStatements: Send {
 pub(super) struct KeyReply {
     /// The reply to the call that sent the row.
     pub(super) reply: Result<RowReply, Error>,
-    /// The row by then, which answers other calls. `None` if other callers changed it in every round,
-    /// or if an open transaction holds it.
+    /// The row after the call, which decides the replies to other calls. `None` if other callers changed
+    /// the row in every round, or if an open transaction holds the row.
     pub(super) row: Option<Row>,
 }
 
-/// The rounds of a call that writes: rule 1.
+/// The rounds of one statement's rows.
 pub(in crate::adapter) struct Rounds<'r, 'c> {
     pub(super) kind: Kind,
     pub(super) rows: &'r Rows<'c>,
@@ -85,7 +88,7 @@ impl<'r, 'c> Rounds<'r, 'c> {
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
         for _ in 0..ROUNDS {
-            let mut unwritten = self.open_places();
+            let mut unwritten = self.unanswered();
             if unwritten.is_empty() {
                 break;
             }
@@ -96,11 +99,11 @@ impl<'r, 'c> Rounds<'r, 'c> {
             if !unwritten.is_empty() {
                 let rows = self.rows.select(&unwritten);
                 let written = statements.write(self.kind, &rows).await?;
-                for (place, written) in unwritten.into_iter().zip(written) {
+                for (index, written) in unwritten.into_iter().zip(written) {
                     match written {
                         Written::No => {}
-                        Written::Locked => self.replies[place] = Some(self.in_flight()),
-                        Written::Yes(reply) => self.wrote(place, reply),
+                        Written::Locked => self.replies[index] = Some(self.in_flight()),
+                        Written::Yes(reply) => self.wrote(index, reply),
                     }
                 }
             }
@@ -108,60 +111,60 @@ impl<'r, 'c> Rounds<'r, 'c> {
         Ok(())
     }
 
-    /// Reads the rows, and replies where a row decides the reply. A claim seizes the free rows. Returns
-    /// the places of the rows to write.
+    /// Reads the rows, and replies where a row decides the reply. A claim also claims the free rows.
+    /// Returns the indexes of the rows to write.
     async fn read<S: RowStatements>(
         &mut self,
         statements: &mut S,
-        places: Vec<usize>,
+        indexes: Vec<usize>,
     ) -> Result<Vec<usize>, sqlx::Error> {
         // A statement of its own: the statement that found a row may have begun before the row was
         // committed, and would not see it.
-        let found = read_rows(statements, &self.rows.select(&places)).await?;
+        let found = read_rows(statements, &self.rows.select(&indexes)).await?;
         let (mut unwritten, mut free) = (Vec::new(), Vec::new());
-        for (place, row) in places.into_iter().zip(found) {
+        for (index, row) in indexes.into_iter().zip(found) {
             let Some(row) = row else {
-                unwritten.push(place);
+                unwritten.push(index);
                 continue;
             };
-            let terms = self.rows[place].terms;
+            let terms = self.rows[index].terms;
             let reply = if self.kind.is_claim() {
-                row.claimed(terms).map(|reply| reply.map(RowReply::Claimed)).transpose()
+                row.claimed(terms).map(|reply| reply.map(RowReply::Claimed))
             } else {
-                row.completed(terms.token()).map(RowReply::Completed).map(Ok)
+                row.completed(terms.token()).map(|reply| reply.map(RowReply::Completed))
             };
-            match reply {
+            match reply.transpose() {
                 Some(reply) => {
                     self.known += 1;
-                    self.replies[place] = Some(KeyReply { reply, row: Some(row) });
+                    self.replies[index] = Some(KeyReply { reply, row: Some(row) });
                 }
-                None if self.kind.is_claim() => free.push(place),
-                None => unwritten.push(place),
+                None if self.kind.is_claim() => free.push(index),
+                None => unwritten.push(index),
             }
         }
         if !free.is_empty() {
-            let seized = statements.seize(self.kind, &self.rows.select(&free)).await?;
-            for (place, claimed) in free.into_iter().zip(seized) {
+            let existing = statements.claim_existing(self.kind, &self.rows.select(&free)).await?;
+            for (index, claimed) in free.into_iter().zip(existing) {
                 if let Some(claimed) = claimed {
-                    self.wrote(place, RowReply::Claimed(claimed));
+                    self.wrote(index, RowReply::Claimed(claimed));
                 }
             }
         }
         Ok(unwritten)
     }
 
-    fn wrote(&mut self, place: usize, reply: RowReply) {
+    fn wrote(&mut self, index: usize, reply: RowReply) {
         self.has_written = true;
-        let RowCall { key, terms, .. } = self.rows[place];
+        let RowCall { key, terms, .. } = self.rows[index];
         let row = match &reply {
             RowReply::Claimed(claimed) => Some(Row::row_after(key, terms, claimed)),
             _ => None,
         };
-        self.replies[place] = Some(KeyReply { reply: Ok(reply), row });
+        self.replies[index] = Some(KeyReply { reply: Ok(reply), row });
     }
 
-    pub(super) fn open_places(&self) -> Vec<usize> {
-        (0..self.replies.len()).filter(|place| self.replies[*place].is_none()).collect()
+    pub(super) fn unanswered(&self) -> Vec<usize> {
+        (0..self.replies.len()).filter(|index| self.replies[*index].is_none()).collect()
     }
 
     /// The reply for a row that another call or an open transaction holds.
@@ -190,20 +193,20 @@ impl<'r, 'c> Rounds<'r, 'c> {
     }
 }
 
-/// Reads rows, each with the stored data that is wanted of it: rule 5.
+/// Reads rows, each with the stored data that its calls fetch: rule 5 of [`engine`](super::engine).
 pub(in crate::adapter) async fn read_rows<S: RowStatements>(
     statements: &mut S,
     rows: &Rows<'_>,
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
     let mut found: Vec<Option<Row>> = rows.iter().map(|_| None).collect();
     for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
-        let places = (0..rows.len()).filter(|place| rows[*place].fetch == fetch);
-        let places: Vec<usize> = places.collect();
+        let indexes = (0..rows.len()).filter(|index| rows[*index].fetch == fetch);
+        let indexes: Vec<usize> = indexes.collect();
         let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
-        for places in places.chunks(most) {
-            let read = statements.read(&rows.select(places), fetch).await?;
-            for (place, row) in places.iter().zip(read) {
-                found[*place] = row;
+        for indexes in indexes.chunks(most) {
+            let read = statements.read(&rows.select(indexes), fetch).await?;
+            for (index, row) in indexes.iter().zip(read) {
+                found[*index] = row;
             }
         }
     }

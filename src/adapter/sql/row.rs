@@ -1,4 +1,4 @@
-//! What a row means, and what a call learns from it.
+//! The meaning of a row, and the replies that follow from it.
 //!
 //! A row is
 //!
@@ -28,13 +28,15 @@ pub(in crate::adapter) struct Row {
     pub(in crate::adapter) lease_until: Option<i64>,
     pub(in crate::adapter) now: i64,
     pub(in crate::adapter) stored: StoredColumns,
+    /// Set if a column is unreadable: the row has no state then.
+    pub(in crate::adapter) unreadable: Option<Arc<sqlx::Error>>,
 }
 
 /// The stored data of a row, as far as it was read.
 #[derive(Debug, Clone, Default)]
 pub(in crate::adapter) struct StoredColumns {
     payload_sha256: Option<[u8; 32]>,
-    /// An error if the response is unreadable: only callers that want the response fail.
+    /// An error if the response is unreadable: only callers that fetch responses fail.
     response: Option<Result<Arc<StoredResponse>, Arc<Error>>>,
 }
 
@@ -92,17 +94,48 @@ impl Row {
         self.token.as_ref() == Some(token.as_bytes())
     }
 
+    /// Returns the row of a key of which a column does not decode.
+    pub(in crate::adapter) fn unreadable(error: sqlx::Error) -> Self {
+        Self {
+            token: None,
+            attempts: 0,
+            takeover: false,
+            first_seen_at: 0,
+            completed_at: None,
+            expires_at: 0,
+            lease_until: None,
+            now: 0,
+            stored: StoredColumns::default(),
+            unreadable: Some(Arc::new(error)),
+        }
+    }
+
+    fn check_readable(&self) -> Result<(), Error> {
+        match &self.unreadable {
+            Some(error) => Err(Error::new(ErrorKind::Corrupt, "reading the row of a key")
+                .with_source(Arc::clone(error))),
+            None => Ok(()),
+        }
+    }
+
     /// Returns `true` if a live lease holds the row.
-    pub(in crate::adapter) fn is_leased(&self) -> bool {
-        matches!(self.state(), RowState::Leased)
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for an unreadable row.
+    pub(in crate::adapter) fn is_leased(&self) -> Result<bool, Error> {
+        self.check_readable()?;
+        Ok(matches!(self.state(), RowState::Leased))
     }
 
     /// Returns the reply to a claim that finds this row, if the claim need not write.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
+    /// [`ErrorKind::Corrupt`] for an unreadable row, and for a duplicate whose stored data is
+    /// unreadable.
     pub(in crate::adapter) fn claimed(&self, terms: &CallTerms) -> Result<Option<Claimed>, Error> {
+        self.check_readable()?;
         let is_mine = self.is_by(terms.token());
         let on_claim = terms.permanence() == Permanence::OnClaim;
         Ok(match self.state() {
@@ -124,12 +157,17 @@ impl Row {
 
     /// Returns the reply to a completion that finds this row complete. `None` if the row is not
     /// complete: it has changed since the completion.
-    pub(in crate::adapter) fn completed(&self, token: Token) -> Option<Completed> {
-        match self.state() {
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for an unreadable row.
+    pub(in crate::adapter) fn completed(&self, token: Token) -> Result<Option<Completed>, Error> {
+        self.check_readable()?;
+        Ok(match self.state() {
             RowState::Complete if self.is_by(token) => Some(Completed::Held),
             RowState::Complete => Some(Completed::LeaseLost),
             _ => None,
-        }
+        })
     }
 
     /// Returns the row of a key that a claim with these terms has just got.
@@ -159,13 +197,19 @@ impl Row {
                 payload_sha256: stored.payload_sha256,
                 response: stored.response.map(Ok),
             },
+            unreadable: None,
         }
     }
 
     /// Returns the entry of a row that was read with all its stored data; `None` for an expired row.
-    pub(in crate::adapter) fn entry(&self) -> Option<Entry> {
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for an unreadable row. An unreadable response is a part of the entry.
+    pub(in crate::adapter) fn entry(&self) -> Result<Option<Entry>, Error> {
+        self.check_readable()?;
         let state = match self.state() {
-            RowState::Expired => return None,
+            RowState::Expired => return Ok(None),
             RowState::Complete => {
                 EntryState::Complete { completed_at: wall(self.completed_at.unwrap_or_default()) }
             }
@@ -182,7 +226,7 @@ impl Row {
             let response = response.and_then(|response| response.as_ref().ok().cloned());
             entry.stored = Some(Arc::new(StoredData::new(self.stored.payload_sha256, response)));
         }
-        Some(entry)
+        Ok(Some(entry))
     }
 }
 

@@ -57,9 +57,9 @@ macro_rules! statements {
 
 pub(in crate::adapter) use statements;
 
-/// Compares all statements of a dialect with the file in which they are kept for review.
+/// Compares all statements of a dialect with the golden file, which reviewers read.
 ///
-/// `UPDATE_GOLDEN=1 cargo test --lib golden` writes the file anew.
+/// `UPDATE_GOLDEN=1 cargo test --lib golden` rewrites the file.
 #[cfg(test)]
 pub(in crate::adapter) fn check_golden(file: &str, statements: &[(&str, &str)]) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
@@ -69,10 +69,10 @@ pub(in crate::adapter) fn check_golden(file: &str, statements: &[(&str, &str)]) 
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, &found).unwrap();
     }
-    let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    let differs = kept.lines().zip(found.lines()).find(|(kept, found)| kept != found);
+    let golden = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = golden.lines().zip(found.lines()).find(|(golden, found)| golden != found);
     assert!(
-        kept == found,
+        golden == found,
         "the statements differ from {file} (first: {differs:?}); \
          after a review, run `UPDATE_GOLDEN=1 cargo test --lib golden`"
     );

@@ -12,15 +12,16 @@ use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynch
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
-use super::super::sql::call::{Call, Kind, RowReply, replies};
+use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::{execute_one, forget};
 use super::super::sql::purge::Portion;
+use super::super::sql::responses::add_responses;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
 use super::params::key_hash;
-use super::store::{Lookup, Store};
+use super::store::{Lookup, SqliteStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -28,11 +29,11 @@ use crate::key::DedupKey;
 /// `store_timeout`, so that a held file becomes an error and frees the connection.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 const READERS: u32 = 4;
-/// After how many pages (16 MiB) the WAL is checkpointed. Writers stand still meanwhile: with SQLite's
-/// default of 1,000 pages, for a quarter of the time under load.
+/// The WAL is checkpointed after this many pages (16 MiB). Writers stand still during a checkpoint. With
+/// SQLite's default of 1,000 pages, that is a quarter of the time under load.
 const CHECKPOINT: &str = "4000";
-/// The first pause before opening the file is tried again; each pause is twice as long. Processes that
-/// open a new file at once all switch it to WAL mode, for which SQLite waits for nobody.
+/// The first pause before opening the file is tried again. Each pause is twice as long. Processes that
+/// open a new file at once all switch it to WAL mode, and the busy timeout does not cover that switch.
 const OPEN_DELAY: Duration = Duration::from_millis(50);
 const OPEN_RETRIES: usize = 6;
 
@@ -40,7 +41,7 @@ const OPEN_RETRIES: usize = 6;
 ///
 /// A clone is another handle to the same connections and the same state.
 #[derive(Clone)]
-pub struct SqliteAdapter(pub(super) Arc<Store>);
+pub struct SqliteAdapter(pub(super) Arc<SqliteStore>);
 
 impl SqliteAdapter {
     /// Opens or creates the file that a `sqlite://` URL names, in WAL mode at
@@ -86,7 +87,7 @@ impl SqliteAdapter {
                 Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
             })?;
         let readers = pool().max_connections(READERS).connect_lazy_with(connect);
-        Ok(Self(Arc::new(Store::new(readers, writer, options, false))))
+        Ok(Self(Arc::new(SqliteStore::new(readers, writer, options, false))))
     }
 
     /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
@@ -103,7 +104,7 @@ impl SqliteAdapter {
     /// Returns an adapter over a pool of yours, with these options.
     #[must_use]
     pub fn with_options(pool: SqlitePool, options: SqliteOptions) -> Self {
-        Self(Arc::new(Store::new(pool.clone(), pool, options, true)))
+        Self(Arc::new(SqliteStore::new(pool.clone(), pool, options, true)))
     }
 
     /// Makes the schema, if it does not exist. Many processes may call it at once.
@@ -128,33 +129,39 @@ impl SqliteAdapter {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
+        let fetch = without_response(terms.fetch());
         let rows = match &self.0.queues {
-            Some(queues) => {
-                queues.lookups.submit(&self.0, Lookup::new(keys, terms.fetch())).await?
-            }
+            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(keys, fetch)).await?,
             None => {
-                let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
+                let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), fetch).await;
                 rows.map_err(|error| store_error("looking up keys", error))?
             }
         };
-        let (mut claimed, mut open, mut some_exist) = (Vec::new(), Vec::new(), false);
+        let (mut claimed, mut unanswered, mut some_exist) = (Vec::new(), Vec::new(), false);
         for (row, key) in rows.into_iter().zip(keys) {
             let reply = row.as_ref().map(|row| row.claimed(terms)).transpose()?.flatten();
             if reply.is_none() {
                 some_exist |= row.is_some();
-                open.push(key.clone());
+                unanswered.push(key.clone());
             }
             claimed.push(reply);
         }
-        if !open.is_empty() {
-            let call = Call::new(Kind::claim(terms), &open, terms, key_hash);
+        if !unanswered.is_empty() {
+            let call = Call::new(Kind::claim(terms), &unanswered, terms, key_hash);
             let taken = self.send(call.reading_first(some_exist)).await?;
             let mut taken = replies(taken, RowReply::claimed)?.into_iter();
             for reply in claimed.iter_mut().filter(|reply| reply.is_none()) {
                 *reply = taken.next();
             }
         }
-        Ok(claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect())
+        let claimed = claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect();
+        add_responses(keys, terms, key_hash, claimed, |rows| async move {
+            let _permit = self.0.response_reads.acquire().await;
+            let keys: Vec<&DedupKey> = rows.iter().map(|row| row.key).collect();
+            let read = self.0.read(&keys, Fetch::DigestAndResponse).await;
+            read.map_err(|error| store_error("reading a stored response", error))
+        })
+        .await
     }
 
     async fn call<T>(
@@ -172,7 +179,7 @@ impl SqliteAdapter {
         match &self.0.queues {
             Some(queues) => queues.calls.submit(&self.0, call).await,
             None => {
-                let send = |store: Arc<Store>, guard| async move {
+                let send = |store: Arc<SqliteStore>, guard| async move {
                     execute_one(&mut store.writer(guard), &call).await
                 };
                 self.0.write_in_task(send).await
@@ -228,8 +235,9 @@ impl DedupAdapter for SqliteAdapter {
 impl MaintenanceAdapter for SqliteAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let delete = |limit, from| {
-            let purge =
-                move |store: Arc<Store>, _guard| async move { store.purge(limit, from).await };
+            let purge = move |store: Arc<SqliteStore>, _guard| async move {
+                store.purge(limit, from).await
+            };
             self.0.write_in_task(purge)
         };
         Box::pin(self.0.with_table(move || self.0.purge_state.purge(limit, delete)))
@@ -249,7 +257,8 @@ impl MaintenanceAdapter for SqliteAdapter {
         Box::pin(self.0.with_table(move || async move {
             let rows = self.0.read(&[key], Fetch::DigestAndResponse).await;
             let rows = rows.map_err(|error| store_error("looking up a key", error))?;
-            Ok(rows.into_iter().flatten().next().and_then(|row| row.entry()))
+            let row = rows.into_iter().flatten().next();
+            Ok(row.map(|row| row.entry()).transpose()?.flatten())
         }))
     }
 
@@ -270,7 +279,7 @@ impl MaintenanceAdapter for SqliteAdapter {
     }
 }
 
-impl Store {
+impl SqliteStore {
     /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
     async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
         let fault = |error| store_error("purging", error);
@@ -292,7 +301,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::super::super::contract::PURGE_GRACE;
-    use super::super::super::sql::Identifier;
+    use super::super::super::sql::{Batching, Identifier};
     use super::super::super::terms::Token;
     use super::super::statements::Statements;
     use super::*;
@@ -308,6 +317,37 @@ mod tests {
         };
         store.statements.clock = ahead(&clock.clock);
         store.statements.purge = ahead(&clock.purge);
+    }
+
+    #[tokio::test]
+    async fn new_key_is_claimed_while_duplicates_wait_for_their_responses() {
+        for batching in [Batching::new(), Batching::off()] {
+            let dir = tempfile::tempdir().unwrap();
+            let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+            let options = SqliteOptions::new().batching(batching);
+            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+            let key = |id: usize| [DedupKey::new("n", &id.to_string()).unwrap()];
+            let terms = || {
+                let terms = CallTerms::on_claim(Token::random(), PURGE_GRACE);
+                terms.with_fetch(Fetch::DigestAndResponse)
+            };
+            for id in 0..80 {
+                adapter.claim(&key(id), &terms()).await.unwrap();
+            }
+            let reads = u32::try_from(adapter.0.response_reads.available_permits()).unwrap();
+            let reads = adapter.0.response_reads.acquire_many(reads).await.unwrap();
+            let claim = |id: usize| {
+                let (adapter, key, terms) = (adapter.clone(), key(id), terms());
+                tokio::spawn(async move { adapter.claim(&key, &terms).await.unwrap() })
+            };
+            let duplicates: Vec<_> = (0..80).map(claim).collect();
+            assert_eq!(claim(80).await.unwrap(), [Claimed::first(1, false)]);
+            assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
+            drop(reads);
+            for duplicate in duplicates {
+                assert!(matches!(duplicate.await.unwrap()[..], [Claimed::Duplicate(_)]));
+            }
+        }
     }
 
     #[tokio::test]

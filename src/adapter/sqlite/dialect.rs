@@ -1,4 +1,4 @@
-//! The dialect: which SQLite statement a step of the engine is. Each runs under the write lock.
+//! The SQLite statement for each step of the engine. Each runs under the write lock.
 //!
 //! The caller reads first, on the connections that only read, so that duplicates wait for no writer.
 //! Only keys that are not known are written.
@@ -20,12 +20,12 @@ use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
 use super::errors::{is_row_error, store_error};
-use super::params::{claimed_row, places, rows_json};
-use super::store::{Lookup, Store, WriteGuard};
+use super::params::{claimed_row, rows_json, with_indexes};
+use super::store::{Lookup, SqliteStore, WriteGuard};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-impl BatchExecutor<Lookup> for Store {
+impl BatchExecutor<Lookup> for SqliteStore {
     type SendGuard = ();
 
     async fn send_guard(&self) -> Result<(), Error> {
@@ -49,7 +49,7 @@ impl BatchExecutor<Lookup> for Store {
     }
 }
 
-impl BatchExecutor<Call> for Store {
+impl BatchExecutor<Call> for SqliteStore {
     type SendGuard = WriteGuard;
 
     async fn send_guard(&self) -> Result<WriteGuard, Error> {
@@ -68,13 +68,13 @@ impl BatchExecutor<Call> for Store {
 
 /// The statements of one call or batch, under the write lock.
 pub(super) struct Writer<'s> {
-    store: &'s Store,
+    store: &'s SqliteStore,
     /// Whether a statement has written rows that no reply reports.
     has_written: bool,
     _guard: WriteGuard,
 }
 
-impl Store {
+impl SqliteStore {
     pub(super) fn writer(&self, guard: WriteGuard) -> Writer<'_> {
         Writer { store: self, has_written: false, _guard: guard }
     }
@@ -102,8 +102,8 @@ impl Writer<'_> {
     async fn returned(&self, sql: &Arc<str>, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
         let returned = self.write(sql, rows).await?;
         let mut found = vec![false; rows.len()];
-        for (place, _) in places(rows, &returned)? {
-            found[place] = true;
+        for (index, _) in with_indexes(rows, &returned)? {
+            found[index] = true;
         }
         Ok(found)
     }
@@ -125,30 +125,31 @@ impl RowStatements for Writer<'_> {
         }
         let mut written = vec![Written::No; rows.len()];
         if is_claim {
-            // Some rows may be new: their token seizes them in the next step.
+            // Some rows may be new. The next statement claims them again with their token.
             return Ok(written);
         }
         let returned = Self::write(self, &all.complete, rows).await?;
-        for (place, row) in places(rows, &returned)? {
+        for (index, row) in with_indexes(rows, &returned)? {
             let token: Option<Vec<u8>> = row.try_get("token")?;
-            let is_held = token.as_deref() == Some(rows[place].token().as_bytes());
+            let is_held = token.as_deref() == Some(rows[index].token().as_bytes());
             let completed = completed(row.try_get("attempts")?, is_held);
-            written[place] = Written::Yes(RowReply::Completed(completed));
+            written[index] = Written::Yes(RowReply::Completed(completed));
         }
         Ok(written)
     }
 
-    async fn seize(
+    async fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = &self.store.statements;
-        let seize = if kind == Kind::Claim { &all.claim_seize } else { &all.claim_complete_seize };
-        let seized = Self::write(self, seize, rows).await?;
+        let statement =
+            if kind == Kind::Claim { &all.claim_existing } else { &all.claim_complete_existing };
+        let existing = Self::write(self, statement, rows).await?;
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (place, row) in places(rows, &seized)? {
-            claimed[place] = Some(claimed_row(row)?);
+        for (index, row) in with_indexes(rows, &existing)? {
+            claimed[index] = Some(claimed_row(row)?);
         }
         Ok(claimed)
     }
@@ -188,7 +189,7 @@ impl Dialect for Writer<'_> {
 
     fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
         let error = store_error(context, error);
-        if self.has_written { error.unknown() } else { error }
+        if self.has_written { error.with_unknown_outcome() } else { error }
     }
 
     fn is_row_error(error: &sqlx::Error) -> bool {

@@ -5,7 +5,8 @@
 //!    writing, which fails at once whatever the timeout. Calls that wait for the writer are sent
 //!    [together](SqliteOptions::batching), in one commit.
 //! 2. Duplicates are read and never written: they are answered while another process holds the
-//!    file, while the disk is full, and while the file is read-only.
+//!    file, while the disk is full, and while the file is read-only. A stored response is read by one
+//!    more statement, for at most two callers at the same time.
 //! 3. The clock is SQLite's, read inside the statement, after any wait for the lock.
 //! 4. A connection that this adapter opens runs in WAL mode at `synchronous = FULL`: a commit survives a
 //!    power cut. A pool of yours with less causes a warning. The WAL of a file that the adapter opens
@@ -15,7 +16,7 @@
 //!    processes at once; a failed migration is tried again by the next call. Where the table exists, no
 //!    right to create one is needed. A dropped table is made again by the call that misses it.
 //! 6. A statement that writes runs in a task of its own: a caller that leaves its future unpolled delays
-//!    nobody.
+//!    no other caller.
 //! 7. A file that is deleted or replaced while it is open is noticed within a second (on Unix). Every
 //!    call is refused until the file is back, because two processes would take one key, each in its own
 //!    file.

@@ -50,8 +50,13 @@ pub(super) fn rows_json(rows: &Rows<'_>) -> String {
     serde_json::to_string(&rows.collect::<Vec<_>>()).unwrap_or_default()
 }
 
-/// Returns a row that was read with as much of its stored data.
-fn read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
+/// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
+/// column does not decode: SQLite stores any type in any column.
+fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
+    try_read_row(row, fetch).unwrap_or_else(Row::unreadable)
+}
+
+fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let stored = match fetch {
         Fetch::Nothing => StoredColumns::default(),
         Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, None),
@@ -70,7 +75,7 @@ fn read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     };
     let token: Option<Vec<u8>> = row.try_get("token")?;
     Ok(Row {
-        // A token of another length is nobody's.
+        // A token of another length equals no caller's token.
         token: token.map(|token| token.try_into().unwrap_or_default()),
         attempts: row.try_get("attempts")?,
         takeover: row.try_get("takeover")?,
@@ -80,6 +85,7 @@ fn read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         lease_until: row.try_get("lease_until")?,
         now: row.try_get("now")?,
         stored,
+        unreadable: None,
     })
 }
 
@@ -91,25 +97,25 @@ pub(super) fn read_rows(
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
     let mut found: Vec<Option<Row>> = (0..keys).map(|_| None).collect();
     for row in rows {
-        let place: i64 = row.try_get("place")?;
-        if let Some(slot) = usize::try_from(place).ok().and_then(|place| found.get_mut(place)) {
-            *slot = Some(read_row(row, fetch)?);
+        let index: i64 = row.try_get("ordinal")?;
+        if let Some(slot) = usize::try_from(index).ok().and_then(|index| found.get_mut(index)) {
+            *slot = Some(read_row(row, fetch));
         }
     }
     Ok(found)
 }
 
-/// Returns each returned row with the place of its key.
-pub(super) fn places<'r>(
+/// Returns each returned row with the index of its key.
+pub(super) fn with_indexes<'r>(
     rows: &Rows<'_>,
     returned: &'r [SqliteRow],
 ) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
     let names = rows.iter().map(|row| (row.key.namespace(), row.key.id()));
-    let places: HashMap<(&str, &str), usize> = names.zip(0..).collect();
+    let indexes: HashMap<(&str, &str), usize> = names.zip(0..).collect();
     let mut found = Vec::with_capacity(returned.len());
     for row in returned {
-        if let Some(place) = places.get(&(row.try_get("namespace")?, row.try_get("id")?)) {
-            found.push((*place, row));
+        if let Some(index) = indexes.get(&(row.try_get("namespace")?, row.try_get("id")?)) {
+            found.push((*index, row));
         }
     }
     Ok(found)
@@ -120,7 +126,7 @@ pub(super) fn claimed_row(row: &SqliteRow) -> Result<Claimed, sqlx::Error> {
     Ok(Claimed::first(attempt(row.try_get("attempts")?), row.try_get("takeover")?))
 }
 
-/// Returns what stands for a key in a batch.
+/// Returns the hash of a key in a batch.
 pub(super) fn key_hash(key: &DedupKey) -> u128 {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     u128::from(hasher.hash_one(key)) << 64

@@ -1,6 +1,6 @@
 //! The statements of the SQLite adapter: one file each, in the folder `sql`.
 //!
-//! [`sql::row`](super::super::sql::row) defines what a row means. Times are integers, in milliseconds
+//! [`sql::row`](super::super::sql::row) defines the states of a row. Times are integers, in milliseconds
 //! since the Unix epoch.
 //!
 //! 1. `?1` is a JSON array of rows: [`rows_json`](super::params::rows_json) for statements that write,
@@ -25,9 +25,9 @@ statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
         claim_insert,
-        claim_seize,
+        claim_existing,
         claim_complete_insert,
-        claim_complete_seize,
+        claim_complete_existing,
         renew,
         complete,
         complete_held,
@@ -129,9 +129,9 @@ mod tests {
         ];
         let inserting = [
             &all.claim_insert,
-            &all.claim_seize,
+            &all.claim_existing,
             &all.claim_complete_insert,
-            &all.claim_complete_seize,
+            &all.claim_complete_existing,
             &all.renew,
             &all.complete,
         ];

@@ -1,4 +1,4 @@
-//! [`Store`]: the connections, the table, and the right to write.
+//! [`SqliteStore`]: the connections, the table, and the right to write.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
-use tokio::sync::{OwnedMutexGuard, oneshot};
+use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
 
 use super::super::sql::call::{Call, short_hash};
 use super::super::sql::purge::PurgeState;
@@ -26,9 +26,11 @@ use crate::key::DedupKey;
 const PREPARING: &str = "preparing the SQLite schema";
 /// How many of the reading connections the lookups of the queue use.
 const LOOKUP_LANES: usize = 2;
+/// How many callers read stored responses at the same time.
+const RESPONSE_READS: usize = 2;
 
 /// The state that all handles of an adapter share.
-pub(super) struct Store {
+pub(super) struct SqliteStore {
     pub(super) readers: SqlitePool,
     pub(super) writer: SqlitePool,
     /// Whether the pool is the user's, whose settings are only checked.
@@ -39,6 +41,8 @@ pub(super) struct Store {
     pub(super) statements: Statements,
     pub(super) queues: Option<Queues>,
     pub(super) purge_state: PurgeState,
+    /// Leaves connections for lookups while other callers read large responses.
+    pub(super) response_reads: Semaphore,
     file: WatchedFile,
     has_schema: AtomicBool,
     closed: AtomicBool,
@@ -83,7 +87,7 @@ impl BatchItem for Lookup {
     }
 }
 
-impl Store {
+impl SqliteStore {
     pub(super) fn new(
         readers: SqlitePool,
         writer: SqlitePool,
@@ -100,6 +104,7 @@ impl Store {
             statements: Statements::new(&options.table),
             queues,
             purge_state: PurgeState::default(),
+            response_reads: Semaphore::new(RESPONSE_READS),
             has_schema: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             readers,
@@ -109,7 +114,7 @@ impl Store {
         }
     }
 
-    /// Runs a call once the table exists; and once more if the table is gone, which is then made anew.
+    /// Runs a call once the table exists; and once more if the table is gone, which is then made again.
     pub(super) async fn with_table<T, F>(self: &Arc<Self>, call: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
@@ -159,7 +164,7 @@ impl Store {
         Ok(())
     }
 
-    /// If it is dropped or fails, the transaction rolls back and the next call begins anew.
+    /// If it is dropped or fails, the transaction rolls back and the next call tries again.
     async fn create(&self) -> Result<(), Error> {
         let fault = |error| store_error(PREPARING, error);
         // IMMEDIATE: two processes that both find no table take turns.
@@ -224,7 +229,7 @@ impl Store {
             tracing::warn!(
                 target: "tower_dedup",
                 table = self.options.table.as_str(),
-                "the table of the SQLite store is gone, and its keys with it: it is made anew"
+                "the table of the SQLite store is gone, and its keys with it: it is made again"
             );
         }
     }
@@ -274,7 +279,7 @@ impl Store {
     }
 
     /// Runs `write` under the write lock, in a task of its own: a caller may leave its future unpolled,
-    /// and everybody else would wait for the lock in that future.
+    /// and every other caller would wait for the lock in that future.
     ///
     /// A caller that is dropped before it gets the lock has changed nothing.
     pub(super) async fn write_in_task<T, F>(

@@ -2,15 +2,16 @@
 //!
 //! 1. One transaction is lent at a time: it holds the file against every other writer. The next waits
 //!    for the write lock, in the order of arrival, for
-//!    [`write_lock_timeout`](super::SqliteOptions::write_lock_timeout). Duplicates are read, and wait
-//!    for nobody.
+//!    [`write_lock_timeout`](super::SqliteOptions::write_lock_timeout). Duplicates are only read, and
+//!    do not wait.
 //! 2. `BEGIN IMMEDIATE`: a transaction that begins by reading may be refused when it writes, whatever
 //!    the busy timeout.
 //! 3. A commit hook turns every COMMIT that is not the ledger's into a rollback: a raw COMMIT, and the
 //!    COMMIT of statements that run on their own after a conflict (`INSERT OR ROLLBACK`) has silently
 //!    ended the transaction. The hook replaces a hook that a pool of yours may have set.
-//! 4. The row goes in *open*. The last statement before COMMIT completes it. If the row is gone, so is
-//!    the transaction. A transaction without keys begins with a savepoint instead of a row.
+//! 4. The row is inserted incomplete. The last statement before COMMIT completes it. If the row is
+//!    gone, the transaction has ended.
+//!    A transaction without keys begins with a savepoint instead of a row.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,9 +32,9 @@ use super::super::transaction::{
 };
 use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
-use super::params::{claimed_row, key_hash, keys_json, places, read_rows, rows_json};
+use super::params::{claimed_row, key_hash, keys_json, read_rows, rows_json, with_indexes};
 use super::statements::Statements;
-use super::store::{Store, WriteGuard};
+use super::store::{SqliteStore, WriteGuard};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -216,7 +217,7 @@ impl SqliteAdapter {
     }
 }
 
-impl Store {
+impl SqliteStore {
     /// Reads first: duplicates need no transaction.
     async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Sqlite>, Error> {
         let known = self.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
@@ -225,8 +226,8 @@ impl Store {
         for row in known {
             replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
         }
-        let open = (0..replies.len()).filter(|place| replies[*place].is_none());
-        let open: Vec<usize> = open.collect();
+        let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
+        let unanswered: Vec<usize> = unanswered.collect();
         let mut lent = None;
         if keys.is_empty() {
             let guard = self.write_lock(ErrorKind::Timeout).await?;
@@ -237,14 +238,14 @@ impl Store {
                 return Err(store_error("opening a transaction", error));
             }
             lent = Some(transaction);
-        } else if !open.is_empty() {
+        } else if !unanswered.is_empty() {
             let guard = self.write_lock(ErrorKind::Timeout).await?;
             let mut transaction = self.begin(guard).await?;
-            let rows = Rows::of_call(keys, terms, key_hash).select(&open);
+            let rows = Rows::of_call(keys, terms, key_hash).select(&unanswered);
             match self.claim_in(transaction.connection(), Kind::Claim, &rows).await {
                 Ok(claimed) => {
-                    for (place, claimed) in open.into_iter().zip(claimed) {
-                        replies[place] = Some(claimed);
+                    for (index, claimed) in unanswered.into_iter().zip(claimed) {
+                        replies[index] = Some(claimed);
                     }
                     lent = Some(transaction);
                 }
@@ -258,7 +259,7 @@ impl Store {
         Ok(Opened { replies: replies.collect(), transaction: lent })
     }
 
-    /// Claims in a transaction that holds the file: nobody else writes meanwhile.
+    /// Claims in a transaction that holds the file, so that no other process writes.
     async fn claim_in(
         &self,
         connection: &mut SqliteConnection,
@@ -390,7 +391,7 @@ struct InTransaction<'t> {
 impl RowStatements for InTransaction<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         // It inserts missing rows too.
-        let claimed = self.seize(kind, rows).await?.into_iter();
+        let claimed = self.claim_existing(kind, rows).await?.into_iter();
         let written = claimed.map(|claimed| match claimed {
             Some(claimed) => Written::Yes(RowReply::Claimed(claimed)),
             None => Written::No,
@@ -398,22 +399,22 @@ impl RowStatements for InTransaction<'_> {
         Ok(written.collect())
     }
 
-    async fn seize(
+    async fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
-        let seize = match kind {
-            Kind::Claim => &self.statements.claim_seize,
-            _ => &self.statements.claim_complete_seize,
+        let statement = match kind {
+            Kind::Claim => &self.statements.claim_existing,
+            _ => &self.statements.claim_complete_existing,
         };
-        let seized = sqlx::query(AssertSqlSafe(Arc::clone(seize)))
+        let existing = sqlx::query(AssertSqlSafe(Arc::clone(statement)))
             .bind(rows_json(rows))
             .fetch_all(&mut *self.connection)
             .await?;
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (place, row) in places(rows, &seized)? {
-            claimed[place] = Some(claimed_row(row)?);
+        for (index, row) in with_indexes(rows, &existing)? {
+            claimed[index] = Some(claimed_row(row)?);
         }
         Ok(claimed)
     }
@@ -472,7 +473,7 @@ async fn is_same(connection: &mut SqliteConnection) -> bool {
     sqlx::raw_sql("RELEASE SAVEPOINT tower_dedup_0").execute(connection).await.is_ok()
 }
 
-/// Closes the idle connections that sqlx believes to be in a transaction. Nobody holds that transaction:
+/// Closes the idle connections that sqlx believes to be in a transaction. No caller holds that transaction:
 /// it ended without sqlx's knowledge, and the connection was dropped then. Returns how many.
 async fn close_stuck(pool: &SqlitePool) -> usize {
     let (mut sound, mut closed) = (Vec::new(), 0);

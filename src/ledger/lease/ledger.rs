@@ -66,6 +66,11 @@ impl Lease {
         })
     }
 
+    #[cfg(feature = "testing")]
+    pub(crate) fn adapter(&self) -> &dyn DedupAdapter {
+        &*self.adapter
+    }
+
     /// Makes the claim of the events that run, and writes the rest of the verdict in the background.
     /// Returns `true` with it if the caller must yield.
     fn begin_with(

@@ -2,7 +2,7 @@
 -- A key that has a row is neither locked nor written.
 -- Several keys. Rows are inserted in the order of `key`, so that two batches never deadlock.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
@@ -15,13 +15,12 @@ SELECT a.key, a.namespace, a.id, a.token, NULL, 1, false,
 FROM (
   SELECT a.key, a.namespace, a.id, a.token,
     a.retention * interval '1 millisecond' AS retention,
-    a.lease * interval '1 millisecond' AS lease,
     a.payload_sha256, a.response_status, a.response_headers, a.response_body
   FROM settings, unnest(
-    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $6::int8[],
-    $8::bytea[], $9::int2[], $10::text[], $11::bytea[]
+    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[],
+    $7::bytea[], $8::int2[], $9::text[], $10::bytea[]
   ) AS a (
-    key, namespace, id, token, retention, lease,
+    key, namespace, id, token, retention,
     payload_sha256, response_status, response_headers, response_body
   )
 ) AS a

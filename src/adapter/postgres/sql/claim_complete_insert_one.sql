@@ -1,7 +1,8 @@
 -- Claims keys that have no row, complete at once, with their stored data. Returns those.
 -- A key that has a row is neither locked nor written.
--- One key, as plain values: no dearer than an INSERT that somebody writes by hand.
--- The subquery sets the settings before the row is written.
+-- One key, as plain values: it costs as much as a plain INSERT.
+-- Postgres evaluates the WHERE of the subquery before it writes the row, and set_config() takes effect
+-- then. `IS NOT NULL` and `IS DISTINCT FROM ''` are always true: they only force the evaluation.
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
   first_seen_at, completed_at, expires_at,
@@ -13,10 +14,9 @@ SELECT a.key, a.namespace, a.id, a.token, NULL, 1, false,
 FROM (
   SELECT $1::uuid AS key, $2::text AS namespace, $3::text AS id, $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
-    $6::int8 * interval '1 millisecond' AS lease,
-    $8::bytea AS payload_sha256, $9::int2 AS response_status,
-    $10::text AS response_headers, $11::bytea AS response_body
-  WHERE set_config('lock_timeout', $7::text, true) IS NOT NULL
+    $7::bytea AS payload_sha256, $8::int2 AS response_status,
+    $9::text AS response_headers, $10::bytea AS response_body
+  WHERE set_config('lock_timeout', $6::text, true) IS NOT NULL
     AND ({durable}) IS DISTINCT FROM ''
 ) AS a
 ON CONFLICT (key) DO NOTHING

@@ -1,7 +1,7 @@
 -- Claims keys that have no row. Returns those. A key that has a row is neither locked nor written.
 -- Several keys. Rows are inserted in the order of `key`, so that two batches never deadlock.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {claim_durable} AS durability
+  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {claim_durable} AS durability
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
@@ -14,7 +14,7 @@ FROM (
     a.retention * interval '1 millisecond' AS retention,
     a.lease * interval '1 millisecond' AS lease
   FROM settings, unnest(
-    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $6::int8[]
+    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[]
   ) AS a (
     key, namespace, id, token, retention, lease
   )

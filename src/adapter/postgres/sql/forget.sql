@@ -1,19 +1,12 @@
 -- Deletes rows that no live lease holds.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
-  SELECT t.key, a.token, a.retention, a.lease
-  FROM (
-    SELECT a.key, a.namespace, a.id, a.token,
-      a.retention * interval '1 millisecond' AS retention,
-      a.lease * interval '1 millisecond' AS lease
-    FROM settings, unnest(
-      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $6::int8[]
-    ) AS a (
-      key, namespace, id, token, retention, lease
-    )
-  ) AS a
+  SELECT t.key
+  FROM settings
+  CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
+    AS a (key, namespace, id, token, retention)
   JOIN {table} AS t ON t.key = a.key
   WHERE t.completed_at IS NOT NULL OR t.token IS NULL OR t.lease_until <= clock_timestamp()
   ORDER BY t.key

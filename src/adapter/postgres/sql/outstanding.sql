@@ -1,5 +1,5 @@
 -- Counts the statements of this crate that run for longer than `$2` milliseconds: their callers may
--- have given up. With `$1`, cancels those that have waited for a lock for longer than `$1`
+-- have stopped waiting. With `$1`, cancels those that have waited for a lock for longer than `$1`
 -- milliseconds.
 SELECT count(*),
   count(CASE WHEN wait_event_type = 'Lock'

@@ -1,6 +1,7 @@
 -- Moves the lease of rows that their token holds, and inserts missing rows. Returns those.
--- One key, as plain values: no dearer than an INSERT that somebody writes by hand.
--- The subquery sets the settings before the row is written.
+-- One key, as plain values: it costs as much as a plain INSERT.
+-- Postgres evaluates the WHERE of the subquery before it writes the row, and set_config() takes effect
+-- then. `IS NOT NULL` and `IS DISTINCT FROM ''` are always true: they only force the evaluation.
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
   first_seen_at, completed_at, expires_at
@@ -10,8 +11,8 @@ SELECT a.key, a.namespace, a.id, a.token, clock_timestamp() + a.lease, 1, false,
 FROM (
   SELECT $1::uuid AS key, $2::text AS namespace, $3::text AS id, $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
-    $6::int8 * interval '1 millisecond' AS lease
-  WHERE set_config('lock_timeout', $7::text, true) IS NOT NULL
+    $7::int8 * interval '1 millisecond' AS lease
+  WHERE set_config('lock_timeout', $6::text, true) IS NOT NULL
     AND ({durable}) IS DISTINCT FROM ''
 ) AS a
 ON CONFLICT (key) DO UPDATE SET lease_until = excluded.lease_until

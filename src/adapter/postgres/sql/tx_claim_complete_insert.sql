@@ -7,18 +7,18 @@ WITH settings AS MATERIALIZED (
     current_setting('role') AS role,
     set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout,
     {durable} AS durability,
-    -- By this lock another connection finds the session.
+    -- Another connection finds the session by this lock.
     pg_try_advisory_xact_lock($8::int8) AS named,
     $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
     $6::int8 * interval '1 millisecond' AS lease
 ), asked AS MATERIALIZED (
   -- A lock is only tried for: its holder may be a handler.
-  SELECT a.key, a.namespace, a.id, a.place, s.token, s.retention, s.lease,
+  SELECT a.key, a.namespace, a.id, a.ordinal, s.token, s.retention, s.lease,
     pg_try_advisory_xact_lock(a.lock # {table_number}::oid::int8) AS locked
   FROM settings AS s,
     unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY
-      AS a (key, namespace, id, lock, place)
+      AS a (key, namespace, id, lock, ordinal)
 ), inserted AS (
   INSERT INTO {table} AS t (
     key, namespace, id, token, lease_until, attempts, takeover,
@@ -34,13 +34,13 @@ WITH settings AS MATERIALIZED (
 ), written AS MATERIALIZED (
   SELECT count(*) AS rows FROM inserted
 ), restored AS MATERIALIZED (
-  -- Once the rows are written, the handler gets its own `lock_timeout` back.
+  -- After the rows are written, the handler's `lock_timeout` is restored.
   SELECT set_config('lock_timeout', s.lock_timeout_before, true) AS lock_timeout,
     pg_current_xact_id()::text AS xid, s.role
   FROM settings AS s, written
   WHERE written.rows >= 0
 )
-SELECT a.place, a.locked, i.key IS NOT NULL AS granted, r.xid, r.role
+SELECT a.ordinal, a.locked, i.key IS NOT NULL AS granted, r.xid, r.role
 FROM asked AS a
 CROSS JOIN restored AS r
 LEFT JOIN inserted AS i ON i.key = a.key

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::lane::{BatchExecutor, Lane, Shared, no_reply};
+use super::lane::{BatchExecutor, BatcherState, Lane, no_reply};
 use super::options::Batching;
 use super::queue::{BatchItem, QueueReply, Queues, Waiting};
 use super::runtime::{Mutex, current};
@@ -17,12 +17,12 @@ const KEYS_WORTH_A_LANE: usize = 32;
 const MAX_TRIES: usize = 4;
 
 /// Collects calls while batches are being sent. It knows nothing of stores.
-pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<Shared<I>>);
+pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<BatcherState<I>>);
 
 impl<I: BatchItem> Batcher<I> {
     /// Creates a batcher that sends up to `lanes` batches at the same time.
     pub(in crate::adapter) fn new(lanes: usize, batching: Batching) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(BatcherState {
             lanes,
             max_batch_keys: batching.batch_keys(),
             max_queued_keys: batching.queued_keys(),

@@ -32,14 +32,14 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
 }
 
 /// The limits of a batcher, and its queues.
-pub(super) struct Shared<I: BatchItem> {
+pub(super) struct BatcherState<I: BatchItem> {
     pub(super) lanes: usize,
     pub(super) max_batch_keys: usize,
     pub(super) max_queued_keys: usize,
     pub(super) queues: Mutex<Queues<I>>,
 }
 
-impl<I: BatchItem> Shared<I> {
+impl<I: BatchItem> BatcherState<I> {
     pub(super) fn lock(&self) -> impl std::ops::DerefMut<Target = Queues<I>> + '_ {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -47,7 +47,7 @@ impl<I: BatchItem> Shared<I> {
 
 /// A lane that is dropped early, because its runtime ends, leaves no caller waiting.
 pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
-    shared: Arc<Shared<I>>,
+    shared: Arc<BatcherState<I>>,
     executor: Arc<E>,
     runtime: RuntimeId,
     /// The keys that this lane is sending.
@@ -60,7 +60,7 @@ pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
 
 impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Starts a lane that the queue counts already.
-    pub(super) fn start(shared: Arc<Shared<I>>, executor: Arc<E>, runtime: RuntimeId) {
+    pub(super) fn start(shared: Arc<BatcherState<I>>, executor: Arc<E>, runtime: RuntimeId) {
         let lane = Self { shared, executor, runtime, sending: Vec::new(), open: true, late: false };
         spawn(lane.run());
     }
@@ -108,7 +108,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
                 items.iter().map(|_| Err(error())).collect()
             }
         };
-        // Before the replies: the last caller's runtime may stop running tasks after its reply.
+        // The replies follow: the last caller's runtime may stop running tasks after its reply.
         self.finish_batch();
         let mut replies = replies.into_iter();
         for sender in senders {
@@ -119,7 +119,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         }
     }
 
-    /// Waits for the batch. If the batch is late, lets another lane send what waits meanwhile: the
+    /// Waits for the batch. If the batch is late, lets another lane send the waiting calls: the
     /// connection may have fallen silent, and other calls need not wait for that to be detected.
     async fn watch<T>(&mut self, batch: impl Future<Output = T>) -> T {
         let (mut batch, mut is_late) = (pin!(batch), pin!(late()));

@@ -11,7 +11,7 @@
 //!    decides the others.
 //! 4. Calls that name the same key are sent in the order in which they arrived. A call waits while
 //!    one of its keys is being sent, or is named by a call that waits before it.
-//! 5. A caller that drops its future disturbs nobody. A call that was not sent yet is not sent; one
+//! 5. A caller that drops its future does not affect other callers. A call that was not sent yet is not sent; one
 //!    that was sent is finished by its lane.
 //! 6. The number of waiting keys is bounded. Past the bound a call is refused with
 //!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded) and nothing was claimed.

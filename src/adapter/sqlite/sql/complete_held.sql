@@ -2,7 +2,7 @@
 -- Returns no rows: their number is all that the common case needs, and to hand rows from SQLite's
 -- thread to the caller's costs as much as to write them.
 -- Not an UPDATE: if ANALYZE saw the table tiny, SQLite plans an UPDATE that reads every row, and
--- keeps that plan when the table has grown. A CROSS JOIN fixes the order of the join.
+-- uses that plan after the table has grown. A CROSS JOIN fixes the order of the join.
 INSERT INTO {table} AS t (
   namespace, id, attempts, takeover, first_seen_at, expires_at
 )

@@ -1,5 +1,5 @@
 -- Reads rows with all their stored data.
-SELECT j.key AS place, t.token, t.attempts, t.takeover, t.first_seen_at, t.completed_at,
+SELECT j.key AS ordinal, t.token, t.attempts, t.takeover, t.first_seen_at, t.completed_at,
   t.expires_at, t.lease_until, {now} AS now,
   t.payload_sha256, t.response_status, t.response_headers, t.response_body
 FROM json_each(?1) AS j

@@ -1,6 +1,6 @@
--- Gives up the leases of these tokens. The rows stay, with their attempts.
+-- Releases the leases of these tokens. The rows stay, with their attempts.
 -- Not an UPDATE: if ANALYZE saw the table tiny, SQLite plans an UPDATE that reads every row, and
--- keeps that plan when the table has grown. A CROSS JOIN fixes the order of the join.
+-- uses that plan after the table has grown. A CROSS JOIN fixes the order of the join.
 INSERT INTO {table} AS t (
   namespace, id, attempts, takeover, first_seen_at, expires_at
 )

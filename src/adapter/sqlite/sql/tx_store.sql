@@ -1,6 +1,6 @@
 -- Within a transaction, before its keys are completed: stores their data.
 -- Not an UPDATE: if ANALYZE saw the table tiny, SQLite plans an UPDATE that reads every row, and
--- keeps that plan when the table has grown. A CROSS JOIN fixes the order of the join.
+-- uses that plan after the table has grown. A CROSS JOIN fixes the order of the join.
 INSERT INTO {table} AS t (
   namespace, id, attempts, takeover, first_seen_at, expires_at,
   payload_sha256, response_status, response_headers, response_body

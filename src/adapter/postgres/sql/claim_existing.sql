@@ -1,6 +1,6 @@
--- Claims rows that nobody holds, and those that the caller's own token holds.
+-- Claims rows that no live lease holds, and those that the caller's own token holds.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {claim_durable} AS durability
+  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {claim_durable} AS durability
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
   SELECT t.key, a.token, a.retention, a.lease
@@ -9,7 +9,7 @@ WITH settings AS MATERIALIZED (
       a.retention * interval '1 millisecond' AS retention,
       a.lease * interval '1 millisecond' AS lease
     FROM settings, unnest(
-      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $6::int8[]
+      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[]
     ) AS a (
       key, namespace, id, token, retention, lease
     )

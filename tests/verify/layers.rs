@@ -1,4 +1,4 @@
-//! Requests through the verifying layer and the dedup layer.
+//! Requests through both layers, and through the verifying layer alone.
 
 use std::convert::Infallible;
 use std::io;
@@ -17,13 +17,12 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::verify::{Scheme, Verifier, Verify, VerifyLayer};
 use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
 
-use super::shared::signature::{Check, Scheme};
-use super::shared::verify::{Verify, VerifyLayer};
-use super::{VECTORS, case, cases, signature_header};
+use crate::vectors::{VECTORS, at, case, cases, signature_header};
 
-type Memory = Arc<MemoryAdapter>;
+type Store = Arc<MemoryAdapter>;
 
 /// The response, with the result if the layer answered.
 type Answer = (u16, Option<String>);
@@ -47,33 +46,32 @@ fn unverified() -> Answer {
     (401, None)
 }
 
-/// The two layers around a handler, and the bodies that the handler got.
+/// The two layers around a handler, and what the handler saw.
 #[derive(Clone)]
 struct Site {
-    store: Memory,
+    store: Store,
     bodies: Arc<Mutex<Vec<Bytes>>>,
     key: KeyExtractor,
     verify: VerifyLayer,
 }
 
 impl Site {
-    fn new(key: impl Into<KeyExtractor>, check: Check) -> Self {
+    fn new(key: impl Into<KeyExtractor>, verifier: Verifier) -> Self {
+        Self::with(key, VerifyLayer::new(verifier))
+    }
+
+    fn with(key: impl Into<KeyExtractor>, verify: VerifyLayer) -> Self {
         Self {
             store: Arc::new(MemoryAdapter::new()),
             bodies: Arc::default(),
             key: key.into(),
-            verify: VerifyLayer::new(check),
+            verify,
         }
     }
 
     fn at(mut self, clock: fn() -> i64) -> Self {
-        self.verify = self.verify.clock(clock);
+        self.verify = self.verify.clock(move || at(clock()));
         self
-    }
-
-    /// Returns a fixture with the same store and another verifying layer.
-    fn verified_by(&self, verify: VerifyLayer) -> Self {
-        Self { verify, ..self.clone() }
     }
 
     fn dedup(&self) -> DedupLayer {
@@ -164,14 +162,14 @@ fn github(id: &str) -> Request<Body> {
     request
 }
 
-fn github_check() -> Check {
-    cases(VECTORS[2].1).remove(0).check(Scheme::GitHub)
+fn github_verifier() -> Verifier {
+    cases(VECTORS[2].1).remove(0).verifier(Scheme::GitHub)
 }
 
 #[tokio::test]
 async fn unverified_request_uses_up_no_id() {
     for app in 0..2 {
-        let site = Site::new(provider::GITHUB, github_check());
+        let site = Site::new(provider::GITHUB, github_verifier());
         let app = &site.right()[app];
         let unsigned = Request::post("/hook").header("x-github-delivery", "id-1");
         assert_eq!(send(app, unsigned.body(Body::from("forged")).unwrap()).await, unverified());
@@ -193,7 +191,7 @@ async fn unverified_request_uses_up_no_id() {
 #[tokio::test]
 async fn layers_in_the_wrong_order_are_detected() {
     for app in 0..2 {
-        let site = Site::new(provider::GITHUB, github_check());
+        let site = Site::new(provider::GITHUB, github_verifier());
         let app = &site.wrong()[app];
         assert_eq!(send(app, github("id-1")).await, (500, Some("unverified".to_owned())));
         assert_eq!(site.counts().await, (0, 0));
@@ -201,19 +199,19 @@ async fn layers_in_the_wrong_order_are_detected() {
     }
 }
 
-/// The sent body, the body that the layer reads and the handler's body are one buffer.
+/// The request body, the layer's view of it and the handler's body are one buffer.
 #[tokio::test]
 async fn the_body_is_buffered_once() {
     for app in 0..2 {
         let checked = Arc::<Mutex<Vec<usize>>>::default();
-        let check: Check = {
+        let verify = {
             let checked = Arc::clone(&checked);
-            Arc::new(move |request| {
-                checked.lock().unwrap().push(request.body.as_ptr().addr());
+            VerifyLayer::from_fn(move |_, body, _| {
+                checked.lock().unwrap().push(body.as_ptr().addr());
                 Ok(())
             })
         };
-        let site = Site::new(key::header("x-id").namespace("acme"), check);
+        let site = Site::with(key::header("x-id").namespace("acme"), verify);
         let app = &site.right()[app];
         let deliver =
             |id: &str, body| Request::post("/hook").header("x-id", id).body(body).unwrap();
@@ -241,13 +239,13 @@ async fn replay_under_a_fresh_id_is_a_duplicate_by_its_body() {
     let by_id_or_body =
         || KeyExtractor::from(provider::GITHUB).second_identity("body", key::body_digest());
     for app in 0..2 {
-        let site = Site::new(provider::GITHUB, github_check());
+        let site = Site::new(provider::GITHUB, github_verifier());
         let plain = &site.right()[app];
         assert_eq!(send(plain, github("id-1")).await, ran());
         assert_eq!(send(plain, github("id-2")).await, ran());
         assert_eq!(site.counts().await.1, 2);
 
-        let site = Site::new(by_id_or_body(), github_check());
+        let site = Site::new(by_id_or_body(), github_verifier());
         let guarded = &site.right()[app];
         assert_eq!(send(guarded, github("id-1")).await, ran());
         assert_eq!(send(guarded, github("id-2")).await, duplicate());
@@ -286,7 +284,7 @@ async fn retry_is_a_duplicate_whatever_its_signature() {
         let signatures = [&first, &retry].map(|case| case.head().headers[&header].clone());
         assert_ne!(signatures[0], signatures[1], "{scheme:?}");
         for app in 0..2 {
-            let site = Site::new(key.clone(), first.check(scheme)).at(at);
+            let site = Site::new(key.clone(), first.verifier(scheme)).at(at);
             assert_eq!(send(&site.right()[app], first.request()).await, ran(), "{scheme:?}");
             let site = site.at(later);
             assert_eq!(send(&site.right()[app], retry.request()).await, duplicate(), "{scheme:?}");
@@ -300,7 +298,7 @@ async fn retry_is_a_duplicate_whatever_its_signature() {
 async fn get_request_is_verified() {
     let get = case(Scheme::Twilio, "sms-inbound-get");
     for app in 0..2 {
-        let site = Site::new(provider::TWILIO, get.check(Scheme::Twilio));
+        let site = Site::new(provider::TWILIO, get.verifier(Scheme::Twilio));
         let app = &site.right()[app];
         let mut forged = get.request();
         *forged.uri_mut() = Uri::from_static("/twilio/sms?MessageSid=SM3");
@@ -313,10 +311,9 @@ async fn get_request_is_verified() {
 
 #[tokio::test(start_paused = true)]
 async fn body_that_does_not_arrive_is_not_verified() {
-    let unused: Check = Arc::new(|_| panic!("there is nothing to check"));
-    let site = Site::new(provider::GITHUB, Arc::clone(&unused));
-    let verify = VerifyLayer::new(unused).body_limit(10).body_timeout(Duration::from_secs(1));
-    let site = site.verified_by(verify);
+    let verify = VerifyLayer::from_fn(|_, _, _| panic!("there is nothing to check"));
+    let verify = verify.body_limit(10).body_timeout(Duration::from_secs(1));
+    let site = Site::with(provider::GITHUB, verify);
     let broken = || Err(io::Error::other("broken off"));
     let streamed = |parts: Vec<io::Result<Vec<u8>>>| Body::from_stream(stream::iter(parts));
     for app in 0..2 {
@@ -338,9 +335,8 @@ async fn body_that_does_not_arrive_is_not_verified() {
 /// The layer calls the service that it polled ready.
 #[tokio::test]
 async fn verify_layer_calls_the_service_that_is_ready() {
-    let yes: Check = Arc::new(|_| Ok(()));
     let mut service = ServiceBuilder::new()
-        .layer(VerifyLayer::new(yes))
+        .layer(VerifyLayer::from_fn(|_, _, _| Ok(())))
         .layer(ConcurrencyLimitLayer::new(1))
         .service(service_fn(async |_: Request<Full<Bytes>>| {
             Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
@@ -355,11 +351,24 @@ async fn verify_layer_calls_the_service_that_is_ready() {
     }
 }
 
+/// Meta checks a URL by an unsigned GET: a handler that is added after the layers is not verified.
+#[tokio::test]
+async fn handler_added_after_the_layers_is_not_verified() {
+    let site = Site::new(provider::GITHUB, github_verifier());
+    let layers = (site.verify.clone(), site.dedup());
+    let route = post(async || "handled").layer(layers).get(async || "challenge");
+    let app = in_axum(Router::new().route("/hook", route));
+    for (method, answer) in [("GET", ran()), ("POST", unverified())] {
+        let request = Request::builder().method(method).uri("/hook").body(Body::empty());
+        assert_eq!(send(&app, request.unwrap()).await, answer, "{method}");
+    }
+}
+
 /// Both layers compile around a hyper service and in an axum route.
 #[test]
 fn verify_layer_fits_into_router_and_service_builder() {
     fn serves<S: Service<Request<Incoming>> + Clone + Send + 'static>(_: &S) {}
-    let site = Site::new(provider::GITHUB, github_check());
+    let site = Site::new(provider::GITHUB, github_verifier());
     let layered: Verify<Dedup<_, _>> = site.verify.layer(site.dedup().layer(site.plain()));
     serves(&layered);
     let both = (site.verify.clone(), site.dedup());

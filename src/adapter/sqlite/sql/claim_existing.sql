@@ -1,4 +1,4 @@
--- Claims rows that nobody holds, those that the caller's own token holds, and missing rows.
+-- Claims rows that no live lease holds, those that the caller's own token holds, and missing rows.
 -- A claim that is repeated with its token counts no attempt. A new life of the key loses the stored
 -- data of the former one.
 INSERT INTO {table} AS t (

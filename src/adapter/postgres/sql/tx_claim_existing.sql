@@ -1,4 +1,4 @@
--- Within a transaction: the same, complete at once.
+-- Within a transaction: claims rows that no live lease holds.
 --
 -- `$1` to `$3` are keys, namespaces and ids; `$4` the token, `$5` the retention and `$6` the lease
 -- of all of them; `$7` the keys' parts of the advisory locks; `$8` the lock that names the session.
@@ -7,39 +7,42 @@ WITH settings AS MATERIALIZED (
     current_setting('role') AS role,
     set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout,
     {durable} AS durability,
-    -- By this lock another connection finds the session.
+    -- Another connection finds the session by this lock.
     pg_try_advisory_xact_lock($8::int8) AS named,
     $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
     $6::int8 * interval '1 millisecond' AS lease
 ), asked AS MATERIALIZED (
   -- A lock is only tried for: its holder may be a handler.
-  SELECT a.key, a.namespace, a.id, a.place, s.token, s.retention, s.lease,
+  SELECT a.key, a.namespace, a.id, a.ordinal, s.token, s.retention, s.lease,
     pg_try_advisory_xact_lock(a.lock # {table_number}::oid::int8) AS locked
   FROM settings AS s,
     unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY
-      AS a (key, namespace, id, lock, place)
+      AS a (key, namespace, id, lock, ordinal)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
   SELECT t.key, a.token, a.retention, a.lease
   FROM asked AS a
   JOIN {table} AS t ON t.key = a.key
   WHERE (
-      t.completed_at IS NULL AND (t.token IS NULL OR t.lease_until <= clock_timestamp())
+      t.completed_at IS NULL
+        AND (t.token IS NULL OR t.lease_until <= clock_timestamp() OR t.token = a.token)
       OR t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()
     )
   ORDER BY t.key
   FOR UPDATE OF t
-), seized AS (
+), claimed AS (
   UPDATE {table} AS t SET
     token = l.token,
-    lease_until = NULL,
-    attempts = CASE WHEN t.expires_at <= clock_timestamp() THEN 1 ELSE t.attempts + 1 END,
-    takeover = CASE WHEN t.expires_at <= clock_timestamp() THEN false
-      ELSE t.token IS NOT NULL END,
-    first_seen_at = CASE WHEN t.expires_at <= clock_timestamp() THEN clock_timestamp()
-      ELSE t.first_seen_at END,
-    completed_at = clock_timestamp(),
+    lease_until = clock_timestamp() + l.lease,
+    -- A claim that is repeated with its token counts no attempt.
+    attempts = CASE WHEN t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token THEN t.attempts
+      WHEN t.expires_at <= clock_timestamp() THEN 1 ELSE t.attempts + 1 END,
+    takeover = CASE WHEN t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token THEN t.takeover
+      WHEN t.expires_at <= clock_timestamp() THEN false ELSE t.token IS NOT NULL END,
+    first_seen_at = CASE WHEN NOT (t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token)
+        AND t.expires_at <= clock_timestamp() THEN clock_timestamp() ELSE t.first_seen_at END,
+    completed_at = NULL,
     expires_at = clock_timestamp() + l.retention,
     -- A new life of the key loses the stored data of the former one.
     payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
@@ -47,12 +50,13 @@ WITH settings AS MATERIALIZED (
   WHERE t.key = l.key
   RETURNING t.key, t.attempts, t.takeover
 ), written AS MATERIALIZED (
-  SELECT count(*) AS rows FROM seized
+  SELECT count(*) AS rows FROM claimed
 ), restored AS MATERIALIZED (
-  -- Once the rows are written, the handler gets its own `lock_timeout` back.
+  -- After the rows are written, the handler's `lock_timeout` is restored.
   SELECT set_config('lock_timeout', s.lock_timeout_before, true) AS lock_timeout,
     pg_current_xact_id()::text AS xid, s.role
   FROM settings AS s, written
   WHERE written.rows >= 0
 )
-SELECT s.key, s.attempts, s.takeover FROM seized AS s, restored
+-- The outer join evaluates `restored` even if no row was claimed: then the key is null.
+SELECT s.key, s.attempts, s.takeover FROM restored LEFT JOIN claimed AS s ON true

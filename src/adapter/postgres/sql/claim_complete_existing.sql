@@ -1,20 +1,19 @@
--- Claims rows that nobody holds, complete at once, with their stored data.
+-- Claims rows that no live lease holds, complete at once, with their stored data.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $7::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
-  SELECT t.key, a.token, a.retention, a.lease,
+  SELECT t.key, a.token, a.retention,
     a.payload_sha256, a.response_status, a.response_headers, a.response_body
   FROM (
     SELECT a.key, a.namespace, a.id, a.token,
       a.retention * interval '1 millisecond' AS retention,
-      a.lease * interval '1 millisecond' AS lease,
       a.payload_sha256, a.response_status, a.response_headers, a.response_body
     FROM settings, unnest(
-      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $6::int8[],
-      $8::bytea[], $9::int2[], $10::text[], $11::bytea[]
+      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[],
+      $7::bytea[], $8::int2[], $9::text[], $10::bytea[]
     ) AS a (
-      key, namespace, id, token, retention, lease,
+      key, namespace, id, token, retention,
       payload_sha256, response_status, response_headers, response_body
     )
   ) AS a

@@ -1,4 +1,4 @@
--- Claims rows that nobody holds, and missing rows, complete at once, with their stored data.
+-- Claims rows that no live lease holds, and missing rows, complete at once, with their stored data.
 INSERT INTO {table} AS t (
   namespace, id, token, lease_until, attempts, takeover,
   first_seen_at, completed_at, expires_at,

@@ -1,0 +1,252 @@
+//! [`FaultyAdapter`]: a store with faults.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::adapter::{
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten,
+    MaintenanceAdapter, Released, Renewed, StoreFuture,
+};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// How long after its call an [`ExecuteLate`](Fault::ExecuteLate) executes it.
+const LATE: Duration = Duration::from_millis(500);
+
+/// What a [`FaultyAdapter`] does with a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Executes the call and returns its reply.
+    #[default]
+    None,
+    /// Returns [`ErrorKind::Unavailable`] and executes nothing.
+    Fail,
+    /// Never replies and executes nothing.
+    Hang,
+    /// Executes the call and never replies.
+    LoseReply,
+    /// Executes the call half a second later and never replies.
+    ExecuteLate,
+    /// Executes the call and returns [`ErrorKind::Corrupt`], as if its reply were unreadable.
+    ExecuteAndFail,
+    /// Panics and executes nothing.
+    Panic,
+}
+
+/// The calls of a store that can have a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreCall {
+    /// [`DedupAdapter::claim`].
+    Claim,
+    /// A claim that fetches stored data: see [`CallTerms::fetch`]. It is a [`Claim`](Self::Claim) too. A
+    /// fault of `Fetch` hides the fault of `Claim`.
+    Fetch,
+    /// [`DedupAdapter::renew`].
+    Renew,
+    /// [`DedupAdapter::complete`].
+    Complete,
+    /// [`DedupAdapter::release`].
+    Release,
+    /// [`MaintenanceAdapter::purge`].
+    Purge,
+}
+
+const CALLS: usize = 6;
+
+/// Wraps an adapter, and gives its calls the faults that a test sets.
+///
+/// Not `Clone`: share the adapter in an [`Arc`], which is an adapter too.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "memory")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::sync::Arc;
+/// use axum::{Router, routing::post};
+/// use tower_dedup::adapter::MemoryAdapter;
+/// use tower_dedup::testing::{self, Fault, FaultyAdapter, StoreCall};
+/// use tower_dedup::{DedupLayer, provider};
+///
+/// let store = Arc::new(FaultyAdapter::new(MemoryAdapter::new()));
+/// let dedup = DedupLayer::new(provider::GITHUB, Arc::clone(&store));
+/// let app: Router = Router::new().route("/", post(async || "done").layer(dedup));
+///
+/// store.set_nth(StoreCall::Claim, 1, Fault::Fail);
+/// let event = testing::request(provider::GITHUB, "/", "5b1f");
+/// let responses = testing::redeliver(app, event, 3).await;
+/// assert_eq!(responses.statuses(), [503, 200, 200]);
+/// assert_eq!(store.calls(StoreCall::Claim), 3);
+/// # });
+/// ```
+pub struct FaultyAdapter<A> {
+    inner: Arc<A>,
+    calls: Mutex<[Calls; CALLS]>,
+}
+
+/// The calls of one kind.
+#[derive(Debug, Clone, Default)]
+struct Calls {
+    made: u64,
+    /// The fault of each call that `planned` does not name.
+    fault: Fault,
+    /// The number of a call, counted from 1, and its fault. The newest is last.
+    planned: Vec<(u64, Fault)>,
+}
+
+impl Calls {
+    fn next(&mut self) -> Fault {
+        self.made += 1;
+        let planned = self.planned.iter().rev().find(|(number, _)| *number == self.made);
+        let fault = planned.map_or(self.fault, |(_, fault)| *fault);
+        self.planned.retain(|(number, _)| *number > self.made);
+        fault
+    }
+}
+
+impl<A> FaultyAdapter<A> {
+    /// Wraps an adapter. There are no faults until one is set.
+    #[must_use]
+    pub fn new(inner: A) -> Self {
+        Self { inner: Arc::new(inner), calls: Mutex::default() }
+    }
+
+    /// Sets the fault of every later call of one kind. [`Fault::None`] ends it.
+    pub fn set(&self, call: StoreCall, fault: Fault) {
+        self.lock()[call as usize].fault = fault;
+    }
+
+    /// Sets the fault of every later call of every kind, except those of
+    /// [`set_nth`](Self::set_nth). [`Fault::None`] ends it.
+    pub fn set_all(&self, fault: Fault) {
+        for calls in self.lock().iter_mut() {
+            calls.fault = fault;
+        }
+    }
+
+    /// Sets the fault of one later call: 1 is the next call of this kind.
+    ///
+    /// Panics if `n` is 0.
+    #[track_caller]
+    pub fn set_nth(&self, call: StoreCall, n: u64, fault: Fault) {
+        assert!(n > 0, "the next call has the number 1");
+        let calls = &mut self.lock()[call as usize];
+        calls.planned.push((calls.made.saturating_add(n), fault));
+    }
+
+    /// Returns how many calls of one kind were made, with those that had a fault.
+    #[must_use]
+    pub fn calls(&self, call: StoreCall) -> u64 {
+        self.lock()[call as usize].made
+    }
+
+    /// Returns the wrapped adapter, whose calls have no faults.
+    #[must_use]
+    pub fn get_ref(&self) -> &A {
+        &self.inner
+    }
+
+    fn lock(&self) -> MutexGuard<'_, [Calls; CALLS]> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self, call: StoreCall) -> Fault {
+        self.lock()[call as usize].next()
+    }
+
+    async fn call<T, F>(fault: Fault, call: F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        match fault {
+            Fault::None => call.await,
+            Fault::Fail => Err(Error::new(ErrorKind::Unavailable, "calling a faulty adapter")),
+            Fault::Hang => std::future::pending().await,
+            Fault::LoseReply => {
+                let _ = call.await;
+                std::future::pending().await
+            }
+            Fault::ExecuteLate => {
+                tokio::spawn(async move {
+                    tokio::time::sleep(LATE).await;
+                    let _ = call.await;
+                });
+                std::future::pending().await
+            }
+            Fault::ExecuteAndFail => {
+                let _ = call.await;
+                Err(Error::new(ErrorKind::Corrupt, "calling a faulty adapter"))
+            }
+            Fault::Panic => panic!("the adapter was told to panic"),
+        }
+    }
+}
+
+impl<A> fmt::Debug for FaultyAdapter<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultyAdapter").field("calls", &*self.lock()).finish_non_exhaustive()
+    }
+}
+
+macro_rules! dedup_adapter {
+    ($($method:ident $call:ident $reply:ty),+) => {
+        /// Forwards every method.
+        impl<A: DedupAdapter> DedupAdapter for FaultyAdapter<A> {
+            fn abilities(&self) -> Abilities {
+                self.inner.abilities()
+            }
+
+            $(fn $method<'a>(
+                &'a self,
+                keys: &'a [DedupKey],
+                terms: &'a CallTerms,
+            ) -> StoreFuture<'a, Vec<$reply>> {
+                Box::pin(async move {
+                    let mut fault = self.next(StoreCall::$call);
+                    if StoreCall::$call == StoreCall::Claim && terms.fetch() != Fetch::Nothing {
+                        let of_fetch = self.next(StoreCall::Fetch);
+                        fault = if of_fetch == Fault::None { fault } else { of_fetch };
+                    }
+                    let (inner, keys, terms) =
+                        (Arc::clone(&self.inner), keys.to_vec(), terms.clone());
+                    Self::call(fault, async move { inner.$method(&keys, &terms).await }).await
+                })
+            })+
+        }
+    };
+}
+
+dedup_adapter!(claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
+    release Release Released);
+
+/// Forwards every method. Only a purge can have a fault.
+impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        Box::pin(async move {
+            let (fault, inner) = (self.next(StoreCall::Purge), Arc::clone(&self.inner));
+            Self::call(fault, async move { inner.purge(limit).await }).await
+        })
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        self.inner.forget(key)
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        self.inner.get(key)
+    }
+
+    fn count(&self) -> StoreFuture<'_, u64> {
+        self.inner.count()
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        self.inner.close()
+    }
+}

@@ -1,0 +1,44 @@
+//! Tests of your own handler behind the layer.
+//!
+//! 1. [`redeliver`] sends a request several times, one after the other. [`redeliver_at_once`] sends the
+//!    copies at the same time. Both return the [`Responses`] of all copies.
+//! 2. [`abandon`] claims the key of a request as a process does that dies afterwards.
+//! 3. [`FaultyAdapter`] wraps a store whose calls fail, hang, or lose their replies.
+//! 4. [`request`] makes an unsigned request of the sender of a preset.
+//!
+//! The helpers belong into tests: they panic on every failure that is not a response.
+//!
+//! # Example
+//!
+//! ```
+//! # #[cfg(feature = "memory")]
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! use axum::{Router, routing::post};
+//! use tower_dedup::adapter::MemoryAdapter;
+//! use tower_dedup::{DedupLayer, provider, testing};
+//!
+//! let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new());
+//! let app = Router::new().route("/stripe", post(async || "done").layer(dedup));
+//!
+//! let event = testing::request(provider::STRIPE, "/stripe", "evt_1");
+//! let responses = testing::redeliver(app, event, 3).await;
+//! assert_eq!((responses.handled(), responses.duplicates()), (1, 2));
+//! # });
+//! ```
+//!
+//! The [guide](crate::guide::testing) has a test for each thing that can go wrong.
+
+#![expect(
+    clippy::missing_panics_doc,
+    reason = "the module's documentation says when helpers panic"
+)]
+
+mod abandon;
+mod faulty;
+mod redeliver;
+mod request;
+
+pub use abandon::abandon;
+pub use faulty::{Fault, FaultyAdapter, StoreCall};
+pub use redeliver::{Responses, redeliver, redeliver_at_once};
+pub use request::request;

@@ -1,0 +1,91 @@
+//! [`Refusal`] of a request, and [`VerifierError`] of the code that builds a verifier.
+
+use std::fmt;
+
+/// Why a request is not verified.
+///
+/// A [`VerifyLayer`](super::VerifyLayer) logs it and does not send it to the client. It contains no
+/// value of the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The header, or the member of the body, is missing.
+    Missing(&'static str),
+    /// The header, or the member of the body, is repeated or unreadable.
+    Malformed(&'static str),
+    /// The header and its equivalent in the other family of headers differ.
+    Ambiguous(&'static str),
+    /// The signed time differs from the server's time by more than the tolerance.
+    OutOfTime,
+    /// No signature matches the request and a secret.
+    Forged,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(place) => write!(f, "{place} is missing"),
+            Self::Malformed(place) => write!(f, "{place} is repeated or unreadable"),
+            Self::Ambiguous(header) => write!(f, "{header} and its standard header differ"),
+            Self::OutOfTime => f.write_str("the signed time is too old or in the future"),
+            Self::Forged => f.write_str("the signature does not match the request"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Why a verifier cannot be made. It does not contain the secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VerifierError {
+    /// This crate knows no signature scheme for the preset. `Display` lists the senders with one.
+    #[non_exhaustive]
+    NoScheme {
+        /// The name of the preset.
+        preset: &'static str,
+        /// The names of the presets with a scheme.
+        known: &'static [&'static str],
+    },
+    /// The secret is empty.
+    EmptySecret,
+    /// The secret does not have the form that the scheme needs.
+    #[non_exhaustive]
+    MalformedSecret {
+        /// What the secret must be.
+        rule: &'static str,
+    },
+    /// The sender signs the public URL of the server:
+    /// [`verifier_at`](crate::provider::Preset::verifier_at) takes it.
+    NoPublicUrl,
+    /// A public URL starts with `http://` or `https://`, has a host, and has no query.
+    InvalidPublicUrl,
+    /// The scheme needs a cargo feature that is off.
+    #[non_exhaustive]
+    FeatureDisabled {
+        /// The cargo feature.
+        feature: &'static str,
+    },
+}
+
+impl fmt::Display for VerifierError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoScheme { preset, known } => {
+                let known = known.join(", ");
+                write!(f, "no signature scheme is known for `{preset}`; there is one for {known}")
+            }
+            Self::EmptySecret => f.write_str("the secret is empty"),
+            Self::MalformedSecret { rule } => write!(f, "the secret is not {rule}"),
+            Self::NoPublicUrl => f.write_str("the sender signs the public URL, and none is given"),
+            Self::InvalidPublicUrl => {
+                f.write_str("a public URL looks like https://hooks.example.com")
+            }
+            Self::FeatureDisabled { feature } => {
+                write!(f, "this scheme needs the cargo feature `{feature}` of tower-dedup")
+            }
+        }
+    }
+}
+
+impl std::error::Error for VerifierError {}

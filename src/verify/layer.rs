@@ -1,0 +1,224 @@
+//! [`VerifyLayer`] and [`Verify`].
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use http_body_util::Full;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::error::Refusal;
+use super::verifier::Verifier;
+use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
+use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect, Verified};
+use crate::observe;
+
+type Check = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
+type Clock = dyn Fn() -> SystemTime + Send + Sync;
+
+/// Passes only requests with a valid signature, and inserts [`Verified`] into their extensions.
+///
+/// It belongs *outside* the [`DedupLayer`](crate::DedupLayer): added after it to an axum route, or
+/// before it to a `ServiceBuilder`. Then an unverified request uses up no id.
+///
+/// It takes every request body whose data is [`Bytes`]. It wraps every service that takes
+/// [`Full<Bytes>`]: an axum route, a [`Dedup`](crate::Dedup), a hyper service.
+///
+/// | answer | when |
+/// |---|---|
+/// | 401 | the request is not verified |
+/// | 413 | the body is larger than [`body_limit`](Self::body_limit) |
+/// | 408 | the body does not arrive within [`body_timeout`](Self::body_timeout) |
+/// | 400 | the body ends in an error |
+///
+/// # Clone
+///
+/// A clone shares the secrets and the clock.
+#[derive(Clone)]
+#[must_use = "a layer does nothing until it wraps a service"]
+pub struct VerifyLayer {
+    check: Arc<Check>,
+    body_limit: usize,
+    body_timeout: Duration,
+    clock: Arc<Clock>,
+}
+
+impl VerifyLayer {
+    /// Makes a layer with the limits of [`DedupLayer`](crate::DedupLayer): 2 MiB and 10 s.
+    pub fn new(verifier: Verifier) -> Self {
+        Self::from_fn(move |head, body, now| verifier.verify(head, body, now))
+    }
+
+    /// Makes a layer for a sender whose scheme this crate does not have. The closure takes the head of
+    /// the request, the whole raw body and the server's time.
+    pub fn from_fn<F>(check: F) -> Self
+    where
+        F: Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync + 'static,
+    {
+        Self {
+            check: Arc::new(check),
+            body_limit: BODY_LIMIT,
+            body_timeout: BODY_TIMEOUT,
+            clock: Arc::new(SystemTime::now),
+        }
+    }
+
+    /// Sets the largest body, in bytes. A larger body is answered 413.
+    ///
+    /// # Panics
+    ///
+    /// For 0; [`try_body_limit`](Self::try_body_limit) returns an error instead.
+    #[track_caller]
+    pub fn body_limit(self, bytes: usize) -> Self {
+        valid(self.try_body_limit(bytes))
+    }
+
+    /// Sets [`body_limit`](Self::body_limit).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for 0.
+    pub fn try_body_limit(mut self, bytes: usize) -> Result<Self, ConfigError> {
+        check(bytes > 0, "body_limit", "at least 1 byte")?;
+        self.body_limit = bytes;
+        Ok(self)
+    }
+
+    /// Sets the time in which a body must arrive. A slower body is answered 408.
+    ///
+    /// # Panics
+    ///
+    /// For zero; [`try_body_timeout`](Self::try_body_timeout) returns an error instead.
+    #[track_caller]
+    pub fn body_timeout(self, time: Duration) -> Self {
+        valid(self.try_body_timeout(time))
+    }
+
+    /// Sets [`body_timeout`](Self::body_timeout).
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::InvalidSetting`] for zero.
+    pub fn try_body_timeout(mut self, time: Duration) -> Result<Self, ConfigError> {
+        check(!time.is_zero(), "body_timeout", NOT_ZERO)?;
+        self.body_timeout = time;
+        Ok(self)
+    }
+
+    /// Sets the server's clock, for tests.
+    pub fn clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        self.clock = Arc::new(now);
+        self
+    }
+
+    async fn verify<R>(&self, request: Request<R>) -> Result<Request<Full<Bytes>>, StatusCode>
+    where
+        R: Body<Data = Bytes>,
+        R::Error: Into<BoxError>,
+    {
+        let (mut head, body) = request.into_parts();
+        let mut body = pin!(Collect::new(body, self.body_limit, self.body_timeout));
+        let body = poll_fn(|cx| body.as_mut().poll(cx)).await.map_err(|fault| {
+            let (status, fact) = match fault {
+                BodyFault::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
+                BodyFault::Slow => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+                BodyFault::Broken(_) => (StatusCode::BAD_REQUEST, "the body ended in an error"),
+            };
+            observe::not_verified(&fact);
+            status
+        })?;
+        (self.check)(&head, &body, (self.clock)()).map_err(|refusal| {
+            observe::not_verified(&refusal);
+            StatusCode::UNAUTHORIZED
+        })?;
+        head.extensions.insert(Verified);
+        Ok(Request::from_parts(head, Full::new(body)))
+    }
+}
+
+impl<S> Layer<S> for VerifyLayer {
+    type Service = Verify<S>;
+
+    fn layer(&self, inner: S) -> Verify<S> {
+        Verify { inner, layer: self.clone() }
+    }
+}
+
+impl fmt::Debug for VerifyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerifyLayer")
+            .field("body_limit", &self.body_limit)
+            .field("body_timeout", &self.body_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The service of [`VerifyLayer`].
+///
+/// It calls the inner service that it polled ready. If its future is dropped before the inner service
+/// is called, nothing has happened.
+#[derive(Debug, Clone)]
+pub struct Verify<S> {
+    inner: S,
+    layer: VerifyLayer,
+}
+
+impl<S> Verify<S> {
+    /// Returns the inner service.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// Returns the inner service.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// Returns the inner service, and drops the rest.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, R, B> Service<Request<R>> for Verify<S>
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+    B: Default,
+{
+    type Response = Response<B>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<B>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<R>) -> Self::Future {
+        // Takes the ready service, and leaves the clone, which is not ready yet.
+        let clone = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, clone);
+        let layer = self.layer.clone();
+        Box::pin(async move {
+            match layer.verify(request).await {
+                Ok(request) => inner.call(request).await,
+                Err(status) => {
+                    let mut response = Response::new(B::default());
+                    *response.status_mut() = status;
+                    Ok(response)
+                }
+            }
+        })
+    }
+}

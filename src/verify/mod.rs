@@ -1,0 +1,54 @@
+//! Signature verification: a layer that passes only requests with a valid signature.
+//!
+//! 1. A signature covers the body as it arrived. [`VerifyLayer`] buffers the body once, verifies these
+//!    bytes and forwards them. It copies nothing if the body is one buffer.
+//! 2. A verified request carries [`Verified`](crate::Verified), which
+//!    [`require_verified`](crate::DedupLayer::require_verified) demands.
+//! 3. Every other request is answered 401 without a body. The reason is logged, and the client does not
+//!    see it.
+//! 4. A signature is compared as a whole and in constant time. A comparison that stops early would let
+//!    an attacker find the signature byte by byte.
+//! 5. A missing, repeated or unreadable header is refused.
+//! 6. A signed time must be within the [`tolerance`](Verifier::tolerance) of the server's time, before
+//!    or after. So an attacker cannot send a captured delivery again for ever.
+//! 7. Several secrets are accepted while one replaces the other ([`Verifier::or_secret`]).
+//! 8. Verification recognises no retry: a retry has the same id, a new time and a new signature.
+//!    Deduplication recognises it.
+//!
+//! [The guide](crate::guide::verification) has the order of the layers, and a table of what each sender
+//! signs.
+//!
+//! # Example
+//!
+//! ```
+//! # #[cfg(feature = "memory")] {
+//! use axum::Router;
+//! use axum::routing::post;
+//! use tower_dedup::adapter::MemoryAdapter;
+//! use tower_dedup::verify::VerifyLayer;
+//! use tower_dedup::{DedupLayer, provider};
+//!
+//! let secret = "whsec_test_secret"; // from the environment, not from the source
+//! let verify = VerifyLayer::new(provider::STRIPE.verifier(secret)?);
+//! let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new()).require_verified();
+//! // The first layer of the tuple is outermost: an unsigned request uses up no id.
+//! let app: Router = Router::new().route("/hook", post(async || "done").layer((verify, dedup)));
+//! # let _ = app;
+//! # }
+//! # Ok::<(), tower_dedup::verify::VerifierError>(())
+//! ```
+
+mod error;
+mod layer;
+mod public_url;
+mod received;
+mod scheme;
+mod schemes;
+mod sign;
+mod time;
+mod verifier;
+
+pub use error::{Refusal, VerifierError};
+pub use layer::{Verify, VerifyLayer};
+pub use scheme::Scheme;
+pub use verifier::Verifier;

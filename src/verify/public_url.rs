@@ -1,0 +1,47 @@
+//! [`PublicUrl`]: the URL of this server as the sender knows it.
+
+use http::Uri;
+use http::uri::PathAndQuery;
+
+use super::error::VerifierError;
+
+/// The public URL of a server, without the path.
+///
+/// A server behind a proxy sees another scheme, host or port, and a client can forge headers such as
+/// `X-Forwarded-Host`. So the public URL is configured.
+#[derive(Clone)]
+pub(super) struct PublicUrl(String);
+
+impl PublicUrl {
+    pub(super) fn parse(url: &str) -> Result<Self, VerifierError> {
+        let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+        match host.map(|rest| rest.trim_end_matches('/')) {
+            Some(rest) if !rest.is_empty() && !rest.contains(['?', '#']) => {
+                Ok(Self(url.trim_end_matches('/').to_owned()))
+            }
+            _ => Err(VerifierError::InvalidPublicUrl),
+        }
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the URL without its port and with it.
+    pub(super) fn with_and_without_port(&self) -> [String; 2] {
+        let (scheme, rest) = self.0.split_once("://").unwrap_or(("https", &self.0));
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let standard = if scheme == "http" { "80" } else { "443" };
+        let (host, port) = match authority.rsplit_once(':') {
+            // In `[::1]`, the text after the last colon is no number.
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => (host, port),
+            _ => (authority, standard),
+        };
+        [format!("{scheme}://{host}{path}"), format!("{scheme}://{host}:{port}{path}")]
+    }
+}
+
+/// Returns the part of the request's target that follows the public URL.
+pub(super) fn target(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", PathAndQuery::as_str)
+}

@@ -1,0 +1,85 @@
+//! [`Received`]: a request that a scheme verifies; the message authentication code that most schemes
+//! use.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use http::request::Parts;
+use sha2::Sha256;
+
+use super::error::Refusal;
+use super::public_url::PublicUrl;
+
+/// A request, and what a scheme needs to verify it.
+pub(super) struct Received<'a> {
+    pub(super) head: &'a Parts,
+    /// The whole body as it arrived.
+    pub(super) body: &'a [u8],
+    /// The server's time, in seconds since 1970.
+    pub(super) now: i64,
+    /// In seconds.
+    pub(super) tolerance: u64,
+    /// `None` if the scheme signs no URL.
+    pub(super) url: Option<&'a PublicUrl>,
+}
+
+impl<'a> Received<'a> {
+    pub(super) fn header(&self, name: &'static str) -> Result<&'a str, Refusal> {
+        self.optional(name)?.ok_or(Refusal::Missing(name))
+    }
+
+    pub(super) fn optional(&self, name: &'static str) -> Result<Option<&'a str>, Refusal> {
+        let mut values = self.head.headers.get_all(name).iter();
+        match (values.next(), values.next()) {
+            (None, _) => Ok(None),
+            (Some(value), None) => value.to_str().map(Some).map_err(|_| Refusal::Malformed(name)),
+            // A service downstream may read the other value.
+            (Some(_), Some(_)) => Err(Refusal::Malformed(name)),
+        }
+    }
+
+    /// Checks a time in seconds since 1970.
+    pub(super) fn in_time(&self, header: &'static str, time: &str) -> Result<(), Refusal> {
+        self.within_tolerance(time.parse().map_err(|_| Refusal::Malformed(header))?)
+    }
+
+    pub(super) fn within_tolerance(&self, time: i64) -> Result<(), Refusal> {
+        if self.now.abs_diff(time) > self.tolerance { Err(Refusal::OutOfTime) } else { Ok(()) }
+    }
+
+    /// Returns the configured public URL. The verifier of a scheme that signs a URL has one.
+    pub(super) fn public_url(&self) -> Result<&'a PublicUrl, Refusal> {
+        self.url.ok_or(Refusal::Forged)
+    }
+}
+
+pub(super) type HmacSha256 = Hmac<Sha256>;
+
+/// Returns the code of these parts; `None` never, because HMAC takes a key of any length.
+pub(super) fn mac<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> Option<M> {
+    let mut mac = <M as KeyInit>::new_from_slice(key).ok()?;
+    for part in parts {
+        mac.update(part);
+    }
+    Some(mac)
+}
+
+/// Succeeds if any of the signatures is the code of the parts.
+pub(super) fn signed<M: Mac + KeyInit + Clone>(
+    key: &[u8],
+    parts: &[&[u8]],
+    signatures: impl IntoIterator<Item = Vec<u8>>,
+) -> Result<(), Refusal> {
+    let mac: M = mac(key, parts).ok_or(Refusal::Forged)?;
+    // Compares in constant time.
+    let matches = |signature: Vec<u8>| mac.clone().verify_slice(&signature).is_ok();
+    signatures.into_iter().any(matches).then_some(()).ok_or(Refusal::Forged)
+}
+
+pub(super) fn hex(text: &str) -> Option<Vec<u8>> {
+    base16ct::mixed::decode_vec(text).ok()
+}
+
+pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
+    STANDARD.decode(text).ok()
+}

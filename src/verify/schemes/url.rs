@@ -1,0 +1,100 @@
+//! Schemes that sign the public URL of the server.
+
+use std::collections::BTreeSet;
+
+use hmac::Hmac;
+use http::Method;
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+use crate::verify::error::Refusal;
+use crate::verify::public_url::target;
+use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
+
+/// Twilio: HMAC-SHA1 over the whole URL and the sorted form fields, or over the URL alone without a
+/// form. If the body is no form, the URL contains its digest.
+///
+/// Twilio signs the URL sometimes with the port and sometimes without it, so both are tried, as in
+/// Twilio's libraries.
+pub(in crate::verify) fn twilio(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
+    let signature = base64(request.header("x-twilio-signature")?);
+    let text = twilio_text(request)?;
+    let by = |url: &String| {
+        signed::<Hmac<Sha1>>(key, &[url.as_bytes(), text.as_bytes()], signature.clone())
+    };
+    let urls = request.public_url()?.with_and_without_port();
+    urls.iter().map(by).find(Result::is_ok).unwrap_or(Err(Refusal::Forged))
+}
+
+/// Returns what follows the public URL in the signed text.
+pub(in crate::verify) fn twilio_text(request: &Received<'_>) -> Result<String, Refusal> {
+    let uri = &request.head.uri;
+    let mut text = target(uri).to_owned();
+    let mut query = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
+    if let Some((_, digest)) = query.find(|(name, _)| name == "bodySHA256") {
+        // The signature covers the digest. The digest is public, so a plain comparison is enough.
+        if hex(&digest).is_none_or(|digest| digest[..] != Sha256::digest(request.body)[..]) {
+            return Err(Refusal::Forged);
+        }
+    } else if request.head.method == Method::GET || request.head.method == Method::HEAD {
+        // Otherwise an attacker could move the end of the query into a form.
+        if !request.body.is_empty() {
+            return Err(Refusal::Forged);
+        }
+    } else {
+        // Twilio sorts the fields and signs equal pairs once.
+        for (name, value) in form_urlencoded::parse(request.body).collect::<BTreeSet<_>>() {
+            text.push_str(&name);
+            text.push_str(&value);
+        }
+    }
+    Ok(text)
+}
+
+/// Square: HMAC-SHA256 in base64 over URL and body.
+pub(in crate::verify) fn square(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
+    let signature = base64(request.header("x-square-hmacsha256-signature")?);
+    let url = [request.public_url()?.as_str(), target(&request.head.uri)];
+    signed::<HmacSha256>(key, &[url[0].as_bytes(), url[1].as_bytes(), request.body], signature)
+}
+
+/// HubSpot, version 3: HMAC-SHA256 in base64 over method, URL, body and time in milliseconds.
+///
+/// HubSpot's page decodes some characters of the URL, and HubSpot's libraries decode none. Both forms
+/// are tried.
+pub(in crate::verify) fn hubspot(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
+    const TIME: &str = "x-hubspot-request-timestamp";
+    let time = request.header(TIME)?;
+    let ms: i64 = time.parse().map_err(|_| Refusal::Malformed(TIME))?;
+    request.within_tolerance(ms.div_euclid(1_000))?;
+    let signature = base64(request.header("x-hubspot-signature-v3")?);
+    let url = [request.public_url()?.as_str(), target(&request.head.uri)].concat();
+    let method = request.head.method.as_str().as_bytes();
+    let by = |url: &String| {
+        let text = [method, url.as_bytes(), request.body, time.as_bytes()];
+        signed::<HmacSha256>(key, &text, signature.clone())
+    };
+    let decoded = hubspot_decoded(&url);
+    [url, decoded].iter().map(by).find(Result::is_ok).unwrap_or(Err(Refusal::Forged))
+}
+
+/// Decodes the characters that HubSpot's page lists, and leaves the others encoded.
+fn hubspot_decoded(url: &str) -> String {
+    const DECODED: &str = ":/?@!$'()*,;";
+    let mut pieces = url.split('%');
+    let mut decoded = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let byte = piece.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match byte.map(char::from).filter(|&character| DECODED.contains(character)) {
+            Some(character) => {
+                decoded.push(character);
+                decoded.push_str(&piece[2..]);
+            }
+            None => {
+                decoded.push('%');
+                decoded.push_str(piece);
+            }
+        }
+    }
+    decoded
+}

@@ -1,0 +1,194 @@
+//! [`Verifier`]: a scheme with its secrets.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::request::Parts;
+
+use super::error::{Refusal, VerifierError};
+use super::public_url::PublicUrl;
+use super::received::Received;
+use super::scheme::Scheme;
+use crate::provider::Preset;
+
+/// Verifies the requests of one sender: a scheme, one or more secrets, and a tolerance.
+///
+/// A clone shares the secrets. `Debug` does not show them.
+///
+/// # Example
+///
+/// ```
+/// use std::time::{Duration, UNIX_EPOCH};
+///
+/// use http::Request;
+/// use tower_dedup::provider;
+/// use tower_dedup::verify::Refusal;
+///
+/// // GitHub's own example.
+/// let verifier = provider::GITHUB.verifier("It's a Secret to Everybody")?;
+/// let (head, ()) = Request::post("/hook")
+///     .header(
+///         "x-hub-signature-256",
+///         "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
+///     )
+///     .body(())
+///     .unwrap()
+///     .into_parts();
+/// let now = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+/// assert_eq!(verifier.verify(&head, b"Hello, World!", now), Ok(()));
+/// assert_eq!(verifier.verify(&head, b"Hello, World?", now), Err(Refusal::Forged));
+/// # Ok::<(), tower_dedup::verify::VerifierError>(())
+/// ```
+#[derive(Clone)]
+pub struct Verifier {
+    scheme: Scheme,
+    keys: Arc<[Box<[u8]>]>,
+    url: Option<Arc<PublicUrl>>,
+    tolerance: Duration,
+}
+
+impl Verifier {
+    fn new(scheme: Scheme, secret: &str, url: Option<&str>) -> Result<Self, VerifierError> {
+        let key = scheme.key(secret)?.into();
+        let url = match url {
+            Some(url) => Some(Arc::new(PublicUrl::parse(url)?)),
+            None if scheme.signs_url() => return Err(VerifierError::NoPublicUrl),
+            None => None,
+        };
+        Ok(Self { scheme, keys: [key].into(), url, tolerance: Duration::from_secs(300) })
+    }
+
+    /// Accepts another secret too, while one secret replaces the other. One of them has to match.
+    ///
+    /// # Errors
+    ///
+    /// [`VerifierError`] if the secret is empty or malformed.
+    pub fn or_secret(mut self, secret: impl AsRef<str>) -> Result<Self, VerifierError> {
+        let key = self.scheme.key(secret.as_ref())?.into();
+        self.keys = self.keys.iter().cloned().chain([key]).collect();
+        Ok(self)
+    }
+
+    /// Sets how far a signed time may differ from the server's time, before or after. The default is
+    /// five minutes. It has no effect on a scheme that signs no time.
+    #[must_use]
+    pub fn tolerance(mut self, tolerance: Duration) -> Self {
+        self.tolerance = tolerance;
+        self
+    }
+
+    /// Returns the scheme.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// Verifies a request: its head, its whole raw body, and the server's time.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the request is not verified.
+    pub fn verify(&self, head: &Parts, body: &[u8], now: SystemTime) -> Result<(), Refusal> {
+        let request = Received {
+            head,
+            body,
+            now: unix(now),
+            tolerance: self.tolerance.as_secs(),
+            url: self.url.as_deref(),
+        };
+        let mut result = Err(Refusal::Forged);
+        for key in &*self.keys {
+            result = self.scheme.verify(key, &request);
+            // Every other refusal is the same for all secrets.
+            if result != Err(Refusal::Forged) {
+                break;
+            }
+        }
+        result
+    }
+}
+
+/// Returns the time in seconds since 1970.
+pub(super) fn unix(time: SystemTime) -> i64 {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+        Err(before) => 0_i64.checked_sub_unsigned(before.duration().as_secs()).unwrap_or(i64::MIN),
+    }
+}
+
+impl Scheme {
+    /// Makes a verifier with a secret in the sender's own notation, `whsec_` included.
+    ///
+    /// # Errors
+    ///
+    /// [`VerifierError`] if the secret is empty or malformed, if the sender signs the public URL, or if
+    /// the scheme needs a feature that is off.
+    pub fn verifier(self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
+        Verifier::new(self, secret.as_ref(), None)
+    }
+
+    /// Makes a verifier for a sender that may sign the public URL of this server.
+    ///
+    /// `public_url` is the URL as the sender knows it, without the path of the request:
+    /// `https://hooks.example.com`. A server behind a proxy sees another URL. If the proxy or axum's
+    /// `nest` removes a prefix of the path, the public URL includes the prefix. Schemes that sign no URL
+    /// do not use it.
+    ///
+    /// # Errors
+    ///
+    /// As [`verifier`](Self::verifier), and [`VerifierError::InvalidPublicUrl`].
+    pub fn verifier_at(
+        self,
+        public_url: &str,
+        secret: impl AsRef<str>,
+    ) -> Result<Verifier, VerifierError> {
+        Verifier::new(self, secret.as_ref(), Some(public_url))
+    }
+}
+
+impl Preset {
+    /// Returns the signature scheme of this sender; `None` if this crate knows none.
+    #[must_use]
+    pub fn scheme(&self) -> Option<Scheme> {
+        Scheme::of(self.name())
+    }
+
+    /// Makes a verifier with a secret in the sender's own notation, `whsec_` included.
+    ///
+    /// # Errors
+    ///
+    /// [`VerifierError::NoScheme`] if this crate knows no scheme of the sender; otherwise as
+    /// [`Scheme::verifier`].
+    pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
+        self.scheme_or_error()?.verifier(secret)
+    }
+
+    /// Makes a verifier for a sender that signs the public URL of this server: see
+    /// [`Scheme::verifier_at`].
+    ///
+    /// # Errors
+    ///
+    /// As [`verifier`](Self::verifier), and [`VerifierError::InvalidPublicUrl`].
+    pub fn verifier_at(
+        &self,
+        public_url: &str,
+        secret: impl AsRef<str>,
+    ) -> Result<Verifier, VerifierError> {
+        self.scheme_or_error()?.verifier_at(public_url, secret)
+    }
+
+    fn scheme_or_error(&self) -> Result<Scheme, VerifierError> {
+        self.scheme().ok_or(VerifierError::NoScheme { preset: self.name(), known: Scheme::NAMES })
+    }
+}
+
+impl fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verifier")
+            .field("scheme", &self.scheme)
+            .field("keys", &self.keys.len())
+            .field("tolerance", &self.tolerance)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,355 @@
+//! The helpers for tests of a handler.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body as AxumBody;
+use axum::http::StatusCode;
+use axum::routing::post;
+use bytes::Bytes;
+use http::{HeaderName, Request, Response};
+use http_body_util::Full;
+use tokio::sync::Barrier;
+use tower::limit::ConcurrencyLimitLayer;
+use tower::{Layer, Service, ServiceBuilder, service_fn};
+use tower_dedup::adapter::{
+    Abilities, DedupAdapter, EntryState, Fetch, Forgotten, MaintenanceAdapter, MemoryAdapter,
+    Released, Renewed,
+};
+use tower_dedup::testing::{
+    Fault, FaultyAdapter, StoreCall, abandon, redeliver, redeliver_at_once,
+};
+use tower_dedup::{
+    DedupLayer, DedupResult, Delivery, ErrorKind, OnInFlight, Replay, key, provider, testing,
+};
+
+use crate::support::{FIRST, Handler, by_header, dedup_key, faulty, memory, request, terms, until};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+fn layer() -> DedupLayer {
+    DedupLayer::new(by_header(), MemoryAdapter::new())
+}
+
+#[tokio::test]
+async fn redeliver_returns_the_responses_in_order() {
+    let handler = Handler::default().then(500).then(201);
+    let service = layer().layer(handler.service());
+    let responses = redeliver(service, request("a"), 4).await;
+    assert_eq!(responses.statuses(), [500, 201, 200, 200]);
+    assert_eq!((responses.handled(), responses.duplicates(), handler.runs()), (2, 2, 2));
+    assert_eq!(responses.get(0).body(), "handled");
+    assert!(responses.get(2).body().is_empty());
+    let duplicate = Some(DedupResult::Duplicate);
+    assert_eq!(responses.results().collect::<Vec<_>>(), [None, None, duplicate, duplicate]);
+    assert_eq!(responses.into_inner().len(), 4);
+}
+
+#[tokio::test]
+async fn redeliver_sends_head_and_body_with_every_copy() {
+    #[derive(Clone)]
+    struct Tenant(u32);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let app = {
+        let seen = Arc::clone(&seen);
+        post(async move |request: axum::extract::Request| {
+            let (head, body) = request.into_parts();
+            let Tenant(tenant) = head.extensions.get().cloned().unwrap();
+            let body = axum::body::to_bytes(body, 1_000).await.unwrap();
+            seen.lock().unwrap().push((head.uri.path().to_owned(), tenant, body));
+            StatusCode::INTERNAL_SERVER_ERROR
+        })
+    };
+    let app: Router = Router::new().route("/hook", app.layer(layer()));
+    let streamed = AxumBody::from_stream(futures_util::stream::iter(
+        ["pay", "load"].map(Ok::<_, std::convert::Infallible>),
+    ));
+    let request = Request::post("/hook").header("webhook-id", "a").extension(Tenant(7));
+    let responses = redeliver(app, request.body(streamed).unwrap(), 2).await;
+    assert_eq!(responses.statuses(), [500, 500]);
+    let one = ("/hook".to_owned(), 7, Bytes::from("payload"));
+    assert_eq!(*seen.lock().unwrap(), [one.clone(), one]);
+}
+
+#[tokio::test]
+async fn results_are_counted_under_every_header_and_without_one() {
+    let named = layer().result_header(Some(HeaderName::from_static("x-other")));
+    let handler = Handler::default();
+    for layer in [named, layer().result_header(None), layer().replay(Replay::new())] {
+        let responses = redeliver(layer.layer(handler.service()), request("a"), 2).await;
+        assert_eq!((responses.handled(), responses.duplicates()), (1, 1));
+    }
+}
+
+/// An inner limit: a copy that is not ready waits for the others.
+#[tokio::test]
+async fn copies_wait_until_the_service_is_ready() {
+    let handler = Handler::default();
+    let service = ServiceBuilder::new()
+        .layer(ConcurrencyLimitLayer::new(1))
+        .layer(layer())
+        .service(handler.service());
+    let responses = redeliver_at_once(service.clone(), request("a"), 5).await;
+    assert_eq!((responses.handled(), responses.duplicates()), (1, 4));
+    assert_eq!(redeliver(service, request("a"), 2).await.duplicates(), 2);
+}
+
+/// The run of the first copy ends only after all other copies wait for it.
+#[tokio::test]
+async fn copies_at_once_overlap() {
+    let dedup = layer();
+    let handle = dedup.handle();
+    let waited = Arc::new(AtomicUsize::new(0));
+    let handler = {
+        let (handle, waited) = (handle.clone(), Arc::clone(&waited));
+        service_fn(move |_: Request<Full<Bytes>>| {
+            let (handle, waited) = (handle.clone(), Arc::clone(&waited));
+            async move {
+                until(|| handle.waiting() == 7).await;
+                waited.store(handle.waiting(), Ordering::SeqCst);
+                Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
+            }
+        })
+    };
+    let responses = redeliver_at_once(dedup.layer(handler), request("a"), 8).await;
+    assert_eq!((responses.handled(), responses.duplicates()), (1, 7));
+    assert_eq!(waited.load(Ordering::SeqCst), 7);
+}
+
+/// Without deduplication all copies are in the handler at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_at_once_run_beside_each_other() {
+    let barrier = Arc::new(Barrier::new(8));
+    let handler = async move || {
+        barrier.wait().await;
+    };
+    let app: Router = Router::new().route("/hook", post(handler));
+    let responses = redeliver_at_once(app, request("a"), 8).await;
+    assert_eq!((responses.handled(), responses.duplicates()), (8, 0));
+}
+
+/// A clone takes a while, so that another thread has time to send too early.
+struct SlowToClone(Arc<AtomicUsize>);
+
+impl Clone for SlowToClone {
+    fn clone(&self) -> Self {
+        std::thread::sleep(Duration::from_millis(5));
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl Service<Request<Full<Bytes>>> for SlowToClone {
+    type Response = Response<String>;
+    type Error = std::convert::Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Full<Bytes>>) -> Self::Future {
+        std::future::ready(Ok(Response::new(self.0.load(Ordering::SeqCst).to_string())))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_copy_is_sent_before_all_are_ready_to_be_sent() {
+    let responses = redeliver_at_once(SlowToClone(Arc::default()), request("a"), 8).await;
+    for response in responses.into_inner() {
+        assert_eq!(response.body(), "8");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_of_copies_at_once_are_in_order_of_arrival() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let handler = async || {
+        let run = RUNS.fetch_add(1, Ordering::SeqCst);
+        // The first run ends last.
+        tokio::time::sleep(Duration::from_secs(3 - run as u64)).await;
+        run.to_string()
+    };
+    let app: Router = Router::new().route("/hook", post(handler));
+    let responses = redeliver_at_once(app, request("a"), 3).await.into_inner();
+    let bodies: Vec<_> = responses.into_iter().map(Response::into_body).collect();
+    assert_eq!(bodies, ["2", "1", "0"]);
+}
+
+#[tokio::test]
+#[should_panic(expected = "the handler was told to panic")]
+async fn panic_of_a_copy_reaches_the_test() {
+    let service = layer().layer(Handler::default().then(0).service());
+    let _ = redeliver_at_once(service, request("a"), 2).await;
+}
+
+#[tokio::test]
+#[should_panic(expected = "the service returned an error: \"the handler was told to fail\"")]
+async fn error_of_the_service_fails_the_test() {
+    let service = layer().layer(Handler::default().then(1).fallible());
+    let _ = redeliver(service, request("a"), 2).await;
+}
+
+#[tokio::test]
+async fn copies_of_a_dropped_call_end() {
+    let handler = Handler::default();
+    handler.hold();
+    let sent = tokio::spawn(redeliver_at_once(handler.service(), request("a"), 3));
+    handler.running(3).await;
+    sent.abort();
+    let runtime = tokio::runtime::Handle::current();
+    until(|| runtime.metrics().num_alive_tasks() == 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn abandoned_event_is_in_flight_then_taken_over() {
+    let (store, handler) = (memory(), Handler::default());
+    let extractor = by_header().second_identity("body", key::body_digest());
+    let dedup = DedupLayer::new(extractor, Arc::clone(&store))
+        .lease(LEASE)
+        .on_in_flight(OnInFlight::Reject);
+    let service = dedup.clone().layer(handler.service());
+    abandon(&dedup, request("a")).await;
+    assert_eq!(store.count().await.unwrap(), 2, "both identities");
+    let early = redeliver(service.clone(), request("a"), 1).await;
+    assert_eq!((early.count(DedupResult::InFlight), handler.runs()), (1, 0));
+    // No process renews the lease.
+    tokio::time::advance(LEASE - Duration::from_millis(1)).await;
+    let early = redeliver(service.clone(), request("a"), 1).await;
+    assert_eq!(early.count(DedupResult::InFlight), 1);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    let late = redeliver(service, request("a"), 2).await;
+    assert_eq!((late.handled(), late.duplicates()), (1, 1));
+    assert!(handler.last().is_takeover());
+    assert_eq!(handler.last().attempt(), 2);
+}
+
+#[tokio::test]
+#[should_panic(expected = "the keys of the request were claimed before")]
+async fn abandon_refuses_an_event_that_is_known() {
+    let dedup = layer();
+    abandon(&dedup, request("a")).await;
+    abandon(&dedup, request("a")).await;
+}
+
+#[tokio::test]
+#[should_panic(expected = "the request has no key")]
+async fn abandon_refuses_a_request_without_a_key() {
+    abandon(&layer(), Request::post("/hook").body(Full::<Bytes>::default()).unwrap()).await;
+}
+
+#[tokio::test]
+async fn nth_call_has_its_fault_and_no_other() {
+    let store = faulty(MemoryAdapter::new());
+    store.set_nth(StoreCall::Claim, 2, Fault::Fail);
+    store.set_nth(StoreCall::Claim, 3, Fault::Fail);
+    // The last one counts.
+    store.set_nth(StoreCall::Claim, 3, Fault::None);
+    let mut claimed = Vec::new();
+    for id in ["a", "b", "c", "d"] {
+        claimed.push(store.claim(&[dedup_key(id)], &terms()).await.is_ok());
+    }
+    assert_eq!(claimed, [true, false, true, true]);
+    assert_eq!((store.calls(StoreCall::Claim), store.calls(StoreCall::Fetch)), (4, 0));
+    // It counts from now on.
+    store.set_nth(StoreCall::Claim, 1, Fault::Fail);
+    assert!(store.claim(&[dedup_key("e")], &terms()).await.is_err());
+    // `set` holds for all others.
+    store.set(StoreCall::Release, Fault::Fail);
+    store.set_nth(StoreCall::Release, 2, Fault::None);
+    let (keys, mine) = ([dedup_key("f")], terms());
+    store.claim(&keys, &mine).await.unwrap();
+    let mut released = Vec::new();
+    for _ in 0..3 {
+        released.push(store.release(&keys, &mine).await.is_ok());
+    }
+    assert_eq!(released, [false, true, false]);
+}
+
+#[test]
+#[should_panic(expected = "the next call has the number 1")]
+fn zeroth_call_is_refused() {
+    FaultyAdapter::new(MemoryAdapter::new()).set_nth(StoreCall::Claim, 0, Fault::Fail);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_fault_executes_what_it_says() {
+    let lasting = Duration::from_secs(1);
+    for (fault, is_executed, kind) in [
+        (Fault::Fail, false, Some(ErrorKind::Unavailable)),
+        (Fault::Hang, false, None),
+        (Fault::LoseReply, true, None),
+        (Fault::ExecuteLate, true, None),
+        (Fault::ExecuteAndFail, true, Some(ErrorKind::Corrupt)),
+    ] {
+        let store = faulty(MemoryAdapter::new());
+        store.set_nth(StoreCall::Claim, 1, fault);
+        let reply =
+            tokio::time::timeout(lasting, async { store.claim(&[dedup_key("a")], &terms()).await });
+        let reply = reply.await.ok().map(|reply| reply.unwrap_err().kind());
+        assert_eq!(reply, kind, "{fault:?}");
+        let entry = store.get_ref().get(&dedup_key("a")).await.unwrap();
+        assert_eq!(entry.is_some(), is_executed, "{fault:?}");
+    }
+}
+
+/// A claim that fetches stored data is a claim too.
+#[tokio::test]
+async fn fault_of_a_fetch_hides_that_of_its_claim() {
+    let store = faulty(MemoryAdapter::new());
+    store.set(StoreCall::Claim, Fault::Fail);
+    store.set_nth(StoreCall::Fetch, 1, Fault::ExecuteAndFail);
+    let fetching = || terms().with_fetch(Fetch::Digest);
+    for kind in [ErrorKind::Corrupt, ErrorKind::Unavailable] {
+        let reply = store.claim(&[dedup_key("a")], &fetching()).await;
+        assert_eq!(reply.unwrap_err().kind(), kind);
+    }
+    assert_eq!((store.calls(StoreCall::Claim), store.calls(StoreCall::Fetch)), (2, 2));
+}
+
+#[tokio::test]
+async fn faulty_adapter_forwards_every_method() {
+    let store = faulty(MemoryAdapter::new());
+    assert_eq!(store.abilities(), Abilities::new().with_leases().with_stored_data());
+    let (keys, mine) = ([dedup_key("a")], terms());
+    assert_eq!(store.claim(&keys, &mine).await.unwrap(), [FIRST]);
+    assert_eq!(store.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(store.release(&keys, &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(store.complete(&keys, &mine).await.unwrap().len(), 1);
+    let entry = store.get(&keys[0]).await.unwrap().unwrap();
+    assert!(matches!(entry.state, EntryState::Complete { .. }));
+    assert_eq!(store.count().await.unwrap(), 1);
+    assert_eq!(store.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(store.purge(10).await.unwrap(), 0);
+    store.set(StoreCall::Purge, Fault::Fail);
+    assert_eq!(store.purge(10).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    store.close().await;
+    assert!(store.get_ref().count().await.is_err());
+    let calls = [
+        StoreCall::Claim,
+        StoreCall::Renew,
+        StoreCall::Release,
+        StoreCall::Complete,
+        StoreCall::Purge,
+    ];
+    assert_eq!(calls.map(|call| store.calls(call)), [1, 1, 1, 1, 2]);
+}
+
+/// Each preset's request passes its layer: the handler runs once.
+#[tokio::test]
+async fn request_of_every_preset_runs_once() {
+    for preset in provider::ALL {
+        let app: Router = Router::new().route(
+            "/hook",
+            post(async |delivery: Delivery| delivery.id().to_owned())
+                .layer(DedupLayer::new(*preset, MemoryAdapter::new())),
+        );
+        let event = |id| testing::request(*preset, "/hook", id);
+        let responses = redeliver(app.clone(), event("1"), 2).await;
+        assert_eq!((responses.handled(), responses.duplicates()), (1, 1), "{}", preset.name());
+        assert_eq!(redeliver(app, event("2"), 1).await.handled(), 1, "{}", preset.name());
+    }
+}

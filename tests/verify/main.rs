@@ -1,0 +1,14 @@
+//! Signatures: the schemes on published vectors, and requests through both layers.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "what cannot be unwrapped fails the test"
+)]
+
+mod errors;
+mod layers;
+mod page;
+mod receiver;
+mod schemes;
+mod signing;
+mod vectors;

@@ -1,0 +1,435 @@
+//! The schemes: what each accepts, and why it refuses.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use chrono::{DateTime, SecondsFormat};
+use hmac::{Hmac, KeyInit, Mac};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Request, Uri, header};
+use proptest::collection;
+use proptest::prelude::{any, prop_assert, prop_oneof, proptest};
+use proptest::sample::select;
+use sha1::Sha1;
+use tower_dedup::verify::{Refusal, Scheme};
+
+use crate::vectors::{Case, VECTORS, at, case, cases, genuine, signature_header};
+
+/// Returns the header with the signed time.
+fn time_header(scheme: Scheme) -> Option<HeaderName> {
+    match scheme {
+        Scheme::StandardWebhooks => Some(HeaderName::from_static("webhook-timestamp")),
+        Scheme::Svix => Some(HeaderName::from_static("svix-timestamp")),
+        Scheme::Stripe | Scheme::Paddle => Some(signature_header(scheme)),
+        Scheme::Slack => Some(HeaderName::from_static("x-slack-request-timestamp")),
+        Scheme::Twitch => Some(HeaderName::from_static("twitch-eventsub-message-timestamp")),
+        Scheme::SendGrid => Some(HeaderName::from_static("x-twilio-email-event-webhook-timestamp")),
+        Scheme::HubSpot => Some(HeaderName::from_static("x-hubspot-request-timestamp")),
+        Scheme::Box => Some(HeaderName::from_static("box-delivery-timestamp")),
+        _ => None,
+    }
+}
+
+/// Returns the part of a header that is the time, and the time in seconds since 1970.
+fn time_in(scheme: Scheme, value: &str) -> (&str, i64) {
+    match scheme {
+        Scheme::Twitch | Scheme::Box => {
+            (value, DateTime::parse_from_rfc3339(value).unwrap().timestamp())
+        }
+        Scheme::HubSpot => (value, value.parse::<i64>().unwrap() / 1_000),
+        _ => {
+            let time = value.trim_start_matches(['t', 's', '=']).split([',', ';']).next().unwrap();
+            (time, time.parse().unwrap())
+        }
+    }
+}
+
+/// Writes a time as the sender does.
+fn time_text(scheme: Scheme, seconds: i64) -> String {
+    match scheme {
+        Scheme::Twitch | Scheme::Box => {
+            let time = DateTime::from_timestamp(seconds, 0).unwrap();
+            time.to_rfc3339_opts(SecondsFormat::Secs, true)
+        }
+        Scheme::HubSpot => (seconds * 1_000).to_string(),
+        _ => seconds.to_string(),
+    }
+}
+
+#[test]
+fn every_published_vector_is_accepted_or_refused_as_it_says() {
+    for (scheme, json, genuine, forged) in VECTORS {
+        let cases = cases(json);
+        for case in &cases {
+            let verdict = case.verdict(*scheme);
+            assert_eq!(verdict.is_ok(), case.valid, "{scheme:?} {}: {verdict:?}", case.name);
+        }
+        let found = cases.iter().filter(|case| case.valid).count();
+        assert_eq!((found, cases.len() - found), (*genuine, *forged), "{scheme:?}");
+    }
+}
+
+/// A vector that is refused for another reason does not test its own.
+#[test]
+fn every_forgery_is_refused_for_its_own_reason() {
+    use Refusal::{Forged, Malformed, Missing, OutOfTime};
+    for (scheme, name, refusal) in [
+        (Scheme::StandardWebhooks, "too-old", OutOfTime),
+        (Scheme::StandardWebhooks, "too-new", OutOfTime),
+        (Scheme::StandardWebhooks, "bad-signature", Forged),
+        (Scheme::StandardWebhooks, "wrong-version", Forged),
+        (Scheme::StandardWebhooks, "id-tampered", Forged),
+        (Scheme::StandardWebhooks, "missing-id", Missing("webhook-id")),
+        (Scheme::StandardWebhooks, "missing-timestamp", Missing("webhook-timestamp")),
+        (Scheme::StandardWebhooks, "missing-signature", Missing("webhook-signature")),
+        (Scheme::StandardWebhooks, "bad-timestamp", Malformed("webhook-timestamp")),
+        (Scheme::Svix, "too-old", OutOfTime),
+        (Scheme::Svix, "too-new", OutOfTime),
+        (Scheme::Svix, "id-tampered", Forged),
+        (Scheme::Svix, "missing-id", Missing("svix-id")),
+        (Scheme::Svix, "missing-signature", Missing("svix-signature")),
+        (Scheme::Stripe, "stale", OutOfTime),
+        (Scheme::Stripe, "bad", Forged),
+        (Scheme::Twilio, "helper-lib-wrong-signature", Forged),
+        (Scheme::CircleCi, "only-a-newer-version", Forged),
+        (Scheme::Square, "another-url", Forged),
+        (Scheme::Square, "another-key", Forged),
+        (Scheme::Square, "another-signature", Forged),
+        (Scheme::Square, "another-body", Forged),
+        (Scheme::Paddle, "another-secret", Forged),
+        (Scheme::Paddle, "another-time", OutOfTime),
+        (Scheme::Paddle, "more-spaces", Forged),
+        (Scheme::Paddle, "invalid-signature", OutOfTime),
+        (Scheme::Paddle, "no-time", Malformed("paddle-signature")),
+        (Scheme::Paddle, "no-signature", OutOfTime),
+        (Scheme::Paddle, "no-fields", Malformed("paddle-signature")),
+        (Scheme::Adyen, "one-forged-item", Forged),
+        (Scheme::Adyen, "another-amount", Forged),
+        (Scheme::Adyen, "another-account", Forged),
+        (Scheme::Adyen, "no-signature", Missing("additionalData.hmacSignature")),
+        (Scheme::Adyen, "empty-signature", Missing("additionalData.hmacSignature")),
+        (Scheme::Adyen, "no-items", Missing("notificationItems")),
+        (Scheme::Adyen, "moved-colon", Malformed("merchantAccountCode")),
+        (Scheme::Adyen, "repeated-member", Malformed("success")),
+        (Scheme::Twitch, "another-id", Forged),
+        (Scheme::Twitch, "no-id", Missing("twitch-eventsub-message-id")),
+        (Scheme::Twitch, "malformed-time", Malformed("twitch-eventsub-message-timestamp")),
+        (Scheme::HubSpot, "another-time", Forged),
+        (Scheme::Box, "wrong-key", Forged),
+        (Scheme::Box, "wrong-version", Malformed("box-signature-version")),
+        (Scheme::Box, "wrong-algorithm", Malformed("box-signature-algorithm")),
+    ] {
+        assert_eq!(case(scheme, name).verdict(scheme), Err(refusal), "{scheme:?} {name}");
+    }
+}
+
+#[test]
+fn another_body_secret_or_signature_is_refused() {
+    // Adyen signs some values only, inside the body: see its vectors.
+    for (scheme, case) in genuine().into_iter().filter(|(of, _)| *of != Scheme::Adyen) {
+        let (name, header) = (format!("{scheme:?} {}", case.name), signature_header(scheme));
+        let (verifier, now) = (case.verifier(scheme), at(case.now()));
+        let refused = |head: &Parts, body: &[u8], what: &str| {
+            let verdict = verifier.verify(head, body, now);
+            verdict.expect_err(&format!("{name}: {what}"))
+        };
+        let (head, body) = (case.head(), case.body_utf8.as_bytes());
+
+        for place in BTreeSet::from([0, body.len() / 2, body.len().saturating_sub(1)]) {
+            let mut other = body.to_vec();
+            if let Some(byte) = other.get_mut(place) {
+                *byte ^= 1;
+                assert_eq!(refused(&head, &other, "one bit of the body"), Refusal::Forged);
+            }
+        }
+        assert_eq!(refused(&head, &[body, b"1"].concat(), "a longer body"), Refusal::Forged);
+        if !body.is_empty() {
+            assert_eq!(refused(&head, &body[1..], "a shorter body"), Refusal::Forged);
+        }
+
+        let other = case.with_another_secret();
+        assert_eq!(other.verdict(scheme), Err(Refusal::Forged), "{name}: another secret");
+
+        let signature = match case.name.as_str() {
+            "secondary-key" => head.headers["box-signature-secondary"].clone(),
+            _ => head.headers[&header].clone(),
+        };
+        let signature = signature.to_str().unwrap().to_owned();
+        let with = |signatures: &[&str]| {
+            let mut head = head.clone();
+            head.headers.remove(&header);
+            // Box signs twice.
+            head.headers.remove("box-signature-secondary");
+            for signature in signatures {
+                head.headers.append(&header, HeaderValue::from_str(signature).unwrap());
+            }
+            head
+        };
+        assert!(matches!(refused(&with(&[]), body, "no signature"), Refusal::Missing(_)));
+        let twice = with(&[&signature, &signature]);
+        assert!(matches!(refused(&twice, body, "two headers"), Refusal::Malformed(_)));
+        // A prefix of a signature is refused. The header continues after it at Stripe and Paddle.
+        let start = signature.find("v1=").or_else(|| signature.find("h1="));
+        let end = start.map_or(signature.len(), |start| start + 3 + 64);
+        for less in [1, 2, 4, 8, 20] {
+            let prefix = with(&[&signature[..end - less]]);
+            assert_eq!(refused(&prefix, body, "a prefix of the signature"), Refusal::Forged);
+        }
+        refused(&with(&[""]), body, "an empty signature");
+    }
+}
+
+#[test]
+fn signature_is_valid_for_five_minutes_before_and_after() {
+    let mut timed = BTreeSet::new();
+    for (scheme, case) in genuine() {
+        let head = case.head();
+        let verifier = case.verifier(scheme);
+        let body = case.body_utf8.as_bytes();
+        let verdict = |head: &Parts, now| verifier.verify(head, body, at(now));
+        let header = time_header(scheme);
+        assert_eq!(header.is_some(), scheme.signs_time(), "{scheme:?}");
+        let Some(header) = header else {
+            // No time is signed.
+            assert_eq!(verdict(&head, i64::MAX), Ok(()), "{scheme:?} {}", case.name);
+            continue;
+        };
+        timed.insert(header.to_string());
+        let value = head.headers[&header].to_str().unwrap();
+        let (text, time) = time_in(scheme, value);
+        for (now, expected) in [
+            (time, Ok(())),
+            (time + 300, Ok(())),
+            (time - 300, Ok(())),
+            (time + 301, Err(Refusal::OutOfTime)),
+            (time - 301, Err(Refusal::OutOfTime)),
+            (i64::MAX, Err(Refusal::OutOfTime)),
+            (i64::MIN, Err(Refusal::OutOfTime)),
+        ] {
+            assert_eq!(verdict(&head, now), expected, "{scheme:?} {}: {}", case.name, now - time);
+        }
+        let ten_minutes = verifier.clone().tolerance(Duration::from_secs(600));
+        for (now, expected) in [(time + 600, Ok(())), (time + 601, Err(Refusal::OutOfTime))] {
+            assert_eq!(ten_minutes.verify(&head, body, at(now)), expected, "{scheme:?}");
+        }
+
+        let with = |other: &str| {
+            let mut head = head.clone();
+            let other = value.replacen(text, other, 1);
+            head.headers.insert(&header, HeaderValue::from_str(&other).unwrap());
+            verdict(&head, time)
+        };
+        let later = time_text(scheme, time + 1);
+        assert_eq!(with(&later), Err(Refusal::Forged), "{scheme:?} {}: {later}", case.name);
+        let (earliest, refusal) = match scheme {
+            Scheme::Twitch | Scheme::Box => ("0001-01-01T00:00:00Z".to_owned(), Refusal::OutOfTime),
+            _ => (i64::MIN.to_string(), Refusal::OutOfTime),
+        };
+        assert_eq!(with(&earliest), Err(refusal), "{scheme:?} {}", case.name);
+        let malformed = with("soon");
+        assert!(matches!(malformed, Err(Refusal::Malformed(_))), "{scheme:?}: {malformed:?}");
+    }
+    assert_eq!(timed.len(), 9);
+}
+
+/// The sender signs with one or both secrets, and the receiver has both.
+#[test]
+fn two_secrets_are_accepted_while_one_replaces_the_other() {
+    for (scheme, case) in genuine() {
+        let other = case.with_another_secret();
+        let [right, wrong] = [&case, &other].map(|of| of.verifier(scheme));
+        let (head, now) = (case.head(), at(case.now()));
+        for (verifier, verdict) in [
+            (right.or_secret(&other.secret), Ok(())),
+            (wrong.clone().or_secret(&case.secret), Ok(())),
+            (wrong.or_secret(&other.secret), Err(Refusal::Forged)),
+        ] {
+            let verified = verifier.unwrap().verify(&head, case.body_utf8.as_bytes(), now);
+            assert_eq!(verified, verdict, "{scheme:?} {}", case.name);
+        }
+    }
+    // Both signatures in one header: the vectors "rotation-two-signatures" and "two-v1", in both orders.
+    let mut stripe = case(Scheme::Stripe, "two-v1");
+    let header = stripe.headers["Stripe-Signature"].replacen(",v1=", ",v1=00,v1=zz,v1=", 1);
+    stripe.headers.insert("Stripe-Signature".to_owned(), header);
+    assert_eq!(stripe.verdict(Scheme::Stripe), Ok(()));
+    let two_times = stripe.headers["Stripe-Signature"].replacen("t=", "t=1753900006,t=", 1);
+    stripe.headers.insert("Stripe-Signature".to_owned(), two_times);
+    assert_eq!(stripe.verdict(Scheme::Stripe), Err(Refusal::Malformed("stripe-signature")));
+}
+
+/// The verified id is the id that every reader of the request uses.
+#[test]
+fn svix_accepts_both_header_families_if_they_agree() {
+    let own = case(Scheme::Svix, "official-sign-vector");
+    let standard = case(Scheme::StandardWebhooks, "official-sign-vector");
+    assert_eq!(standard.verdict(Scheme::Svix), Ok(()), "the standard family alone");
+    assert_eq!(own.verdict(Scheme::StandardWebhooks), Err(Refusal::Missing("webhook-id")));
+
+    let mut both = own.clone();
+    both.headers.extend(standard.headers.clone());
+    assert_eq!(both.verdict(Scheme::Svix), Ok(()));
+    let retry = case(Scheme::Svix, "retry-new-timestamp-same-id");
+    for (name, value) in [
+        ("svix-id", "msg_other"),
+        ("webhook-id", "msg_other"),
+        ("webhook-timestamp", &retry.headers["svix-timestamp"]),
+        ("webhook-signature", &retry.headers["svix-signature"]),
+    ] {
+        let mut differ = both.clone();
+        differ.headers.insert(name.to_owned(), value.to_owned());
+        let refusal = differ.verdict(Scheme::Svix).unwrap_err();
+        assert!(matches!(refusal, Refusal::Ambiguous(_)), "{name}: {refusal:?}");
+    }
+}
+
+/// The guide states what these senders do not sign.
+#[test]
+fn id_outside_the_signature_can_be_changed() {
+    for (scheme, header) in [
+        (Scheme::GitHub, "x-github-delivery"),
+        (Scheme::Gitea, "x-gitea-delivery"),
+        (Scheme::Shopify, "x-shopify-event-id"),
+        (Scheme::Twilio, "i-twilio-idempotency-token"),
+        (Scheme::Box, "box-delivery-id"),
+    ] {
+        for (_, mut case) in genuine().into_iter().filter(|(of, _)| *of == scheme) {
+            case.headers.retain(|name, _| !name.eq_ignore_ascii_case(header));
+            case.headers.insert(header.to_owned(), "another".to_owned());
+            assert_eq!(case.verdict(scheme), Ok(()), "{header}");
+        }
+    }
+}
+
+/// Twilio signs URL and fields without separators.
+#[test]
+fn twilio_signature_does_not_cover_boundaries_between_parameters() {
+    let sent = case(Scheme::Twilio, "sms-status-sent");
+    let recut = |body: String| Case { body_utf8: body, ..sent.clone() };
+    let moved = recut(sent.body_utf8.replace("=sent&SmsSid=", "=sentSmsSid"));
+    assert_ne!(moved.body_utf8, sent.body_utf8);
+    assert_eq!(moved.verdict(Scheme::Twilio), Ok(()), "one field less, and another status");
+    assert_eq!(
+        recut(sent.body_utf8.replace("=sent", "=failed")).verdict(Scheme::Twilio),
+        Err(Refusal::Forged)
+    );
+
+    // A GET has no body into which the end of its query could move.
+    let get = case(Scheme::Twilio, "sms-inbound-get");
+    let (url, end) = get.url.split_at(get.url.len() - 4);
+    let body: String = end.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    for method in ["GET", "HEAD"] {
+        let recut = Case {
+            url: url.to_owned(),
+            body_utf8: body.clone(),
+            method: method.to_owned(),
+            ..get.clone()
+        };
+        assert_eq!(recut.verdict(Scheme::Twilio), Err(Refusal::Forged), "{method}");
+    }
+}
+
+/// The configured URL is verified, whatever host the request names.
+#[test]
+fn twilio_signature_needs_the_public_url() {
+    let sms = case(Scheme::Twilio, "sms-inbound");
+    let (mut head, body) = (sms.head(), sms.body_utf8.as_bytes());
+    head.headers.insert(header::HOST, HeaderValue::from_static("10.0.0.7:3000"));
+    for (public_url, verdict) in [
+        ("https://example.com", Ok(())),
+        ("https://example.com/", Ok(())),
+        ("http://example.com", Err(Refusal::Forged)),
+        ("https://example.com:443", Ok(())),
+        ("https://example.org", Err(Refusal::Forged)),
+        ("https://example.com/prefix", Err(Refusal::Forged)),
+    ] {
+        let verifier = Scheme::Twilio.verifier_at(public_url, &sms.secret).unwrap();
+        assert_eq!(verifier.verify(&head, body, at(0)), verdict, "{public_url}");
+    }
+    // A proxy that removes the prefix.
+    head.uri = Uri::from_static("/sms");
+    let verifier = Scheme::Twilio.verifier_at("https://example.com/twilio", &sms.secret).unwrap();
+    assert_eq!(verifier.verify(&head, body, at(0)), Ok(()));
+
+    // Signed with the port; the vectors have no such case.
+    let mut mac = Hmac::<Sha1>::new_from_slice(b"12345").unwrap();
+    mac.update(b"http://[::1]:8080/hook");
+    let signature = STANDARD.encode(mac.finalize().into_bytes());
+    let (mut head, ()) = Request::get("/hook").body(()).unwrap().into_parts();
+    head.headers.insert("x-twilio-signature", signature.parse().unwrap());
+    for (public_url, verdict) in [
+        ("http://[::1]:8080", Ok(())),
+        ("http://[::1]", Err(Refusal::Forged)),
+        ("http://[::1]:80", Err(Refusal::Forged)),
+    ] {
+        let verifier = Scheme::Twilio.verifier_at(public_url, "12345").unwrap();
+        assert_eq!(verifier.verify(&head, b"", at(0)), verdict, "{public_url}");
+    }
+
+    let json = case(Scheme::Twilio, "helper-lib-json-bodySHA256");
+    let mut unsigned = json.clone();
+    unsigned.url = json.url.replace("0a1ff", "1a1ff");
+    assert_eq!(unsigned.verdict(Scheme::Twilio), Err(Refusal::Forged));
+}
+
+/// The whole header is compared.
+#[test]
+fn shared_token_is_accepted_only_as_a_whole() {
+    for (scheme, header) in
+        [(Scheme::GitLab, "X-Gitlab-Token"), (Scheme::Telegram, "X-Telegram-Bot-Api-Secret-Token")]
+    {
+        let verifier = scheme.verifier("to-ken").unwrap().or_secret("previous").unwrap();
+        let with = |tokens: &[&str]| {
+            let mut request = Request::post("/hook");
+            for token in tokens {
+                request = request.header(header, *token);
+            }
+            let (head, ()) = request.body(()).unwrap().into_parts();
+            verifier.verify(&head, b"any body", at(0))
+        };
+        assert_eq!(with(&["to-ken"]), Ok(()), "{scheme:?}");
+        assert_eq!(with(&["previous"]), Ok(()), "{scheme:?}");
+        for token in ["", "to-ke", "to-ken2", "To-ken", "to-kem"] {
+            assert_eq!(with(&[token]), Err(Refusal::Forged), "{scheme:?} {token}");
+        }
+        assert!(matches!(with(&[]), Err(Refusal::Missing(_))), "{scheme:?}");
+        assert!(matches!(with(&["to-ken", "to-ken"]), Err(Refusal::Malformed(_))), "{scheme:?}");
+    }
+}
+
+/// Every scheme has vectors, but for the shared tokens and Gitea, whose vectors are GitHub's.
+#[test]
+fn every_scheme_has_vectors() {
+    let tested = genuine().into_iter().map(|(scheme, _)| scheme.name());
+    let tested: BTreeSet<_> = tested.chain(["gitlab", "telegram"]).collect();
+    assert_eq!(tested, Scheme::ALL.iter().map(|scheme| scheme.name()).collect());
+}
+
+/// Values that are cut, joined or made up lead to a refusal, not to a panic.
+#[test]
+fn hostile_requests_are_refused_without_a_panic() {
+    let names = genuine().into_iter().flat_map(|(_, case)| case.headers.into_keys());
+    let names: Vec<_> = names.collect::<BTreeSet<_>>().into_iter().collect();
+    let value = prop_oneof![
+        "[ -~]{0,40}",
+        "(t|ts|v0|v1|h1|sha256)=[0-9a-f,;=]{0,70}",
+        "[0-9]{1,25}",
+        "2[0-9]{3}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9][.0-9Z+:-]{0,9}",
+    ];
+    let headers = collection::vec((select(names), value), 0..12);
+    let target = "/[a-z%0-9]{0,9}(\\?[a-z=&%0-9A-F]{0,20})?";
+    proptest!(|(headers in headers, target in target, body in collection::vec(any::<u8>(), 0..60))| {
+        let mut request = Request::post(&target);
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        for scheme in Scheme::ALL {
+            let secret = scheme.test_secrets()[0];
+            let verifier = scheme.verifier_at("https://example.com", secret).unwrap();
+            prop_assert!(verifier.verify(&head, &body, at(1_753_900_006)).is_err());
+        }
+    });
+}

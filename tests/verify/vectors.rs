@@ -1,0 +1,154 @@
+//! The vectors: published by the senders and their libraries, or made by another program.
+//! `tests/payloads/INDEX.md` has their origins.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use http::request::Parts;
+use http::{HeaderName, Request, Uri};
+use serde::Deserialize;
+use tower_dedup::verify::{Refusal, Scheme, Verifier};
+
+/// Every file of vectors: the scheme, the file, and the numbers of genuine and forged cases.
+pub(crate) const VECTORS: &[(Scheme, &str, usize, usize)] = &[
+    (Scheme::StandardWebhooks, include_str!("../payloads/standard_webhooks/vectors.json"), 6, 9),
+    (Scheme::Svix, include_str!("../payloads/svix/vectors.json"), 6, 9),
+    (Scheme::GitHub, include_str!("../payloads/github/signature_vectors.json"), 2, 1),
+    (Scheme::Stripe, include_str!("../payloads/stripe/cases.json"), 5, 2),
+    (Scheme::Shopify, include_str!("../payloads/shopify/cases.json"), 5, 0),
+    (Scheme::Slack, include_str!("../payloads/slack/cases.json"), 5, 0),
+    (Scheme::Twilio, include_str!("../payloads/twilio/cases.json"), 10, 1),
+    (Scheme::Meta, include_str!("../payloads/github/signature_vectors.json"), 2, 1),
+    (Scheme::CircleCi, include_str!("../payloads/circleci/signature_vectors.json"), 4, 1),
+    (Scheme::Square, include_str!("../payloads/square/signature_vectors.json"), 3, 4),
+    (Scheme::Paddle, include_str!("../payloads/paddle/signature_vectors.json"), 2, 7),
+    (Scheme::Adyen, include_str!("../payloads/adyen/signature_vectors.json"), 5, 8),
+    (Scheme::Twitch, include_str!("../payloads/twitch/signature_vectors.json"), 2, 3),
+    (Scheme::SendGrid, include_str!("../payloads/sendgrid/signature_vector.json"), 1, 0),
+    (Scheme::HubSpot, include_str!("../payloads/hubspot/signature_vectors.json"), 4, 1),
+    (Scheme::Box, include_str!("../payloads/box/signature_vectors.json"), 2, 3),
+];
+
+#[derive(Deserialize, Clone)]
+pub(crate) struct Case {
+    #[serde(default)]
+    pub(crate) name: String,
+    #[serde(alias = "signing_secret", alias = "auth_token", alias = "public_key_der_base64")]
+    pub(crate) secret: String,
+    #[serde(default = "post_method")]
+    pub(crate) method: String,
+    #[serde(default = "hook")]
+    pub(crate) url: String,
+    /// The signed time, else the time of the request.
+    pub(crate) now_unix: Option<i64>,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body_utf8: String,
+    #[serde(default = "yes")]
+    pub(crate) valid: bool,
+}
+
+fn post_method() -> String {
+    "POST".to_owned()
+}
+
+fn hook() -> String {
+    "https://example.com/hook".to_owned()
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Case {
+    pub(crate) fn now(&self) -> i64 {
+        let of = |name| Some(self.headers.get(name)?.parse().unwrap());
+        let slack = || of("X-Slack-Request-Timestamp");
+        let sendgrid = || of("X-Twilio-Email-Event-Webhook-Timestamp");
+        self.now_unix.or_else(slack).or_else(sendgrid).unwrap_or(0)
+    }
+
+    /// Returns the request as a server sees it, with the target in origin form.
+    pub(crate) fn request(&self) -> Request<Body> {
+        let url: Uri = self.url.parse().unwrap();
+        let target = url.path_and_query().unwrap().as_str();
+        let mut request = Request::builder().method(self.method.as_str()).uri(target);
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        request.body(Body::from(self.body_utf8.clone())).unwrap()
+    }
+
+    pub(crate) fn head(&self) -> Parts {
+        self.request().into_parts().0
+    }
+
+    /// Returns the URL without the target.
+    pub(crate) fn public_url(&self) -> String {
+        let url: Uri = self.url.parse().unwrap();
+        format!("{}://{}", url.scheme_str().unwrap(), url.authority().unwrap())
+    }
+
+    pub(crate) fn verifier(&self, scheme: Scheme) -> Verifier {
+        scheme.verifier_at(&self.public_url(), &self.secret).unwrap()
+    }
+
+    pub(crate) fn with_another_secret(&self) -> Self {
+        let mut other = self.clone();
+        if self.secret.len() == 124 {
+            // The public key of another pair: a changed letter is no key.
+            other.secret = Scheme::SendGrid.test_secrets()[0].to_owned();
+            return other;
+        }
+        let at = self.secret.len() - 3;
+        let letter = if other.secret[at..].starts_with('7') { "8" } else { "7" };
+        other.secret.replace_range(at..=at, letter);
+        other
+    }
+
+    pub(crate) fn verdict(&self, scheme: Scheme) -> Result<(), Refusal> {
+        let (head, body) = (self.head(), self.body_utf8.as_bytes());
+        self.verifier(scheme).verify(&head, body, at(self.now()))
+    }
+}
+
+/// Returns the time that many seconds after 1970, or before.
+pub(crate) fn at(seconds: i64) -> SystemTime {
+    let distance = Duration::from_secs(seconds.unsigned_abs());
+    if seconds < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
+}
+
+pub(crate) fn cases(json: &str) -> Vec<Case> {
+    // SendGrid's vector is one case.
+    if json.starts_with('{') {
+        return vec![serde_json::from_str(json).unwrap()];
+    }
+    serde_json::from_str(json).unwrap()
+}
+
+pub(crate) fn case(scheme: Scheme, name: &str) -> Case {
+    let (_, json, ..) = VECTORS.iter().find(|(of, ..)| *of == scheme).unwrap();
+    cases(json).into_iter().find(|case| case.name == name).expect("a case of this name")
+}
+
+/// Returns the genuine cases of all schemes, and Gitea's, which are GitHub's with another header.
+pub(crate) fn genuine() -> Vec<(Scheme, Case)> {
+    let mut genuine = Vec::new();
+    for (scheme, json, ..) in VECTORS {
+        genuine.extend(cases(json).into_iter().filter(|c| c.valid).map(|case| (*scheme, case)));
+    }
+    let is_github = |(scheme, _): &&(Scheme, Case)| *scheme == Scheme::GitHub;
+    let gitea: Vec<_> = genuine.iter().filter(is_github).cloned().collect();
+    for (_, mut case) in gitea {
+        let signature = case.headers.remove("X-Hub-Signature-256").unwrap();
+        let signature = signature.strip_prefix("sha256=").unwrap().to_owned();
+        case.headers.insert("X-Gitea-Signature".to_owned(), signature);
+        genuine.push((Scheme::Gitea, case));
+    }
+    genuine
+}
+
+/// Returns the header with the signature.
+pub(crate) fn signature_header(scheme: Scheme) -> HeaderName {
+    HeaderName::from_static(scheme.in_words()[0])
+}
