@@ -530,6 +530,17 @@ pub(crate) fn not_verified(reason: &dyn std::fmt::Display) {
     tracing::warn!(target: "tower_dedup", %reason, "not verified");
 }
 
+/// Reports a body limit below the largest body of the sender.
+pub(crate) fn small_body_limit(namespace: &str, limit: usize, largest: usize) {
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace,
+        limit_bytes = limit,
+        largest_bytes = largest,
+        "the body limit is smaller than the largest body of this sender: such a delivery gets 413"
+    );
+}
+
 /// Counts live keys that a store has forgotten.
 #[cfg(feature = "memory")]
 pub(crate) fn evicted(keys: u64) {

@@ -103,7 +103,7 @@ const LEVELS: &[(&str, Levels)] = &[
 /// Foreign crates, and the modules that may name them.
 const FOREIGN: &[(&str, &[&str])] = &[
     ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator"]),
-    ("axum_core", &["extract"]),
+    ("axum_core", &["extract", "layer::body"]),
 ];
 
 const MAX_LINES: usize = 600;

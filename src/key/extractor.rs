@@ -46,6 +46,7 @@ pub struct KeyExtractor {
     bypass: Option<Arc<BypassFn>>,
     methods: Option<Arc<[Method]>>,
     retention_floor: Option<Duration>,
+    max_body: Option<usize>,
     unsigned_id: bool,
 }
 
@@ -119,6 +120,7 @@ impl KeyExtractor {
             bypass: None,
             methods: None,
             retention_floor: None,
+            max_body: None,
             unsigned_id: false,
         }
     }
@@ -314,6 +316,15 @@ impl KeyExtractor {
         self
     }
 
+    /// Sets the largest body that this sender sends, in bytes. The default
+    /// [`body_limit`](crate::DedupLayer::body_limit) of 2 MiB is raised to this size. A layer with a
+    /// lower limit logs a warning when it is built.
+    #[must_use]
+    pub fn max_body(mut self, bytes: usize) -> Self {
+        self.max_body = Some(bytes);
+        self
+    }
+
     /// Reads the keys of a request.
     ///
     /// # Errors
@@ -427,6 +438,10 @@ impl KeyExtractor {
         self.retention_floor
     }
 
+    pub(crate) fn largest_body(&self) -> Option<usize> {
+        self.max_body
+    }
+
     /// States that the sender's signature does not cover the id.
     pub(crate) fn with_unsigned_id(mut self) -> Self {
         self.unsigned_id = true;
@@ -482,6 +497,7 @@ impl fmt::Debug for KeyExtractor {
         }
         out.field("methods", &self.methods)
             .field("retention_floor", &self.retention_floor)
+            .field("max_body", &self.max_body)
             .finish_non_exhaustive()
     }
 }

@@ -20,6 +20,8 @@ use tracing::Instrument;
 
 use super::answer::{DedupResult, Ending, panic_message};
 use super::body::BodyFault;
+#[cfg(feature = "axum")]
+use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::config::ServiceState;
 use super::delivery::Run;
 use super::gate::{NotAdmitted, Permit, release_readiness};
@@ -107,6 +109,10 @@ where
     /// Under a transactional ledger, a request without a key takes the same way, because its handler
     /// may take a connection of the same pool.
     pub(super) fn dispatch(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+        #[cfg(feature = "axum")]
+        if self.service.config.body_limit > BODY_LIMIT {
+            self.head = raise_limit_of_axum(self.head, self.service.config.body_limit);
+        }
         let config = &self.service.config;
         if !config.deduplicates(&self.head.method) {
             return self.forward(body);
