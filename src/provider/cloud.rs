@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::preset::{DAY, DEFAULTS, Floor, Handshake, HOUR, LargestBody, MIB, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Handshake, LargestBody, MIB, Preset, Rule};
 use super::read::{cloud_event, header_is, media_type, value};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, Found, KeyPart, Reader, RequestRef};

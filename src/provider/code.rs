@@ -13,6 +13,9 @@ use crate::key::{self, RequestRef};
 /// signature covers the body, not this header. A response other than 2xx loses the event: commit a job
 /// and answer at once, as in the example `ack_fast`.
 ///
+/// GitHub sends bodies of up to 25 MB (its
+/// [payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)).
+///
 /// A `ping` is a handshake if the signed body is a ping too. A ping that is sent as a form has its own
 /// id and is deduplicated.
 pub const GITHUB: Preset = Preset {
