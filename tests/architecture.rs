@@ -102,7 +102,7 @@ const LEVELS: &[(&str, Levels)] = &[
 
 /// Foreign crates, and the modules that may name them.
 const FOREIGN: &[(&str, &[&str])] = &[
-    ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator"]),
+    ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator", "lib"]),
     ("axum_core", &["extract", "layer::body"]),
 ];
 

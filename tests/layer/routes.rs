@@ -361,7 +361,7 @@ fn rejected_arguments_are_an_empty_500_and_a_logged_cause_with_its_fix() {
         ("Delivery", "was not deduplicated", "take Option<Delivery> if handshakes"),
         (
             "DedupTx",
-            "opened no transaction: opening a transaction: the store",
+            "the store opened no transaction: using an adapter that was closed",
             "check the database",
         ),
     ];
