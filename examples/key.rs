@@ -209,6 +209,9 @@ fn to_know(preset: &Preset) -> String {
         _ => "retries not documented".to_owned(),
     }];
     facts.push(format!("retention at least {}", duration(preset.retention_floor())));
+    if let Some(bytes) = preset.max_body() {
+        facts.push(format!("bodies up to {} MiB", bytes / (1024 * 1024)));
+    }
     if !preset.signed_id() {
         facts.push("id not signed".to_owned());
     }
@@ -243,6 +246,9 @@ fn section(preset: &Preset) -> String {
         format!("- Retries: {retries} ({})", preset.retries_how()),
         format!("- Id signed: {}", if preset.signed_id() { "yes" } else { "no" }),
     ];
+    lines.extend(preset.max_body().map(|bytes| {
+        format!("- Body: up to {} MiB ({})", bytes / (1024 * 1024), preset.max_body_basis())
+    }));
     lines.extend(preset.handshakes().map(|words| format!("- Handshakes: {words}")));
     lines.extend(preset.unverified().map(|words| format!("- Not verified: {words}")));
     lines.push(format!("- [Source]({}); test `{test}`", preset.source()));
@@ -277,6 +283,8 @@ const PAGE_RULES: &str = "
   [retention](crate::DedupLayer::retention).
 - **Id signed**: *yes* if the sender's signature covers the id. *No* also if nothing is signed, or if the
   signed bytes are not documented.
+- **Body**: the largest body, if the sender documents it. The default
+  [`body_limit`](crate::DedupLayer::body_limit) is not below it.
 - **Handshakes** reach the handler without deduplication.
 - **Not verified**: what the sender's own documentation does not state.
 - **Test**: the test in `tests/providers` that runs the preset on its samples.

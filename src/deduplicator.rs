@@ -377,8 +377,8 @@ impl RunContext {
     /// [`TxUnavailable::Absent`] under a ledger that is not transactional over this database, and
     /// the others while it is lent.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub fn transaction<DB: sqlx::Database>(&self) -> Result<DedupTx<DB>, TxUnavailable> {
-        self.extensions.get::<TxHandle<DB>>().ok_or(TxUnavailable::Absent)?.lend()
+    pub async fn transaction<DB: sqlx::Database>(&self) -> Result<DedupTx<DB>, TxUnavailable> {
+        self.extensions.get::<TxHandle<DB>>().ok_or(TxUnavailable::Absent)?.lend().await
     }
 }
 

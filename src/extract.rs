@@ -16,7 +16,9 @@ use crate::observe;
 /// Extracts the delivery that the handler runs.
 ///
 /// Use `Option<Delivery>` if a request may reach the handler without deduplication. Such requests
-/// are handshakes, methods that are not deduplicated, and missing keys that pass through.
+/// are handshakes, methods that are not deduplicated, and missing keys that pass through. Under a
+/// transactional layer, the arguments `Option<Delivery>` and [`DedupTx`](crate::DedupTx) serve
+/// deliveries and handshakes.
 ///
 /// # Example
 ///
@@ -70,12 +72,18 @@ impl std::error::Error for MissingDelivery {}
 /// The body is empty. The cause is logged, because clients never see internal errors.
 impl IntoResponse for MissingDelivery {
     fn into_response(self) -> Response {
-        observe::rejected("Delivery", &self);
+        let fix = "put a DedupLayer around the route, or take Option<Delivery> if handshakes and other \
+                   requests without a key reach this handler";
+        observe::rejected("Delivery", &self, fix);
         self.status().into_response()
     }
 }
 
-/// Extracts the delivery's transaction, which the layer lends until the argument is dropped.
+/// Extracts the transaction of a delivery, which the layer lends until the argument is dropped.
+///
+/// A handshake, and a missing key that passes through, get a transaction without a key. It opens here,
+/// and the layer commits it after a success. So a handler of deliveries and handshakes takes `DedupTx`
+/// and `Option<Delivery>`.
 ///
 /// # Example
 ///
@@ -103,34 +111,56 @@ impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, TxRejection> {
         let handle =
             parts.extensions.get::<TxHandle<DB>>().ok_or(TxRejection(TxUnavailable::Absent))?;
-        handle.lend().map_err(TxRejection)
+        handle.lend().await.map_err(TxRejection)
     }
 }
 
-/// Returns `None` if the layer did not deduplicate the request, as for a handshake.
+/// Returns `None` if no transactional layer over this database covers the route, or if the request's
+/// method is not deduplicated.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl<DB: sqlx::Database, S: Sync> OptionalFromRequestParts<S> for DedupTx<DB> {
     type Rejection = TxRejection;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, TxRejection> {
         let Some(handle) = parts.extensions.get::<TxHandle<DB>>() else { return Ok(None) };
-        handle.lend().map(Some).map_err(TxRejection)
+        handle.lend().await.map(Some).map_err(TxRejection)
     }
 }
 
 /// The rejection of a [`DedupTx`] argument: no
-/// [transactional](crate::DedupLayer::transactional) layer over this database covers the route, or
-/// the transaction is already lent.
+/// [transactional](crate::DedupLayer::transactional) layer over this database covers the route, the
+/// transaction is already lent, or the store opened none.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct TxRejection(TxUnavailable);
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl TxRejection {
-    /// Returns 500, because the route has no such layer.
+    /// Returns 503 if the store opened no transaction, and otherwise 500, because of a mistake in the
+    /// program.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        StatusCode::INTERNAL_SERVER_ERROR
+        match self.0 {
+            TxUnavailable::Unopened(_) => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn fix(&self) -> &'static str {
+        match self.0 {
+            TxUnavailable::Absent => {
+                "put DedupLayer::transactional over this database around the route, or take \
+                 Option<DedupTx> if methods that are not deduplicated reach this handler"
+            }
+            TxUnavailable::Lent => "take one DedupTx at a time: drop it before the next one",
+            TxUnavailable::Copied => {
+                "put a layer that runs the handler again outside the DedupLayer"
+            }
+            TxUnavailable::Closed => "take the DedupTx before the handler returns",
+            TxUnavailable::Unopened(_) => {
+                "check the database, and that its pool has more connections than max_running"
+            }
+        }
     }
 }
 
@@ -152,7 +182,7 @@ impl std::error::Error for TxRejection {
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl IntoResponse for TxRejection {
     fn into_response(self) -> Response {
-        observe::rejected("DedupTx", &self);
+        observe::rejected("DedupTx", &self, self.fix());
         self.status().into_response()
     }
 }

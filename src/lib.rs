@@ -108,3 +108,25 @@ pub use layer::{
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 pub use purger::{Purger, PurgerHandle};
+/// The crate sqlx, in the version whose pools, connections and databases this crate takes.
+///
+/// Use this name, or depend on the same version. Under another version of sqlx, a pool is a type that this
+/// crate does not know, and the compiler reports "mismatched types".
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # #[cfg(feature = "sqlite")] {
+/// use tower_dedup::adapter::{MaintenanceAdapter, SqliteAdapter};
+/// use tower_dedup::sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("dedup.db");
+/// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
+/// let adapter = SqliteAdapter::new(SqlitePool::connect_with(options).await?);
+/// assert_eq!(adapter.count().await?, 0);
+/// # }
+/// # Ok::<(), tower_dedup::BoxError>(())
+/// # }).unwrap();
+/// ```
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use sqlx;

@@ -34,7 +34,7 @@
 //! | `too_large`, `broken_body`, `slow_body` | warn | the request body could not be read to its end |
 //! | `unverified` | error | the marker `Verified` is missing: the layers are in the wrong order |
 //! | `unscoped` | error | a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside has set it |
-//! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs |
+//! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs. Under a transactional ledger, the record of the first two comes after the handler, and `uncommitted`, `panicked` and `handler_timeout` apply to them too |
 //!
 //! Other records, with the same target. A record about one event names it by the hash of its id:
 //!
@@ -62,7 +62,7 @@
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
-//! | `rejected` | error | a handler's argument, `Delivery` or `DedupTx`, is not in its request |
+//! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
 //! | `could not terminate the session` | warn | Postgres: the server may hold the key of a lost transaction until its own keepalive ends the session |
 //! | `the SQLite file was deleted or replaced` | error | every call is refused until the file is back |
 //! | `the SQLite file is back` | warn | calls are no longer refused |
@@ -453,14 +453,19 @@ pub(crate) fn marks_not_committed(key: &DedupKey, error: &Error) {
     );
 }
 
-/// Reports that a handler's argument is not in its request, because the route has no such layer.
+/// Reports that an argument of a handler is not available, and what the user should change.
 #[cfg(feature = "axum")]
-pub(crate) fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static)) {
-    tracing::error!(
+pub(crate) fn rejected(
+    argument: &'static str,
+    error: &(dyn std::error::Error + 'static),
+    fix: &'static str,
+) {
+    tracing::warn!(
         target: "tower_dedup",
         argument,
         error = chain(error),
-        "rejected: an argument of the handler is not in its request"
+        fix,
+        "rejected: an argument of the handler is not available"
     );
 }
 
@@ -540,6 +545,17 @@ pub(crate) fn unsigned_id(namespace: &str) {
 #[cfg(feature = "verify")]
 pub(crate) fn not_verified(reason: &dyn std::fmt::Display) {
     tracing::warn!(target: "tower_dedup", %reason, "not verified");
+}
+
+/// Reports a body limit below the largest body of the sender.
+pub(crate) fn small_body_limit(namespace: &str, limit: usize, largest: usize) {
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace,
+        limit_bytes = limit,
+        largest_bytes = largest,
+        "the body limit is smaller than the largest body of this sender: such a delivery gets 413"
+    );
 }
 
 /// Counts live keys that a store has forgotten.

@@ -90,6 +90,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["config"],
             &["answer", "report"],
             &["delivery"],
+            &["keyless"],
             &["admit"],
             &["future"],
             &["service", "handle"],
@@ -102,8 +103,8 @@ const LEVELS: &[(&str, Levels)] = &[
 
 /// Foreign crates, and the modules that may name them.
 const FOREIGN: &[(&str, &[&str])] = &[
-    ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator"]),
-    ("axum_core", &["extract"]),
+    ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator", "lib"]),
+    ("axum_core", &["extract", "layer::body"]),
 ];
 
 const MAX_LINES: usize = 600;

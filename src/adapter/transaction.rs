@@ -28,6 +28,7 @@ use crate::key::DedupKey;
 /// 3. [`commit`](Self::commit) completes the keys as the last statement of the transaction that
 ///    claimed them, then commits. If the handler has ended or broken that transaction, `commit` fails
 ///    with [`ErrorKind::Transaction`], and nothing is committed.
+///    Without keys, `commit` detects the same.
 /// 4. A transaction that is dropped is rolled back.
 /// 5. A [`savepoint`](Self::savepoint) of the layer separates the writes that may commit from the writes
 ///    that are rolled back. If its call was dropped or timed out, the savepoint may exist or not.
@@ -45,6 +46,8 @@ pub trait TransactionAdapter: Send + Sync + 'static {
     }
 
     /// Claims keys in a new transaction. The keys are sorted and distinct, and the terms have a lease.
+    ///
+    /// Without keys, it opens a transaction that claims nothing: the handler of a handshake writes in it.
     ///
     /// # Errors
     ///
@@ -95,7 +98,8 @@ pub trait TransactionAdapter: Send + Sync + 'static {
         savepoint: u32,
     ) -> StoreFuture<'a, bool>;
 
-    /// Completes the keys in the transaction, and commits it.
+    /// Completes the keys in the transaction, and commits it. There are no keys if
+    /// [`open`](Self::open) had none.
     ///
     /// # Errors
     ///
@@ -196,7 +200,7 @@ impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
 pub struct Opened<DB: Database> {
     /// One reply for each key.
     pub replies: Vec<Claimed>,
-    /// The transaction, if any key was claimed.
+    /// The transaction, if any key was claimed or there is no key.
     pub transaction: Option<OpenTransaction<DB>>,
 }
 

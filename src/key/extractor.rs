@@ -47,6 +47,7 @@ pub struct KeyExtractor {
     bypass: Option<Arc<BypassFn>>,
     methods: Option<Arc<[Method]>>,
     retention_floor: Option<Duration>,
+    max_body: Option<usize>,
     unsigned_id: bool,
 }
 
@@ -122,6 +123,7 @@ impl KeyExtractor {
             bypass: None,
             methods: None,
             retention_floor: None,
+            max_body: None,
             unsigned_id: false,
         }
     }
@@ -323,6 +325,15 @@ impl KeyExtractor {
         self
     }
 
+    /// Sets the largest body that this sender sends, in bytes. The default
+    /// [`body_limit`](crate::DedupLayer::body_limit) of 2 MiB is raised to this size. A layer with a
+    /// lower limit logs a warning when it is built.
+    #[must_use]
+    pub fn max_body(mut self, bytes: usize) -> Self {
+        self.max_body = Some(bytes);
+        self
+    }
+
     /// Reads the keys of a request.
     ///
     /// # Errors
@@ -444,6 +455,10 @@ impl KeyExtractor {
         self.retention_floor
     }
 
+    pub(crate) fn largest_body(&self) -> Option<usize> {
+        self.max_body
+    }
+
     /// States that the sender's signature does not cover the id.
     pub(crate) fn with_unsigned_id(mut self) -> Self {
         self.unsigned_id = true;
@@ -500,6 +515,7 @@ impl fmt::Debug for KeyExtractor {
         }
         out.field("methods", &self.methods)
             .field("retention_floor", &self.retention_floor)
+            .field("max_body", &self.max_body)
             .finish_non_exhaustive()
     }
 }

@@ -20,9 +20,12 @@ use tracing::Instrument;
 
 use super::answer::{DedupResult, Ending, panic_message};
 use super::body::BodyFault;
+#[cfg(feature = "axum")]
+use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::config::ServiceState;
 use super::delivery::Run;
 use super::gate::{NotAdmitted, Permit, release_readiness};
+use super::keyless::run_without_key;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
 use super::report::ReportFields;
@@ -30,7 +33,7 @@ use crate::adapter::Payloads;
 use crate::delivery::Delivery;
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::{Ledger, deadline_in};
+use crate::ledger::{KeylessClaim, Ledger, deadline_in};
 use crate::observe::{self, Outcome};
 
 /// A request that has claimed nothing.
@@ -65,6 +68,22 @@ struct RequestKeys {
     payloads: Option<Payloads>,
 }
 
+/// What a request asks of the layer.
+enum Work {
+    Delivery(RequestKeys),
+    /// A request without a key, whose handler may take a transaction.
+    Keyless(Box<dyn KeylessClaim>),
+}
+
+impl Work {
+    fn keys(&self) -> Option<&Keys> {
+        match self {
+            Self::Delivery(request) => Some(&request.keys),
+            Self::Keyless(_) => None,
+        }
+    }
+}
+
 impl<S, L, B> Admission<S, L, B> {
     pub(super) fn new(inner: S, head: request::Parts, service: Arc<ServiceState<L>>) -> Self {
         let report = ReportFields::started_now();
@@ -86,7 +105,14 @@ where
     ResBody: Body<Data = Bytes> + Send + 'static,
 {
     /// Reads the keys of a buffered request, takes a permit, and starts the delivery.
+    ///
+    /// Under a transactional ledger, a request without a key takes the same way, because its handler
+    /// may take a connection of the same pool.
     pub(super) fn dispatch(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+        #[cfg(feature = "axum")]
+        if self.service.config.body_limit > BODY_LIMIT {
+            self.head = raise_limit_of_axum(self.head, self.service.config.body_limit);
+        }
         let config = &self.service.config;
         if !config.deduplicates(&self.head.method) {
             return self.forward(body);
@@ -94,11 +120,16 @@ where
         if config.require_verified && self.head.extensions.get::<Verified>().is_none() {
             return self.refuse(Outcome::Unverified, DedupResult::Unverified, None).into();
         }
-        let request = match self.request_keys(&body) {
-            Ok(Some(request)) => request,
+        let work = match self.request_keys(&body) {
+            Ok(Some(request)) => Work::Delivery(request),
             Ok(None) => {
-                self.report.emit(Outcome::Bypass, None, config);
-                return self.forward(body);
+                let context = config.begin_context(None);
+                let claim = self.service.ledger.begin_without_key(&self.head.extensions, context);
+                let Some(claim) = claim else {
+                    self.report.emit(Outcome::Bypass, None, config);
+                    return self.forward(body);
+                };
+                Work::Keyless(claim)
             }
             Err(error) => {
                 let (outcome, result) = match error.kind() {
@@ -109,19 +140,19 @@ where
                 return self.refuse(outcome, result, None).into();
             }
         };
-        if self.is_nested(&request.keys) {
+        if let Work::Delivery(request) = &work
+            && self.is_nested(&request.keys)
+        {
             config.meters.nested();
             self.report.emit(Outcome::Bypass, Some(&request.keys), config);
             return self.forward(body);
         }
         match self.service.gate.try_run() {
-            Some(permit) => self.start(body, request, permit, cx),
+            Some(permit) => self.start(body, work, permit, cx),
             None if config.waits_for_permit => {
-                Dispatch::Permit(Box::pin(self.wait_for_permit(body, request)))
+                Dispatch::Permit(Box::pin(self.wait_for_permit(body, work)))
             }
-            None => self
-                .refuse(Outcome::Overloaded, DedupResult::Unavailable, Some(&request.keys))
-                .into(),
+            None => self.refuse(Outcome::Overloaded, DedupResult::Unavailable, work.keys()).into(),
         }
     }
 
@@ -129,13 +160,20 @@ where
     fn start(
         self,
         body: Bytes,
-        RequestKeys { keys, payloads }: RequestKeys,
+        work: Work,
         permit: Permit,
         cx: &mut Context<'_>,
     ) -> Dispatch<S, B, ResBody> {
         let Self { inner, head, service, report, inner_body } = self;
-        let tasks = service.gate.tasks.clone();
-        let running = tasks.token();
+        let RequestKeys { keys, payloads } = match work {
+            Work::Delivery(request) => request,
+            Work::Keyless(claim) => {
+                let request = Request::from_parts(head, B::from(body));
+                let run =
+                    run_without_key(inner, request, Arc::clone(&service), permit, report, claim);
+                return run_detached(Box::pin(run), service, cx);
+            }
+        };
         // Two boxes, each below 1 KiB, because common allocators are faster below that size.
         let run = Box::new(Run {
             inner,
@@ -149,25 +187,11 @@ where
             service: Arc::clone(&service),
             permit: Some(permit),
         });
-        let mut delivery = Box::pin(run.to_the_end());
-        // No caller can drop the delivery during this poll. A delivery that ends in it needs no task,
-        // which would cost more than all other steps of this function.
-        if let Poll::Ready(ending) = delivery.as_mut().poll(cx) {
-            drop((delivery, running));
-            return Dispatch::Ended(ending);
-        }
-        let (sender, receiver) = oneshot::channel();
-        let task = finish_detached(sender, delivery, service);
-        tasks.spawn(task.instrument(tracing::Span::current()));
-        Dispatch::Task(receiver)
+        run_detached(Box::pin(run.to_the_end()), service, cx)
     }
 
     /// Waits for a permit, then starts the delivery.
-    async fn wait_for_permit(
-        mut self,
-        body: Bytes,
-        request: RequestKeys,
-    ) -> Dispatch<S, B, ResBody> {
+    async fn wait_for_permit(mut self, body: Bytes, work: Work) -> Dispatch<S, B, ResBody> {
         let gate = Arc::clone(&self.service.gate);
         // A drain waits for this delivery too.
         let _counted = gate.tasks.token();
@@ -182,14 +206,14 @@ where
             Ok(permit) => {
                 // The delivery may wait again, for another delivery of its event.
                 drop(place);
-                return lazy(|cx| self.start(body, request, permit, cx)).await;
+                return lazy(|cx| self.start(body, work, permit, cx)).await;
             }
             Err(NotAdmitted::Full) => (Outcome::Overloaded, Ending::Own(DedupResult::Unavailable)),
             Err(NotAdmitted::Inner(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
         };
         let config = &self.service.config;
         self.report.status = ending.own_status(config);
-        self.report.emit(outcome, Some(&request.keys), config);
+        self.report.emit(outcome, work.keys(), config);
         Dispatch::Ended(ending)
     }
 
@@ -275,6 +299,32 @@ impl<S, L, B> Admission<S, L, B> {
         payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
         Ok(payloads.into())
     }
+}
+
+/// Polls a delivery once, and moves it to a task if it waits.
+fn run_detached<S, L, B, ResBody>(
+    mut delivery: Pin<Box<impl Future<Output = Ending<ResBody, S::Error>> + Send + 'static>>,
+    service: Arc<ServiceState<L>>,
+    cx: &mut Context<'_>,
+) -> Dispatch<S, B, ResBody>
+where
+    S: Service<Request<B>>,
+    S::Error: Send + 'static,
+    L: Ledger,
+    ResBody: Send + 'static,
+{
+    let tasks = service.gate.tasks.clone();
+    let running = tasks.token();
+    // No caller can drop the delivery during this poll. A delivery that ends in it needs no task,
+    // which would cost more than all other steps of this function.
+    if let Poll::Ready(ending) = delivery.as_mut().poll(cx) {
+        drop((delivery, running));
+        return Dispatch::Ended(ending);
+    }
+    let (sender, receiver) = oneshot::channel();
+    let task = finish_detached(sender, delivery, service);
+    tasks.spawn(task.instrument(tracing::Span::current()));
+    Dispatch::Task(receiver)
 }
 
 /// Awaits a delivery in a task and sends its ending to the caller. Reports a panic if the caller is

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
+#[cfg(feature = "axum")]
+use http::{Request, request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{LengthLimitError, Limited};
 use pin_project_lite::pin_project;
@@ -170,6 +172,15 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
 
 /// The default of the largest request body, in bytes.
 pub(crate) const BODY_LIMIT: usize = 2 * 1024 * 1024;
+/// Raises axum's limit to a layer's `limit`, because axum's extractors refuse bodies above 2 MiB by
+/// default.
+#[cfg(feature = "axum")]
+pub(super) fn raise_limit_of_axum(head: request::Parts, limit: usize) -> request::Parts {
+    let mut request = Request::from_parts(head, ());
+    axum_core::extract::DefaultBodyLimit::max(limit).apply(&mut request);
+    request.into_parts().0
+}
+
 /// The default of the time in which a request body must arrive.
 pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -30,7 +30,7 @@ use crate::observe;
 /// | setting | default |
 /// |---|---|
 /// | [`methods`](Self::methods) | the preset's, or POST, PUT, PATCH, DELETE |
-/// | [`body_limit`](Self::body_limit) | 2 MiB |
+/// | [`body_limit`](Self::body_limit) | 2 MiB, or the preset's largest body if that is larger |
 /// | [`body_timeout`](Self::body_timeout) | 10 s |
 /// | [`retention`](Self::retention) | 30 days, or the preset's floor if that is longer |
 /// | [`lease`](Self::lease) | 60 s, renewed at 20 s |
@@ -223,6 +223,14 @@ impl<L> DedupLayer<L> {
 
     /// Sets the longest body, in bytes. A longer one is answered 413, whatever its method, and
     /// nothing is claimed.
+    ///
+    /// A limit below the preset's [largest body](crate::provider::Preset::max_body) is used, and a
+    /// warning is logged. A [`VerifyLayer`](crate::verify::VerifyLayer) outside this layer has a limit
+    /// of its own: set both.
+    ///
+    /// axum's extractors of bodies have a limit of 2 MB too (`DefaultBodyLimit`). With the feature
+    /// `axum`, a layer with a limit above 2 MiB raises axum's limit to its own, for the routes inside
+    /// it. A `DefaultBodyLimit` inside this layer decides before it.
     ///
     /// # Panics
     ///

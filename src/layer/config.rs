@@ -71,11 +71,12 @@ impl Config {
         );
         let mut times = Times::default();
         times.retention = times.retention.max(key.floor().unwrap_or_default());
+        let body_limit = BODY_LIMIT.max(key.largest_body().unwrap_or_default());
         Self {
             meters: Arc::new(Meters::new(key.namespace_str())),
             key,
             methods,
-            body_limit: BODY_LIMIT,
+            body_limit,
             body_timeout: BODY_TIMEOUT,
             times,
             max_keys: 4_096,

@@ -41,7 +41,7 @@ use super::body::{Buffered, ResponseBody, buffer_response};
 use super::config::ServiceState;
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::{LAST_PATHS, Path};
-use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
+use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay, Success};
 use super::report::ReportFields;
 use crate::adapter::{Payloads, StoredResponse};
 use crate::error::{Error, ErrorKind};
@@ -212,7 +212,8 @@ where
         // The response to a HEAD has no body, where the response to a GET has one.
         let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
         let called = self.call_handler(&mut claim).await;
-        let (mut outcome, mut ending) = self.judge(called);
+        let (mut outcome, mut ending) =
+            judge(called, &self.service.config.success, &mut self.report);
         let mut success = HandlerSuccess::default();
         if let (Ending::Inner(Ok(response)), Some(replay), [only]) =
             (&mut ending, &self.service.config.replay, self.keys.events())
@@ -239,51 +240,20 @@ where
     }
 
     /// Calls the inner service, within its timeout, and catches its panic.
-    async fn call_handler(&mut self, claim: &mut L::Claim) -> Called<S::Response, S::Error> {
-        let called = catch_unwind(AssertUnwindSafe(|| {
-            let head = self.head.take().unwrap_or_else(|| Request::new(()).into_parts().0);
-            let body = std::mem::take(&mut self.body);
-            let mut request = Request::from_parts(head, B::from(body));
+    fn call_handler(
+        &mut self,
+        claim: &mut L::Claim,
+    ) -> impl Future<Output = Called<S::Response, S::Error>> {
+        let Self { inner, head, body, keys, service, .. } = self;
+        call(service.config.times.handler_timeout, move || {
+            let head = head.take().unwrap_or_else(|| Request::new(()).into_parts().0);
+            let mut request = Request::from_parts(head, B::from(std::mem::take(body)));
             let delivery = claim.delivery().clone();
-            delivery.set_request(&self.keys);
+            delivery.set_request(keys);
             request.extensions_mut().insert(delivery);
             claim.attach(request.extensions_mut());
-            self.inner.call(request)
-        }));
-        let handler = match called {
-            Ok(handler) => handler,
-            Err(panic) => return Called::Panicked(panic),
-        };
-        let mut handler = pin!(AssertUnwindSafe(handler).catch_unwind());
-        // This function drops the handler before the claim is settled: nothing runs without a claim.
-        let returned = match self.service.config.times.handler_timeout {
-            None => handler.await,
-            Some(bound) => match timeout(bound, handler.as_mut()).await {
-                Ok(returned) => returned,
-                Err(_elapsed) => return Called::TimedOut,
-            },
-        };
-        returned.map_or_else(Called::Panicked, Called::Returned)
-    }
-
-    /// Decides whether the handler succeeded.
-    fn judge(
-        &mut self,
-        called: Called<S::Response, S::Error>,
-    ) -> (Outcome, Ending<ResBody, S::Error>) {
-        match called {
-            Called::Returned(Ok(response)) => {
-                let (head, body) = response.into_parts();
-                self.report.status = Some(head.status);
-                let is_success = self.service.config.success.is(&head);
-                let outcome = if is_success { Outcome::Completed } else { Outcome::Failed };
-                let response = Response::from_parts(head, ResponseBody::inner(body));
-                (outcome, Ending::Inner(Ok(response)))
-            }
-            Called::Returned(Err(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
-            Called::Panicked(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
-            Called::TimedOut => own(Outcome::HandlerTimeout, DedupResult::HandlerTimeout),
-        }
+            inner.call(request)
+        })
     }
 
     /// Decides how a delivery ends whose claim was settled with `result`.
@@ -299,10 +269,7 @@ where
             self.report.error = Some(error.into());
             // A release that failed changes the log record only.
             if outcome == Outcome::Completed {
-                // If the store failed the commit, a retry may succeed.
-                let result =
-                    if is_handlers { DedupResult::Uncommitted } else { DedupResult::Unavailable };
-                return own(Outcome::Uncommitted, result);
+                return uncommitted(is_handlers);
             }
         }
         if outcome == Outcome::Completed {
@@ -328,10 +295,61 @@ enum Waited<C, E> {
 }
 
 /// How the call of the handler ended.
-enum Called<R, E> {
+pub(super) enum Called<R, E> {
     Returned(Result<R, E>),
     Panicked(Box<dyn Any + Send>),
     TimedOut,
+}
+
+/// Calls the handler, within its timeout, and catches its panic. The handler is dropped before this
+/// returns: nothing runs once the claim is settled.
+pub(super) async fn call<F, R, E>(
+    bound: Option<Duration>,
+    handler: impl FnOnce() -> F,
+) -> Called<R, E>
+where
+    F: Future<Output = Result<R, E>>,
+{
+    let handler = match catch_unwind(AssertUnwindSafe(handler)) {
+        Ok(handler) => handler,
+        Err(panic) => return Called::Panicked(panic),
+    };
+    let mut handler = pin!(AssertUnwindSafe(handler).catch_unwind());
+    let returned = match bound {
+        None => handler.await,
+        Some(bound) => match timeout(bound, handler.as_mut()).await {
+            Ok(returned) => returned,
+            Err(_elapsed) => return Called::TimedOut,
+        },
+    };
+    returned.map_or_else(Called::Panicked, Called::Returned)
+}
+
+/// Decides whether the handler succeeded.
+pub(super) fn judge<ResBody, E>(
+    called: Called<Response<ResBody>, E>,
+    success: &Success,
+    report: &mut ReportFields,
+) -> (Outcome, Ending<ResBody, E>) {
+    match called {
+        Called::Returned(Ok(response)) => {
+            let (head, body) = response.into_parts();
+            report.status = Some(head.status);
+            let outcome = if success.is(&head) { Outcome::Completed } else { Outcome::Failed };
+            let response = Response::from_parts(head, ResponseBody::inner(body));
+            (outcome, Ending::Inner(Ok(response)))
+        }
+        Called::Returned(Err(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
+        Called::Panicked(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
+        Called::TimedOut => own(Outcome::HandlerTimeout, DedupResult::HandlerTimeout),
+    }
+}
+
+/// Returns the answer to a success that was not committed, because of the handler or of the store. If
+/// the store failed the commit, a retry may succeed.
+pub(super) const fn uncommitted<B, E>(is_handlers: bool) -> (Outcome, Ending<B, E>) {
+    let result = if is_handlers { DedupResult::Uncommitted } else { DedupResult::Unavailable };
+    own(Outcome::Uncommitted, result)
 }
 
 const fn own<B, E>(outcome: Outcome, result: DedupResult) -> (Outcome, Ending<B, E>) {

@@ -37,6 +37,11 @@ impl<L> DedupLayer<L> {
     pub fn try_body_limit(mut self, bytes: usize) -> Result<Self, ConfigError> {
         check(bytes > 0, "body_limit", "at least 1 byte")?;
         self.config.body_limit = bytes;
+        if let Some(largest) = self.config.key.largest_body()
+            && bytes < largest
+        {
+            observe::small_body_limit(self.config.key.namespace_str(), bytes, largest);
+        }
         Ok(self)
     }
 

@@ -47,6 +47,7 @@ mod future;
 mod gate;
 mod handle;
 mod idempotency;
+mod keyless;
 mod paths;
 mod policy;
 mod report;

@@ -4,6 +4,7 @@
 //! cannot implement them.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +45,17 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
         context: &BeginContext,
     ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
 
+    /// Begins a request without a key. Returns `None` if there is nothing to settle after its handler.
+    #[doc(hidden)]
+    fn begin_without_key(
+        &self,
+        extensions: &Extensions,
+        context: BeginContext,
+    ) -> Option<Box<dyn KeylessClaim>> {
+        let _ = (extensions, context);
+        None
+    }
+
     /// Returns `true` if the adapter stores payload digests and responses.
     #[doc(hidden)]
     fn stores_data(&self) -> bool;
@@ -81,6 +93,30 @@ pub trait Claim: Send + 'static {
     /// The store did not reply. The error is for logs only, because the answer is the handler's failure.
     fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
+
+/// A request without a key, whose handler may borrow a transaction. Nothing is open before the handler
+/// does. If it is dropped, the transaction is rolled back in the background.
+pub trait KeylessClaim: Send {
+    /// Adds the lent transaction to the request.
+    fn attach(&self, extensions: &mut Extensions);
+
+    /// Commits the transaction, because the handler succeeded.
+    ///
+    /// # Errors
+    ///
+    /// The transaction could not be committed. The layer answers 500 or 503.
+    fn commit(self: Box<Self>) -> Settled;
+
+    /// Rolls the transaction back, because the handler failed.
+    ///
+    /// # Errors
+    ///
+    /// The store did not reply. The error is for logs only.
+    fn rollback(self: Box<Self>) -> Settled;
+}
+
+/// The settling of a [`KeylessClaim`].
+pub(super) type Settled = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 /// A ledger that can run a handler while its store does not reply.
 #[diagnostic::on_unimplemented(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::preset::{DAY, DEFAULTS, Floor, HOUR, Handshake, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, HOUR, Handshake, LargestBody, MIB, Preset, Rule};
 use super::read::{cloud_event, header_is, media_type, value};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, Found, KeyPart, Reader, RequestRef};
@@ -70,6 +70,10 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
     key: "`/subscription|/message/messageId`",
     rule: Rule::Part(|| key::json("/subscription").and(key::json("/message/messageId"))),
     floor: Floor(14 * DAY, "twice the 7 days for which messages are kept"),
+    body: Some(LargestBody(
+        14 * MIB,
+        "a message has [up to 10 MB](https://cloud.google.com/pubsub/quotas) of data, in base64",
+    )),
     how: "until it is acknowledged or the message's retention ends",
     source: "https://cloud.google.com/pubsub/docs/push",
     unverified: "the 7 days (the default retention); unwrapped messages",

@@ -1,6 +1,6 @@
 //! Code hosting and build services.
 
-use super::preset::{DAY, DEFAULTS, Floor, Handshake, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, Handshake, LargestBody, MIB, Preset, Retries, Rule};
 use super::read::header_is;
 use crate::key::{self, RequestRef};
 
@@ -12,6 +12,9 @@ use crate::key::{self, RequestRef};
 /// event to one URL. If both deliveries must be handled, give each its own route and namespace. The
 /// signature covers the body, not this header. A response other than 2xx loses the event: commit a job
 /// and answer at once, as in the example `ack_fast`.
+///
+/// GitHub sends bodies of up to 25 MB (its
+/// [payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)).
 ///
 /// A `ping` is a handshake if the signed body is a ping too. A ping that is sent as a form has its own
 /// id and is deduplicated.
@@ -25,6 +28,11 @@ pub const GITHUB: Preset = Preset {
         is: is_ping,
     }),
     floor: Floor(3 * DAY, "a person can send it again for 3 days"),
+    body: Some(LargestBody(
+        25 * MIB,
+        "[payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap); \
+         a larger event is not delivered",
+    )),
     retries: Retries::Never,
     how: "a person can, with the same id",
     source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
@@ -51,6 +59,11 @@ pub const GITLAB: Preset = Preset {
     key: "header `Idempotency-Key`, else `webhook-id`",
     rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
+    body: Some(LargestBody(
+        25 * MIB,
+        "[its limit](https://gitlab.com/gitlab-org/gitlab/-/merge_requests/38687); a larger event is \
+         not delivered",
+    )),
     how: "the id is documented to stay the same on retries, the schedule is not documented; a \
           person can, with the same id",
     source: "https://docs.gitlab.com/user/project/integrations/webhooks/",

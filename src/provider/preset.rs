@@ -10,6 +10,7 @@ use crate::key::{self, EachKey, KeyExtractor, KeyPart, Reader, RequestRef};
 pub(super) const MINUTE: u64 = 60;
 pub(super) const HOUR: u64 = 60 * MINUTE;
 pub(super) const DAY: u64 = 24 * HOUR;
+pub(super) const MIB: usize = 1024 * 1024;
 
 /// The facts about one sender: its key, and other facts that deduplication depends on.
 #[derive(Clone, Copy)]
@@ -22,6 +23,7 @@ pub struct Preset {
     pub(super) handshake: Option<Handshake>,
     pub(super) methods: &'static [Method],
     pub(super) floor: Floor,
+    pub(super) body: Option<LargestBody>,
     pub(super) retries: Retries,
     pub(super) how: &'static str,
     pub(super) signed_id: bool,
@@ -40,6 +42,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     handshake: None,
     methods: &[Method::POST],
     floor: Floor(0, ""),
+    body: None,
     retries: Retries::Automatic,
     how: "",
     signed_id: false,
@@ -67,6 +70,10 @@ pub(super) struct Handshake {
 /// The shortest retention, and why.
 #[derive(Clone, Copy)]
 pub(super) struct Floor(pub(super) u64, pub(super) &'static str);
+
+/// The largest body, in bytes, and where the sender documents it.
+#[derive(Clone, Copy)]
+pub(super) struct LargestBody(pub(super) usize, pub(super) &'static str);
 
 /// When a sender retries a delivery by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,6 +149,10 @@ impl Preset {
         let keys =
             keys.methods(self.methods.iter().cloned()).retention_floor(self.retention_floor());
         let keys = if self.signed_id { keys } else { keys.with_unsigned_id() };
+        let keys = match self.body {
+            Some(body) => keys.max_body(body.0),
+            None => keys,
+        };
         match self.handshake {
             Some(handshake) => keys.bypass_when(handshake.is),
             None => keys,
@@ -173,6 +184,26 @@ impl Preset {
     #[must_use]
     pub const fn floor_basis(&self) -> &'static str {
         self.floor.1
+    }
+
+    /// Returns the largest body that the sender sends, in bytes; `None` if the sender does not document
+    /// it. The default [`body_limit`](crate::DedupLayer::body_limit) is not below it.
+    #[must_use]
+    pub const fn max_body(&self) -> Option<usize> {
+        match self.body {
+            Some(body) => Some(body.0),
+            None => None,
+        }
+    }
+
+    /// Returns, in words, where the largest body is documented.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn max_body_basis(&self) -> &'static str {
+        match self.body {
+            Some(body) => body.1,
+            None => "",
+        }
     }
 
     /// Returns when the sender retries by itself.
@@ -243,6 +274,7 @@ impl fmt::Debug for Preset {
             .field("key", &self.key)
             .field("methods", &self.methods)
             .field("retention_floor", &self.retention_floor())
+            .field("max_body", &self.max_body())
             .field("retries", &self.retries)
             .field("signed_id", &self.signed_id)
             .field("source", &self.source)

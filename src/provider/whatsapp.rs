@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::preset::{DAY, DEFAULTS, Floor, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, Floor, LargestBody, MIB, Preset, Rule};
 use crate::error::KeyError;
 use crate::key::{
     self, Found, FoundEvents, KeyPart, Pointer, Reader, RequestRef, body_id, compose, items,
@@ -30,6 +30,10 @@ pub const WHATSAPP: Preset = Preset {
           time?|field?|body_` and the SHA-256 of the change",
     rule: Rule::Reader(whatsapp),
     floor: Floor(14 * DAY, "twice the 7 days of the schedule"),
+    body: Some(LargestBody(
+        3 * MIB,
+        "[documentation](https://developers.facebook.com/docs/whatsapp/cloud-api/webhooks)",
+    )),
     how: "for up to 7 days; other webhooks of Meta for 36 h",
     signed_id: true,
     source: "https://developers.facebook.com/docs/whatsapp/cloud-api/guides/set-up-webhooks",

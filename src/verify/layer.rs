@@ -53,12 +53,17 @@ pub struct VerifyLayer {
 }
 
 impl VerifyLayer {
-    /// Makes a layer with the limits of [`DedupLayer`](crate::DedupLayer): 2 MiB and 10 s.
+    /// Makes a layer with the default limits of [`DedupLayer`](crate::DedupLayer) for the same preset:
+    /// 10 s, and 2 MiB or the preset's [largest body](crate::provider::Preset::max_body) if that is
+    /// larger.
     pub fn new(verifier: Verifier) -> Self {
-        Self::from_fn(move |head, body, now| verifier.verify(head, body, now))
+        let body_limit = BODY_LIMIT.max(verifier.max_body.unwrap_or_default());
+        let layer = Self::from_fn(move |head, body, now| verifier.verify(head, body, now));
+        Self { body_limit, ..layer }
     }
 
-    /// Makes a layer for a sender whose scheme this crate does not have. The closure takes the head of
+    /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
+    /// The closure takes the head of
     /// the request, the whole raw body and the server's time.
     pub fn from_fn<F>(check: F) -> Self
     where
@@ -72,7 +77,8 @@ impl VerifyLayer {
         }
     }
 
-    /// Sets the largest body, in bytes. A larger body is answered 413.
+    /// Sets the largest body, in bytes. A larger body is answered 413. The smaller of this limit and
+    /// the [limit](crate::DedupLayer::body_limit) of the `DedupLayer` applies: set both.
     ///
     /// # Panics
     ///

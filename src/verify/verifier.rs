@@ -46,6 +46,8 @@ pub struct Verifier {
     keys: Arc<[Box<[u8]>]>,
     url: Option<Arc<PublicUrl>>,
     tolerance: Duration,
+    /// The largest body of the sender, if the sender documents it.
+    pub(super) max_body: Option<usize>,
 }
 
 impl Verifier {
@@ -56,7 +58,8 @@ impl Verifier {
             None if scheme.signs_url() => return Err(VerifierError::NoPublicUrl),
             None => None,
         };
-        Ok(Self { scheme, keys: [key].into(), url, tolerance: Duration::from_secs(300) })
+        let tolerance = Duration::from_secs(300);
+        Ok(Self { scheme, keys: [key].into(), url, tolerance, max_body: None })
     }
 
     /// Accepts another secret too, while one secret replaces the other. One of them has to match.
@@ -161,7 +164,8 @@ impl Preset {
     /// [`VerifierError::NoScheme`] if this crate knows no scheme of the sender; otherwise as
     /// [`Scheme::verifier`].
     pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
-        self.scheme_or_error()?.verifier(secret)
+        let verifier = self.scheme_or_error()?.verifier(secret)?;
+        Ok(Verifier { max_body: self.max_body(), ..verifier })
     }
 
     /// Makes a verifier for a sender that signs the public URL of this server: see
@@ -175,7 +179,8 @@ impl Preset {
         public_url: &str,
         secret: impl AsRef<str>,
     ) -> Result<Verifier, VerifierError> {
-        self.scheme_or_error()?.verifier_at(public_url, secret)
+        let verifier = self.scheme_or_error()?.verifier_at(public_url, secret)?;
+        Ok(Verifier { max_body: self.max_body(), ..verifier })
     }
 
     fn scheme_or_error(&self) -> Result<Scheme, VerifierError> {

@@ -54,7 +54,7 @@ fn pool_of(url: &str, connections: u32, synchronous_commit: &str) -> PgPool {
 /// A handler that writes its effect in the delivery's transaction.
 fn within() -> Boxed {
     Boxed::new(tower::service_fn(async |request: Request<Body>| {
-        let written = effect(&mut lend(&request), request.extensions().get().unwrap()).await;
+        let written = effect(&mut *lend(&request).await, request.extensions().get().unwrap()).await;
         pause(10).await;
         Ok(answer(written.is_ok()))
     }))

@@ -95,7 +95,7 @@ async fn cut_off(
     let Ok(Begin::First { claim, .. }) = begun else { panic!("{begun:?}") };
     let mut extensions = Extensions::new();
     claim.attach(&mut extensions);
-    let mut tx = extensions.get::<TxHandle<Postgres>>().unwrap().lend().unwrap();
+    let mut tx = extensions.get::<TxHandle<Postgres>>().unwrap().lend().await.unwrap();
     effect(&mut tx, claim.delivery()).await.unwrap();
     if stage == Stage::Keep {
         assert!(tx.mark_done(&dedup_key(id)).await.unwrap());
@@ -188,7 +188,7 @@ fn runtime_that_ends_leaves_nothing_behind() {
     let observer = tokio::runtime::Runtime::new().unwrap();
     let database = observer.block_on(Database::fresh());
     let handle = |request: Request<Body>| async move {
-        let mut tx = lend(&request);
+        let mut tx = lend(&request).await;
         let written = effect(&mut tx, request.extensions().get().unwrap()).await;
         tokio::time::sleep(Duration::from_millis(2)).await;
         Ok::<_, Infallible>(answer(written.is_ok()))
@@ -243,7 +243,7 @@ fn transaction_dropped_on_any_thread_is_rolled_back() {
     let hand_over = move |request: Request<Body>| {
         let sender = sender.clone();
         async move {
-            sender.send(lend(&request)).unwrap();
+            sender.send(lend(&request).await).unwrap();
             Ok::<_, Infallible>(answer(true))
         }
     };
@@ -357,7 +357,7 @@ fn batch(words: &str) -> Request<Body> {
 /// Writes the effect of each event and marks the event as done, except for the poison event.
 async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let delivery: &Delivery = request.extensions().get().unwrap();
-    let mut tx = lend(&request);
+    let mut tx = lend(&request).await;
     for key in delivery.keys() {
         let insert = "INSERT INTO effects (id, takeover) VALUES ($1, false)";
         let written = sqlx::query(insert).bind(key.id().to_owned()).execute(&mut *tx).await;
@@ -508,7 +508,7 @@ where
 async fn transactions_terminated_under_load_lose_and_double_nothing() {
     let database = Database::fresh().await;
     let handler = tower::service_fn(async |request: Request<Body>| {
-        let mut tx = lend(&request);
+        let mut tx = lend(&request).await;
         let written = effect(&mut tx, request.extensions().get().unwrap()).await;
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..20))).await;
         Ok(answer(written.is_ok()))

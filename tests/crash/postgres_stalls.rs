@@ -34,7 +34,7 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
     let handler = tower::service_fn(async |request: Request<Body>| {
         let stuck = request.headers()["webhook-id"].to_str().unwrap().starts_with("stuck");
         let run = async {
-            let mut tx = lend(&request);
+            let mut tx = lend(&request).await;
             if stuck {
                 let lock = sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE");
                 lock.execute(&mut *tx).await.unwrap();

@@ -13,7 +13,7 @@ use axum::routing::{MethodRouter, post};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupLayer, DedupTx, Delivery, key, provider};
+use tower_dedup::{DedupLayer, DedupTx, Delivery, OnMissingKey, key, provider};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -277,35 +277,100 @@ async fn default_retention_is_raised_to_the_floor_of_the_sender() {
     }
 }
 
+#[test]
+fn body_limit_below_the_largest_body_of_the_sender_warns_once_and_is_used() {
+    let push = |bytes: usize| {
+        let push = Request::post("/").header("x-github-delivery", format!("push-{bytes}"));
+        push.body(Body::from(vec![b' '; bytes])).unwrap()
+    };
+    let log = Log::of(async || {
+        let dedup = DedupLayer::new(provider::GITHUB, store()).body_limit(10);
+        let app = Router::new().route("/", post(async || ()).layer(dedup));
+        assert_eq!(app.clone().oneshot(push(10)).await.unwrap().status(), 200);
+        assert_eq!(app.clone().oneshot(push(11)).await.unwrap().status(), 413);
+    });
+    let small = "the body limit is smaller than the largest body of this sender";
+    assert_eq!(log.levels(small), ["WARN"]);
+    let log = Log::of(async || {
+        let _default = DedupLayer::new(provider::GITHUB, store());
+        let _large = DedupLayer::new(provider::GITHUB, store()).body_limit(25 << 20);
+        let _unknown = DedupLayer::new(provider::STRIPE, store()).body_limit(10);
+    });
+    assert!(log.levels(small).is_empty());
+}
+
+/// axum's extractors take such a body too.
+#[tokio::test]
+async fn default_body_limit_is_raised_to_the_largest_body_of_the_sender() {
+    const LIMIT: usize = 25 << 20;
+    let stripe = key::header("x-github-delivery").namespace("stripe");
+    for (keys, limit) in [(provider::GITHUB.extractor(), LIMIT), (stripe, 2 << 20)] {
+        let dedup = DedupLayer::new(keys, store());
+        let handler = async |body: axum::body::Bytes| body.len().to_string();
+        let app = Router::new().route("/", post(handler).layer(dedup));
+        for (bytes, status) in [(limit, 200), (limit + 1, 413)] {
+            let push = Request::post("/").header("x-github-delivery", format!("push-{bytes}"));
+            let push = push.body(Body::from(vec![b' '; bytes])).unwrap();
+            let response = app.clone().oneshot(push).await.unwrap();
+            assert_eq!(response.status(), status, "{bytes} bytes");
+            assert_eq!(result(&response), (status == 413).then_some("too-large"));
+        }
+    }
+}
+
 /// The client learns nothing about the routes. The log names the fault.
 #[test]
-fn rejected_arguments_are_an_empty_500_and_a_logged_cause() {
+fn rejected_arguments_are_an_empty_500_and_a_logged_cause_with_its_fix() {
     let log = Log::of(async || {
         let dir = tempfile::tempdir().unwrap();
         let url = sqlite_url(dir.path());
         let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
-        let dedup = DedupLayer::transactional(provider::STRIPE, store);
+        let dedup = DedupLayer::transactional(provider::STRIPE, store.clone())
+            .on_missing_key(OnMissingKey::PassThrough);
         let app = Router::new()
             .route("/lent", post(async |_one: Tx, _two: Tx| ()))
+            .route("/handshake", post(async |_: Tx, _: Delivery| ()))
+            .route("/unopened", post(async |_: Tx| ()))
             .layer(dedup)
             .route("/absent", post(async |_: Tx| ()))
             .route("/undeduplicated", post(async |_: Delivery| ()));
-        for path in ["/lent", "/absent", "/undeduplicated"] {
-            let event = Request::post(path).body(Body::from(r#"{"id": "rejected"}"#)).unwrap();
+        for (path, status, body) in [
+            ("/lent", 500, r#"{"id": "rejected"}"#),
+            ("/absent", 500, "{}"),
+            ("/undeduplicated", 500, "{}"),
+            ("/handshake", 500, "{}"),
+            ("/unopened", 503, "{}"),
+        ] {
+            if path == "/unopened" {
+                store.close().await;
+            }
+            let event = Request::post(path).body(Body::from(body)).unwrap();
             let response = app.clone().oneshot(event).await.unwrap();
-            assert_eq!(response.status(), 500, "{path}");
+            assert_eq!(response.status(), status, "{path}");
             let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
             assert!(body.is_empty(), "{path}: {body:?}");
         }
     });
-    assert_eq!(log.levels("rejected"), ["ERROR"; 3]);
+    assert_eq!(log.levels("rejected"), ["WARN"; 5]);
     let events = log.0.lock().unwrap();
-    let causes: Vec<_> = events.iter().filter_map(|event| event.get("error")).collect();
-    let said = ["is lent already", "no transaction over this database", "was not deduplicated"];
-    for (cause, said) in causes.iter().zip(said) {
-        assert!(cause.contains(said), "{cause}");
+    let rejected: Vec<_> = events.iter().filter(|event| event.contains_key("fix")).collect();
+    let said = [
+        ("DedupTx", "is lent already", "one DedupTx at a time"),
+        ("DedupTx", "no transaction over this database", "put DedupLayer::transactional"),
+        ("Delivery", "was not deduplicated", "put a DedupLayer around the route"),
+        ("Delivery", "was not deduplicated", "take Option<Delivery> if handshakes"),
+        (
+            "DedupTx",
+            "the store opened no transaction: using an adapter that was closed",
+            "check the database",
+        ),
+    ];
+    for (event, (argument, cause, fix)) in rejected.iter().zip(said) {
+        assert!(event["argument"].contains(argument), "{event:?}");
+        assert!(event["error"].contains(cause), "{event:?}");
+        assert!(event["fix"].contains(fix), "{event:?}");
     }
-    assert_eq!(causes.len(), 3);
+    assert_eq!(rejected.len(), 5);
 }
 
 type Tx = DedupTx<sqlx::Sqlite>;

@@ -52,6 +52,21 @@ fn facts_of_every_preset_are_pinned() {
 }
 
 #[test]
+fn largest_bodies_are_pinned_and_have_a_source() {
+    const MIB: usize = 1024 * 1024;
+    let documented: Vec<_> = provider::ALL
+        .iter()
+        .filter_map(|preset| preset.max_body().map(|bytes| (preset.name(), bytes / MIB)))
+        .collect();
+    let pinned = [("github", 25), ("gitlab", 25), ("whatsapp", 3), ("google-pubsub", 14)];
+    assert_eq!(documented, pinned);
+    for preset in provider::ALL {
+        let has_source = preset.max_body_basis().contains("](https://");
+        assert_eq!(has_source, preset.max_body().is_some(), "{preset:?}");
+    }
+}
+
+#[test]
 fn only_twilio_delivers_by_get() {
     for preset in provider::ALL {
         let by_get = preset.methods().contains(&Method::GET);

@@ -126,7 +126,7 @@ async fn deliveries_leave_no_lock_and_no_setting_behind() {
     let watch = Watch::new(&database).await;
     let handler = tower::service_fn(async |request: Request<Body>| {
         let sql = request.headers()["sql"].to_str().unwrap().to_owned();
-        let ran = lend(&request).execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
+        let ran = lend(&request).await.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
         Ok::<Response<Body>, Infallible>(answer(ran.is_ok()))
     });
     let service = transactional(&watch.pool).store_timeout(MINUTE).replay(Replay::new());

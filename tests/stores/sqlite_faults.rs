@@ -48,8 +48,8 @@ async fn count(pool: &SqlitePool, table: &str) -> i64 {
     sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
 }
 
-fn lend(request: &Request<Body>) -> DedupTx<Sqlite> {
-    request.extensions().get::<TxHandle<Sqlite>>().unwrap().lend().unwrap()
+async fn lend(request: &Request<Body>) -> DedupTx<Sqlite> {
+    request.extensions().get::<TxHandle<Sqlite>>().unwrap().lend().await.unwrap()
 }
 
 fn answer(status: u16) -> Result<Response<Body>, Infallible> {
@@ -60,7 +60,7 @@ fn answer(status: u16) -> Result<Response<Body>, Infallible> {
 
 /// A handler leaks the guards of two savepoints and fails.
 async fn leaks(request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    let mut tx = lend(&request);
+    let mut tx = lend(&request).await;
     let mut one = tx.begin().await.unwrap();
     sqlx::query("INSERT INTO effects VALUES ('leaked')").execute(&mut *one).await.unwrap();
     std::mem::forget(one.begin().await.unwrap());
@@ -102,7 +102,7 @@ async fn rollback_after_leaked_savepoints_leaves_no_connection_in_a_transaction(
 
 /// The handler's write makes COMMIT fail. The store has not failed.
 async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    let mut tx = lend(&request);
+    let mut tx = lend(&request).await;
     sqlx::query("INSERT INTO orders VALUES (1, 99)").execute(&mut *tx).await.unwrap();
     answer(200)
 }

@@ -234,13 +234,13 @@ pub(crate) struct Gate {
 pub(crate) const AT_A_GATE: &str = "wait_event = 'PgSleep'";
 
 /// Returns the delivery's transaction.
-pub(crate) fn lend(request: &Request<Body>) -> DedupTx<Postgres> {
-    request.extensions().get::<TxHandle<Postgres>>().unwrap().lend().unwrap()
+pub(crate) async fn lend(request: &Request<Body>) -> DedupTx<Postgres> {
+    request.extensions().get::<TxHandle<Postgres>>().unwrap().lend().await.unwrap()
 }
 
 /// A handler that writes its effect in the delivery's transaction, and fails if the write fails.
 pub(crate) async fn write(request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    let written = effect(&mut lend(&request), request.extensions().get().unwrap()).await;
+    let written = effect(&mut *lend(&request).await, request.extensions().get().unwrap()).await;
     Ok(answer(written.is_ok()))
 }
 
@@ -282,7 +282,7 @@ pub(crate) fn writes_and_waits(held: &Handler) -> Boxed {
     Boxed::new(tower::service_fn(move |request: Request<Body>| {
         let held = held.clone();
         async move {
-            let mut tx = lend(&request);
+            let mut tx = lend(&request).await;
             let written = effect(&mut tx, request.extensions().get().unwrap()).await;
             held.run(request).await.unwrap();
             Ok(answer(written.is_ok()))

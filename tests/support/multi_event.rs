@@ -192,7 +192,7 @@ pub(crate) async fn apart(
 /// A handler that writes its effects in the delivery's transaction, each event under a savepoint.
 pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answer {
     let (delivery, head, body) = split(request, &runs).await;
-    let mut tx = head.extensions.get::<TxHandle<DB>>().unwrap().lend().unwrap();
+    let mut tx = head.extensions.get::<TxHandle<DB>>().unwrap().lend().await.unwrap();
     if head.headers.contains_key("bulk") {
         DB::run(&mut tx, insert(delivery.keys().map(DedupKey::id))).await.unwrap();
         return answer(200);

@@ -143,6 +143,24 @@ async fn delivery_that_waits_for_a_permit_holds_no_place_in_an_inner_limit() {
     assert_eq!(places.available_permits(), 2);
 }
 
+/// A sender that never retries, such as GitHub, must not get a 503 because many pushes come at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_pushes_at_once_over_a_pool_of_ten_are_all_handled() {
+    let schema = Schema::fresh();
+    let handler = Handler::default();
+    let layer = over_a_pool_of(10, &schema).await;
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let pushes = (0..200_u32).map(|n| {
+        let service = service.clone();
+        tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
+    });
+    for push in pushes.collect::<Vec<_>>() {
+        assert_eq!(push.await.unwrap(), StatusCode::OK);
+        assert!(handle.running() <= 8, "{}", handle.running());
+    }
+    assert_eq!(handler.runs(), 200);
+}
+
 #[tokio::test]
 async fn bound_of_sqlite_is_the_layers_own_and_a_delivery_waits_for_it_as_well() {
     let dir = tempfile::tempdir().unwrap();

@@ -286,7 +286,7 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     let worker = Deduplicator::transactional(db.adapter());
     let key = dedup_key("a");
     let insert = async |work: RunContext| {
-        let mut tx = work.transaction::<D::Database>().unwrap();
+        let mut tx = work.transaction::<D::Database>().await.unwrap();
         D::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await.unwrap();
         tx
     };
@@ -322,7 +322,8 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     assert_eq!(db.effects().await, ["a"]);
     let leased = Deduplicator::new(db.adapter());
     let other = dedup_key("b");
-    let absent = leased
-        .run(&other, async |work| Err::<(), _>(work.transaction::<D::Database>().unwrap_err()));
+    let absent = leased.run(&other, async |work| {
+        Err::<(), _>(work.transaction::<D::Database>().await.unwrap_err())
+    });
     assert!(matches!(absent.await, Err(RunError::Handler(TxUnavailable::Absent))));
 }

@@ -190,16 +190,16 @@ impl World {
     }
 }
 
-/// Executes the words of the body in order.
+/// Executes the words of the body in order. A request without a key has the id `ping`.
 pub(super) async fn handle<D: Db>(
     State(world): State<World>,
-    delivery: Delivery,
+    delivery: Option<Delivery>,
     mut tx: DedupTx<D::Database>,
     script: String,
 ) -> StatusCode {
     world.runs.fetch_add(1, Ordering::SeqCst);
-    world.deliveries.lock().unwrap().push(delivery.clone());
-    let id = delivery.id().to_owned();
+    let id = delivery.as_ref().map_or("ping", Delivery::id).to_owned();
+    world.deliveries.lock().unwrap().extend(delivery);
     let insert = || format!("INSERT INTO effects (id) VALUES ('{id}')");
     for word in script.split_whitespace() {
         match word {

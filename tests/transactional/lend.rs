@@ -34,10 +34,10 @@ async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
             let second = DedupTx::<D::Database>::from_request_parts(&mut head, &()).await;
             assert_eq!(second.unwrap_err().status(), 500);
             let handle = head.extensions.get::<TxHandle<D::Database>>().unwrap().clone();
-            assert_eq!(handle.lend().unwrap_err(), TxUnavailable::Lent);
+            assert!(matches!(handle.lend().await, Err(TxUnavailable::Lent)));
             drop(first);
             // After its drop, the transaction can be lent again.
-            let mut again = handle.lend().unwrap();
+            let mut again = handle.lend().await.unwrap();
             D::run(&mut again, "INSERT INTO effects (id) VALUES ('x')".to_owned()).await.unwrap();
             *store.lock().unwrap() = Some(handle);
             StatusCode::OK
@@ -48,7 +48,7 @@ async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
     assert_eq!(send(&app, "a", "").await.status(), 200);
     assert_eq!(db.effects().await, ["x"]);
     let handle = stored.lock().unwrap().take().unwrap();
-    assert_eq!(handle.lend().unwrap_err(), TxUnavailable::Closed);
+    assert!(matches!(handle.lend().await, Err(TxUnavailable::Closed)));
     // A route without the layer has no transaction; the extractor's rejection says so.
     let bare = Router::new().route("/hook", post(handle_bare::<D>)).with_state(world);
     assert_eq!(send(&bare, "a", "").await.status(), 500);
@@ -57,7 +57,7 @@ async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
 async fn handle_bare<D: Db>(_: DedupTx<D::Database>) {}
 
 /// Runs the inner service once for each line of the body, until it succeeds.
-async fn retry_by_line(request: Request, next: Next) -> Response {
+pub(super) async fn retry_by_line(request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let script = to_bytes(body, 1 << 20).await.unwrap();
     let mut response = StatusCode::IM_A_TEAPOT.into_response();

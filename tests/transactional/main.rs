@@ -3,6 +3,7 @@
 mod bounds;
 mod commit;
 mod fixture;
+mod keyless;
 mod lend;
 mod misuse;
 mod multi_event;

@@ -189,7 +189,7 @@ impl<DB: Sql> Held<DB> {
         let Ok(Begin::First { claim, .. }) = begun else { panic!("{begun:?}") };
         let mut extensions = http::Extensions::new();
         claim.attach(&mut extensions);
-        let tx = extensions.get::<TxHandle<DB>>().unwrap().lend().unwrap();
+        let tx = extensions.get::<TxHandle<DB>>().unwrap().lend().await.unwrap();
         Self { claim, tx }
     }
 
@@ -346,7 +346,7 @@ async fn deduplicator_work_that_fails_after_mark_done_is_complete(fixture: Fixtu
 async fn works<DB: Sql>(worker: Deduplicator<Transactional<DB>>) {
     let key = dedup_key("a");
     let failed = worker.run(&key, async |work: RunContext| {
-        let mut tx = work.transaction::<DB>().unwrap();
+        let mut tx = work.transaction::<DB>().await.unwrap();
         DB::run(&mut tx, insert(["a"])).await.unwrap();
         assert!(!work.delivery().mark_done(&dedup_key("a")));
         assert!(tx.mark_done(&dedup_key("a")).await.unwrap());

@@ -115,7 +115,7 @@ async fn rival(pool: &PgPool, statements: &[String]) {
 /// `bare` does so without a savepoint. `fail` fails, and `quit` does so at once.
 async fn handle(request: Request<Body>, runs: Runs, before: Option<PgPool>) -> Answer {
     let (delivery, head, body) = split(request, &runs).await;
-    let mut tx = head.extensions.get::<TxHandle<Postgres>>().unwrap().lend().unwrap();
+    let mut tx = head.extensions.get::<TxHandle<Postgres>>().unwrap().lend().await.unwrap();
     let mut failed = false;
     for (name, way) in words(&body) {
         let key = dedup_key(id(name));

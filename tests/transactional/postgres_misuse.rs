@@ -19,7 +19,7 @@ async fn handler_that_ends_its_transaction_is_no_success() {
     let pool = database.pool(2);
     let handler = tower::service_fn(async |request: Request<Body>| {
         let sql = request.headers()["webhook-id"].to_str().unwrap().to_owned();
-        let mut tx = lend(&request);
+        let mut tx = lend(&request).await;
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.unwrap();
         effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
         Ok::<_, Infallible>(answer(true))
@@ -69,7 +69,7 @@ async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
             move |request: Request<Body>| {
                 let held = held.clone();
                 async move {
-                    let mut tx = lend(&request);
+                    let mut tx = lend(&request).await;
                     effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
                     std::mem::forget(tx.begin().await.unwrap());
                     if broken {

@@ -55,7 +55,7 @@ async fn complete_key_is_committed_to_disk() {
         // The handler may change the setting of the role.
         let handler = tower::service_fn(move |request: Request<Body>| async move {
             let again = AssertSqlSafe(format!("SET synchronous_commit = {setting}"));
-            lend(&request).execute(sqlx::raw_sql(again)).await.unwrap();
+            lend(&request).await.execute(sqlx::raw_sql(again)).await.unwrap();
             write(request).await
         });
         until_acknowledged(&transactional(&pool).layer(handler), "transactional").await;
@@ -98,7 +98,7 @@ async fn lock_timeout_of_the_user_applies_in_the_handler() {
             transactional(&pool).layer(tower::service_fn(move |request: Request<Body>| {
                 let found = found.clone();
                 async move {
-                    found.send(shows(&mut lend(&request)).await).unwrap();
+                    found.send(shows(&mut *lend(&request).await).await).unwrap();
                     write(request).await
                 }
             }));
@@ -193,7 +193,7 @@ async fn statement_that_takes_too_long_is_no_success() {
             async move {
                 let is_for = |id| slow && request.headers()["webhook-id"] == id;
                 let (told, swallowed) = (is_for("told"), is_for("swallowed"));
-                let mut tx = lend(&request);
+                let mut tx = lend(&request).await;
                 let mut written = effect(&mut tx, request.extensions().get().unwrap()).await;
                 if told || swallowed {
                     let ended = sqlx::query("SELECT pg_sleep(600)").execute(&mut *tx).await;
@@ -300,7 +300,7 @@ async fn role_needs_select_insert_update_and_delete_only() {
     assert_eq!(send(&services[2], request("fails")).await.status(), 500);
     // A session that a handler has broken is terminated.
     let spoils = tower::service_fn(async |request: Request<Body>| {
-        lend(&request).execute("ROLLBACK").await.unwrap();
+        lend(&request).await.execute("ROLLBACK").await.unwrap();
         Ok::<_, Infallible>(answer(true))
     });
     let service = DedupLayer::transactional(by_header(), adapter).layer(spoils);

@@ -23,7 +23,7 @@ fn writes_and_runs(sql: &str) -> Boxed {
     Boxed::new(tower::service_fn(move |request: Request<Body>| {
         let sql = sql.clone();
         async move {
-            let mut tx = lend(&request);
+            let mut tx = lend(&request).await;
             effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
             tx.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
             Ok::<_, Infallible>(answer(true))
@@ -204,7 +204,7 @@ async fn search_path_of_a_session_does_not_change_the_table() {
     PostgresAdapter::connect(&with.url()).await.unwrap().migrate().await.unwrap();
     let service = transactional(&database.pool(1));
     let service = service.layer(tower::service_fn(async |request: Request<Body>| {
-        let mut tx: DedupTx<_> = lend(&request);
+        let mut tx: DedupTx<_> = lend(&request).await;
         let delivery: &Delivery = request.extensions().get().unwrap();
         let written = tx.execute("SELECT 1 FROM webhook_deliveries LIMIT 1").await.is_ok();
         let schema = request.headers().get("schema").unwrap().to_str().unwrap();

@@ -332,6 +332,25 @@ async fn body_that_does_not_arrive_is_not_verified() {
     }
 }
 
+/// Both layers of one preset have one limit. The larger limit alone would have no effect.
+#[tokio::test]
+async fn body_limit_of_both_layers_follows_the_preset() {
+    let secret = Scheme::GitHub.test_secrets()[0];
+    let site = Site::new(provider::GITHUB, provider::GITHUB.verifier(secret).unwrap());
+    let of_scheme = Site::new(provider::GITHUB, Scheme::GitHub.verifier(secret).unwrap());
+    for (site, bytes, expected) in [
+        (&site, 25 << 20, ran()),
+        (&site, (25 << 20) + 1, (413, None)),
+        // A scheme alone names no sender.
+        (&of_scheme, (2 << 20) + 1, (413, None)),
+    ] {
+        let push = Request::post("/hook").header("x-github-delivery", format!("push-{bytes}"));
+        let push = push.body(Bytes::from(vec![b' '; bytes])).unwrap();
+        let push = Scheme::GitHub.sign(secret, None, std::time::SystemTime::now(), push).unwrap();
+        assert_eq!(send(&site.right()[0], push.map(Body::from)).await, expected, "{bytes} bytes");
+    }
+}
+
 /// The layer calls the service that it polled ready.
 #[tokio::test]
 async fn verify_layer_calls_the_service_that_is_ready() {

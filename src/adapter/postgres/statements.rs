@@ -75,6 +75,8 @@ statements! {
         tx_store,
         tx_complete,
         tx_restore_role,
+        tx_open,
+        tx_is_same,
     }
 }
 

@@ -212,7 +212,7 @@ impl PostgresStore {
         let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
         let unanswered: Vec<usize> = unanswered.collect();
         let mut transaction = None;
-        if !unanswered.is_empty() {
+        if !unanswered.is_empty() || keys.is_empty() {
             let (claimed, begun) = self.claim_in_new_transaction(&rows.select(&unanswered)).await?;
             transaction = begun;
             for (index, claimed) in unanswered.into_iter().zip(claimed) {
@@ -224,7 +224,7 @@ impl PostgresStore {
     }
 
     /// Claims in a new transaction; in another one after a conflict. Returns the transaction if anything
-    /// was granted.
+    /// was granted, or if there is no row.
     async fn claim_in_new_transaction(
         &self,
         rows: &Rows<'_>,
@@ -241,7 +241,11 @@ impl PostgresStore {
             let mut transaction = transaction.map_err(fault)?;
             let mut session = InTransaction::new(transaction.connection(), &statements, rows, lock);
             let mut rounds = Rounds::new(Kind::Claim, rows);
-            let ran = rounds.run(&mut session, false).await;
+            let ran = if rows.is_empty() {
+                session.open_without_keys().await
+            } else {
+                rounds.run(&mut session, false).await
+            };
             let begun = session.begun.take();
             let error = match (ran, rounds.claimed()) {
                 (Err(error), _) => error,
@@ -250,8 +254,8 @@ impl PostgresStore {
                     return Err(error);
                 }
                 (Ok(()), Ok(claimed)) => {
-                    let granted =
-                        claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
+                    let granted = rows.is_empty()
+                        || claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
                     if let Some(begun) = begun.filter(|_| granted) {
                         return Ok((claimed, Some(transaction.with(begun))));
                     }
@@ -301,6 +305,13 @@ impl<'t> InTransaction<'t> {
     ) -> Self {
         let locks = rows.iter().map(|row| row.hash).zip(advisory_locks(rows)).collect();
         Self { connection, statements, locks, session, begun: None }
+    }
+
+    async fn open_without_keys(&mut self) -> Result<(), sqlx::Error> {
+        let open = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tx_open)));
+        let row = open.bind(self.session).fetch_one(&mut *self.connection).await?;
+        self.begun = Some(Begun::new(&row)?);
+        Ok(())
     }
 
     async fn send(
@@ -396,9 +407,10 @@ async fn commit(
             return Err(fault(error));
         }
     };
-    if completed.len() != keys.len() {
+    // Without keys, the check of the transaction returns one row.
+    if completed.len() != keys.len().max(1) {
         end_badly(transaction).await;
-        return Err(not_ours("completing keys: the handler has ended its transaction"));
+        return Err(not_ours("committing: the handler has ended its transaction"));
     }
     let at_the_top = completed.into_iter().all(|top| top);
     if !at_the_top && has_leaked_savepoint(transaction.connection()).await.map_err(fault)? {

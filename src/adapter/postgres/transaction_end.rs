@@ -51,7 +51,7 @@ impl Statements {
     }
 
     /// Returns the message that completes keys in the transaction that claimed them. `retention_ms`
-    /// counts again from zero for a row that has expired.
+    /// counts again from zero for a row that has expired. Without keys, it only checks the transaction.
     pub(super) fn complete_in(
         &self,
         begun: &Begun,
@@ -65,7 +65,8 @@ impl Statements {
             ("retention_ms", &*retention_ms.to_string()),
             ("xid", &*begun.xid.to_string()),
         ];
-        let (begin_end, complete) = (self.begin_end(begun), fill(&self.tx_complete, &values));
+        let complete = if keys.is_empty() { &self.tx_is_same } else { &self.tx_complete };
+        let (begin_end, complete) = (self.begin_end(begun), fill(complete, &values));
         format!("{begin_end}; {complete}; {}", self.tx_restore_role)
     }
 }
@@ -88,6 +89,7 @@ mod tests {
             for (message, statements) in [
                 (statements.release_in(&begun, keys, token), 3),
                 (statements.complete_in(&begun, keys, token, 1), 3),
+                (statements.complete_in(&begun, &[], token, 1), 3),
             ] {
                 assert!(message.starts_with(TAG), "{message}");
                 assert_eq!(message.matches(TAG).count(), statements, "{message}");

@@ -11,6 +11,7 @@
 //!    ended the transaction. The hook replaces a hook that a pool of yours may have set.
 //! 4. The row is inserted incomplete. The last statement before COMMIT completes it. If the row is
 //!    gone, the transaction has ended.
+//!    A transaction without keys begins with a savepoint instead of a row.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,11 +115,7 @@ impl TransactionAdapter for SqliteAdapter {
         replaces: Option<u32>,
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            if let Some(hook) = hook_of(transaction) {
-                hook.has_savepoint.store(true, Ordering::SeqCst);
-            }
-            let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces));
-            set.execute(transaction.connection()).await.map(drop).map_err(|error| {
+            set_savepoint(transaction, savepoint, replaces).await.map_err(|error| {
                 let refused = matches!(&error, sqlx::Error::Database(_));
                 let error = store_error("setting a savepoint", error);
                 if refused { error.of_the_transaction() } else { error }
@@ -232,7 +229,16 @@ impl SqliteStore {
         let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
         let unanswered: Vec<usize> = unanswered.collect();
         let mut lent = None;
-        if !unanswered.is_empty() {
+        if keys.is_empty() {
+            let guard = self.write_lock(ErrorKind::Timeout).await?;
+            let mut transaction = self.begin(guard).await?;
+            // The ledger's own savepoints begin with 1.
+            if let Err(error) = set_savepoint(&mut transaction, 0, None).await {
+                let _ = self.rollback(transaction).await;
+                return Err(store_error("opening a transaction", error));
+            }
+            lent = Some(transaction);
+        } else if !unanswered.is_empty() {
             let guard = self.write_lock(ErrorKind::Timeout).await?;
             let mut transaction = self.begin(guard).await?;
             let rows = Rows::of_call(keys, terms, key_hash).select(&unanswered);
@@ -313,15 +319,19 @@ impl SqliteStore {
             }
         }
         let connection = transaction.connection();
-        let complete = &self.statements.tx_complete;
-        let completed = change(connection, CONTEXT, complete, keys, terms).await;
-        let ours = matches!(&completed, Ok(completed) if *completed == keys.len());
+        let (ours, completed) = if keys.is_empty() {
+            (is_same(connection).await, Ok(0))
+        } else {
+            let complete = &self.statements.tx_complete;
+            let completed = change(connection, CONTEXT, complete, keys, terms).await;
+            (matches!(&completed, Ok(completed) if *completed == keys.len()), completed)
+        };
         let hook = hook_of(&transaction);
         let leaked = ours && has_leaked_savepoint(&mut transaction).await;
         let (true, false, Some(hook)) = (ours, leaked, hook) else {
             let _ = self.end(transaction, leaked).await;
             completed?;
-            return Err(not_ours("completing keys: the handler has ended its transaction"));
+            return Err(not_ours("committing: the handler has ended its transaction"));
         };
         hook.allows.store(true, Ordering::SeqCst);
         transaction.commit().await.map_err(|error| {
@@ -443,6 +453,24 @@ async fn change(
         if refused { error.of_the_transaction() } else { error }
     })?;
     Ok(rows.len())
+}
+
+async fn set_savepoint(
+    transaction: &mut OpenTransaction<Sqlite>,
+    savepoint: u32,
+    replaces: Option<u32>,
+) -> Result<(), sqlx::Error> {
+    if let Some(hook) = hook_of(transaction) {
+        hook.has_savepoint.store(true, Ordering::SeqCst);
+    }
+    let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces));
+    set.execute(transaction.connection()).await.map(drop)
+}
+
+/// Returns `true` if the transaction without keys goes on. If the handler has ended it, its savepoint
+/// is gone, also from a transaction that the handler has begun since.
+async fn is_same(connection: &mut SqliteConnection) -> bool {
+    sqlx::raw_sql("RELEASE SAVEPOINT tower_dedup_0").execute(connection).await.is_ok()
 }
 
 /// Closes the idle connections that sqlx believes to be in a transaction. No caller holds that transaction:

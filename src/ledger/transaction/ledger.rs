@@ -8,12 +8,12 @@ use sqlx::Database;
 
 use super::super::call::bounded;
 use super::super::contract::{
-    Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger, Sealed,
+    Begin, BeginContext, CanReplay, Claim, HandlerSuccess, KeylessClaim, Ledger, Sealed, Settled,
 };
 use super::super::pending::{Pending, PendingGuard};
 use super::super::resolve::{KeyState, flatten, resolve, states};
 use super::super::retry::PendingWrites;
-use super::lend::{LendSlot, TxHandle};
+use super::lend::{Closed, LendSlot, TxHandle};
 use super::open::OpenDelivery;
 use crate::adapter::TransactionAdapter;
 use crate::delivery::{Delivery, Protection};
@@ -97,9 +97,29 @@ impl<DB: Database> Ledger for Transactional<DB> {
         let running = self.running.add((*keys).into());
         let delivery = resolution.delivery(Protection::Transactional);
         let adapter = Arc::clone(&self.adapter);
-        let open = OpenDelivery { adapter, delivery, keys, terms, store_timeout };
-        let slot = LendSlot::new(open, transaction);
-        Ok(Begin::First { claim: TransactionClaim { slot, _running: running }, others })
+        let marking = Some(delivery.clone());
+        let open = OpenDelivery { adapter, delivery: marking, keys, terms, store_timeout };
+        let lending = Lending(LendSlot::new(open, Some(transaction)));
+        Ok(Begin::First {
+            claim: TransactionClaim { lending, delivery, _running: running },
+            others,
+        })
+    }
+
+    fn begin_without_key(
+        &self,
+        extensions: &Extensions,
+        context: BeginContext,
+    ) -> Option<Box<dyn KeylessClaim>> {
+        // An outer layer lends its transaction. A second one would take another connection, and on
+        // SQLite it would wait for the first.
+        if extensions.get::<TxHandle<DB>>().is_some() {
+            return None;
+        }
+        let (adapter, terms) = (Arc::clone(&self.adapter), context.leased_terms(0));
+        let store_timeout = context.store_timeout;
+        let open = OpenDelivery { adapter, delivery: None, keys: Vec::new(), terms, store_timeout };
+        Some(Box::new(Lending(LendSlot::new(open, None))))
     }
 
     fn stores_data(&self) -> bool {
@@ -115,39 +135,74 @@ impl<DB: Database> CanReplay for Transactional<DB> {}
 
 /// The claim of a delivery whose keys are claimed in a transaction.
 pub struct TransactionClaim<DB: Database> {
-    slot: Arc<LendSlot<DB>>,
+    lending: Lending<DB>,
+    delivery: Delivery,
     /// Dropped last: a delivery that does not find the key here must find its row in the database.
     _running: PendingGuard,
 }
 
 impl<DB: Database> Claim for TransactionClaim<DB> {
     fn delivery(&self) -> &Delivery {
-        &self.slot.open().delivery
+        &self.delivery
     }
 
     fn attach(&self, extensions: &mut Extensions) {
-        TxHandle::attach(&self.slot, extensions);
+        self.lending.attach(extensions);
     }
 
     async fn commit(self, success: &HandlerSuccess) -> Result<(), Error> {
-        let Some((transaction, marks)) = self.slot.close() else {
-            let context = "committing: the handler has kept its transaction";
-            return Err(Error::new(ErrorKind::Transaction, context));
-        };
-        self.slot.open().commit(transaction, &marks, success).await
+        self.lending.commit(success).await
     }
 
     async fn rollback(self) -> Result<(), Error> {
-        // A transaction that is still lent is rolled back when its holder drops it.
-        let Some((transaction, marks)) = self.slot.close() else { return Ok(()) };
-        self.slot.open().rollback(transaction, &marks).await
+        self.lending.rollback().await
     }
 }
 
-impl<DB: Database> Drop for TransactionClaim<DB> {
+/// Lends a transaction to a handler, and ends it. Dropped, it rolls the transaction back.
+struct Lending<DB: Database>(Arc<LendSlot<DB>>);
+
+impl<DB: Database> Lending<DB> {
+    async fn commit(&self, success: &HandlerSuccess) -> Result<(), Error> {
+        match self.0.close() {
+            Closed::Open(transaction, marks) => {
+                self.0.open().commit(transaction, &marks, success).await
+            }
+            Closed::Unopened => Ok(()),
+            Closed::Lent => {
+                let context = "committing: the handler has kept its transaction";
+                Err(Error::new(ErrorKind::Transaction, context))
+            }
+        }
+    }
+
+    async fn rollback(&self) -> Result<(), Error> {
+        match self.0.close() {
+            Closed::Open(transaction, marks) => self.0.open().rollback(transaction, &marks).await,
+            // A transaction that is still lent is rolled back when its holder drops it.
+            Closed::Unopened | Closed::Lent => Ok(()),
+        }
+    }
+}
+
+impl<DB: Database> KeylessClaim for Lending<DB> {
+    fn attach(&self, extensions: &mut Extensions) {
+        TxHandle::attach(&self.0, extensions);
+    }
+
+    fn commit(self: Box<Self>) -> Settled {
+        Box::pin(async move { (*self).commit(&HandlerSuccess::default()).await })
+    }
+
+    fn rollback(self: Box<Self>) -> Settled {
+        Box::pin(async move { (*self).rollback().await })
+    }
+}
+
+impl<DB: Database> Drop for Lending<DB> {
     fn drop(&mut self) {
-        if let Some((transaction, marks)) = self.slot.close() {
-            self.slot.end_detached(transaction, marks);
+        if let Closed::Open(transaction, marks) = self.0.close() {
+            self.0.end_detached(transaction, marks);
         }
     }
 }

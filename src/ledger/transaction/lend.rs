@@ -7,6 +7,9 @@
 //! 1. Each clone of a handle has a number of its own, and so has the handle in each copy of a request.
 //! 2. A handler may clone its handle too. [`CopyMark`] is held by the request's extensions only, so it
 //!    is cloned only with the *request*. Until then, every clone of the handle may borrow.
+//!
+//! A request without a key has no transaction before its handler borrows one. Until the transaction is
+//! open, the slot counts as lent. So two borrowers never open two transactions.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -23,11 +26,11 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 /// Why a transaction cannot be lent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum TxUnavailable {
     /// There is no transaction: the ledger is not transactional, or uses another database, or the
-    /// request was not deduplicated.
+    /// request's method is not deduplicated.
     Absent,
     /// The transaction is lent already.
     Lent,
@@ -36,6 +39,9 @@ pub enum TxUnavailable {
     Copied,
     /// The delivery has ended, and the transaction with it.
     Closed,
+    /// The request has no key, and the store did not open a transaction for it. The handler may try
+    /// again.
+    Unopened(Arc<Error>),
 }
 
 impl fmt::Display for TxUnavailable {
@@ -45,11 +51,19 @@ impl fmt::Display for TxUnavailable {
             Self::Lent => "the delivery's transaction is lent already",
             Self::Copied => "another copy of the request borrowed the delivery's transaction",
             Self::Closed => "the delivery's transaction has ended",
+            Self::Unopened(_) => "the store opened no transaction",
         })
     }
 }
 
-impl std::error::Error for TxUnavailable {}
+impl std::error::Error for TxUnavailable {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Unopened(error) => Some(&**error),
+            Self::Absent | Self::Lent | Self::Copied | Self::Closed => None,
+        }
+    }
+}
 
 /// The state of all handles to one transaction.
 #[derive(Default)]
@@ -115,18 +129,34 @@ pub(super) struct LendSlot<DB: Database> {
 }
 
 enum State<DB: Database> {
+    /// The request has no key, and its handler has not borrowed a transaction yet.
+    Unopened,
     Available(OpenTransaction<DB>),
     Lent,
     /// The delivery has ended.
     Closed,
 }
 
+/// What was in the slot when the lending ended.
+pub(super) enum Closed<DB: Database> {
+    /// There is nothing to end: no transaction was opened, or it has ended.
+    Unopened,
+    Open(OpenTransaction<DB>, Savepoints),
+    Lent,
+}
+
 impl<DB: Database> LendSlot<DB> {
+    /// Without a `transaction`, the first borrower opens it.
+    ///
     /// # Panics
     ///
     /// Panics outside a runtime.
-    pub(super) fn new(open: OpenDelivery<DB>, transaction: OpenTransaction<DB>) -> Arc<Self> {
-        let (state, marks) = (Mutex::new(State::Available(transaction)), Mutex::default());
+    pub(super) fn new(
+        open: OpenDelivery<DB>,
+        transaction: Option<OpenTransaction<DB>>,
+    ) -> Arc<Self> {
+        let state = transaction.map_or(State::Unopened, State::Available);
+        let (state, marks) = (Mutex::new(state), Mutex::default());
         Arc::new(Self { state, marks, open, runtime: Handle::current() })
     }
 
@@ -134,13 +164,14 @@ impl<DB: Database> LendSlot<DB> {
         &self.open
     }
 
-    /// Ends the lending. Returns `None` if the transaction is lent, or has ended.
-    pub(super) fn close(&self) -> Option<(OpenTransaction<DB>, Savepoints)> {
+    /// Ends the lending.
+    pub(super) fn close(&self) -> Closed<DB> {
         match std::mem::replace(&mut *lock(&self.state), State::Closed) {
             State::Available(transaction) => {
-                Some((transaction, std::mem::take(&mut lock(&self.marks))))
+                Closed::Open(transaction, std::mem::take(&mut lock(&self.marks)))
             }
-            State::Lent | State::Closed => None,
+            State::Lent => Closed::Lent,
+            State::Unopened | State::Closed => Closed::Unopened,
         }
     }
 
@@ -159,10 +190,12 @@ impl<DB: Database> LendSlot<DB> {
         });
     }
 
-    fn lend(&self) -> Result<OpenTransaction<DB>, TxUnavailable> {
+    /// Returns the transaction, or `None` if the borrower has to open it.
+    fn lend(&self) -> Result<Option<OpenTransaction<DB>>, TxUnavailable> {
         let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, State::Lent) {
-            State::Available(transaction) => Ok(transaction),
+            State::Unopened => Ok(None),
+            State::Available(transaction) => Ok(Some(transaction)),
             State::Lent => Err(TxUnavailable::Lent),
             State::Closed => {
                 *state = State::Closed;
@@ -171,11 +204,12 @@ impl<DB: Database> LendSlot<DB> {
         }
     }
 
-    fn take_back(self: &Arc<Self>, transaction: OpenTransaction<DB>) {
+    /// `None` if the borrower has not opened the transaction.
+    fn take_back(self: &Arc<Self>, transaction: Option<OpenTransaction<DB>>) {
         let mut state = lock(&self.state);
         if let State::Lent = *state {
-            *state = State::Available(transaction);
-        } else {
+            *state = transaction.map_or(State::Unopened, State::Available);
+        } else if let Some(transaction) = transaction {
             drop(state);
             // Everything is rolled back, because the delivery has answered 500.
             self.end_detached(transaction, Savepoints::default());
@@ -206,7 +240,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// async fn handler<B>(request: Request<B>) -> Result<(), Box<dyn std::error::Error>> {
 ///     let handle = request.extensions().get::<TxHandle<Postgres>>().ok_or("not deduplicated")?;
-///     let mut tx = handle.lend()?;
+///     let mut tx = handle.lend().await?;
 ///     sqlx::query("UPDATE orders SET paid = true").execute(&mut *tx).await?;
 ///     Ok(())
 /// }
@@ -220,14 +254,33 @@ pub struct TxHandle<DB: Database> {
 impl<DB: Database> TxHandle<DB> {
     /// Lends the transaction until the returned [`DedupTx`] is dropped.
     ///
+    /// A delivery has its transaction before its handler runs. A request without a key gets its
+    /// transaction here, within [`store_timeout`](crate::DedupLayer::store_timeout). On SQLite, it
+    /// also waits for the write lock.
+    ///
     /// # Errors
     ///
     /// [`TxUnavailable::Lent`] while the transaction is lent, [`TxUnavailable::Copied`] if another
-    /// copy of the request borrowed it, [`TxUnavailable::Closed`] once the delivery has ended.
-    pub fn lend(&self) -> Result<DedupTx<DB>, TxUnavailable> {
+    /// copy of the request borrowed it, [`TxUnavailable::Closed`] once the delivery has ended,
+    /// [`TxUnavailable::Unopened`] if the store opened none.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the call is dropped while it opens the transaction, that transaction is rolled back. The
+    /// next call opens another one.
+    pub async fn lend(&self) -> Result<DedupTx<DB>, TxUnavailable> {
         let slot = Arc::clone(&self.slot);
-        let lent = DedupTx { transaction: Some(slot.lend()?), slot };
+        // Dropped without a transaction, it leaves the slot unopened again.
+        let mut lent = DedupTx { transaction: slot.lend()?, slot };
         self.borrower.check()?;
+        if lent.transaction.is_none() {
+            let opened = lent.slot.open.open().await;
+            lent.transaction = Some(opened.map_err(|e| TxUnavailable::Unopened(Arc::new(e)))?);
+            // The delivery has ended meanwhile: nothing would commit.
+            if lent.slot.is_closed() {
+                return Err(TxUnavailable::Closed);
+            }
+        }
         Ok(lent)
     }
 
@@ -261,7 +314,7 @@ impl<DB: Database> fmt::Debug for TxHandle<DB> {
 /// [`begin`](sqlx::Connection::begin). In a multi-event delivery, [`mark_done`](Self::mark_done)
 /// commits an event even if a later one fails.
 pub struct DedupTx<DB: Database> {
-    /// Taken when dropped.
+    /// `None` until it is open. Taken when dropped.
     transaction: Option<OpenTransaction<DB>>,
     slot: Arc<LendSlot<DB>>,
 }
@@ -289,10 +342,10 @@ impl<DB: Database> DedupTx<DB> {
     /// is.
     pub async fn mark_done(&mut self, key: &DedupKey) -> Result<bool, Error> {
         let slot = &self.slot;
-        let delivery = &slot.open.delivery;
-        if !delivery.runs(key) {
+        let Some(delivery) = slot.open.delivery.as_ref().filter(|delivery| delivery.runs(key))
+        else {
             return Ok(false);
-        }
+        };
         let Some(transaction) = &mut self.transaction else { return Ok(false) };
         if slot.is_closed() {
             return Err(Error::new(
@@ -312,14 +365,20 @@ impl<DB: Database> DedupTx<DB> {
 impl<DB: Database> Deref for DedupTx<DB> {
     type Target = DB::Connection;
 
-    #[expect(clippy::expect_used, reason = "only `drop` takes the transaction")]
+    #[expect(
+        clippy::expect_used,
+        reason = "`lend` returns it with a transaction, and only `drop` takes the transaction"
+    )]
     fn deref(&self) -> &DB::Connection {
         self.transaction.as_ref().expect("a `DedupTx` holds its transaction").get()
     }
 }
 
 impl<DB: Database> DerefMut for DedupTx<DB> {
-    #[expect(clippy::expect_used, reason = "only `drop` takes the transaction")]
+    #[expect(
+        clippy::expect_used,
+        reason = "`lend` returns it with a transaction, and only `drop` takes the transaction"
+    )]
     fn deref_mut(&mut self) -> &mut DB::Connection {
         self.transaction.as_mut().expect("a `DedupTx` holds its transaction").connection()
     }
@@ -327,9 +386,7 @@ impl<DB: Database> DerefMut for DedupTx<DB> {
 
 impl<DB: Database> Drop for DedupTx<DB> {
     fn drop(&mut self) {
-        if let Some(transaction) = self.transaction.take() {
-            self.slot.take_back(transaction);
-        }
+        self.slot.take_back(self.transaction.take());
     }
 }
 
@@ -347,16 +404,16 @@ mod tests {
     fn every_clone_of_a_handle_may_borrow_while_the_request_is_not_copied() {
         let (first, _mark) = Borrower::with_mark();
         let second = first.clone();
-        assert_eq!(first.check(), Ok(()));
-        assert_eq!(second.check(), Ok(()));
+        assert!(first.check().is_ok());
+        assert!(second.check().is_ok());
     }
 
     #[test]
     fn only_the_copy_that_borrowed_first_may_borrow_again() {
         let (first, mark) = Borrower::with_mark();
         let (second, _copy) = (first.clone(), mark.clone());
-        assert_eq!(second.check(), Ok(()));
-        assert_eq!(first.check(), Err(TxUnavailable::Copied));
-        assert_eq!(second.check(), Ok(()));
+        assert!(second.check().is_ok());
+        assert!(matches!(first.check(), Err(TxUnavailable::Copied)));
+        assert!(second.check().is_ok());
     }
 }

@@ -14,6 +14,9 @@
 //!    rolled back. Earlier writes are committed with the keys that were marked by then. The other
 //!    keys are free. If a call to `mark_done` was dropped, the database decides whether its savepoint
 //!    exists. Without a savepoint, everything is rolled back.
+//! 7. A request without a key (a handshake, a missing key that passes through) gets a transaction
+//!    without a key when its handler borrows one. It is committed and rolled back by the same rules. So
+//!    one handler serves deliveries and handshakes.
 //!
 //! # Why not one savepoint per event?
 //!

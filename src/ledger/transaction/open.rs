@@ -15,10 +15,12 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
 
-/// The claim of a delivery whose transaction is open, without the transaction.
+/// The claim of a delivery whose transaction is open, without the transaction; or a request without a
+/// key that may open one.
 pub(super) struct OpenDelivery<DB: Database> {
     pub(super) adapter: Arc<dyn TransactionAdapter<Database = DB>>,
-    pub(super) delivery: Delivery,
+    /// `None` without a key.
+    pub(super) delivery: Option<Delivery>,
     /// The keys to complete, sorted.
     pub(super) keys: Vec<DedupKey>,
     pub(super) terms: CallTerms,
@@ -26,6 +28,16 @@ pub(super) struct OpenDelivery<DB: Database> {
 }
 
 impl<DB: Database> OpenDelivery<DB> {
+    /// Opens a transaction without a key.
+    pub(super) async fn open(&self) -> Result<OpenTransaction<DB>, Error> {
+        let bound = self.store_timeout.saturating_add(self.adapter.open_timeout());
+        let open = || self.adapter.open(&self.keys, &self.terms);
+        let opened = bounded("begin", "opening a transaction", bound, open).await?;
+        opened.transaction.ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, "opening a transaction: the adapter opened none")
+        })
+    }
+
     pub(super) async fn savepoint(
         &self,
         transaction: &mut OpenTransaction<DB>,
@@ -60,7 +72,7 @@ impl<DB: Database> OpenDelivery<DB> {
             let probe = self.adapter.savepoint(&mut transaction, marks.sent + 1, None);
             if let Err(error) = probe.await {
                 if let Err(error) = self.commit_marked(transaction, marks).await {
-                    observe::marks_not_committed(self.delivery.key(), &error);
+                    self.report_marks(&error);
                 }
                 return Err(error);
             }
@@ -80,9 +92,15 @@ impl<DB: Database> OpenDelivery<DB> {
             bounded("rollback", "rolling the handler's transaction back", self.store_timeout, end)
                 .await;
         if let (Err(error), true) = (&ended, marks.sent > 0) {
-            observe::marks_not_committed(self.delivery.key(), error);
+            self.report_marks(error);
         }
         ended
+    }
+
+    fn report_marks(&self, error: &Error) {
+        if let Some(delivery) = &self.delivery {
+            observe::marks_not_committed(delivery.key(), error);
+        }
     }
 
     /// Rolls back to the last savepoint, and commits the earlier writes. Without a savepoint, rolls
@@ -127,7 +145,8 @@ impl<DB: Database> OpenDelivery<DB> {
     /// other keys.
     fn keys_by(&self, savepoint: u32, marks: &Savepoints) -> (Vec<DedupKey>, Vec<DedupKey>) {
         let done: HashSet<&DedupKey> = marks.keys_by(savepoint).collect();
-        let undone = self.delivery.events().iter().filter(|event| !done.contains(event.key()));
+        let events = self.delivery.iter().flat_map(Delivery::events);
+        let undone = events.filter(|event| !done.contains(event.key()));
         let rest = identities(undone);
         let done = self.keys.iter().filter(|key| rest.binary_search(key).is_err());
         (done.cloned().collect(), rest)

@@ -1,0 +1,381 @@
+//! A request without a key (a handshake, a missing key that passes through) has a transaction too, so one
+//! handler serves deliveries and handshakes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Request};
+use axum::http::StatusCode;
+use axum::middleware::from_fn;
+use axum::response::Response;
+use axum::routing::post;
+use futures_util::future::join_all;
+use sqlx::postgres::Postgres;
+use tower::ServiceExt;
+use tower_dedup::adapter::{CallTerms, EntryState, MaintenanceAdapter, Token, TransactionAdapter};
+use tower_dedup::ledger::Transactional;
+use tower_dedup::{
+    DedupHandle, DedupLayer, DedupTx, KeyExtractor, OnMissingKey, TxHandle, TxUnavailable,
+};
+
+use super::fixture::{CONNECTIONS, Db, Pg, World, app, handle, on_both, send, transactional};
+use super::lend::retry_by_line;
+use crate::support::{by_header, dedup_key, result, until};
+
+on_both!(
+    one_handler_serves_deliveries_and_handshakes,
+    missing_key_that_passes_through_has_a_transaction,
+    failed_handshake_is_rolled_back,
+    success_when_decides_whether_a_handshake_is_committed,
+    handshake_whose_handler_ends_its_transaction_is_500,
+    handshake_whose_handler_leaks_a_savepoint_is_500,
+    handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back,
+    handshake_whose_client_hangs_up_runs_to_its_end,
+    drain_waits_for_a_handshake,
+    handshake_past_the_handler_timeout_is_504_and_rolled_back,
+    handler_that_borrows_nothing_needs_no_store,
+    transaction_is_opened_once_and_after_a_dropped_call_again,
+    nested_layers_open_one_transaction,
+    retry_layer_inside_commits_no_two_runs_of_a_handshake,
+    adapter_opens_a_transaction_without_keys,
+);
+
+fn keys() -> KeyExtractor {
+    by_header().bypass_when(|request| request.headers().contains_key("ping"))
+}
+
+fn layer<D: Db>(db: &D) -> DedupLayer<Transactional<D::Database>> {
+    DedupLayer::transactional(keys(), db.adapter()).store_timeout(Duration::from_secs(20))
+}
+
+async fn ping(app: &Router, script: &str) -> Response {
+    let request = Request::post("/hook").header("ping", "1");
+    app.clone().oneshot(request.body(Body::from(script.to_owned())).unwrap()).await.unwrap()
+}
+
+fn answer(response: &Response) -> (u16, Option<&str>) {
+    (response.status().as_u16(), result(response))
+}
+
+/// Waits until no transaction of a handshake is open: its rollback may still run.
+async fn ends(handle: &DedupHandle) {
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.unwrap();
+}
+
+async fn one_handler_serves_deliveries_and_handshakes<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = app::<D>(layer(&db), &world);
+    assert_eq!(answer(&ping(&app, "insert").await), (200, None));
+    assert_eq!(db.effects().await, ["ping"]);
+    assert_eq!(db.adapter().count().await.unwrap(), 0, "a handshake leaves no key");
+    assert_eq!(answer(&send(&app, "a", "insert").await), (200, None));
+    assert_eq!(answer(&send(&app, "a", "insert").await), (200, Some("duplicate")));
+    assert_eq!(db.effects().await, ["a", "ping"]);
+    // A handshake is never a duplicate.
+    assert_eq!(answer(&ping(&app, "more").await), (200, None));
+    assert_eq!(db.effects().await, ["a", "ping", "ping, more"]);
+    assert_eq!(answer(&ping(&app, "500").await), (500, None));
+    assert_eq!(world.runs(), 4);
+}
+
+async fn missing_key_that_passes_through_has_a_transaction<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = app::<D>(layer(&db).on_missing_key(OnMissingKey::PassThrough), &world);
+    let request = Request::post("/hook").body(Body::from("insert")).unwrap();
+    assert_eq!(app.clone().oneshot(request).await.unwrap().status(), 200);
+    assert_eq!(db.effects().await, ["ping"]);
+}
+
+async fn failed_handshake_is_rolled_back<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = layer(&db);
+    let (handle, app) = (layer.handle(), app::<D>(layer, &world));
+    for _ in 0..2 * CONNECTIONS {
+        assert_eq!(answer(&ping(&app, "insert 500").await), (500, None));
+        assert_eq!(answer(&ping(&app, "insert rollback 404").await), (404, None));
+        let panics = app.clone();
+        let panicked = tokio::spawn(async move { ping(&panics, "insert panic").await }).await;
+        assert!(panicked.unwrap_err().is_panic());
+    }
+    ends(&handle).await;
+    assert!(db.effects().await.is_empty());
+    assert_eq!(ping(&app, "insert").await.status(), 200);
+    assert_eq!(db.effects().await, ["ping"]);
+}
+
+async fn success_when_decides_whether_a_handshake_is_committed<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = layer(&db).success_when(|response| response.status == 418);
+    let app = app::<D>(layer, &world);
+    assert_eq!(ping(&app, "insert 200").await.status(), 200);
+    assert!(db.effects().await.is_empty());
+    assert_eq!(ping(&app, "insert 418").await.status(), 418);
+    assert_eq!(db.effects().await, ["ping"]);
+}
+
+/// The same mistakes as in a delivery: never a 2xx for writes that are not committed.
+async fn handshake_whose_handler_ends_its_transaction_is_500<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = app::<D>(layer(&db), &world);
+    for script in ["rollback", "insert rollback", "insert rollback begin insert", "rollback begin"]
+    {
+        for _ in 0..2 * CONNECTIONS {
+            let response = ping(&app, script).await;
+            assert_eq!(answer(&response), (500, Some("uncommitted")), "{script}");
+            assert!(db.effects().await.is_empty(), "{script}");
+        }
+    }
+    for script in ["commit", "commit begin", "commit begin more"] {
+        assert_eq!(answer(&ping(&app, script).await), (500, Some("uncommitted")), "{script}");
+        assert!(db.effects().await.is_empty(), "{script}");
+    }
+    // Postgres: aborted. SQLite: the statement is undone, and the rest commits.
+    let ignored = ping(&app, "insert broken").await;
+    match (answer(&ignored), db.effects().await.is_empty()) {
+        ((200, None), false) | ((500, Some("uncommitted")), true) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(send(&app, "a", "insert").await.status(), 200);
+}
+
+async fn handshake_whose_handler_leaks_a_savepoint_is_500<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = app::<D>(layer(&db), &world);
+    for script in ["leak insert", "insert leak", "leak leak insert"] {
+        for _ in 0..2 * CONNECTIONS {
+            let response = ping(&app, script).await;
+            assert_eq!(answer(&response), (500, Some("uncommitted")), "{script}");
+        }
+        assert_eq!(ping(&app, "leak insert 500").await.status(), 500);
+        // Another process can write at once.
+        let other = transactional::<D>(db.other_adapter().await, &World::default());
+        assert_eq!(send(&other, script, "").await.status(), 200);
+    }
+    assert!(db.effects().await.is_empty());
+    assert_eq!(ping(&app, "savepoints").await.status(), 200);
+    assert_eq!(db.effects().await, ["ping"]);
+}
+
+async fn handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = app::<D>(layer(&db), &world);
+    assert_eq!(answer(&ping(&app, "insert keep").await), (500, Some("uncommitted")));
+    world.waiting(1).await;
+    world.go.notify_waiters();
+    world.waiting(0).await;
+    // SQLite waits for the rollback.
+    assert_eq!(send(&app, "a", "insert").await.status(), 200);
+    assert_eq!(db.effects().await, ["a"]);
+}
+
+async fn handshake_whose_client_hangs_up_runs_to_its_end<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = layer(&db);
+    let (handle, app) = (layer.handle(), app::<D>(layer, &world));
+    let client = tokio::spawn({
+        let app = app.clone();
+        async move { ping(&app, "insert wait").await.status() }
+    });
+    world.waiting(1).await;
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    world.go.notify_waiters();
+    ends(&handle).await;
+    assert_eq!(db.effects().await, ["ping"]);
+}
+
+async fn drain_waits_for_a_handshake<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = layer(&db);
+    let (handle, app) = (layer.handle(), app::<D>(layer, &world));
+    let client = tokio::spawn(async move { ping(&app, "insert wait").await.status() });
+    world.waiting(1).await;
+    assert_eq!(handle.running(), 1);
+    let mut drained = Box::pin(handle.drain());
+    assert!(futures_util::poll!(drained.as_mut()).is_pending());
+    world.go.notify_waiters();
+    drained.await;
+    assert_eq!((db.effects().await, handle.running()), (vec!["ping".to_owned()], 0));
+    assert_eq!(client.await.unwrap(), StatusCode::OK);
+}
+
+async fn handshake_past_the_handler_timeout_is_504_and_rolled_back<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = layer(&db).handler_timeout(Duration::from_millis(300));
+    let app = app::<D>(layer, &world);
+    assert_eq!(answer(&ping(&app, "insert wait").await), (504, Some("handler-timeout")));
+    assert_eq!(send(&app, "a", "").await.status(), 200);
+    assert!(db.effects().await.is_empty());
+}
+
+async fn handler_that_borrows_nothing_needs_no_store<D: Db>() {
+    let db = D::create().await;
+    let adapter = db.adapter();
+    let layer = DedupLayer::transactional(keys(), adapter.clone());
+    let optional = async |tx: Option<DedupTx<D::Database>>| tx.is_some().to_string();
+    let app = Router::new()
+        .route("/hook", post(async || "pong").layer(layer.clone()))
+        .route("/tx", post(async |_: DedupTx<D::Database>| "pong").layer(layer.clone()))
+        .route("/optional", post(optional).layer(layer));
+    adapter.close().await;
+    assert_eq!(ping(&app, "").await.status(), 200);
+    // Whoever borrows gets 503, because the store failed. The layer's header is for its own answers.
+    for path in ["/tx", "/optional"] {
+        let request = Request::post(path).header("ping", "1").body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        assert_eq!(answer(&response), (503, None), "{path}");
+    }
+}
+
+async fn transaction_is_opened_once_and_after_a_dropped_call_again<D: Db>() {
+    let db = D::create().await;
+    let seen: Arc<std::sync::Mutex<Option<TxHandle<D::Database>>>> = Arc::default();
+    let store = Arc::clone(&seen);
+    let handler = move |request: Request| {
+        let store = Arc::clone(&store);
+        async move {
+            let (mut head, _) = request.into_parts();
+            let handle = head.extensions.get::<TxHandle<D::Database>>().unwrap().clone();
+            let mut opening = Box::pin(handle.lend());
+            assert!(futures_util::poll!(opening.as_mut()).is_pending());
+            assert!(matches!(handle.lend().await, Err(TxUnavailable::Lent)));
+            drop(opening);
+            let tx = DedupTx::<D::Database>::from_request_parts(&mut head, &()).await;
+            let mut tx = tx.unwrap();
+            assert!(!tx.mark_done(&dedup_key("a")).await.unwrap(), "there is no event to mark");
+            D::run(&mut tx, "INSERT INTO effects (id) VALUES ('x')".to_owned()).await.unwrap();
+            drop(tx);
+            // The same transaction.
+            let mut again = handle.lend().await.unwrap();
+            D::run(&mut again, "INSERT INTO effects (id) VALUES ('y')".to_owned()).await.unwrap();
+            *store.lock().unwrap() = Some(handle);
+            StatusCode::OK
+        }
+    };
+    let app = Router::new().route("/hook", post(handler)).layer(layer(&db));
+    assert_eq!(answer(&ping(&app, "").await), (200, None));
+    assert_eq!(db.effects().await, ["x", "y"]);
+    let handle = seen.lock().unwrap().take().unwrap();
+    assert!(matches!(handle.lend().await, Err(TxUnavailable::Closed)));
+}
+
+/// With two transactions, the inner layer would wait for the outer one's permit and write lock.
+async fn nested_layers_open_one_transaction<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = layer(&db).max_running(1);
+    let app = Router::new()
+        .route("/hook", post(handle::<D>).layer(layer.clone()))
+        .layer(layer)
+        .with_state(world);
+    assert_eq!(answer(&ping(&app, "insert").await), (200, None));
+    assert_eq!(db.effects().await, ["ping"]);
+}
+
+async fn retry_layer_inside_commits_no_two_runs_of_a_handshake<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = Router::new()
+        .route("/hook", post(handle::<D>).layer(from_fn(retry_by_line)))
+        .layer(layer(&db))
+        .with_state(world.clone());
+    assert_eq!(answer(&ping(&app, "more 500\ninsert").await), (500, None));
+    assert_eq!((db.effects().await, world.runs()), (vec![], 1));
+    assert_eq!(ping(&app, "insert\ninsert").await.status(), 200);
+    assert_eq!(db.effects().await, ["ping"]);
+}
+
+/// The contract of [`TransactionAdapter::open`] and `commit`.
+async fn adapter_opens_a_transaction_without_keys<D: Db>() {
+    let db = D::create().await;
+    let (adapter, minute) = (db.adapter(), Duration::from_secs(60));
+    let terms = CallTerms::on_completion(Token::random(), minute, minute);
+    let write = |id: &str| format!("INSERT INTO effects (id) VALUES ('{id}')");
+    for (id, commits) in [("a", true), ("b", false), ("c", true)] {
+        let opened = adapter.open(&[], &terms).await.unwrap();
+        assert!(opened.replies.is_empty());
+        let mut transaction = opened.transaction.unwrap();
+        D::run(transaction.connection(), write(id)).await.unwrap();
+        if commits {
+            adapter.commit(transaction, &[], &terms).await.unwrap();
+        } else {
+            adapter.rollback(transaction).await.unwrap();
+        }
+    }
+    let dropped = adapter.open(&[], &terms).await.unwrap();
+    D::run(dropped.transaction.unwrap().connection(), write("d")).await.unwrap();
+    assert_eq!(db.effects().await, ["a", "c"]);
+    // Keys that a handler writes itself are its own.
+    assert_eq!(adapter.count().await.unwrap(), 0);
+}
+
+/// The connection dies before COMMIT: a retry may succeed.
+#[tokio::test]
+async fn handshake_whose_commit_fails_is_503() {
+    let db = Pg::create().await;
+    let dies = async |mut tx: DedupTx<Postgres>| {
+        let insert = "INSERT INTO effects (id) VALUES ('x')";
+        sqlx::query(insert).execute(&mut *tx).await.unwrap();
+        let dies = "SELECT pg_terminate_backend(pg_backend_pid())";
+        sqlx::query(dies).execute(&mut *tx).await.unwrap_err();
+    };
+    let app = Router::new().route("/hook", post(dies)).layer(layer(&db));
+    let response = ping(&app, "").await;
+    assert_eq!(answer(&response), (503, Some("unavailable")));
+    assert_eq!(response.headers()["retry-after"], "30");
+    assert!(db.effects().await.is_empty());
+}
+
+/// The constraint is checked by the COMMIT, after the layer's last statement.
+#[tokio::test]
+async fn handshake_that_violates_a_deferred_constraint_is_500() {
+    let (db, world) = (Pg::create().await, World::default());
+    let app = app::<Pg>(layer(&db), &world);
+    assert_eq!(answer(&ping(&app, "insert insert").await), (500, Some("uncommitted")));
+    assert!(db.effects().await.is_empty());
+}
+
+/// A pool of three leaves one permit. Handshakes and deliveries share it, so nobody waits for a
+/// connection, and a delivery is not refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_handshakes_and_deliveries_at_once_take_turns() {
+    let (db, world) = (Pg::create().await, World::default());
+    let layer = layer(&db);
+    let (handle, app) = (layer.handle(), app::<Pg>(layer, &world));
+    // Holds the permit, so that all others come at once.
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { ping(&app, "wait").await.status() }
+    });
+    world.waiting(1).await;
+    let others = (0..60).map(|n| {
+        let app = app.clone();
+        tokio::spawn(async move {
+            match n % 3 {
+                0 => send(&app, &n.to_string(), "insert").await.status(),
+                1 => ping(&app, "").await.status(),
+                _ => ping(&app, "insert 404").await.status(),
+            }
+        })
+    });
+    let others: Vec<_> = others.collect();
+    until(|| handle.waiting() == 60).await;
+    assert_eq!((handle.running(), world.runs()), (1, 1));
+    world.go.notify_waiters();
+    assert_eq!(first.await.unwrap(), StatusCode::OK);
+    for (n, status) in join_all(others).await.into_iter().enumerate() {
+        assert_eq!(status.unwrap(), if n % 3 == 2 { 404 } else { 200 }, "{n}");
+    }
+    assert_eq!((db.effects().await.len(), world.runs()), (20, 61));
+    let entry = db.adapter().get(&dedup_key("0")).await.unwrap().unwrap();
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+}
+
+#[tokio::test]
+async fn handshake_without_a_permit_within_store_timeout_is_503() {
+    let (db, world) = (Pg::create().await, World::default());
+    let layer = DedupLayer::transactional(keys(), db.adapter());
+    let layer = layer.max_running(0).store_timeout(Duration::from_millis(50));
+    let app = Router::new().route("/hook", post(handle::<Pg>).layer(layer)).with_state(world);
+    assert_eq!(answer(&ping(&app, "insert").await), (503, Some("unavailable")));
+}
