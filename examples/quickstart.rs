@@ -1,11 +1,13 @@
 //! A Stripe receiver: verified, each event once, in the transaction of its payment.
 
+use std::time::Duration;
+
 use axum::{Router, body::Bytes, http::StatusCode, routing::post};
 use clap::Parser;
 use serde_json::Value;
-use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter};
+use tower_dedup::sqlx::{self, PgPool, Postgres, Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{BoxError, DedupLayer, DedupTx, Delivery, provider::STRIPE};
 
@@ -27,7 +29,7 @@ async fn main() -> Result<(), BoxError> {
     let Options { listen, store } = Options::parse();
     let secret = std::env::var("STRIPE_WEBHOOK_SECRET").map_err(|_| "set STRIPE_WEBHOOK_SECRET")?;
     let verify = VerifyLayer::new(STRIPE.verifier(&secret)?);
-    // A service has one database. The branches differ in the type of the handler's transaction.
+    // Keep the branch of your database. They differ in the type of the handler's transaction.
     let (route, handle) = if store.starts_with("postgres") {
         let pool = PgPool::connect(&store).await?;
         sqlx::raw_sql(CREATE).execute(&pool).await?;
@@ -53,7 +55,7 @@ async fn main() -> Result<(), BoxError> {
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
     };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
-    handle.drain().await; // handlers whose client has hung up
+    tokio::time::timeout(Duration::from_secs(30), handle.drain()).await?; // clients that hung up
     Ok(())
 }
 

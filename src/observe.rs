@@ -55,8 +55,10 @@
 //! | `a handler panicked after its client had gone` | error | no caller is left that the panic could reach |
 //! | `the events that the handler marked` | warn | a handler failed after [`mark_done`](crate::Delivery::mark_done), and the outcome of the COMMIT of its marked events is unknown |
 //! | `the retention is shorter` | warn | a layer is built, and the retention is below the preset's floor |
+//! | `the body limit is smaller` | warn | a layer is built, and its body limit is below the sender's largest body |
 //! | `purged` | debug | expired keys were deleted |
-//! | `purging failed` | warn; debug until a round succeeds | a round of a purge failed |
+//! | `purging failed` | warn | a round of a purge failed, and the round before it did not |
+//! | `purging failed` | debug | a further round failed |
 //! | `purging does not succeed` | warn, once until a round succeeds | no round has succeeded for three intervals |
 //! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
@@ -90,6 +92,8 @@
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
 
+mod settings;
+
 use std::sync::Arc;
 #[cfg(feature = "metrics")]
 use std::sync::OnceLock;
@@ -101,6 +105,10 @@ use http::StatusCode;
 
 use crate::error::Error;
 use crate::key::DedupKey;
+
+#[cfg(feature = "verify")]
+pub(crate) use settings::not_verified;
+pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
 
 /// Logs a record that names an event by its namespace and the hash of its id.
 macro_rules! log {
@@ -520,44 +528,6 @@ pub(crate) fn orphaned_panic(namespace: &str, message: &str) {
     );
 }
 
-/// Reports a retention below the retention floor.
-pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Duration) {
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace,
-        retention_s = retention.as_secs(),
-        floor_s = floor.as_secs(),
-        "the retention is shorter than the time in which this sender may deliver an event again"
-    );
-}
-
-/// Reports that replays under another id are not recognised.
-pub(crate) fn unsigned_id(namespace: &str) {
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace,
-        "unsigned id: this sender does not sign the id, so a captured delivery runs again under \
-         another id; add a second identity, such as the digest of the body"
-    );
-}
-
-/// Reports why a request is not verified.
-#[cfg(feature = "verify")]
-pub(crate) fn not_verified(reason: &dyn std::fmt::Display) {
-    tracing::warn!(target: "tower_dedup", %reason, "not verified");
-}
-
-/// Reports a body limit below the largest body of the sender.
-pub(crate) fn small_body_limit(namespace: &str, limit: usize, largest: usize) {
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace,
-        limit_bytes = limit,
-        largest_bytes = largest,
-        "the body limit is smaller than the largest body of this sender: such a delivery gets 413"
-    );
-}
-
 /// Counts live keys that a store has forgotten.
 #[cfg(feature = "memory")]
 pub(crate) fn evicted(keys: u64) {
@@ -596,11 +566,11 @@ pub(crate) fn purged(keys: u64) {
 
 /// Reports a failed round of a purge, at WARN if it is the first one after a success.
 pub(crate) fn purge_failed(error: &Error, is_first: bool) {
-    const MESSAGE: &str = "purging failed; it is tried again";
+    let error = chain(error);
     if is_first {
-        tracing::warn!(target: "tower_dedup", error = chain(error), "{MESSAGE}");
+        tracing::warn!(target: "tower_dedup", error, "purging failed; it is tried again");
     } else {
-        tracing::debug!(target: "tower_dedup", error = chain(error), "{MESSAGE}");
+        tracing::debug!(target: "tower_dedup", error, "purging failed; it is tried again");
     }
 }
 

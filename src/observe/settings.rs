@@ -1,0 +1,41 @@
+//! Records about the settings of a layer, and about requests that are not verified.
+
+use std::time::Duration;
+
+/// Reports a retention below the retention floor.
+pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Duration) {
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace,
+        retention_s = retention.as_secs(),
+        floor_s = floor.as_secs(),
+        "the retention is shorter than the time in which this sender may deliver an event again"
+    );
+}
+
+/// Reports that replays under another id are not recognised.
+pub(crate) fn unsigned_id(namespace: &str) {
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace,
+        "unsigned id: this sender does not sign the id, so a captured delivery runs again under \
+         another id; add a second identity, such as the digest of the body"
+    );
+}
+
+/// Reports why a request is not verified.
+#[cfg(feature = "verify")]
+pub(crate) fn not_verified(reason: &dyn std::fmt::Display) {
+    tracing::warn!(target: "tower_dedup", %reason, "not verified");
+}
+
+/// Reports a body limit below the largest body of the sender.
+pub(crate) fn small_body_limit(namespace: &str, limit: usize, largest: usize) {
+    tracing::warn!(
+        target: "tower_dedup",
+        namespace,
+        limit_bytes = limit,
+        largest_bytes = largest,
+        "the body limit is smaller than the largest body of this sender: such a delivery gets 413"
+    );
+}
