@@ -24,7 +24,8 @@ pub const GITHUB: Preset = Preset {
     key: "header `X-GitHub-Delivery`",
     rule: Rule::Part(|| key::header("x-github-delivery")),
     handshake: Some(Handshake {
-        words: "`X-GitHub-Event: ping` with `/zen` and `/hook_id` in the body",
+        words: "`X-GitHub-Event: ping` with `/zen` and `/hook_id` in a JSON body (choose the content type \
+                `application/json`: the ping of a form is an event)",
         is: is_ping,
     }),
     floor: Floor(3 * DAY, "a person can send it again for 3 days"),
