@@ -411,7 +411,8 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
     // The messages: is the connection alive; prepare the statement; execute it.
     proxy.set(2, Cut::Abandoned);
     assert_eq!(send(&service, request("a")).await.status(), 503);
-    assert!(proxy.sprung().is_some_and(|message| message.starts_with('B')));
+    let sprung = proxy.sprung();
+    assert!(sprung.as_ref().is_some_and(|message| message.starts_with('B')), "{sprung:?}");
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!(database.effects.of("a").await, 1);

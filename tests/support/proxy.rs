@@ -3,7 +3,7 @@
 use std::future::pending;
 use std::sync::{Arc, Mutex};
 
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -66,9 +66,10 @@ impl Proxy {
         proxy
     }
 
-    /// Returns the options, changed to connect through the proxy.
+    /// Returns the options, changed to connect through the proxy. Without TLS: with a TLS feature a
+    /// connection would begin with one more message, and the proxy reads the messages.
     pub(crate) fn options(&self, options: PgConnectOptions) -> PgConnectOptions {
-        options.host("127.0.0.1").port(self.port)
+        options.host("127.0.0.1").port(self.port).ssl_mode(PgSslMode::Disable)
     }
 
     /// Counts the client's messages from now on, over all connections, and cuts the one after
