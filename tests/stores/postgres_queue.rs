@@ -89,6 +89,7 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
 async fn batches_over_slow_commits_are_rarely_rolled_back() {
     const CALLERS: usize = 32;
     const ROUNDS: usize = 24;
+    const ATTEMPTS: usize = 3;
     let server = Server::start();
     let pool = PgPoolOptions::new().max_connections(2).connect(&server.url()).await.unwrap();
     let processes = [(); 2].map(|()| PostgresAdapter::new(pool.clone()));
@@ -103,10 +104,11 @@ async fn batches_over_slow_commits_are_rarely_rolled_back() {
     }
     let rolled_back = || server.log().matches("due to lock timeout").count();
     let mut longest = Duration::ZERO;
+    let mut counts = Vec::new();
     // Rollbacks of the first third, in which the adapters measure the duration of commits.
     let mut before = 0;
-    for round in 0..ROUNDS {
-        if round == ROUNDS / 3 {
+    for round in 0..ATTEMPTS * ROUNDS {
+        if round % ROUNDS == ROUNDS / 3 {
             before = rolled_back();
         }
         let start = Instant::now();
@@ -123,13 +125,16 @@ async fn batches_over_slow_commits_are_rarely_rolled_back() {
             first += usize::from(claimed.unwrap() == [Claimed::first(1, false)]);
         }
         assert_eq!(first, CALLERS);
-        if round >= ROUNDS / 3 {
-            longest = longest.max(start.elapsed());
+        longest = longest.max(start.elapsed());
+        if round % ROUNDS == ROUNDS - 1 {
+            counts.push(rolled_back() - before);
+            println!("{counts:?} rolled back, longest round {longest:?}");
+            // If `lock_timeout` did not follow the duration of commits, more than one batch a round
+            // would be rolled back in every attempt. A busy machine may spoil one attempt.
+            if counts.last().is_some_and(|count| *count <= 6) {
+                return;
+            }
         }
     }
-    let rolled_back = rolled_back() - before;
-    println!("{rolled_back} rolled back, longest round {longest:?}");
-    // If `lock_timeout` did not follow the duration of commits, more than one batch a round would
-    // be rolled back.
-    assert!(rolled_back <= 6, "{rolled_back} batches were rolled back");
+    panic!("{counts:?} batches were rolled back");
 }
