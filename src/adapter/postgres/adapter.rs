@@ -186,6 +186,9 @@ impl DedupAdapter for PostgresAdapter {
 impl PostgresStore {
     /// Purges in the background from now on.
     pub(super) fn ensure_purge(self: &Arc<Self>) {
+        if self.purge_task.is_running() {
+            return;
+        }
         let store = Arc::downgrade(self);
         let closed = || self.connections.pool.close_event();
         self.purge_task.ensure(closed, move |keys| {

@@ -27,6 +27,11 @@ impl PurgeTask {
         }
     }
 
+    /// Returns `true` if there is nothing to start. Each call of an adapter asks: one atomic load.
+    pub(in crate::adapter) fn is_running(&self) -> bool {
+        self.is_running.load(Ordering::Acquire)
+    }
+
     /// Starts the task on the current runtime, unless one exists. The task ends with `closed`, or once
     /// `portion` returns `None`. `portion` must not own the adapter, which would live as long as the task.
     pub(in crate::adapter) fn ensure<C>(
@@ -36,9 +41,6 @@ impl PurgeTask {
     ) where
         C: Future<Output = ()> + Send + 'static,
     {
-        if self.is_running.load(Ordering::Acquire) {
-            return;
-        }
         let Ok(runtime) = Handle::try_current() else { return };
         if is_clock_paused() || self.is_running.swap(true, Ordering::AcqRel) {
             return;

@@ -146,6 +146,9 @@ impl SqliteStore {
 
     /// Purges in the background from now on.
     fn ensure_purge(self: &Arc<Self>) {
+        if self.purge_task.is_running() {
+            return;
+        }
         let store = Arc::downgrade(self);
         self.purge_task.ensure(
             || self.writer.close_event(),
