@@ -49,8 +49,9 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "adapter",
         &[
-            &["stored"],
+            &["stored", "rerun"],
             &["terms", "replies"],
+            &["inspection"],
             &["contract"],
             &["purging", "transaction"],
             &["sql"],

@@ -5,7 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::inspection::{Cursor, ListFilter, Listing, Stats};
 use super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::rerun::{RerunOrder, RerunReply};
 use super::stored::Fetch;
 use super::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
@@ -211,13 +213,16 @@ pub struct Abilities {
     /// The store holds payload digests and responses with complete keys, and returns them with
     /// duplicates: see [`Fetch`].
     pub stored_data: bool,
+    /// The store implements [`list`](MaintenanceAdapter::list) and
+    /// [`allow_rerun`](MaintenanceAdapter::allow_rerun): it holds the names of its keys.
+    pub inspection: bool,
 }
 
 impl Abilities {
-    /// Returns neither leases nor stored data.
+    /// Returns no ability.
     #[must_use]
     pub const fn new() -> Self {
-        Self { leases: false, stored_data: false }
+        Self { leases: false, stored_data: false, inspection: false }
     }
 
     /// Adds [`leases`](Self::leases).
@@ -231,6 +236,13 @@ impl Abilities {
     #[must_use]
     pub const fn with_stored_data(mut self) -> Self {
         self.stored_data = true;
+        self
+    }
+
+    /// Adds [`inspection`](Self::inspection).
+    #[must_use]
+    pub const fn with_inspection(mut self) -> Self {
+        self.inspection = true;
         self
     }
 
@@ -291,6 +303,57 @@ pub trait MaintenanceAdapter: DedupAdapter {
     ///
     /// The store's own errors.
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>>;
+
+    /// Returns one portion of the keys that `filter` selects, at most `limit` of them, and where the
+    /// next portion begins. The first call passes no cursor.
+    ///
+    /// A call reads a bounded part of the store, in the store's physical order: beside load, a list
+    /// costs little at a time. A key that is written during the list may be absent or occur twice. A key
+    /// that is stuck is not written, so the list has it. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] unless the store announces [`inspection`](Abilities::inspection), which
+    /// is the default; [`ErrorKind::Refused`] for a cursor of another store; else the store's own errors.
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        let _ = (filter, after, limit);
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "listing keys")) })
+    }
+
+    /// Returns how many keys are in each state. It is exact for a small store, and an estimate for a
+    /// large one, of which a bounded part is read. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] by default; else the store's own errors.
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "reading statistics")) })
+    }
+
+    /// Lets the events of these keys run once more, and stores who allowed it and why. An event with
+    /// two identities runs only if both keys are given. The keys are sorted and distinct; one reply per
+    /// key, in their order.
+    ///
+    /// The next claim of such a key is [`First`](Claimed::First) with `rerun`, and its attempts go on.
+    /// The stored data of the first run is deleted. A live lease stays.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] unless the store announces [`inspection`](Abilities::inspection), which
+    /// is the default; else the store's own errors.
+    fn allow_rerun<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        order: &'a RerunOrder,
+    ) -> StoreFuture<'a, Vec<RerunReply>> {
+        let _ = (keys, order);
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "allowing a rerun")) })
+    }
 
     /// Returns the number of stored keys, with expired keys that are not purged yet.
     ///
@@ -358,6 +421,27 @@ impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         (**self).get(key)
+    }
+
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        (**self).list(filter, after, limit)
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        (**self).stats()
+    }
+
+    fn allow_rerun<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        order: &'a RerunOrder,
+    ) -> StoreFuture<'a, Vec<RerunReply>> {
+        (**self).allow_rerun(keys, order)
     }
 
     fn count(&self) -> StoreFuture<'_, u64> {

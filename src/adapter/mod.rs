@@ -37,12 +37,14 @@
 
 mod connect;
 mod contract;
+mod inspection;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purging;
 mod replies;
+mod rerun;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod sql;
 #[cfg(feature = "sqlite")]
@@ -54,6 +56,7 @@ mod transaction;
 
 pub use connect::connect;
 pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture};
+pub use inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
@@ -61,6 +64,7 @@ pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use purging::Purging;
 pub(crate) use purging::TIMEOUT as PURGE_TIMEOUT;
 pub use replies::{Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed, Seen};
+pub use rerun::{Rerun, RerunOrder, RerunReply};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]

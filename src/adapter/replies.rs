@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::rerun::Rerun;
 use super::stored::StoredData;
 
 /// The facts about an event that was seen before.
@@ -123,6 +124,10 @@ pub struct Entry {
     /// Whether a response is stored that cannot be read. `stored` is without the response then. A
     /// claim that fetches the response fails with [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt).
     pub response_is_unreadable: bool,
+    /// The event's type, as the sender names it; `None` if the preset does not know it.
+    pub event_type: Option<String>,
+    /// The last rerun that an operator [allowed](super::MaintenanceAdapter::allow_rerun).
+    pub rerun: Option<Rerun>,
 }
 
 impl Entry {
@@ -137,6 +142,8 @@ impl Entry {
             expires_at,
             stored: None,
             response_is_unreadable: false,
+            event_type: None,
+            rerun: None,
         }
     }
 
@@ -152,6 +159,20 @@ impl Entry {
     #[must_use]
     pub fn with_stored(mut self, stored: Arc<StoredData>) -> Self {
         self.stored = Some(stored);
+        self
+    }
+
+    /// Adds the event's type.
+    #[must_use]
+    pub fn with_event_type(mut self, event_type: impl Into<String>) -> Self {
+        self.event_type = Some(event_type.into());
+        self
+    }
+
+    /// Adds the last rerun that an operator allowed.
+    #[must_use]
+    pub fn with_rerun(mut self, rerun: Rerun) -> Self {
+        self.rerun = Some(rerun);
         self
     }
 }

@@ -1,0 +1,195 @@
+//! Lists and statistics of a store, for operators.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::replies::Entry;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// A state of a key, as [`MaintenanceAdapter::list`](super::MaintenanceAdapter::list) selects it and
+/// [`Stats`] counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyState {
+    /// A live lease holds the key.
+    InFlight,
+    /// The lease has lapsed: the handler's process died or lost the store. The next delivery takes over.
+    Lapsed,
+    /// The handler failed, or an operator [allowed a rerun](super::MaintenanceAdapter::allow_rerun).
+    /// The next delivery runs.
+    Released,
+    /// Every further delivery is a duplicate.
+    Complete,
+}
+
+/// Selects keys. The default selects every key that has not expired.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListFilter {
+    /// The state of the key; `None` selects every state.
+    pub state: Option<KeyState>,
+    /// The namespace of the key; `None` selects every namespace.
+    pub namespace: Option<String>,
+    /// Selects keys that were first seen within this time, by the store's clock.
+    pub since: Option<Duration>,
+    /// Selects keys with more attempts than this.
+    pub attempts_over: Option<u32>,
+}
+
+impl ListFilter {
+    /// Returns a filter that selects every key that has not expired.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { state: None, namespace: None, since: None, attempts_over: None }
+    }
+
+    /// Selects keys in this state.
+    #[must_use]
+    pub const fn with_state(mut self, state: KeyState) -> Self {
+        self.state = Some(state);
+        self
+    }
+
+    /// Selects keys of this namespace.
+    #[must_use]
+    pub fn with_namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Selects keys that were first seen within this time, by the store's clock.
+    #[must_use]
+    pub const fn with_since(mut self, since: Duration) -> Self {
+        self.since = Some(since);
+        self
+    }
+
+    /// Selects keys with more attempts than this.
+    #[must_use]
+    pub const fn with_attempts_over(mut self, attempts: u32) -> Self {
+        self.attempts_over = Some(attempts);
+        self
+    }
+}
+
+/// One portion of a list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Listing {
+    /// The selected keys of this portion, without their stored data. The list may be empty while
+    /// [`next`](Self::next) is `Some`, because a call reads a bounded part of the store.
+    pub keys: Vec<(DedupKey, Entry)>,
+    /// Where the next portion begins; `None` after the last portion.
+    pub next: Option<Cursor>,
+}
+
+impl Listing {
+    /// Returns a portion.
+    #[must_use]
+    pub const fn new(keys: Vec<(DedupKey, Entry)>, next: Option<Cursor>) -> Self {
+        Self { keys, next }
+    }
+}
+
+/// Where a portion of a list ends. Its text is the store's own, and means nothing to another store.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Cursor(String);
+
+impl Cursor {
+    /// Makes a cursor from the text of a store.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// Returns the text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The numbers of keys in a store.
+///
+/// [`MaintenanceAdapter::stats`](super::MaintenanceAdapter::stats) reads a bounded part of a large
+/// table. `is_exact` is `false` then, and every number is an estimate.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Whether the whole store was read.
+    pub is_exact: bool,
+    /// All stored keys, with expired keys that are not purged yet.
+    pub rows: u64,
+    /// Keys under a live lease.
+    pub in_flight: u64,
+    /// Keys whose lease has lapsed.
+    pub lapsed: u64,
+    /// Keys that were released and not claimed again.
+    pub released: u64,
+    /// Complete keys that have not expired.
+    pub complete: u64,
+    /// Expired keys that are not purged yet.
+    pub expired: u64,
+    /// The time since the oldest live lease was first claimed.
+    pub oldest_in_flight: Option<Duration>,
+    /// The time since the oldest lapsed lease lapsed.
+    pub oldest_lapsed: Option<Duration>,
+    /// The time since the oldest expired key expired: the purge lag, with
+    /// [`PURGE_GRACE`](super::PURGE_GRACE).
+    pub oldest_expired: Option<Duration>,
+    /// The bytes of the table with its indexes, or of the file.
+    pub bytes: Option<u64>,
+}
+
+/// The name of a state: `in-flight`, `lapsed`, `failed` for released keys, `complete`.
+impl fmt::Display for KeyState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InFlight => "in-flight",
+            Self::Lapsed => "lapsed",
+            Self::Released => "failed",
+            Self::Complete => "complete",
+        })
+    }
+}
+
+/// Reads the names of [`Display`](fmt::Display), and `released`.
+impl FromStr for KeyState {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        match name {
+            "in-flight" => Ok(Self::InFlight),
+            "lapsed" => Ok(Self::Lapsed),
+            "failed" | "released" => Ok(Self::Released),
+            "complete" => Ok(Self::Complete),
+            _ => Err(Error::new(
+                ErrorKind::Refused,
+                "reading a state: in-flight, lapsed, failed or complete is needed",
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_is_read_from_its_name() {
+        for state in [KeyState::InFlight, KeyState::Lapsed, KeyState::Released, KeyState::Complete]
+        {
+            assert_eq!(state.to_string().parse::<KeyState>().unwrap(), state);
+        }
+        assert_eq!("released".parse::<KeyState>().unwrap(), KeyState::Released);
+        assert_eq!("gone".parse::<KeyState>().unwrap_err().kind(), ErrorKind::Refused);
+    }
+}
