@@ -247,6 +247,18 @@ impl PostgresStore {
         Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
     }
 
+    /// Runs one statement on the pool, and never repeats it. Returns its rows.
+    pub(super) async fn fetch_once(
+        &self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut session = self.connections.get(Source::Pool).await?;
+        let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
+        let fetch = |connection| params.bind(sql).fetch_all(connection);
+        session.run(self.options.statement_timeout, is_gone, fetch).await
+    }
+
     /// Runs one statement on a connection of this source, within `bound`. Returns its rows.
     ///
     /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
