@@ -42,6 +42,7 @@
 //! |---|---|---|
 //! | `lease lost` | warn | another handler may have run this event too |
 //! | `takeover` | warn | an earlier handler of this event died or lost its lease |
+//! | `rerun` | info | the handler runs because an operator [allowed](crate::adapter::MaintenanceAdapter::allow_rerun) it; the row of the event says who and why |
 //! | `running unprotected` | warn | the handler runs although the store did not reply |
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
@@ -83,6 +84,7 @@
 //! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | the time from the head of the request to the head of the response |
 //! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `claim`, `renew`, `complete`, `release`; in transactions `begin`, `release_in`, `savepoint`, `commit`, `rollback`. `result` is `ok` or the kind of the error |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
+//! | `tower_dedup_reruns_total` | counter | `namespace` | events that ran because an operator allowed it |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that lost their lease |
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers that ran although the store did not reply |
 //! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than their event |
@@ -123,7 +125,7 @@ pub(crate) use background::{Background, background, orphaned_panic};
 pub(crate) use delivery::Report;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use event::marks_not_committed;
-pub(crate) use event::{lease_lost, mismatch, response_not_stored, takeover, unprotected};
+pub(crate) use event::{lease_lost, mismatch, rerun, response_not_stored, takeover, unprotected};
 #[cfg(feature = "memory")]
 pub(crate) use memory::{evicted, evicting, nearly_full};
 pub(crate) use meters::Meters;

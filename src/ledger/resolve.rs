@@ -39,9 +39,7 @@ pub(super) enum KeyState {
 impl From<Claimed> for KeyState {
     fn from(claimed: Claimed) -> Self {
         match claimed {
-            Claimed::First { attempt, takeover, rerun } => {
-                Self::First { attempt, takeover, rerun }
-            }
+            Claimed::First { attempt, takeover, rerun } => Self::First { attempt, takeover, rerun },
             Claimed::InFlight => Self::InFlight,
             Claimed::Duplicate(seen) => Self::Duplicate(seen),
         }

@@ -15,12 +15,12 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::super::replies::Claimed;
+use super::super::rerun::RerunOrder;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::BatchExecutor;
 use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
-use super::super::rerun::RerunOrder;
 use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::{is_locked, is_row_error, store_error};

@@ -15,8 +15,8 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Decode, Encode, Row as _, Type};
 
 use super::super::replies::Claimed;
-use super::super::sql::call::{RowCall, Rows};
 use super::super::rerun::RerunOrder;
+use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Labels, Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Token};

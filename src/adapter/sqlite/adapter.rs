@@ -12,8 +12,8 @@ use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynch
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
-use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::rerun::{RerunOrder, RerunReply};
+use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::{allow_rerun, execute_one, forget};
 use super::super::sql::purge::Portion;
 use super::super::sql::responses::add_responses;

@@ -13,12 +13,12 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::replies::Claimed;
+use super::super::rerun::RerunOrder;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::BatchExecutor;
 use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
-use super::super::rerun::RerunOrder;
 use super::super::stored::Fetch;
 use super::errors::{is_row_error, store_error};
 use super::params::{claimed_row, keys_json, rows_json, with_indexes};
