@@ -109,6 +109,16 @@ impl Delivery {
         self.key().id()
     }
 
+    /// Returns the type of the event as the sender names it, such as `invoice.paid`; in a multi-event
+    /// delivery, the type of the first event to run. `None` if the [preset](crate::provider) does not know
+    /// where the type stands, or the sender's value is no name of 1 to 100 bytes.
+    ///
+    /// Many senders do not sign it: decide by the verified payload.
+    #[must_use]
+    pub fn event_type(&self) -> Option<&str> {
+        self.0.events[0].event_type()
+    }
+
     /// Returns the keys of the events to run, in the order of the request. Events of a multi-event
     /// delivery that are complete or in flight are not among them.
     pub fn keys(&self) -> impl Iterator<Item = &DedupKey> {

@@ -1,30 +1,27 @@
 //! [`Members`]: the values of several JSON pointers, found in one walk of the body.
 //!
-//! 1. The walk takes the members of the body's object that the pointers begin with, as they are
-//!    written. If two pointers go on below one member, one more walk takes the members of its value.
-//! 2. Errors are not found here. If the body is no object, or a name on the way occurs twice, the
-//!    pointer is [`Found::Unknown`], and a walk of its own finds the error. So a pointer has the same
-//!    result with and without this walk.
+//! No error is found here. If the walk fails, or a pointer leads into an array or to a name that occurs
+//! twice, the pointer is [`Lookup::Unknown`], and a walk of its own finds the result. So a pointer has the
+//! same result with and without this walk.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
-use smallvec::SmallVec;
 
 use super::json::Token;
 
-/// The names with which several pointers begin.
+/// The names of several pointers: those of one object, each with the names below it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names(Vec<Name>);
 
 #[derive(Debug, Clone)]
 struct Name {
     name: Arc<str>,
-    /// How many pointers go on below this name.
-    longer: usize,
+    /// A pointer ends here.
+    ends: bool,
     below: Names,
 }
 
@@ -33,29 +30,34 @@ impl Names {
     pub(super) fn add(&mut self, tokens: &[Token]) {
         let Some((Token::Name(token), rest)) = tokens.split_first() else { return };
         let at = self.0.iter().position(|name| *name.name == **token).unwrap_or_else(|| {
-            self.0.push(Name { name: (&**token).into(), longer: 0, below: Self::default() });
+            self.0.push(Name { name: (&**token).into(), ends: false, below: Self::default() });
             self.0.len() - 1
         });
-        self.0[at].longer += usize::from(!rest.is_empty());
+        self.0[at].ends |= rest.is_empty();
         self.0[at].below.add(rest);
     }
 }
 
-/// The members of one object, in the order of their [`Names`].
+/// The members of one object, one for each of its [`Names`].
 #[derive(Debug)]
-pub(crate) struct Members<'b>(SmallVec<[Member<'b>; 4]>);
-
-#[derive(Debug)]
-struct Member<'b> {
-    name: &'b str,
-    /// The value as it is written.
-    value: Option<&'b str>,
-    repeated: bool,
-    below: Option<Members<'b>>,
+pub(crate) struct Members<'b> {
+    names: &'b Names,
+    values: Vec<Value<'b>>,
 }
 
-/// What the walk knows of a pointer.
-pub(super) enum Found<'b, 't> {
+#[derive(Debug)]
+enum Value<'b> {
+    Missing,
+    /// The value as it is written.
+    Raw(&'b str),
+    Object(Members<'b>),
+    /// The value has no members.
+    Scalar,
+    Unknown,
+}
+
+/// What the walk has found out about a pointer.
+pub(super) enum Lookup<'b, 't> {
     Unknown,
     Missing,
     /// The value, as it is written.
@@ -65,67 +67,94 @@ pub(super) enum Found<'b, 't> {
 }
 
 impl<'b> Members<'b> {
-    /// Returns the members of an object; `None` if `body` is no object.
+    /// Returns the members of `body`; `None` if it is no JSON object.
     pub(super) fn read(body: &'b [u8], names: &'b Names) -> Option<Self> {
-        let member = |name: &'b Name| Member {
-            name: &name.name,
-            value: None,
-            repeated: false,
-            below: None,
-        };
-        let mut members = Self(names.0.iter().map(member).collect());
         let mut json = serde_json::Deserializer::from_slice(body);
-        serde::Deserializer::deserialize_map(&mut json, Take(&mut members)).ok()?;
+        let members = serde::Deserializer::deserialize_map(&mut json, Take(names)).ok()?;
         json.end().ok()?;
-        for (member, name) in members.0.iter_mut().zip(&names.0) {
-            if name.longer > 1 {
-                let value = member.value.unwrap_or_default();
-                member.below = Self::read(value.as_bytes(), &name.below);
-            }
-        }
-        Some(members)
+        if let Value::Object(members) = members { Some(members) } else { None }
     }
 
-    pub(super) fn find<'t>(&self, tokens: &'t [Token]) -> Found<'b, 't> {
-        let Some((Token::Name(token), rest)) = tokens.split_first() else { return Found::Unknown };
-        let Some(member) = self.0.iter().find(|member| member.name == token) else {
-            return Found::Unknown;
+    pub(super) fn find<'t>(&self, tokens: &'t [Token]) -> Lookup<'b, 't> {
+        let Some((Token::Name(token), rest)) = tokens.split_first() else {
+            return Lookup::Unknown;
         };
-        match (member.value, rest) {
-            _ if member.repeated => Found::Unknown,
-            (None, _) => Found::Missing,
-            (Some(value), []) => Found::Value(value),
-            (Some(value), rest) => {
-                match member.below.as_ref().map_or(Found::Unknown, |below| below.find(rest)) {
-                    Found::Unknown => Found::Below(value, rest),
-                    found => found,
-                }
-            }
+        let at = self.names.0.iter().position(|name| *name.name == **token);
+        match (at.map_or(&Value::Unknown, |at| &self.values[at]), rest) {
+            (Value::Missing | Value::Scalar, _) => Lookup::Missing,
+            (Value::Raw(value), []) => Lookup::Value(value),
+            (Value::Raw(value), rest) => Lookup::Below(value, rest),
+            (Value::Object(members), rest) => members.find(rest),
+            (Value::Unknown, _) => Lookup::Unknown,
         }
     }
 }
 
-/// Takes the members from an object.
-struct Take<'m, 'b>(&'m mut Members<'b>);
+/// Takes the members with these names from a value.
+#[derive(Clone, Copy)]
+struct Take<'b>(&'b Names);
 
-impl<'b> Visitor<'b> for Take<'_, 'b> {
-    type Value = ();
+impl<'b> DeserializeSeed<'b> for Take<'b> {
+    type Value = Value<'b>;
+
+    fn deserialize<D: serde::Deserializer<'b>>(self, json: D) -> Result<Value<'b>, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'b> Visitor<'b> for Take<'b> {
+    type Value = Value<'b>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
+        f.write_str("a JSON value")
     }
 
-    fn visit_map<A: MapAccess<'b>>(self, mut members: A) -> Result<(), A::Error> {
-        while let Some(at) = members.next_key_seed(Place(self.0))? {
+    fn visit_str<E: Error>(self, _: &str) -> Result<Value<'b>, E> {
+        Ok(Value::Scalar)
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Value<'b>, E> {
+        Ok(Value::Scalar)
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Value<'b>, E> {
+        Ok(Value::Scalar)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Value<'b>, E> {
+        Ok(Value::Scalar)
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Value<'b>, E> {
+        Ok(Value::Scalar)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value<'b>, E> {
+        Ok(Value::Scalar)
+    }
+
+    fn visit_seq<A: SeqAccess<'b>>(self, mut items: A) -> Result<Value<'b>, A::Error> {
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Value::Unknown)
+    }
+
+    fn visit_map<A: MapAccess<'b>>(self, mut members: A) -> Result<Value<'b>, A::Error> {
+        let Self(names) = self;
+        let mut values: Vec<_> = names.0.iter().map(|_| Value::Missing).collect();
+        while let Some(at) = members.next_key_seed(Place(names))? {
             let Some(at) = at else {
                 members.next_value::<IgnoredAny>()?;
                 continue;
             };
-            let value = members.next_value::<Raw<'b>>()?;
-            let member = &mut self.0.0[at];
-            member.repeated |= member.value.replace(value.0).is_some();
+            let value = if names.0[at].ends {
+                Value::Raw(members.next_value::<Raw<'b>>()?.0)
+            } else {
+                members.next_value_seed(Take(&names.0[at].below))?
+            };
+            let is_first = matches!(values[at], Value::Missing);
+            values[at] = if is_first { value } else { Value::Unknown };
         }
-        Ok(())
+        Ok(Value::Object(Members { names, values }))
     }
 }
 
@@ -138,10 +167,10 @@ impl<'b> Deserialize<'b> for Raw<'b> {
     }
 }
 
-/// Finds the place of a member's name without copying it.
-struct Place<'m, 'b>(&'m Members<'b>);
+/// Returns the place of a member's name, without copying the name.
+struct Place<'n>(&'n Names);
 
-impl<'de> DeserializeSeed<'de> for Place<'_, '_> {
+impl<'de> DeserializeSeed<'de> for Place<'_> {
     type Value = Option<usize>;
 
     fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Option<usize>, D::Error> {
@@ -149,7 +178,7 @@ impl<'de> DeserializeSeed<'de> for Place<'_, '_> {
     }
 }
 
-impl Visitor<'_> for Place<'_, '_> {
+impl Visitor<'_> for Place<'_> {
     type Value = Option<usize>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -157,6 +186,79 @@ impl Visitor<'_> for Place<'_, '_> {
     }
 
     fn visit_str<E: Error>(self, name: &str) -> Result<Option<usize>, E> {
-        Ok(self.0.0.iter().position(|member| member.name == name))
+        Ok(self.0.0.iter().position(|known| *known.name == *name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::Request;
+
+    use super::super::part::{KeyPart, json};
+    use super::super::request::RequestRef;
+    use super::*;
+
+    const POINTERS: [&str; 12] = [
+        "/id", "/a/id", "/a/b/id", "/a/b", "/a/b/0", "/a/b/01", "/type", "", "/", "/*", "/a~1b",
+        "/\u{e9}",
+    ];
+
+    /// Every pointer has the same result, alone and in a walk with all of these.
+    fn same(body: &[u8], pointers: &[&str]) {
+        let parts: Vec<KeyPart> = pointers.iter().map(|pointer| json(pointer)).collect();
+        let mut names = Names::default();
+        for part in &parts {
+            part.add_names(&mut names);
+        }
+        let (head, ()) = Request::new(()).into_parts();
+        let bytes = Bytes::copy_from_slice(body);
+        let alone = RequestRef::new(&head, &bytes);
+        let members = Members::read(&bytes, &names);
+        let together = alone.with_members(members.as_ref());
+        for (part, pointer) in parts.iter().zip(pointers) {
+            let text = String::from_utf8_lossy(body);
+            assert_eq!(part.read(&together), part.read(&alone), "{pointer} of {text}");
+        }
+    }
+
+    #[test]
+    fn pointer_has_the_same_result_in_one_walk_with_others() {
+        let deep = format!(r#"{{"x":{0},"a":{0},"id":1}}"#, "[".repeat(300) + &"]".repeat(300));
+        for body in [
+            r#"{"id":"evt","a":{"id":2,"b":{"id":"x"}},"type":"t"}"#,
+            r#"{"type":"t","a":{"b":[{"id":1},2]},"id":null}"#,
+            r#"{"a":{"b":{"0":"zero","01":"one"}},"":"empty","*":"star","a/b":1,"é":2}"#,
+            r#"{"id":1,"id":2}"#,
+            r#"{"id":1,"\u0069d":2,"type":{"a":1}}"#,
+            r#"{"a":{"id":1,"id":2}}"#,
+            r#"{"a":{"id":1},"a":{"id":2}}"#,
+            r#"{"a":{"id":1},"a":1,"id":"x"}"#,
+            r#"{"a":"\ud800","id":"x"}"#,
+            r#"{"a":{"\ud800":1},"id":"x"}"#,
+            r#"{"id":"\ud800","type":"x"}"#,
+            r#"{"x":"\ud800","id":"x"}"#,
+            r#"{"a":1,"id":1.5}"#,
+            r#"{"a":null,"id":""}"#,
+            r#"{"a":true,"id":{}}"#,
+            r#"{"a":-1,"id":[]}"#,
+            r#"{"a":1.5,"id":"a\u0000b"}"#,
+            r#"{"a":[{"id":1}],"id":true}"#,
+            r#"{"id":1} x"#,
+            r#"{"id":1,"id":2} x"#,
+            r#"{"id":1,}"#,
+            r#"{"id":"#,
+            r#"[{"id":1}]"#,
+            r#""text""#,
+            "",
+            "{}",
+            &deep,
+        ] {
+            same(body.as_bytes(), &POINTERS);
+            same(body.as_bytes(), &["/id", "/a/b/id", "/a/id"]);
+            same(body.as_bytes(), &["/a/b/id", "/type"]);
+        }
+        same(b"{\"id\":\"\xff\",\"type\":1}", &POINTERS);
+        same(b"{\"x\":\"\xff\",\"type\":1}", &POINTERS);
     }
 }

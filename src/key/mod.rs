@@ -38,6 +38,7 @@
 
 mod digest;
 mod each;
+mod event_part;
 mod extractor;
 mod form;
 mod header;
@@ -45,6 +46,7 @@ mod id;
 mod idempotency;
 mod json;
 mod list;
+mod members;
 mod part;
 mod query;
 mod request;
@@ -54,6 +56,7 @@ pub(crate) use digest::hex;
 pub(crate) use digest::{body_id, derive};
 pub use each::{EachKey, each};
 pub(crate) use each::{Found, FoundEvents};
+pub(crate) use event_part::{EventPart, FoundId};
 pub(crate) use extractor::Reader;
 pub use extractor::{Extracted, KeyExtractor};
 pub use id::{DedupKey, Event, Keys, MAX_ID_LEN};
