@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `outcome` | see below |
 //! | `namespace`, `id` | the first key; `id` is the first 16 hex digits of its SHA-256, or the id itself by choice ([`LogIds`](crate::LogIds)) |
+//! | `event_type` | the type of the first event, as the sender names it |
 //! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
 //! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |

@@ -59,6 +59,7 @@ pub(crate) use each::{Found, FoundEvents};
 pub(crate) use event_part::{EventPart, FoundId};
 pub(crate) use extractor::Reader;
 pub use extractor::{Extracted, KeyExtractor};
+pub(crate) use id::event_type;
 pub use id::{DedupKey, Event, Keys, MAX_ID_LEN};
 pub(crate) use idempotency::whole_payload;
 pub(crate) use json::{Pointer, items};

@@ -31,6 +31,7 @@ impl ReportFields {
             outcome,
             meters: &config.meters,
             key: keys.map(Keys::first),
+            event_type: keys.and_then(|keys| keys.events()[0].event_type()),
             keys: keys.map_or(0, |keys| keys.events().len()),
             plain_ids: config.log_ids == LogIds::Plain,
             attempt: self.attempt,
