@@ -11,7 +11,7 @@
 //! | `namespace`, `id` | the first key; `id` is the first 16 hex digits of its SHA-256, or the id itself by choice ([`LogIds`](crate::LogIds)) |
 //! | `event_type` | the type of the first event, as the sender names it |
 //! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
-//! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
+//! | `attempt`, `takeover`, `rerun` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |
 //! | `status` | the status of the response |
 //! | `duration_ms` | the time from the head of the request to the head of the response |

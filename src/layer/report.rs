@@ -13,8 +13,8 @@ use crate::observe::{Outcome, Report};
 /// The fields of a delivery's log record. Each is set when it is known.
 pub(super) struct ReportFields {
     started: Instant,
-    /// The attempt, and whether it is a takeover.
-    pub(super) attempt: Option<(u32, bool)>,
+    /// The attempt, and whether it is a takeover and a rerun.
+    pub(super) attempt: Option<(u32, bool, bool)>,
     pub(super) age: Option<Duration>,
     pub(super) status: Option<StatusCode>,
     pub(super) error: Option<BoxError>,

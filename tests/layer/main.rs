@@ -13,6 +13,7 @@ mod observe;
 mod purger;
 mod readiness;
 mod replay;
+mod rerun;
 mod routes;
 mod settings;
 mod success;
