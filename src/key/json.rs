@@ -25,7 +25,7 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visito
 use serde_json::value::RawValue;
 
 use super::list::List;
-use super::members::{Lookup, Members};
+use super::members::{Lookup, Members, Token};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 /// The most events of one delivery. The layer's default bound is lower; this bound is checked
@@ -37,14 +37,6 @@ pub(super) const MAX_EVENTS: usize = 65_536;
 pub(crate) struct Pointer {
     text: Arc<str>,
     tokens: Arc<[Token]>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Token {
-    /// The name of a member, or the index of an item.
-    Name(String),
-    /// Every item of an array.
-    EachItem,
 }
 
 impl Pointer {

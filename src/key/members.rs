@@ -11,7 +11,14 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::json::Token;
+/// One step of a JSON pointer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Token {
+    /// The name of a member, or the index of an item.
+    Name(String),
+    /// Every item of an array.
+    EachItem,
+}
 
 /// The names of several pointers: those of one object, each with the names below it.
 #[derive(Debug, Clone, Default)]
