@@ -88,7 +88,7 @@ mod tests {
             let begun = Begun { xid: 7, role: role.to_owned() };
             let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
             for (message, statements) in [
-                (statements.release_in(&begun, keys, token), 3),
+                (statements.release_in(&begun, keys, token), 4),
                 (statements.complete_in(&begun, keys, token, 1), 3),
                 (statements.complete_in(&begun, &[], token, 1), 3),
             ] {
