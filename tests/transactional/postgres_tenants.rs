@@ -149,7 +149,7 @@ async fn deferred_triggers_run_as_the_role_of_the_handler() {
     let schema = database.name();
     let grant = "GRANT USAGE ON SCHEMA";
     database.run(format!("{grant} {schema} TO {0}; GRANT ALL ON effects TO {0}", role.name)).await;
-    let sql = format!("SET LOCAL ROLE {}; INSERT INTO effects VALUES ('b')", role.name);
+    let sql = format!("SET LOCAL ROLE {}; INSERT INTO effects VALUES (0, 'b', false)", role.name);
     let service = transactional(&database.pool(2)).layer(writes_and_runs(&sql));
     assert_eq!(send(&service, request("a")).await.status(), 200);
     assert_eq!(database.effects_and_key("a").await, 1);
