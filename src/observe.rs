@@ -12,6 +12,8 @@
 //! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
 //! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |
+//! | `mode`, `verdict` | in [shadow](crate::Mode::Shadow): `shadow`, and the [verdict](crate::Verdict); `outcome` says how the handler ended |
+//! | `payload` | in shadow: the first 16 hex digits of the SHA-256 of the body, or of the part that [`compare_payload`](crate::DedupLayer::compare_payload) names |
 //! | `status` | the status of the response |
 //! | `duration_ms` | the time from the head of the request to the head of the response |
 //! | `error` | the internal error, which the client never sees |
@@ -44,6 +46,7 @@
 //! | `takeover` | warn | an earlier handler of this event died or lost its lease |
 //! | `running unprotected` | warn | the handler runs although the store did not reply |
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
+//! | `mode changed` | info | [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
 //! | `unsigned id` | warn, once a layer | [`require_verified`](crate::DedupLayer::require_verified) is set, the sender does not sign the id, and there is no [second identity](crate::guide::keys#an-id-that-is-not-signed) |
 //! | `not verified` | warn | a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `reason` says why |
@@ -89,10 +92,12 @@
 //! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
 //! | `tower_dedup_responses_not_stored_total` | counter | `namespace` | responses that were to be stored and cannot be |
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery; `result` is `ok`, `gave_up` or `refused` |
+//! | `tower_dedup_shadow_total` | counter | `namespace`, `verdict` | deliveries in [shadow](crate::Mode::Shadow) by [verdict](crate::Verdict) |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
 
 mod settings;
+mod shadow;
 
 use std::sync::Arc;
 #[cfg(feature = "metrics")]
@@ -109,6 +114,7 @@ use crate::key::DedupKey;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;
 pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
+pub(crate) use shadow::{ShadowFields, mode_changed, shadow};
 
 /// Logs a record that names an event by its namespace and the hash of its id.
 macro_rules! log {
@@ -246,7 +252,7 @@ impl Meters {
         log!(
             ERROR,
             key,
-            "handled on another path: this event is a duplicate here, and this path's handler has not run; give each route that has to see it a namespace of its own"
+            "handled on another path: this event is a duplicate here, and only a layer in shadow runs this path's handler; give each route that has to see it a namespace of its own"
         );
     }
 
@@ -303,6 +309,7 @@ pub(crate) struct Report<'a> {
     pub(crate) status: Option<StatusCode>,
     pub(crate) duration: Duration,
     pub(crate) error: Option<&'a (dyn std::error::Error + 'static)>,
+    pub(crate) shadow: Option<&'a ShadowFields>,
 }
 
 impl Report<'_> {
@@ -321,6 +328,9 @@ impl Report<'_> {
                     attempt = self.attempt.map(|(attempt, _)| attempt),
                     takeover = self.attempt.map(|(_, takeover)| takeover),
                     age_ms = self.age.map(ms),
+                    mode = self.shadow.map(|_| "shadow"),
+                    verdict = self.shadow.map(|shadow| shadow.verdict),
+                    payload = self.shadow.map(|shadow| &*shadow.payload),
                     status = self.status.map(|status| status.as_u16()),
                     duration_ms = rounded_ms(self.duration),
                     error = self.error.map(chain),

@@ -8,7 +8,7 @@ use super::config::Config;
 use super::policy::LogIds;
 use crate::error::BoxError;
 use crate::key::Keys;
-use crate::observe::{Outcome, Report};
+use crate::observe::{Outcome, Report, ShadowFields};
 
 /// The fields of a delivery's log record. Each is set when it is known.
 pub(super) struct ReportFields {
@@ -18,11 +18,20 @@ pub(super) struct ReportFields {
     pub(super) age: Option<Duration>,
     pub(super) status: Option<StatusCode>,
     pub(super) error: Option<BoxError>,
+    /// Of a delivery in shadow.
+    pub(super) shadow: Option<ShadowFields>,
 }
 
 impl ReportFields {
     pub(super) fn started_now() -> Self {
-        Self { started: Instant::now(), attempt: None, age: None, status: None, error: None }
+        Self {
+            started: Instant::now(),
+            attempt: None,
+            age: None,
+            status: None,
+            error: None,
+            shadow: None,
+        }
     }
 
     /// Emits the record and counts the delivery.
@@ -38,6 +47,7 @@ impl ReportFields {
             status: self.status,
             duration: self.started.elapsed(),
             error: self.error.as_deref().map(|error| error as _),
+            shadow: self.shadow.as_ref(),
         }
         .emit();
     }
