@@ -7,6 +7,8 @@ mod deduplicator;
 mod delivery;
 mod faults;
 mod idempotency;
+mod modes;
+mod modes_storm;
 mod multi_event;
 mod multi_event_identities;
 mod observe;

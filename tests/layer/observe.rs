@@ -20,7 +20,7 @@ use crate::support::log::Log;
 use crate::support::{FIRST, Faulty, Handler, by_header, faulty, on_claim, request, send};
 
 /// Runs on one thread, with a log and metrics of its own.
-fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
+pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     use tracing_subscriber::layer::SubscriberExt;
     let (log, recorder) = (Log::default(), DebuggingRecorder::new());
     let snapshotter = recorder.snapshotter();
@@ -33,7 +33,7 @@ fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
 
 /// Returns the sum of every counter and gauge, and the count of every histogram, by name and
 /// labels.
-fn measured(snapshotter: &Snapshotter) -> BTreeMap<(String, Vec<String>), f64> {
+pub(crate) fn measured(snapshotter: &Snapshotter) -> BTreeMap<(String, Vec<String>), f64> {
     let mut sums = BTreeMap::new();
     for (key, _, _, value) in snapshotter.snapshot().into_vec() {
         let key = key.key();
