@@ -4,5 +4,6 @@ mod guide;
 mod readme;
 mod recipes;
 mod records;
+mod shadow;
 #[path = "../support/mod.rs"]
 mod support;
