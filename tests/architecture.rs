@@ -87,8 +87,8 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "layer",
         &[
-            &["policy", "body", "mode", "paths"],
-            &["gate"],
+            &["mode"],
+            &["policy", "body", "gate", "paths"],
             &["config"],
             &["answer", "report"],
             &["delivery"],

@@ -479,8 +479,10 @@ async fn delivery_that_waits_is_woken_by_one_in_shadow() {
     handle.set_mode(Mode::Enforce).unwrap();
     let waits = tokio::spawn(service.oneshot(request("a")));
     until(|| handle.waiting() == 1).await;
+    let released = tokio::time::Instant::now();
     handler.release();
     assert_eq!(result(&first.await.unwrap().unwrap()), None);
     assert_eq!(result(&waits.await.unwrap().unwrap()), Some("duplicate"));
+    assert!(released.elapsed() < Duration::from_millis(2), "woken, before its next poll");
     assert_eq!(handler.runs(), 1);
 }
