@@ -120,6 +120,11 @@ impl Verdict {
             _ => None,
         }
     }
+
+    /// Returns `true` if log records may name the key: it is valid, and the request is verified.
+    pub(crate) const fn is_of_a_key(self) -> bool {
+        !matches!(self, Self::NoKey | Self::Unverified)
+    }
 }
 
 /// The verdict of a layer that lets every delivery run.

@@ -95,8 +95,7 @@ where
         }
         drop(running);
         observe::shadow(config.key.namespace_str(), verdict.as_str());
-        let is_keyless = matches!(verdict, Verdict::NoKey | Verdict::Unverified);
-        report.emit(outcome, read.keys.as_ref().filter(|_| !is_keyless), config);
+        report.emit(outcome, read.keys.as_ref().filter(|_| verdict.is_of_a_key()), config);
         drop(permit);
         ending
     }

@@ -7,6 +7,7 @@ mod deduplicator;
 mod delivery;
 mod faults;
 mod idempotency;
+mod metrics;
 mod modes;
 mod modes_storm;
 mod multi_event;
@@ -17,6 +18,7 @@ mod readiness;
 mod replay;
 mod routes;
 mod settings;
+mod spans;
 mod success;
 #[path = "../support/mod.rs"]
 mod support;
