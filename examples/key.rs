@@ -249,6 +249,7 @@ fn section(preset: &Preset) -> String {
     lines.extend(preset.max_body().map(|bytes| {
         format!("- Body: up to {} MiB ({})", bytes / (1024 * 1024), preset.max_body_basis())
     }));
+    lines.extend(preset.event_type_in_words().map(|words| format!("- Event type: {words}")));
     lines.extend(preset.handshakes().map(|words| format!("- Handshakes: {words}")));
     lines.extend(preset.unverified().map(|words| format!("- Not verified: {words}")));
     lines.push(format!("- [Source]({}); test `{test}`", preset.source()));

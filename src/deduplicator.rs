@@ -53,6 +53,11 @@ use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 ///
 /// A clone shares the ledger with its original, and has its own settings.
 ///
+/// # Observation
+///
+/// A run has the log record, the metrics and the spans of a delivery: see [`observe`](crate::observe).
+/// Their namespace is that of the key, and the id is hashed.
+///
 /// # Cancel safety
 ///
 /// Dropping the future of [`run`](Self::run) drops the handler at its `.await`. The rest continues in
@@ -271,7 +276,7 @@ impl<L: Ledger> Deduplicator<L> {
     {
         let event = event.into();
         let meters = self.meters.get(event.key().namespace());
-        let report = RunReport::start(meters, event.key());
+        let report = RunReport::start(meters, &event);
         let span = report.span.clone();
         self.run_reported(event, handler, report).instrument(span).await
     }
@@ -307,7 +312,7 @@ impl<L: Ledger> Deduplicator<L> {
         let mut extensions = Extensions::new();
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
-        report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
+        report.attempt = Some((delivery.attempt(), delivery.is_takeover(), delivery.is_rerun()));
         let handled = handler(RunContext { delivery, extensions });
         let handled = match self.settings.times.handler_timeout {
             None => handled.await.map_err(RunError::Handler),

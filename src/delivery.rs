@@ -39,6 +39,7 @@ struct Inner {
     events: List<Event>,
     attempt: u32,
     takeover: bool,
+    rerun: bool,
     protection: Protection,
     /// `None` if the layer enforces its verdict.
     unenforced: Option<Unenforced>,
@@ -154,7 +155,8 @@ impl Delivery {
             None => (1, false, Protection::Unprotected),
         };
         let unenforced = Unenforced { verdict, claim: claim.cloned() };
-        Self::build(events, attempt, takeover, protection, Some(unenforced))
+        let delivery = Self::build(events, attempt, takeover, protection, Some(unenforced));
+        if claim.is_some_and(Self::is_rerun) { delivery.with_rerun() } else { delivery }
     }
 
     fn build(
@@ -169,6 +171,7 @@ impl Delivery {
             events,
             attempt,
             takeover,
+            rerun: false,
             protection,
             unenforced,
             lost: AtomicBool::new(false),
@@ -176,6 +179,14 @@ impl Delivery {
             index: OnceLock::new(),
             request: OnceLock::new(),
         }))
+    }
+
+    /// Marks a new delivery as a rerun.
+    pub(crate) fn with_rerun(mut self) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.rerun = true;
+        }
+        self
     }
 
     /// Sets the request that this delivery belongs to. Idempotency keys are derived from all events
@@ -196,6 +207,16 @@ impl Delivery {
     #[must_use]
     pub fn id(&self) -> &str {
         self.key().id()
+    }
+
+    /// Returns the type of the event as the sender names it, such as `invoice.paid`; in a multi-event
+    /// delivery, the type of the first event to run. `None` if the [preset](crate::provider) does not know
+    /// where the type stands, or the sender's value is no name of 1 to 100 bytes.
+    ///
+    /// Many senders do not sign it: decide by the verified payload.
+    #[must_use]
+    pub fn event_type(&self) -> Option<&str> {
+        self.0.events[0].event_type()
     }
 
     /// Returns the keys of the events to run, in the order of the request. Events of a multi-event
@@ -281,6 +302,16 @@ impl Delivery {
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.takeover
+    }
+
+    /// Returns `true` if an operator has allowed an event of this delivery to
+    /// [run again](crate::adapter::MaintenanceAdapter::allow_rerun). The event may have taken effect before.
+    ///
+    /// The idempotency keys are those of the first run. So a service that got such a key does nothing
+    /// again. If the rerun has to repeat an outbound call, give the call another `step`.
+    #[must_use]
+    pub fn is_rerun(&self) -> bool {
+        self.0.rerun
     }
 
     /// Returns `true` if no claim protects the delivery, so that it may be a duplicate: the store did
@@ -384,6 +415,7 @@ impl fmt::Debug for Delivery {
             .field("events", &self.0.events)
             .field("attempt", &self.0.attempt)
             .field("takeover", &self.0.takeover)
+            .field("rerun", &self.0.rerun)
             .field("unprotected", &self.is_unprotected())
             .field("verdict", &self.verdict())
             .field("lease_lost", &self.lease_lost())

@@ -15,8 +15,9 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Decode, Encode, Row as _, Type};
 
 use super::super::replies::Claimed;
+use super::super::rerun::RerunOrder;
 use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns, attempt};
+use super::super::sql::row::{Labels, Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Token};
 use crate::key::DedupKey;
@@ -188,7 +189,8 @@ fn lease_ms(terms: &CallTerms) -> i64 {
 
 type Bound<'k> = Query<'k, Postgres, PgArguments>;
 
-/// The parameters of a statement that follow those of every statement.
+/// The parameters of a statement that follow those of every statement. The event's type comes last, in
+/// every statement that may insert a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Extra {
     Nothing,
@@ -223,6 +225,7 @@ pub(super) enum Params<'k> {
     Many(&'k KeyColumns<'k>, &'static str, &'k ExtraColumns),
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
+    Rerun(&'k [Uuid], &'k RerunOrder),
     /// How many keys, and from which expiry on, in milliseconds.
     Purge(i64, f64),
 }
@@ -240,24 +243,27 @@ impl<'k> Params<'k> {
                     .bind(Uuid::from(terms.token()))
                     .bind(retention_ms(terms))
                     .bind(lock_timeout);
-                match extra {
-                    Extra::Nothing => query,
+                let query = match extra {
+                    Extra::Nothing => return query,
                     Extra::Lease => query.bind(lease_ms(terms)),
                     Extra::Data => {
                         bind_data(query, &terms.stored_data_for(key).unwrap_or_default())
                     }
-                }
+                };
+                query.bind(terms.event_type_for(key))
             }
             Self::Many(columns, lock_timeout, extra) => {
                 let query = columns.bind(query).bind(lock_timeout);
-                match extra {
-                    ExtraColumns::Nothing => query,
+                let query = match extra {
+                    ExtraColumns::Nothing => return query,
                     ExtraColumns::Leases(leases) => query.bind(leases),
                     ExtraColumns::Data(data) => data.bind(query),
-                }
+                };
+                query.bind(&columns.event_types)
             }
             Self::Keys(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
+            Self::Rerun(keys, order) => query.bind(keys).bind(order.by()).bind(order.reason()),
             Self::Purge(limit, from_ms) => query.bind(limit).bind(from_ms),
         }
     }
@@ -270,6 +276,8 @@ pub(super) struct KeyColumns<'k> {
     ids: Vec<&'k str>,
     tokens: Vec<Uuid>,
     retentions: Vec<i64>,
+    /// `None` if no event has a type.
+    pub(super) event_types: Option<Vec<Option<&'k str>>>,
 }
 
 impl<'k> KeyColumns<'k> {
@@ -280,6 +288,10 @@ impl<'k> KeyColumns<'k> {
             ids: rows.iter().map(|row| row.key.id()).collect(),
             tokens: rows.iter().map(|row| row.token().into()).collect(),
             retentions: rows.iter().map(|row| retention_ms(row.terms)).collect(),
+            event_types: rows
+                .iter()
+                .any(|row| row.terms.has_event_types())
+                .then(|| rows.iter().map(|row| row.terms.event_type_for(row.key)).collect()),
         }
     }
 
@@ -383,6 +395,7 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: time(6)?,
         lease_until: maybe(7)?,
         now: time(8)?,
+        rerun: row.try_get(9)?,
         stored,
         unreadable: None,
     })
@@ -396,11 +409,21 @@ fn response_columns(row: &PgRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx:
     Ok(status.zip(headers).zip(body).map(|((status, headers), body)| (status, headers, body)))
 }
 
-/// Returns the reply of a row that a claim wrote: its key, attempts and takeover.
+/// Returns the columns of a row that only operators see.
+pub(super) fn read_labels(row: &PgRow) -> Result<Labels, sqlx::Error> {
+    let rerun_at: Option<Time> = row.try_get("rerun_at")?;
+    let rerun = match rerun_at {
+        Some(at) => Some((at.into(), row.try_get("rerun_by")?, row.try_get("rerun_reason")?)),
+        None => None,
+    };
+    Ok(Labels { event_type: row.try_get("event_type")?, rerun })
+}
+
+/// Returns the reply of a row that a claim wrote: its key, attempts, takeover and rerun.
 pub(super) fn claimed_row(row: &PgRow) -> Result<Claimed, sqlx::Error> {
     // By position, in the order of RETURNING in `sql/*claim*.sql`.
     let attempts: i32 = row.try_get(1)?;
-    Ok(Claimed::first(attempt(attempts.into()), row.try_get(2)?))
+    Ok(first(attempts.into(), row.try_get(2)?, row.try_get(3)?))
 }
 
 #[cfg(test)]

@@ -321,10 +321,12 @@ impl<'t> InTransaction<'t> {
     ) -> Result<Vec<sqlx::postgres::PgRow>, sqlx::Error> {
         let Some(row) = rows.first() else { return Ok(Vec::new()) };
         let locks: Vec<i64> = rows.iter().map(|row| self.locks[&row.hash]).collect();
-        KeyColumns::new(rows)
+        let columns = KeyColumns::new(rows);
+        columns
             .bind_in_transaction(sql, row.terms)
             .bind(locks)
             .bind(self.session)
+            .bind(&columns.event_types)
             .fetch_all(&mut *self.connection)
             .await
     }
