@@ -161,6 +161,7 @@ where
         let gate = &service.gate;
         self.permit = None;
         let Some(_place) = gate.try_wait() else { return Waited::NoPlace };
+        let _waiting = service.config.meters.waiting();
         release_readiness(&mut self.inner);
 
         let waiter = gate.waiters.wait_for(self.keys.first());
@@ -393,7 +394,7 @@ async fn store_response<ResBody: Body<Data = Bytes>>(
 
 /// Commits the claim of a handler that succeeded, and rolls back any other.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-fn settle<C: Claim>(
+pub(super) fn settle<C: Claim>(
     outcome: Outcome,
     claim: C,
     success: &HandlerSuccess,

@@ -3,16 +3,19 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use tracing::Span;
 
 use super::error_text::chain;
 use super::meters::Meters;
 use super::outcome::Outcome;
+use super::shadow::ShadowFields;
 use crate::key::DedupKey;
 
 /// The facts about a delivery that has ended.
 pub(crate) struct Report<'a> {
     pub(crate) outcome: Outcome,
     pub(crate) meters: &'a Meters,
+    pub(crate) span: &'a Span,
     pub(crate) key: Option<&'a DedupKey>,
     pub(crate) event_type: Option<&'a str>,
     pub(crate) keys: usize,
@@ -23,12 +26,24 @@ pub(crate) struct Report<'a> {
     pub(crate) status: Option<StatusCode>,
     pub(crate) duration: Duration,
     pub(crate) error: Option<&'a (dyn std::error::Error + 'static)>,
+    pub(crate) shadow: Option<&'a ShadowFields>,
 }
 
 impl Report<'_> {
     pub(crate) fn emit(&self) {
         #[cfg(feature = "metrics")]
-        self.meters.count(self.outcome, self.duration);
+        self.meters.count(
+            self.outcome,
+            self.duration,
+            self.attempt.map(|(attempt, ..)| attempt),
+            self.age,
+        );
+        self.span.record("outcome", self.outcome.as_str());
+        self.span.record("attempt", self.attempt.map(|(attempt, ..)| attempt));
+        if let Some(shadow) = self.shadow {
+            self.span.record("mode", "shadow");
+            self.span.record("verdict", shadow.verdict);
+        }
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
@@ -43,6 +58,9 @@ impl Report<'_> {
                     takeover = self.attempt.map(|(_, takeover, _)| takeover),
                     rerun = self.attempt.map(|(.., rerun)| rerun),
                     age_ms = self.age.map(ms),
+                    mode = self.shadow.map(|_| "shadow"),
+                    verdict = self.shadow.map(|shadow| shadow.verdict),
+                    payload = self.shadow.map(|shadow| &*shadow.payload),
                     status = self.status.map(|status| status.as_u16()),
                     duration_ms = rounded_ms(self.duration),
                     error = self.error.map(chain),
@@ -68,13 +86,14 @@ impl Report<'_> {
             | Outcome::InvalidKey
             | Outcome::TooLarge
             | Outcome::BrokenBody
-            | Outcome::SlowBody => event!(WARN),
+            | Outcome::SlowBody
+            | Outcome::Cancelled => event!(WARN),
             Outcome::Bypass => event!(DEBUG),
         }
     }
 }
 
-fn shown(key: &DedupKey, plain: bool) -> String {
+pub(super) fn shown(key: &DedupKey, plain: bool) -> String {
     if plain { key.id().to_owned() } else { key.log_id() }
 }
 

@@ -7,6 +7,9 @@ mod deduplicator;
 mod delivery;
 mod faults;
 mod idempotency;
+mod metrics;
+mod modes;
+mod modes_storm;
 mod multi_event;
 mod multi_event_identities;
 mod observe;
@@ -16,6 +19,7 @@ mod replay;
 mod rerun;
 mod routes;
 mod settings;
+mod spans;
 mod success;
 #[path = "../support/mod.rs"]
 mod support;
