@@ -114,15 +114,19 @@ async fn record_in_runs_an_event_again_once() {
         assert_eq!(claimed, Claimed::rerun(2, false));
         assert_eq!(on_pg.allow_rerun(keys, &order).await.unwrap(), [RerunReply::InFlight]);
         if commits {
-            tx.commit().await.unwrap()
+            tx.commit().await.unwrap();
         } else {
-            tx.rollback().await.unwrap()
+            tx.rollback().await.unwrap();
         }
 
         let mut tx = lite.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
         let claimed = on_lite.record_in(&mut tx, &key, hour).await.unwrap();
         assert_eq!(claimed, Claimed::rerun(2, false));
-        if commits { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
+        if commits {
+            tx.commit().await.unwrap();
+        } else {
+            tx.rollback().await.unwrap();
+        }
     }
     for store in stores {
         let again = store.claim(keys, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
