@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::adapter::{
     Abilities, CallTerms, Claimed, Completed, Cursor, DedupAdapter, Entry, Fetch, Forgotten,
-    ListFilter, Listing, MaintenanceAdapter, Purged, Released, Renewed, RerunOrder, RerunReply, Stats,
-    StoreFuture,
+    ListFilter, Listing, MaintenanceAdapter, Purged, Released, Renewed, RerunOrder, RerunReply,
+    Stats, StoreFuture,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
