@@ -154,7 +154,7 @@ impl SqliteStore {
             || self.writer.close_event(),
             move |keys| {
                 let store = store.upgrade()?;
-                Some(Box::pin(async move { store.purge_when_free(keys).await }))
+                Some(Box::pin(async move { store.purge_when_free(keys).await.map(Some) }))
             },
         );
     }
