@@ -11,7 +11,7 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::Stats;
+use super::super::inspection::{Cursor, ListFilter, Listing, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
@@ -277,6 +277,15 @@ impl MaintenanceAdapter for SqliteAdapter {
             })
         };
         Box::pin(self.0.with_table(allow_once))
+    }
+
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        Box::pin(self.0.with_table(move || self.0.list(filter, after, limit)))
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {
