@@ -11,12 +11,11 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Purged, Stats};
+use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::{allow_rerun, execute_one, forget};
-use super::super::sql::purge::Step;
 use super::super::sql::responses::add_responses;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -236,13 +235,7 @@ impl DedupAdapter for SqliteAdapter {
 
 impl MaintenanceAdapter for SqliteAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
-        let delete = move |from| {
-            let purge = move |store: Arc<SqliteStore>, _guard| async move {
-                store.purge(limit, from).await
-            };
-            self.0.write_in_task(purge)
-        };
-        Box::pin(self.0.with_table(move || self.0.purge_state.purge(limit, delete)))
+        Box::pin(self.0.with_table(move || self.0.purge(limit, false)))
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
@@ -279,6 +272,15 @@ impl MaintenanceAdapter for SqliteAdapter {
         Box::pin(self.0.with_table(allow_once))
     }
 
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        Box::pin(self.0.with_table(move || self.0.list(filter, after, limit)))
+    }
+
     fn stats(&self) -> StoreFuture<'_, Stats> {
         Box::pin(self.0.with_table(|| self.0.stats()))
     }
@@ -286,36 +288,6 @@ impl MaintenanceAdapter for SqliteAdapter {
     /// A pool of the user's stays open: it is the user's to close.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(self.0.close())
-    }
-}
-
-impl SqliteStore {
-    /// Deletes as [`purge`](MaintenanceAdapter::purge) does, and lets every other writer of this process
-    /// go first.
-    pub(super) async fn purge_when_free(self: Arc<Self>, limit: u32) -> Result<Purged, Error> {
-        let delete = async |from| {
-            let _guard = self.free_write_lock().await?;
-            self.purge(limit, from).await
-        };
-        self.with_table(|| self.purge_state.purge(limit, delete)).await
-    }
-
-    /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
-    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Step<i64>, Error> {
-        let fault = |error| store_error("purging", error);
-        let clock: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.clock)))
-            .fetch_one(&self.writer)
-            .await
-            .map_err(fault)?;
-        self.purge_state.check_clock(clock)?;
-        let gone: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.purge)))
-            .bind(i64::from(limit))
-            .bind(from.unwrap_or(i64::MIN))
-            .fetch_all(&self.writer)
-            .await
-            .map_err(fault)?;
-        let at = from.unwrap_or(i64::MIN);
-        Ok(Step { at, deleted: gone.len() as u64, left: Stats::default(), next: None })
     }
 }
 
@@ -339,6 +311,7 @@ mod tests {
             sql.replace(now, &format!("({now} + {seconds})")).into()
         };
         store.statements.clock = ahead(&clock.clock);
+        store.statements.purge_find = ahead(&clock.purge_find);
         store.statements.purge = ahead(&clock.purge);
     }
 
