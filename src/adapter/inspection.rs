@@ -120,7 +120,9 @@ impl fmt::Display for Cursor {
 /// The numbers of keys in a store.
 ///
 /// [`MaintenanceAdapter::stats`](super::MaintenanceAdapter::stats) reads a bounded part of a large
-/// table. `is_exact` is `false` then, and every number is an estimate.
+/// table. `is_exact` is `false` then, and every number is an estimate. Keys in flight, lapsed and released
+/// keys are few: a sample of a large table may contain none of them, and an `oldest_…` time is that of the
+/// sample. [`Purged::stats`] and [`list`](super::MaintenanceAdapter::list) read every key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
