@@ -73,7 +73,16 @@ const LEVELS: &[(&str, Levels)] = &[
     ("conformance", &[&["driver", "store"], &["cases", "processes"]]),
     (
         "conformance::cases",
-        &[&["lease", "maintenance", "on_claim", "races", "refusal", "rerun", "stored"]],
+        &[&[
+            "inspection",
+            "lease",
+            "maintenance",
+            "on_claim",
+            "races",
+            "refusal",
+            "rerun",
+            "stored",
+        ]],
     ),
     (
         "verify",

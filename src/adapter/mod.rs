@@ -29,7 +29,7 @@
 //!
 //! let store = adapter::connect("memory:").await?;
 //! let layer = DedupLayer::new(provider::GITHUB, store.clone());
-//! assert_eq!(store.count().await?, 0);
+//! assert_eq!(store.stats().await?.rows, 0);
 //! # let _ = layer;
 //! # Ok::<(), tower_dedup::Error>(())
 //! # }).unwrap();
@@ -56,7 +56,7 @@ mod transaction;
 
 pub use connect::connect;
 pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture};
-pub use inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
+pub use inspection::{Cursor, KeyState, ListFilter, Listing, Purged, Stats};
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]

@@ -76,9 +76,14 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
             (vec![*place], vec![Reply::Forgotten(forgotten)])
         }
         Call::Purge(limit) => {
-            return adapter.purge(*limit).await.map(Replies::Number).map_err(text);
+            let purged = adapter.purge(*limit).await.map_err(text)?;
+            return Ok(Replies::Number(purged.deleted));
         }
-        Call::Count => return adapter.count().await.map(Replies::Number).map_err(text),
+        Call::Count => {
+            let stats = adapter.stats().await.map_err(text)?;
+            assert!(stats.is_exact, "{stats:?}");
+            return Ok(Replies::Number(stats.rows));
+        }
         Call::Advance(_) => unreachable!("no store is asked for that"),
     };
     if replies.len() != places.len() {

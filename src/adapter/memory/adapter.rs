@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::inspection::{Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::terms::CallTerms;
 use super::row::KeyHasher;
@@ -133,8 +134,11 @@ impl DedupAdapter for MemoryAdapter {
 }
 
 impl MaintenanceAdapter for MemoryAdapter {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        Box::pin(async move { Ok(self.table()?.purge(limit)) })
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+        Box::pin(async move {
+            let deleted = self.table()?.purge(limit);
+            Ok(Purged::new(deleted, deleted < u64::from(limit)))
+        })
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
@@ -145,8 +149,8 @@ impl MaintenanceAdapter for MemoryAdapter {
         Box::pin(async move { Ok(self.table()?.get(key)) })
     }
 
-    fn count(&self) -> StoreFuture<'_, u64> {
-        Box::pin(async move { Ok(self.table()?.count()) })
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async move { Ok(self.table()?.stats()) })
     }
 
     /// Every later call fails. The keys stay in memory until the adapter is dropped.

@@ -21,6 +21,15 @@ pub(super) const VERSION: i64 = 1;
 /// The store's clock, in milliseconds. It does not advance within one statement.
 const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 
+/// The state of a row, with the names of [`KeyState`](super::super::inspection::KeyState). `now` is a column.
+const STATE: &str = "CASE
+    WHEN completed_at IS NULL AND token IS NOT NULL AND lease_until > now THEN 'in-flight'
+    WHEN expires_at <= now THEN 'expired'
+    WHEN completed_at IS NOT NULL THEN 'complete'
+    WHEN token IS NOT NULL THEN 'lapsed'
+    ELSE 'failed'
+  END";
+
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
@@ -41,12 +50,15 @@ statements! {
         read_response,
         get,
         clock,
+        purge_find,
         purge,
-        count,
+        key_at,
+        list,
+        stats,
+        bytes,
         tables,
         version,
         create_table,
-        create_index,
         create_version_table,
         create_version,
         tx_release_inserted,
@@ -58,22 +70,27 @@ statements! {
 
 impl Statements {
     pub(super) fn new(name: &Identifier) -> Self {
+        // A lease may outlive the retention.
+        let due = format!("(SELECT {NOW}) - {}", grace_ms());
+        let purgeable = format!(
+            "expires_at <= {due} AND (completed_at IS NOT NULL OR token IS NULL OR lease_until <= {due})"
+        );
         // Quoted: a name may be a word of SQL.
         let values = [
             ("name", name.as_str()),
             ("table", &*format!("\"{name}\"")),
             ("version_table", &*format!("\"{name}_schema\"")),
-            ("index", &*format!("\"{name}_expires_at\"")),
             ("version", &*VERSION.to_string()),
             ("now", NOW),
-            ("grace_ms", &*grace_ms().to_string()),
+            ("state", STATE),
+            ("purgeable", &*purgeable),
         ];
         Self::from_files(|file| render(file, &values).into())
     }
 
     /// Returns the statements that make the schema.
-    pub(super) fn create(&self) -> [&Arc<str>; 4] {
-        [&self.create_table, &self.create_index, &self.create_version_table, &self.create_version]
+    pub(super) fn create(&self) -> [&Arc<str>; 3] {
+        [&self.create_table, &self.create_version_table, &self.create_version]
     }
 
     /// Returns the statement that reads rows with as much of their stored data.
@@ -132,6 +149,7 @@ mod tests {
             &all.tx_complete,
             &all.tx_store,
             &all.forget,
+            &all.purge,
         ];
         let inserting = [
             &all.claim_insert,

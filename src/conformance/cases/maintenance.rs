@@ -1,9 +1,9 @@
-//! Purge, forget, get, count and close, and the claims after them.
+//! Purge, forget, get and close, and the claims after them.
 
 use std::time::Duration;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, leased_for,
+    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, leased_for, rows,
 };
 use super::super::store::Store;
 use crate::adapter::{
@@ -42,7 +42,7 @@ where
         CallTerms::on_completion(Token::random(), Duration::from_millis(1), 3 * PURGE_GRACE);
     adapter.claim(&keys, &brief).await.unwrap();
     store.advance(PURGE_GRACE + SLACK).await;
-    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [Claimed::InFlight]);
@@ -60,7 +60,7 @@ where
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
-    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
@@ -78,7 +78,7 @@ where
     adapter.get(&keys[0]).await.unwrap().expect("an entry");
     assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), [Completed::Held]);
     store.advance(Duration::from_secs(100 * 365 * 86_400)).await;
-    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     let nothing = || CallTerms::on_claim(Token::random(), Duration::ZERO);
@@ -137,7 +137,7 @@ where
     }
     let again = adapter.claim(&keys, &complete_at_once()).await.unwrap();
     assert!(again.iter().all(|reply| matches!(reply, Claimed::Duplicate(_))), "{again:?}");
-    assert_eq!(adapter.count().await.unwrap(), keys.len() as u64);
+    assert_eq!(rows(&adapter).await, keys.len() as u64);
     for key in &keys {
         assert_eq!(adapter.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
     }
@@ -181,7 +181,7 @@ where
     assert_eq!(adapter.claim(&new, &mine).await.unwrap(), [Claimed::first(1, false)]);
     assert_eq!(adapter.complete(&new, &mine).await.unwrap(), [Completed::Held]);
     assert!(is_duplicate(&adapter.claim(&new, &leased()).await.unwrap()));
-    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     let entry = adapter.get(&claimed[0]).await.unwrap().expect("an entry");
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 
@@ -210,21 +210,21 @@ where
     adapter.claim(&[key("fresh")], &fresh).await.unwrap();
     let long = CallTerms::on_completion(Token::random(), 4 * PURGE_GRACE, 4 * PURGE_GRACE);
     adapter.claim(&[key("leased")], &long).await.unwrap();
-    assert_eq!(adapter.purge(100).await.unwrap(), 0);
+    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     store.advance(SLACK).await;
     for id in ["old-0", "lapsed", "brief"] {
         assert_eq!(adapter.get(&key(id)).await.unwrap(), None, "{id}");
     }
-    assert_eq!(adapter.purge(100).await.unwrap(), 0);
-    assert_eq!(adapter.count().await.unwrap(), 14);
+    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(rows(&adapter).await, 14);
     store.advance(PURGE_GRACE - SLACK).await;
-    assert_eq!(adapter.purge(100).await.unwrap(), 0);
-    assert_eq!(adapter.count().await.unwrap(), 14);
+    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(rows(&adapter).await, 14);
     store.advance(SLACK).await;
-    assert_eq!(adapter.purge(4).await.unwrap(), 4);
-    assert_eq!(adapter.purge(100).await.unwrap(), 8);
-    assert_eq!(adapter.purge(100).await.unwrap(), 0);
-    assert_eq!(adapter.count().await.unwrap(), 2);
+    assert_eq!(adapter.purge(4).await.unwrap().deleted, 4);
+    assert_eq!(adapter.purge(100).await.unwrap().deleted, 8);
+    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(rows(&adapter).await, 2);
     let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
     assert!(matches!(fresh[..], [Claimed::Duplicate(_)]));
     let leased = adapter.claim(&[key("leased")], &leased()).await.unwrap();
@@ -250,7 +250,7 @@ where
             adapter.purge(10).await.map(drop),
             adapter.forget(&keys[0]).await.map(drop),
             adapter.get(&keys[0]).await.map(drop),
-            adapter.count().await.map(drop),
+            adapter.stats().await.map(drop),
         ]
         .map(|ended| ended.map_err(|error| error.kind()));
         // A second `close` changes nothing.
@@ -261,15 +261,15 @@ where
     assert_eq!(kinds, [Err(ErrorKind::Unavailable); 10]);
 }
 
-/// `get` and `count` return the state of a key after each change. `forget` refuses a live lease.
-pub async fn forget_get_and_count_follow_the_state_of_a_key<S: Store>(store: S)
+/// `get` and `stats` return the state of a key after each change. `forget` refuses a live lease.
+pub async fn forget_get_and_stats_follow_the_state_of_a_key<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
-    assert_eq!(adapter.count().await.unwrap(), 0);
+    assert_eq!(rows(&adapter).await, 0);
 
     adapter.claim(&keys, &mine).await.unwrap();
     let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
@@ -290,10 +290,10 @@ where
     let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover), (3, true));
-    assert_eq!(adapter.count().await.unwrap(), 1);
+    assert_eq!(rows(&adapter).await, 1);
 
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
-    assert_eq!(adapter.count().await.unwrap(), 0);
+    assert_eq!(rows(&adapter).await, 0);
     // The key is new, so the event can be delivered again.
     let again = adapter.claim(&keys, &leased()).await.unwrap();
     assert_eq!(again, [Claimed::first(1, false)]);

@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
-use super::super::driver::{FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased};
+use super::super::driver::{
+    FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased, rows,
+};
 use super::super::store::Store;
 use crate::adapter::{
     Claimed, Completed, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Released, Renewed,
@@ -146,7 +148,7 @@ where
     drop(adapter.claim(&keys, &leased()));
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
     // The store still replies.
-    assert!(adapter.count().now_or_never().is_none_or(|count| count.is_ok()));
+    assert!(adapter.stats().now_or_never().is_none_or(|stats| stats.is_ok()));
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
@@ -339,8 +341,8 @@ where
         dropped_after(polls, adapter.purge(10)).await;
     }
     soon(async || {
-        while adapter.purge(10).await.unwrap() == 10 {}
-        adapter.count().await.unwrap() == 1
+        while adapter.purge(10).await.unwrap().deleted == 10 {}
+        rows(&adapter).await == 1
     })
     .await;
     let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
@@ -361,7 +363,7 @@ where
         let adapter = Arc::clone(&adapter);
         // A store may also delete expired keys by itself.
         tokio::spawn(async move {
-            while adapter.purge(20).await.unwrap() > 0 {
+            while adapter.purge(20).await.unwrap().deleted > 0 {
                 tokio::task::yield_now().await;
             }
         })
@@ -377,7 +379,7 @@ where
     }
     let purged = tokio::time::timeout(Duration::from_secs(60), purging).await;
     purged.expect("purging ends").expect("a purge");
-    assert_eq!(adapter.count().await.unwrap(), live.len() as u64);
+    assert_eq!(rows(&adapter).await, live.len() as u64);
     for (id, keys) in live.iter().enumerate() {
         let again = adapter.claim(keys, &leased()).await.unwrap();
         if id % 2 == 0 {
