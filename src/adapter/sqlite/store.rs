@@ -155,7 +155,9 @@ impl SqliteStore {
             || self.writer.close_event(),
             move |keys| {
                 let store = store.upgrade()?;
-                Some(Box::pin(async move { store.with_table(|| store.purge(keys, true)).await }))
+                Some(Box::pin(async move {
+                    store.with_table(|| store.purge(keys, true)).await.map(Some)
+                }))
             },
         );
     }
