@@ -6,5 +6,6 @@ mod observability;
 mod readme;
 mod recipes;
 mod records;
+mod shadow;
 #[path = "../support/mod.rs"]
 mod support;

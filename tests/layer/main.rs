@@ -7,6 +7,9 @@ mod deduplicator;
 mod delivery;
 mod faults;
 mod idempotency;
+mod metrics;
+mod modes;
+mod modes_storm;
 mod multi_event;
 mod multi_event_identities;
 mod observe;
@@ -15,6 +18,7 @@ mod readiness;
 mod replay;
 mod routes;
 mod settings;
+mod spans;
 mod success;
 #[path = "../support/mod.rs"]
 mod support;
