@@ -67,13 +67,12 @@ fn table(head: &str) -> Vec<Vec<String>> {
 }
 
 /// Metrics whose code is not here yet, with their labels.
-const PLANNED: [(&str, &str, &[&str]); 7] = [
+const PLANNED: [(&str, &str, &[&str]); 6] = [
     ("tower_dedup_last_purge_timestamp_seconds", "gauge", &[]),
     ("tower_dedup_expired_rows", "gauge", &[]),
     ("tower_dedup_rows", "gauge", &["state"]),
     ("tower_dedup_oldest_lapsed_seconds", "gauge", &[]),
     ("tower_dedup_table_bytes", "gauge", &[]),
-    ("tower_dedup_shadow_total", "counter", &["namespace", "verdict"]),
     ("tower_dedup_reruns_total", "counter", &["namespace"]),
 ];
 
