@@ -97,7 +97,7 @@ fn documented() -> BTreeMap<String, Metric> {
     metrics
 }
 
-/// An expression of PromQL, and the labels that its text or legend names.
+/// An expression of Prometheus, and the labels that its text or legend names.
 struct Query {
     place: String,
     expr: String,
