@@ -102,7 +102,7 @@
 //! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than their event |
 //! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
 //! | `tower_dedup_responses_not_stored_total` | counter | `namespace` | responses that were to be stored and cannot be |
-//! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery; `result` is `ok`, `gave_up` or `refused` |
+//! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery: `claim`, `complete`, `release`. `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_lane_restarts_total` | counter | `store` | connections that a lane of the queue has lost; the lane opens another one. `store` is `postgres`; the lanes of SQLite have no connection of their own |
 //! | `tower_dedup_shadow_total` | counter | `namespace`, `verdict` | deliveries in [shadow](crate::Mode::Shadow) by [verdict](crate::Verdict) |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |

@@ -24,6 +24,7 @@ const CREATE: &str = "CREATE TABLE IF NOT EXISTS effects (\
 const INSERT: &str = "INSERT INTO effects (namespace, id, attempt) VALUES ($1, $2, $3)";
 const LIST: &str = "SELECT namespace, id, count(*) FROM effects \
      GROUP BY namespace, id ORDER BY namespace, id";
+const COUNT: &str = "SELECT count(*) FROM effects WHERE namespace = $1 AND id = $2";
 
 #[derive(Debug, Clone)]
 pub(crate) enum Effects {
@@ -140,6 +141,24 @@ impl Effects {
         };
         let effect = |(namespace, id, count)| Effect { namespace, id, count };
         Ok(rows.into_iter().map(effect).collect())
+    }
+
+    /// Returns how often the handler ran successfully for this key.
+    pub(crate) async fn count(&self, key: &DedupKey) -> Result<i64> {
+        let (namespace, id) = (key.namespace(), key.id());
+        match self {
+            Self::Memory(counts) => {
+                let key = (namespace.to_owned(), id.to_owned());
+                Ok(counts.lock().await.get(&key).copied().unwrap_or_default())
+            }
+            Self::Sqlite(pool) => {
+                sqlx::query_scalar(COUNT).bind(namespace).bind(id).fetch_one(pool).await
+            }
+            Self::Postgres(pool) => {
+                let count = sqlx::query_scalar(COUNT).bind(namespace).bind(id);
+                count.fetch_one(&mut *acquire(pool).await?).await
+            }
+        }
     }
 
     pub(crate) async fn close(&self) {

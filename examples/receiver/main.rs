@@ -13,6 +13,10 @@
 //! the same store. The handler writes one row per run, and `GET /effects` counts the rows of every key.
 //! The same delivery twice gets 200 twice, and has one effect.
 //!
+//! `GET /` is a page for the browser: it shows every delivery and its outcome, and has buttons that
+//! deliver events. It is served under an IP address, `localhost` or `--public-url` only. Whoever reaches
+//! the receiver reaches the page, so `--listen` is loopback by default. `GET /metrics` is for Prometheus.
+//!
 //! # Signatures
 //!
 //! If the environment has a secret for a sender, the receiver verifies that sender's requests, and
@@ -59,6 +63,8 @@
 
 mod effects;
 mod handshake;
+mod metrics;
+mod page;
 mod secrets;
 #[path = "../shared/mod.rs"]
 mod shared;
@@ -78,9 +84,12 @@ use axum::handler::Handler;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, get};
-use axum::{Json, Router};
+use axum::{Json, Router, middleware};
 use clap::{Parser, ValueEnum};
 use effects::{Effect, Effects, Table, bounded};
+use page::records::Records;
+use page::running::{self, Running};
+use page::{Page, Setup};
 use serde::Deserialize;
 use shared::{in_one_line, stop_signal};
 use sqlx::{Postgres, Sqlite};
@@ -90,7 +99,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tower_dedup::adapter::{self, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::verify::{Verifier, VerifyLayer};
-use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, provider};
+use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, LogIds, OnMismatch, key, provider};
 
 /// The time limit of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -119,6 +128,9 @@ struct Options {
     /// The public URL of this receiver, without the path, for senders that sign the URL.
     #[arg(long, value_name = "URL", value_parser = public_url)]
     public_url: Option<String>,
+    /// Logs and counts a delivery whose event was handled with another body.
+    #[arg(long)]
+    compare_payload: bool,
 }
 
 fn public_url(text: &str) -> Result<String, String> {
@@ -141,8 +153,9 @@ enum LedgerKind {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    shared::log("receiver=info,tower_dedup=info");
-    match run(Options::parse()).await {
+    let records = Records::default();
+    shared::log_and("receiver=info,tower_dedup=info", records.layer());
+    match run(Options::parse(), records).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", in_one_line(&*error));
@@ -151,10 +164,17 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(options: Options) -> Result<(), Box<dyn Error>> {
+async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     let url = options.store.as_str();
+    let metrics = metrics::install()?;
     let verifiers = secrets::verifiers(env::vars_os(), options.public_url.as_deref())?;
-    let routes = Routes { lease: Duration::from_secs(options.lease_seconds), verifiers };
+    let running = Running::default();
+    let routes = Routes {
+        lease: Duration::from_secs(options.lease_seconds),
+        compare_payload: options.compare_payload,
+        verifiers,
+        running: running.clone(),
+    };
     let (store, (webhooks, handles)): (Arc<dyn MaintenanceAdapter>, _) = match options.ledger {
         LedgerKind::Lease => {
             let store = adapter::connect(url).await?;
@@ -187,7 +207,15 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     // The first call creates the table, and fails if the store does not work.
     store.stats().await?;
     let effects = Effects::connect(url).await?;
+    let setup = Setup {
+        store: store_in_words(url),
+        ledger: options.ledger.in_words(),
+        is_verified: routes.verifiers.contains_key(provider::STANDARD_WEBHOOKS.name()),
+    };
+    let page = Page { store: store.clone(), effects: effects.clone(), records, running, setup };
     let app = webhooks.route("/effects", get(list_effects)).with_state(effects.clone());
+    let page = page.routes(app.clone(), options.public_url.as_deref());
+    let app = app.merge(page).merge(metrics::routes(metrics));
 
     let stop_signal = stop_signal()?;
     let listener = TcpListener::bind(options.listen)
@@ -228,11 +256,32 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+impl LedgerKind {
+    fn in_words(self) -> &'static str {
+        match self {
+            Self::Lease => "lease",
+            Self::OnArrival => "on arrival",
+            Self::Transactional => "transactional",
+        }
+    }
+}
+
+/// Returns the kind of the store. Its URL may have a password.
+fn store_in_words(url: &str) -> &'static str {
+    match url.split(':').next() {
+        Some("memory") => "memory",
+        Some("sqlite") => "SQLite",
+        _ => "Postgres",
+    }
+}
+
 /// The settings of the routes.
 struct Routes {
     lease: Duration,
+    compare_payload: bool,
     /// The verifiers of the senders with a secret, by name.
     verifiers: BTreeMap<&'static str, Verifier>,
+    running: Running,
 }
 
 /// The handles that drain the routes, by name.
@@ -252,7 +301,11 @@ impl Routes {
     {
         let (mut router, mut handles) = (Router::new(), Vec::new());
         for preset in provider::ALL {
-            let mut dedup = layer(*preset).lease(self.lease);
+            // The page shows the ids.
+            let mut dedup = layer(*preset).lease(self.lease).log_ids(LogIds::Plain);
+            if self.compare_payload {
+                dedup = dedup.compare_payload(key::body_digest(), OnMismatch::Report);
+            }
             let verifier = self.verifiers.get(preset.name());
             if verifier.is_some() {
                 dedup = dedup.require_verified();
@@ -263,6 +316,8 @@ impl Routes {
                 let filter = MethodFilter::try_from(method.clone()).expect("a usual method");
                 route = route.on(filter, handler);
             }
+            let track = middleware::from_fn_with_state(self.running.clone(), running::track);
+            route = route.layer(track);
             route = route.layer(dedup);
             if let Some(verifier) = verifier {
                 // The layer added last is outermost: an unsigned request uses up no id.
@@ -350,6 +405,7 @@ fn greet(address: SocketAddr, routes: &Routes) {
     let _ = writeln!(
         io::stdout(),
         "listening on http://{address}\n\
+         open it in a browser, or use curl\n\
          verified: {}\n\
          deliver an event, and once more:\n  \
          curl -i http://{address}/webhooks/standard-webhooks -H 'webhook-id: msg_1' \

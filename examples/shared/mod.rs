@@ -5,16 +5,24 @@ use std::error::Error;
 use std::future::Future;
 use std::io::{self, IsTerminal};
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::{Identity, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 /// Logs to stderr, filtered by `RUST_LOG` or by this default.
 pub(crate) fn log(default: &str) {
+    log_and(default, Identity::new());
+}
+
+/// Logs to stderr, filtered by `RUST_LOG` or by this default, and to another layer with a filter of its
+/// own.
+pub(crate) fn log_and(default: &str, other: impl Layer<Registry> + Send + Sync) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
-        .init();
+        .with_filter(filter);
+    tracing_subscriber::registry().with(other).with(stderr).init();
 }
 
 /// Returns a future that ends on SIGTERM or Ctrl-C. The call itself installs the signal handlers.

@@ -308,14 +308,13 @@ fn pages() -> Vec<String> {
     pages
 }
 
-fn read(page: &str) -> String {
+pub(super) fn read(page: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs").join(page);
     std::fs::read_to_string(path.with_extension("md")).unwrap_or_else(|_| panic!("no page {page}"))
 }
 
-/// rustdoc checks the page of a link, and not the section.
-#[test]
-fn links_lead_to_sections_that_exist() {
+/// The anchors of the headings of a page.
+pub(super) fn sections(text: &str) -> Vec<String> {
     let is_heading = |line: &&str| line.starts_with('#') && !line.starts_with("#[");
     let anchor = |heading: &str| {
         let letters = heading.trim_start_matches('#').trim().to_lowercase();
@@ -323,6 +322,12 @@ fn links_lead_to_sections_that_exist() {
             letters.chars().filter(|char| char.is_alphanumeric() || "- _".contains(*char));
         letters.collect::<String>().replace(' ', "-")
     };
+    text.lines().filter(is_heading).map(anchor).collect()
+}
+
+/// rustdoc checks the page of a link, and not the section.
+#[test]
+fn links_lead_to_sections_that_exist() {
     let mut checked = 0;
     for page in pages() {
         let text = read(&page);
@@ -337,7 +342,7 @@ fn links_lead_to_sections_that_exist() {
                 "crate" => read("guide"),
                 name => read(name),
             };
-            let found = there.lines().filter(is_heading).any(|line| anchor(line) == wanted);
+            let found = sections(&there).iter().any(|section| section == wanted);
             assert!(found, "{page}: no section `{wanted}` in {place}");
             checked += 1;
         }

@@ -2,6 +2,7 @@
 
 mod guide;
 mod metrics;
+mod observability;
 mod readme;
 mod recipes;
 mod records;

@@ -1,0 +1,354 @@
+//! The HTML. [`maud`] escapes every value.
+
+use std::time::Duration;
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use tower_dedup::provider;
+use tracing::Level;
+
+use super::attempts::{self, Answer, Sent};
+use super::records::{Held, Record};
+use super::style::CSS;
+use super::{Flight, Setup};
+
+/// How often the page refreshes itself, in seconds.
+const REFRESH: u32 = 2;
+/// How many records beside the deliveries the page shows.
+const OTHERS: usize = 10;
+
+/// What the overview shows.
+pub(super) struct Overview<'a> {
+    pub(super) setup: &'a Setup,
+    /// The requests of the buttons, the newest first.
+    pub(super) sent: &'a [Sent],
+    /// The effects of the newest event of the buttons.
+    pub(super) effects: Option<Result<i64, String>>,
+    pub(super) flights: &'a [Flight],
+    pub(super) store_error: Option<String>,
+    pub(super) records: &'a Held,
+}
+
+pub(super) fn overview(shown: &Overview<'_>) -> Markup {
+    let Setup { store, ledger, is_verified } = *shown.setup;
+    page(
+        true,
+        &html! {
+            p {
+                "A sender repeats a webhook until it gets a 2xx. This receiver runs the handler of each event "
+                "once; the layer answers the repeats. Store: " (store) ". Ledger: " (ledger) "."
+            }
+            h2 { "Try it" }
+            p {
+                "Each button sends real requests to " code { (attempts::path()) }
+                ". Deliver an event, deliver it again, and look at the answer."
+                @if is_verified {
+                    " This receiver verifies the sender's signature. The buttons do not sign, so the answer is 401."
+                }
+            }
+            (buttons(shown.sent.first()))
+            (requests(shown))
+            h2 { "Deliveries by outcome" }
+            p { "Every delivery ends in one outcome. The numbers count since this process started." }
+            (outcomes(shown.records))
+            h2 { "In flight or lapsed" }
+            p {
+                "An event is in flight while its handler runs: a second delivery waits 2 s, and gets 503. "
+                "A lease has lapsed if its process died: the next delivery takes over."
+            }
+            @if let Some(error) = &shown.store_error { p.bad { "The store cannot list its keys: " (error) } }
+            (flights(shown.flights))
+            h2 { "Last deliveries" }
+            p { "The newest first. " code { "attempt" } " counts the runs of an event; a repeat has none." }
+            (deliveries(shown.records))
+            h2 { "Other records" }
+            p { "What the layer logs beside its deliveries: takeovers, lost leases, refused signatures." }
+            (others(shown.records))
+            h2 { "Look up an event" }
+            p { "The store says what became of an event. The page stops refreshing meanwhile." }
+            form method="get" action="/" { button name="id" value="" { "Look up an event by its id" } }
+        },
+    )
+}
+
+/// `facts` is `None` without an id.
+pub(super) fn look_up(
+    namespace: &str,
+    id: &str,
+    facts: Option<&Result<Vec<(&'static str, String)>, String>>,
+) -> Markup {
+    page(
+        false,
+        &html! {
+            p { a href="/" { "Back to the overview" } }
+            h2 { "Look up an event" }
+            p { "The namespace is the sender; the id is what the sender puts into each delivery of the event." }
+            form method="get" action="/" {
+                select name="namespace" aria-label="namespace" {
+                    @for preset in provider::ALL {
+                        option selected[preset.namespace() == namespace] { (preset.namespace()) }
+                    }
+                }
+                input name="id" value=(id) aria-label="id" placeholder="id" required;
+                button { "Look up" }
+            }
+            @match facts {
+                None => {}
+                Some(Err(error)) => p.bad { (error) },
+                Some(Ok(facts)) => {
+                    table {
+                        tr { th { "event" } td.id { (namespace) " / " (id) } }
+                        @for (name, value) in facts { tr { th { (name) } td { (value) } } }
+                    }
+                }
+            }
+        },
+    )
+}
+
+fn page(refreshes: bool, content: &Markup) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                @if refreshes { meta http-equiv="refresh" content=(REFRESH); }
+                title { "tower-dedup receiver" }
+                style { (PreEscaped(CSS)) }
+            }
+            body {
+                h1 { "tower-dedup receiver" }
+                main { (content) }
+                footer {
+                    a href="/effects" { "/effects" } ": how often each event took effect. "
+                    a href="/metrics" { "/metrics" } ": for Prometheus."
+                }
+            }
+        }
+    }
+}
+
+fn buttons(last: Option<&Sent>) -> Markup {
+    html! {
+        form method="post" action="/try" {
+            button name="button" value="once" { "Deliver an event" }
+            button name="button" value="twice-at-once" { "Twice at once" }
+            button name="button" value="slowly" { "Slowly (10 s)" }
+            button name="button" value="failing" { "Failing" }
+        }
+        @if let Some(Sent { id, .. }) = last {
+            form method="post" action="/try" {
+                input type="hidden" name="id" value=(id);
+                button name="button" value="again" { "Deliver " (id) " again" }
+                button name="button" value="other-payload" { "Again with another payload" }
+            }
+        }
+    }
+}
+
+fn requests(shown: &Overview<'_>) -> Markup {
+    let Some(last) = shown.sent.first() else { return html! {} };
+    html! {
+        div.scroll { table {
+            tr { th { "webhook-id" } th { "body" } th { "answer" } th { "what it means" } }
+            @for sent in shown.sent {
+                tr {
+                    td.id { (sent.id) }
+                    td { code { (sent.body) } @if !sent.query.is_empty() { " " span.dim { (sent.query) } } }
+                    @match &sent.answer {
+                        None => { td.warn { "under way" } td { "The handler runs, or the delivery waits for it." } }
+                        Some(answer) => {
+                            td class=(tone_of(answer)) { (answer.status.as_u16()) " " (answer.result) }
+                            td { (explained(answer)) }
+                        }
+                    }
+                }
+            }
+        } }
+        @match &shown.effects {
+            Some(Ok(effects)) => p { "Effects of " span.id { (last.id) } ": " strong { (effects) } "." },
+            Some(Err(error)) => p.bad { "The effects cannot be read: " (error) },
+            None => {}
+        }
+    }
+}
+
+fn tone_of(answer: &Answer) -> &'static str {
+    if answer.status.is_success() { "good" } else { "bad" }
+}
+
+fn explained(answer: &Answer) -> &'static str {
+    match (answer.status.as_u16(), answer.result.as_str()) {
+        (200, "") => "The handler ran.",
+        (200, "duplicate") => "A repeat, by its id: the handler did not run.",
+        (503, "in-flight") => "The first delivery still runs: the sender has to try again.",
+        (401, _) => "Not signed: refused before its id was looked at.",
+        (500, "") => "The handler failed: the key is free, and the retry runs.",
+        _ => "See the last deliveries.",
+    }
+}
+
+fn outcomes(held: &Held) -> Markup {
+    if held.outcomes.is_empty() {
+        return html! { p.dim { "No delivery yet." } };
+    }
+    html! {
+        table {
+            tr { th { "outcome" } th.number { "deliveries" } th { "meaning" } }
+            @for (outcome, count) in &held.outcomes {
+                tr {
+                    td { code { (outcome) } }
+                    td.number { (count) }
+                    td { (meaning(outcome)) }
+                }
+            }
+        }
+    }
+}
+
+/// Returns what an outcome means, as in the table of [`tower_dedup::observe`].
+fn meaning(outcome: &str) -> &'static str {
+    match outcome {
+        "completed" => "The handler succeeded; repeats are duplicates.",
+        "failed" => "The handler failed; the retry runs (on arrival: the event is lost).",
+        "handler_timeout" => "The handler took too long and was dropped.",
+        "panicked" => "The handler panicked.",
+        "uncommitted" => "The handler succeeded, but its transaction did not commit.",
+        "partial" => "A delivery of several events: other deliveries still run the rest.",
+        "duplicate" => "The event is complete; the handler did not run.",
+        "in_flight" => "Another delivery runs the event; the handler did not run.",
+        "mismatch" => "The id is complete with another payload.",
+        "broken_response" => "The response could not be stored.",
+        "unavailable" => "The store did not reply.",
+        "overloaded" => "Too many deliveries run or wait.",
+        "invalid_key" => "The request has no valid id.",
+        "too_large" | "broken_body" | "slow_body" => "The body could not be read to its end.",
+        _ => "See the documentation of `observe`.",
+    }
+}
+
+fn flights(flights: &[Flight]) -> Markup {
+    if flights.is_empty() {
+        return html! { p.dim { "Nothing is in flight." } };
+    }
+    html! {
+        div.scroll { table {
+            tr { th { "event" } th { "state" } th.number { "attempts" } th.number { "first seen" } }
+            @for flight in flights {
+                tr {
+                    (event(flight.key.namespace(), flight.key.id()))
+                    td.warn { (flight.state) }
+                    td.number { (flight.attempts) }
+                    td.number { (duration(flight.age)) " ago" }
+                }
+            }
+        } }
+    }
+}
+
+fn deliveries(held: &Held) -> Markup {
+    if held.deliveries.is_empty() {
+        return html! { p.dim { "No delivery yet." } };
+    }
+    html! {
+        div.scroll { table {
+            tr {
+                th { "event" } th { "verdict" } th { "outcome" } th.number { "attempt" } th.number { "status" }
+                th.number { "took" } th.number { "ended" }
+            }
+            @for record in &held.deliveries {
+                tr {
+                    (event(record.field("namespace"), record.field("id")))
+                    td { (verdict(record)) }
+                    td class=(tone(record.level)) {
+                        (record.field("outcome"))
+                        @if !record.field("error").is_empty() { div.dim { (record.field("error")) } }
+                    }
+                    td.number { (record.field("attempt")) }
+                    td.number { (record.field("status")) }
+                    td.number { (took(record)) }
+                    td.number { (duration(record.at.elapsed())) " ago" }
+                }
+            }
+        } }
+    }
+}
+
+/// Returns how the layer judged a delivery: the record's verdict, which a layer in shadow mode logs, or
+/// what the outcome says.
+fn verdict(record: &Record) -> &str {
+    match (record.field("verdict"), record.field("outcome")) {
+        ("", "invalid_key") => "no key",
+        ("", "in_flight") => "in flight",
+        (
+            "",
+            outcome @ ("duplicate" | "mismatch" | "unavailable" | "overloaded" | "unverified"),
+        ) => outcome,
+        ("", _) if record.field("takeover") == "true" => "takeover",
+        ("", _) => match record.field("attempt") {
+            "" => "",
+            "1" => "first",
+            _ => "retry",
+        },
+        (verdict, _) => verdict,
+    }
+}
+
+fn took(record: &Record) -> String {
+    let took: f64 = record.field("duration_ms").parse().unwrap_or_default();
+    duration(Duration::from_secs_f64(took / 1e3))
+}
+
+fn others(held: &Held) -> Markup {
+    if held.others.is_empty() {
+        return html! { p.dim { "No other record." } };
+    }
+    html! {
+        div.scroll { table {
+            tr { th { "level" } th { "record" } th.number { "logged" } }
+            @for record in held.others.iter().take(OTHERS) {
+                tr {
+                    td class=(tone(record.level)) { (record.level) }
+                    td { (record.message) " " span.id { (record.field("namespace")) " " (record.field("id")) } }
+                    td.number { (duration(record.at.elapsed())) " ago" }
+                }
+            }
+        } }
+    }
+}
+
+/// Returns the cell of an event: a link to its look-up.
+fn event(namespace: &str, id: &str) -> Markup {
+    let query = || {
+        let mut query = form_urlencoded::Serializer::for_suffix("/?".to_owned(), "/?".len());
+        query.append_pair("namespace", namespace).append_pair("id", id).finish()
+    };
+    html! {
+        td.id {
+            @if id.is_empty() { span.dim { (namespace) } }
+            @else { span.dim { (namespace) " " } a href=(query()) { (id) } }
+        }
+    }
+}
+
+fn tone(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "bad",
+        Level::WARN => "warn",
+        _ => "",
+    }
+}
+
+/// Returns a duration with two figures or more: `0.42 ms`, `13 ms`, `4.2 s`, `3 min`.
+pub(super) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    match seconds {
+        ..0.01 => format!("{:.2} ms", seconds * 1e3),
+        ..1.0 => format!("{:.0} ms", seconds * 1e3),
+        ..10.0 => format!("{seconds:.1} s"),
+        ..120.0 => format!("{seconds:.0} s"),
+        ..7_200.0 => format!("{:.0} min", seconds / 60.0),
+        ..172_800.0 => format!("{:.0} h", seconds / 3_600.0),
+        _ => format!("{:.0} days", seconds / 86_400.0),
+    }
+}
