@@ -30,44 +30,42 @@ pub(super) struct Overview<'a> {
 
 pub(super) fn overview(shown: &Overview<'_>) -> Markup {
     let Setup { store, ledger, is_verified } = *shown.setup;
-    page(
-        true,
-        &html! {
-            p {
-                "A sender repeats a webhook until it gets a 2xx. This receiver runs the handler of each event "
-                "once; the layer answers the repeats. Store: " (store) ". Ledger: " (ledger) "."
+    let content = html! {
+        p {
+            "A sender repeats a webhook until it gets a 2xx. This receiver runs the handler of each event "
+            "once; the layer answers the repeats. Store: " (store) ". Ledger: " (ledger) "."
+        }
+        h2 { "Try it" }
+        p {
+            "Each button sends real requests to " code { (attempts::path()) }
+            ". Deliver an event, deliver it again, and look at the answer."
+            @if is_verified {
+                " This receiver verifies the sender's signature. The buttons do not sign, so the answer is 401."
             }
-            h2 { "Try it" }
-            p {
-                "Each button sends real requests to " code { (attempts::path()) }
-                ". Deliver an event, deliver it again, and look at the answer."
-                @if is_verified {
-                    " This receiver verifies the sender's signature. The buttons do not sign, so the answer is 401."
-                }
-            }
-            (buttons(shown.sent.first()))
-            (requests(shown))
-            h2 { "Deliveries by outcome" }
-            p { "Every delivery ends in one outcome. The numbers count since this process started." }
-            (outcomes(shown.records))
-            h2 { "In flight or lapsed" }
-            p {
-                "An event is in flight while its handler runs: a second delivery waits 2 s, and gets 503. "
-                "A lease has lapsed if its process died: the next delivery takes over."
-            }
-            @if let Some(error) = &shown.store_error { p.bad { "The store cannot list its keys: " (error) } }
-            (flights(shown.flights))
-            h2 { "Last deliveries" }
-            p { "The newest first. " code { "attempt" } " counts the runs of an event; a repeat has none." }
-            (deliveries(shown.records))
-            h2 { "Other records" }
-            p { "What the layer logs beside its deliveries: takeovers, lost leases, refused signatures." }
-            (others(shown.records))
-            h2 { "Look up an event" }
-            p { "The store says what became of an event. The page stops refreshing meanwhile." }
-            form method="get" action="/" { button name="id" value="" { "Look up an event by its id" } }
-        },
-    )
+        }
+        (buttons(shown.sent.first()))
+        (requests(shown))
+        h2 { "Deliveries by outcome" }
+        p { "Every delivery ends in one outcome. The numbers count since this process started." }
+        (outcomes(shown.records))
+        h2 { "In flight or lapsed" }
+        p {
+            "An event is in flight while its handler runs. A second delivery waits for it, and gets 503 after 2 s. "
+            "A lease lapses if its process has died; then the next delivery takes over."
+        }
+        @if let Some(error) = &shown.store_error { p.bad { "The store cannot list its keys: " (error) } }
+        (flights(shown.flights))
+        h2 { "Last deliveries" }
+        p { "The newest first. " code { "attempt" } " counts the runs of an event; a repeat has none." }
+        (deliveries(shown.records))
+        h2 { "Other records" }
+        p { "What the layer logs beside its deliveries: takeovers, lost leases, refused signatures." }
+        (others(shown.records))
+        h2 { "Look up an event" }
+        p { "The store says what became of an event. The page stops refreshing meanwhile." }
+        form method="get" action="/" { button name="id" value="" { "Look up an event by its id" } }
+    };
+    page(true, &content)
 }
 
 /// `facts` is `None` without an id.
@@ -76,33 +74,31 @@ pub(super) fn look_up(
     id: &str,
     facts: Option<&Result<Vec<(&'static str, String)>, String>>,
 ) -> Markup {
-    page(
-        false,
-        &html! {
-            p { a href="/" { "Back to the overview" } }
-            h2 { "Look up an event" }
-            p { "The namespace is the sender; the id is what the sender puts into each delivery of the event." }
-            form method="get" action="/" {
-                select name="namespace" aria-label="namespace" {
-                    @for preset in provider::ALL {
-                        option selected[preset.namespace() == namespace] { (preset.namespace()) }
-                    }
-                }
-                input name="id" value=(id) aria-label="id" placeholder="id" required;
-                button { "Look up" }
-            }
-            @match facts {
-                None => {}
-                Some(Err(error)) => p.bad { (error) },
-                Some(Ok(facts)) => {
-                    table {
-                        tr { th { "event" } td.id { (namespace) " / " (id) } }
-                        @for (name, value) in facts { tr { th { (name) } td { (value) } } }
-                    }
+    let content = html! {
+        p { a href="/" { "Back to the overview" } }
+        h2 { "Look up an event" }
+        p { "The namespace is the sender; the id is what the sender puts into each delivery of the event." }
+        form method="get" action="/" {
+            select name="namespace" aria-label="namespace" {
+                @for preset in provider::ALL {
+                    option selected[preset.namespace() == namespace] { (preset.namespace()) }
                 }
             }
-        },
-    )
+            input name="id" value=(id) aria-label="id" placeholder="id" required;
+            button { "Look up" }
+        }
+        @match facts {
+            None => {}
+            Some(Err(error)) => p.bad { (error) },
+            Some(Ok(facts)) => {
+                table {
+                    tr { th { "event" } td.id { (namespace) " / " (id) } }
+                    @for (name, value) in facts { tr { th { (name) } td { (value) } } }
+                }
+            }
+        }
+    };
+    page(false, &content)
 }
 
 fn page(refreshes: bool, content: &Markup) -> Markup {
@@ -166,7 +162,7 @@ fn requests(shown: &Overview<'_>) -> Markup {
             }
         } }
         @match &shown.effects {
-            Some(Ok(effects)) => p { "Effects of " span.id { (last.id) } ": " strong { (effects) } "." },
+            Some(Ok(effects)) => p { "Effects of " code { (last.id) } ", which are rows that its handler has written: " strong { (effects) } },
             Some(Err(error)) => p.bad { "The effects cannot be read: " (error) },
             None => {}
         }
@@ -197,7 +193,7 @@ fn outcomes(held: &Held) -> Markup {
             tr { th { "outcome" } th.number { "deliveries" } th { "meaning" } }
             @for (outcome, count) in &held.outcomes {
                 tr {
-                    td { code { (outcome) } }
+                    td.name { code { (outcome) } }
                     td.number { (count) }
                     td { (meaning(outcome)) }
                 }
