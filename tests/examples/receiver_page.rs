@@ -160,7 +160,9 @@ async fn slow_event_is_in_flight_on_the_page() {
         let slow = id(&rows(&page, "Try it")[0]).to_owned();
         assert_eq!(rows(&page, "Try it")[0][2], "under way");
         let flights = loop {
-            let flights = rows(&receiver.page("").await, "In flight or lapsed");
+            let page = receiver.page("").await;
+            assert_eq!(rows(&page, "Try it")[0][2], "under way", "the handler ended unseen");
+            let flights = rows(&page, "In flight or lapsed");
             if !flights.is_empty() {
                 break flights;
             }
