@@ -27,6 +27,7 @@ use super::schema::create_sql;
 use super::store::{MAINTENANCE_TIMEOUT, PostgresStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
+use crate::observe;
 
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -208,12 +209,7 @@ impl PostgresStore {
     /// Warns once that the role may not delete rows. A later GRANT takes effect by itself.
     fn warn_of_purge(&self, error: &Error) {
         if !self.has_warned_of_purge.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                target: "tower_dedup",
-                error = error as &dyn std::error::Error,
-                "purging is not permitted: GRANT DELETE on the table to this role, or purge as another \
-                 role and set `Purging::off()`"
-            );
+            observe::purge_not_permitted(error);
         }
     }
 

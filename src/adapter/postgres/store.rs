@@ -22,6 +22,7 @@ use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
 use super::tuning::{LockWait, ReadFirst, Replanner};
 use crate::error::{Error, ErrorKind};
+use crate::observe;
 
 /// For how long a statement may run that reads or changes the whole table.
 pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -198,12 +199,7 @@ impl PostgresStore {
         let Ok(rows) = self.fetch(&statements.encrypted, Params::None).await else { return };
         let is_plain = matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false)));
         if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
-            tracing::warn!(
-                target: "tower_dedup",
-                host = options.get_host(),
-                "not encrypted: the connection to Postgres on another host has no TLS. Set \
-                 `sslmode=verify-full`, and a feature `tls-rustls` or `tls-native-tls`"
-            );
+            observe::not_encrypted(options.get_host());
         }
     }
 

@@ -1,0 +1,207 @@
+//! [`Meters`]: the metrics of one namespace.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+#[cfg(feature = "metrics")]
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::event::count;
+#[cfg(feature = "metrics")]
+use super::outcome::Outcome;
+use crate::key::DedupKey;
+
+/// The metrics' keys of one layer, or of one namespace of a deduplicator.
+///
+/// A metric's key is composed and hashed text. Making it for every delivery costs more than
+/// counting. The recorder is looked up each time, because it may be installed late.
+pub(crate) struct Meters {
+    pub(super) namespace: Arc<str>,
+    /// `true` once `nested layers` was logged.
+    logged_nested: AtomicBool,
+    /// When `handled on another path` was logged last.
+    logged_other_path: Mutex<Option<Instant>>,
+    #[cfg(feature = "metrics")]
+    running: metrics::Key,
+    #[cfg(feature = "metrics")]
+    waiting: metrics::Key,
+    #[cfg(feature = "metrics")]
+    duplicate_age: metrics::Key,
+    /// Of failed and of completed first attempts.
+    #[cfg(feature = "metrics")]
+    first_attempts: [metrics::Key; 2],
+    /// Indexed by outcome. Boxed, because a namespace sees few outcomes.
+    #[cfg(feature = "metrics")]
+    ended: [OnceLock<Box<Ended>>; Outcome::Bypass as usize + 1],
+}
+
+/// The metrics' keys of one outcome.
+#[cfg(feature = "metrics")]
+struct Ended {
+    deliveries: metrics::Key,
+    durations: metrics::Key,
+}
+
+#[cfg(feature = "metrics")]
+static METADATA: metrics::Metadata<'_> =
+    metrics::Metadata::new(module_path!(), metrics::Level::INFO, Some(module_path!()));
+
+impl Meters {
+    pub(crate) fn new(namespace: &Arc<str>) -> Self {
+        #[cfg(feature = "metrics")]
+        let attempts =
+            |result| key("tower_dedup_first_attempts_total", namespace, Some(("result", result)));
+        Self {
+            namespace: Arc::clone(namespace),
+            logged_nested: AtomicBool::new(false),
+            logged_other_path: Mutex::default(),
+            #[cfg(feature = "metrics")]
+            running: key("tower_dedup_running", namespace, None),
+            #[cfg(feature = "metrics")]
+            waiting: key("tower_dedup_waiting", namespace, None),
+            #[cfg(feature = "metrics")]
+            duplicate_age: key("tower_dedup_duplicate_age_seconds", namespace, None),
+            #[cfg(feature = "metrics")]
+            first_attempts: ["failed", "completed"].map(attempts),
+            #[cfg(feature = "metrics")]
+            ended: std::array::from_fn(|_| OnceLock::new()),
+        }
+    }
+
+    /// Reports that an outer layer already runs a request. Logs once, because every request of this
+    /// layer is concerned.
+    pub(crate) fn nested(&self) {
+        if !self.logged_nested.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: "tower_dedup",
+                namespace = &*self.namespace,
+                "nested layers: an outer layer deduplicates these requests by the same keys; this layer lets them through"
+            );
+        }
+    }
+
+    /// Reports a duplicate that came on another path than the path on which its event was handled.
+    pub(crate) fn handled_on_another_path(&self, key: &DedupKey) {
+        const PAUSE: Duration = Duration::from_secs(60);
+        count("tower_dedup_other_path_total", key);
+        let mut logged = self.logged_other_path.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.is_some_and(|logged| logged.elapsed() < PAUSE) {
+            return;
+        }
+        *logged = Some(Instant::now());
+        drop(logged);
+        log!(
+            ERROR,
+            key,
+            "handled on another path: this event is a duplicate here, and this path's handler has not run; give each route that has to see it a namespace of its own"
+        );
+    }
+
+    /// Counts a delivery as running until the returned guard is dropped.
+    pub(crate) fn running(&self) -> Counted {
+        #[cfg(feature = "metrics")]
+        return Counted::new(&self.running);
+        #[cfg(not(feature = "metrics"))]
+        Counted {}
+    }
+
+    /// Counts a delivery as waiting until the returned guard is dropped.
+    pub(crate) fn waiting(&self) -> Counted {
+        #[cfg(feature = "metrics")]
+        return Counted::new(&self.waiting);
+        #[cfg(not(feature = "metrics"))]
+        Counted {}
+    }
+
+    /// Counts a delivery that has ended.
+    #[cfg(feature = "metrics")]
+    pub(super) fn count(
+        &self,
+        outcome: Outcome,
+        took: Duration,
+        attempt: Option<u32>,
+        age: Option<Duration>,
+    ) {
+        let ended = self.ended[outcome as usize].get_or_init(|| {
+            let outcome = Some(("outcome", outcome.as_str()));
+            Box::new(Ended {
+                deliveries: key("tower_dedup_deliveries_total", &self.namespace, outcome),
+                durations: key("tower_dedup_delivery_duration_seconds", &self.namespace, outcome),
+            })
+        });
+        metrics::with_recorder(|to| {
+            to.register_counter(&ended.deliveries, &METADATA).increment(1);
+            to.register_histogram(&ended.durations, &METADATA).record(took);
+            if attempt == Some(1) {
+                let key = &self.first_attempts[usize::from(outcome.ends_completed())];
+                to.register_counter(key, &METADATA).increment(1);
+            }
+            if let Some(age) = age {
+                to.register_histogram(&self.duplicate_age, &METADATA).record(age);
+            }
+        });
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn key(
+    name: &'static str,
+    namespace: &Arc<str>,
+    label: Option<(&'static str, &'static str)>,
+) -> metrics::Key {
+    // Shared, so that the recorder does not copy it.
+    let namespace = metrics::SharedString::from_shared(Arc::clone(namespace));
+    let mut labels = vec![metrics::Label::new("namespace", namespace)];
+    labels.extend(label.map(|(name, value)| metrics::Label::from_static_parts(name, value)));
+    metrics::Key::from_parts(name, labels)
+}
+
+impl std::fmt::Debug for Meters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meters").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+/// The meters of a deduplicator, whose namespaces are those of its keys.
+#[derive(Default)]
+pub(crate) struct MetersByNamespace(Mutex<HashMap<Arc<str>, Arc<Meters>>>);
+
+impl MetersByNamespace {
+    pub(crate) fn get(&self, namespace: &str) -> Arc<Meters> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meters) = all.get(namespace) {
+            return Arc::clone(meters);
+        }
+        let namespace = Arc::from(namespace);
+        let meters = Arc::new(Meters::new(&namespace));
+        all.insert(namespace, Arc::clone(&meters));
+        meters
+    }
+}
+
+/// Counts in a gauge until it is dropped.
+pub(crate) struct Counted {
+    #[cfg(feature = "metrics")]
+    gauge: metrics::Gauge,
+}
+
+#[cfg(feature = "metrics")]
+impl Counted {
+    fn new(key: &metrics::Key) -> Self {
+        Self::of(metrics::with_recorder(|to| to.register_gauge(key, &METADATA)))
+    }
+
+    pub(super) fn of(gauge: metrics::Gauge) -> Self {
+        gauge.increment(1.0);
+        Self { gauge }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        #[cfg(feature = "metrics")]
+        self.gauge.decrement(1.0);
+    }
+}
