@@ -267,7 +267,7 @@ async fn metrics_are_what_prometheus_reads() {
         r#"tower_dedup_deliveries_total{namespace="standard-webhooks",outcome="duplicate"} 1"#,
         "# HELP tower_dedup_deliveries_total Deliveries by outcome",
         r#"tower_dedup_first_attempts_total{namespace="standard-webhooks",result="completed"} 1"#,
-        r#"tower_dedup_waiting{namespace="standard-webhooks"} 0"#,
+        r#"tower_dedup_running{namespace="standard-webhooks"} 0"#,
         r#"tower_dedup_duplicate_age_seconds_count{namespace="standard-webhooks"} 1"#,
         "# TYPE tower_dedup_delivery_duration_seconds histogram",
         r#"tower_dedup_store_duration_seconds_bucket{operation="claim",result="ok",le="+Inf"} 2"#,
