@@ -92,7 +92,7 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
             Forgotten::InFlight => (false, "refused: the event is running".to_owned()),
             _ => (false, "there is no such key".to_owned()),
         },
-        Command::Count => (true, format!("{} keys", store.count().await?)),
+        Command::Count => (true, format!("{} keys", store.stats().await?.rows)),
         Command::Purge { keys_per_statement: limit } => {
             let mut total = 0;
             loop {

@@ -205,7 +205,7 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         }
     };
     // The first call creates the table, and fails if the store does not work.
-    store.count().await?;
+    store.stats().await?;
     let effects = Effects::connect(url).await?;
     let setup = Setup {
         store: store_in_words(url),
