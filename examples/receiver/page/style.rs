@@ -24,4 +24,10 @@ button, input, select { font: inherit; padding: .35rem .7rem }
 input[name=id] { flex: 1 1 14rem; min-width: 0 }
 button { cursor: pointer }
 footer { margin: 2rem 0; color: var(--dim) }
+@media (max-width: 40rem) {
+  body { font-size: 14px }
+  th, td { padding-right: .5rem }
+  .wide { display: none }
+  .id { min-width: 6.5rem }
+}
 ";

@@ -56,7 +56,10 @@ pub(super) fn overview(shown: &Overview<'_>) -> Markup {
         @if let Some(error) = &shown.store_error { p.bad { "The store cannot list its keys: " (error) } }
         (flights(shown.flights))
         h2 { "Last deliveries" }
-        p { "The newest first. " code { "attempt" } " counts the runs of an event; a repeat has none." }
+        p {
+            "The newest first. The verdict is how the layer judged the delivery, the outcome how it ended. "
+            "The attempt counts the runs of the event; a repeat has none."
+        }
         (deliveries(shown.records))
         h2 { "Other records" }
         p { "What the layer logs beside its deliveries: takeovers, lost leases, refused signatures." }
@@ -146,11 +149,11 @@ fn requests(shown: &Overview<'_>) -> Markup {
     let Some(last) = shown.sent.first() else { return html! {} };
     html! {
         div.scroll { table {
-            tr { th { "webhook-id" } th { "body" } th { "answer" } th { "what it means" } }
+            tr { th { "webhook-id" } th.wide { "body" } th { "answer" } th { "what it means" } }
             @for sent in shown.sent {
                 tr {
                     td.id { (sent.id) }
-                    td { code { (sent.body) } @if !sent.query.is_empty() { " " span.dim { (sent.query) } } }
+                    td.wide { code { (sent.body) } @if !sent.query.is_empty() { " " span.dim { (sent.query) } } }
                     @match &sent.answer {
                         None => { td.warn { "under way" } td { "The handler runs, or the delivery waits for it." } }
                         Some(answer) => {
@@ -249,8 +252,8 @@ fn deliveries(held: &Held) -> Markup {
     html! {
         div.scroll { table {
             tr {
-                th { "event" } th { "verdict" } th { "outcome" } th.number { "attempt" } th.number { "status" }
-                th.number { "took" } th.number { "ended" }
+                th { "event" } th { "verdict" } th { "outcome" } th.number.wide { "attempt" } th.number { "status" }
+                th.number.wide { "took" } th.number { "ended" }
             }
             @for record in &held.deliveries {
                 tr {
@@ -260,9 +263,9 @@ fn deliveries(held: &Held) -> Markup {
                         (record.field("outcome"))
                         @if !record.field("error").is_empty() { div.dim { (record.field("error")) } }
                     }
-                    td.number { (record.field("attempt")) }
+                    td.number.wide { (record.field("attempt")) }
                     td.number { (record.field("status")) }
-                    td.number { (took(record)) }
+                    td.number.wide { (took(record)) }
                     td.number { (duration(record.at.elapsed())) " ago" }
                 }
             }
