@@ -127,6 +127,11 @@ impl Server {
         answer(&request.send().await.unwrap())
     }
 
+    /// Sends SIGKILL, and waits for the end.
+    pub(super) async fn kill(mut self) {
+        self.process.kill().await.unwrap();
+    }
+
     /// Sends SIGTERM, and waits for an orderly end, which the program logs.
     pub(super) async fn stop(self) {
         let said = self.end().await;
@@ -342,7 +347,7 @@ async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
     let schema = Schema::fresh();
     let url = schema.url();
     let args = ["--store", &url, "--ledger", "transactional"];
-    let mut killed = Server::start("receiver", &args).await;
+    let killed = Server::start("receiver", &args).await;
     let slow =
         killed.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_1");
     let slow = tokio::spawn(slow.send());
@@ -359,7 +364,7 @@ async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
         assert!(!slow.is_finished(), "{}", killed.said());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    killed.process.kill().await.unwrap();
+    killed.kill().await;
     assert!(slow.await.unwrap().is_err(), "the connection was cut");
 
     let receiver = Server::start("receiver", &args).await;

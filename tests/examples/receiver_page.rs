@@ -178,6 +178,40 @@ async fn slow_event_is_in_flight_on_the_page() {
     }
 }
 
+/// Another process sees the event of a killed one: first in flight, then lapsed. The next delivery takes
+/// over.
+#[tokio::test]
+async fn event_of_a_killed_receiver_lapses_on_the_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = sqlite_url(dir.path());
+    let args = ["--store", &url, "--lease-seconds", "1"];
+    let killed = Server::start("receiver", &args).await;
+    let page = killed.press("slowly", "").await;
+    let slow = id(&rows(&page, "Try it")[0]).to_owned();
+    let receiver = Server::start("receiver", &args).await;
+    let until = async |state: &str| {
+        let shown = tokio::time::timeout(Duration::from_secs(30), async {
+            loop {
+                let flights = rows(&receiver.page("").await, "In flight or lapsed");
+                if flights.iter().any(|row| id(row) == slow && row[1] == state) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        shown.await.unwrap_or_else(|_| panic!("{slow} is never {state}"));
+    };
+    until("in-flight").await;
+    killed.kill().await;
+    until("lapsed").await;
+    let page = receiver.press("again", &slow).await;
+    assert_eq!(deliveries(&page)[0], delivery("takeover", "completed", "2", "200"));
+    assert!(rows(&page, "Other records")[0][1].starts_with("takeover"), "{page}");
+    assert!(rows(&page, "In flight or lapsed").is_empty(), "{page}");
+    assert_eq!(receiver.get("/effects").await, json!([effect(&slow, 1)]));
+    receiver.stop().await;
+}
+
 /// The page has records whatever the log's filter is.
 #[tokio::test]
 async fn page_escapes_what_comes_from_outside() {
