@@ -46,6 +46,7 @@
 //! |---|---|---|
 //! | `lease lost` | warn | another handler may have run this event too |
 //! | `takeover` | warn | an earlier handler of this event died or lost its lease |
+//! | `rerun` | info | the handler runs because an operator [allowed](crate::adapter::MaintenanceAdapter::allow_rerun) it; the row of the event says who and why |
 //! | `running unprotected` | warn | the handler runs although the store did not reply |
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
@@ -91,6 +92,7 @@
 //! | `tower_dedup_duplicate_age_seconds` | histogram | `namespace` | the time since the event of a duplicate was first seen. Ages near the retention mean that the retention is too short |
 //! | `tower_dedup_first_attempts_total` | counter | `namespace`, `result` | first attempts that ended; `result` is `completed` if the events of the attempt are complete, else `failed`. A handler that ran unprotected counts as a first attempt |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
+//! | `tower_dedup_reruns_total` | counter | `namespace` | events that ran because an operator allowed it |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that lost their lease |
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers that ran although the store did not reply |
 //! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than their event |
@@ -197,7 +199,7 @@ pub(crate) use background::{Background, background, orphaned_panic, pending_writ
 pub(crate) use delivery::Report;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use event::marks_not_committed;
-pub(crate) use event::{lease_lost, mismatch, response_not_stored, takeover, unprotected};
+pub(crate) use event::{lease_lost, mismatch, rerun, response_not_stored, takeover, unprotected};
 #[cfg(feature = "memory")]
 pub(crate) use memory::{evicted, evicting, nearly_full};
 pub(crate) use meters::{Meters, MetersByNamespace};

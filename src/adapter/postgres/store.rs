@@ -243,6 +243,27 @@ impl PostgresStore {
         Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
     }
 
+    /// Runs one statement on the pool. Returns its rows. It is repeated after a conflict, which changed
+    /// nothing, but not after a lost reply.
+    pub(super) async fn fetch_once(
+        &self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
+        let mut pauses = repeats();
+        loop {
+            let mut session = self.connections.get(Source::Pool).await?;
+            let fetch = |connection| params.bind(sql).fetch_all(connection);
+            let fetched = session.run(self.options.statement_timeout, is_gone, fetch).await;
+            drop(session);
+            match (&fetched, pauses.next()) {
+                (Err(error), Some(pause)) if is_conflict(error) => tokio::time::sleep(pause).await,
+                _ => return fetched,
+            }
+        }
+    }
+
     /// Runs one statement on a connection of this source, within `bound`. Returns its rows.
     ///
     /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
