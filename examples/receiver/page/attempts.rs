@@ -83,8 +83,8 @@ impl Attempts {
     /// [`Button::OtherPayload`]; the other buttons make an event. Returns `None` for an id that cannot
     /// be a header.
     pub(crate) async fn press(&self, button: Button, id: &str) -> Option<()> {
-        const PAID: &str = r#"{"paid": 42}"#;
-        const MORE: &str = r#"{"paid": 43}"#;
+        const PAID: &str = r#"{"type":"paid","amount":42}"#;
+        const MORE: &str = r#"{"type":"paid","amount":43}"#;
         let new = format!("try_{:08x}", rand::random::<u32>());
         let slow = |time: Duration| format!("?delay_ms={}", time.as_millis());
         match button {

@@ -9,7 +9,7 @@ use tracing::Level;
 use super::attempts::{self, Answer, Sent};
 use super::records::{Held, Record};
 use super::style::CSS;
-use super::{Flight, Setup};
+use super::{Flights, Setup};
 
 /// How often the page refreshes itself, in seconds.
 const REFRESH: u32 = 2;
@@ -23,8 +23,7 @@ pub(super) struct Overview<'a> {
     pub(super) sent: &'a [Sent],
     /// The effects of the newest event of the buttons.
     pub(super) effects: Option<Result<i64, String>>,
-    pub(super) flights: &'a [Flight],
-    pub(super) store_error: Option<String>,
+    pub(super) flights: &'a Flights,
     pub(super) records: &'a Held,
 }
 
@@ -53,7 +52,6 @@ pub(super) fn overview(shown: &Overview<'_>) -> Markup {
             "An event is in flight while its handler runs. A second delivery waits for it, and gets 503 after 2 s. "
             "A lease lapses if its process has died; then the next delivery takes over."
         }
-        @if let Some(error) = &shown.store_error { p.bad { "The store cannot list its keys: " (error) } }
         (flights(shown.flights))
         h2 { "Last deliveries" }
         p {
@@ -226,22 +224,25 @@ fn meaning(outcome: &str) -> &'static str {
     }
 }
 
-fn flights(flights: &[Flight]) -> Markup {
-    if flights.is_empty() {
-        return html! { p.dim { "Nothing is in flight." } };
-    }
+fn flights(flights: &Flights) -> Markup {
     html! {
-        div.scroll { table {
+        @if let Some(error) = &flights.error { p.bad { "The store cannot list its keys: " (error) } }
+        @if flights.events.is_empty() { p.dim { "Nothing is in flight." } }
+        @else { div.scroll { table {
             tr { th { "event" } th { "state" } th.number { "attempts" } th.number { "first seen" } }
-            @for flight in flights {
+            @for flight in &flights.events {
                 tr {
                     (event(flight.key.namespace(), flight.key.id()))
-                    td.warn { (flight.state) }
+                    td.warn {
+                        (flight.state)
+                        @if let Some(event_type) = &flight.event_type { div.dim { (event_type) } }
+                    }
                     td.number { (flight.attempts) }
                     td.number { (duration(flight.age)) " ago" }
                 }
             }
-        } }
+        } } }
+        @if flights.is_part { p.dim { "The store is large. The page has read a part of it." } }
     }
 }
 
