@@ -52,6 +52,11 @@ use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 ///
 /// A clone shares the ledger with its original, and has its own settings.
 ///
+/// # Observation
+///
+/// A run has the log record, the metrics and the spans of a delivery: see [`observe`](crate::observe).
+/// Their namespace is that of the key, and the id is hashed.
+///
 /// # Cancel safety
 ///
 /// Dropping the future of [`run`](Self::run) drops the handler at its `.await`. The rest continues in
