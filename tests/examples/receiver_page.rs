@@ -99,7 +99,7 @@ async fn buttons(store: &str, ledger: &str) {
             expected.push(effect(&failing, 1));
         }
         _ => {
-            assert_eq!(deliveries(&page)[0], delivery("retry", "completed", "2", "200"));
+            assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2", "200"));
             expected.push(effect(&failing, 1));
         }
     }
@@ -173,7 +173,7 @@ async fn slow_event_is_in_flight_on_the_page() {
         assert!(facts.contains("in flight; the lease lapses in"), "{facts}");
         // A second delivery waits for 2 s.
         let page = receiver.press("again", &slow).await;
-        assert_eq!(deliveries(&page)[0], delivery("in flight", "in_flight", "", "503"));
+        assert_eq!(deliveries(&page)[0], delivery("in_flight", "in_flight", "", "503"));
         assert_eq!(rows(&page, "Try it")[0][2], "503 in-flight");
     }
 }
@@ -205,7 +205,7 @@ async fn event_of_a_killed_receiver_lapses_on_the_page() {
     killed.kill().await;
     until("lapsed").await;
     let page = receiver.press("again", &slow).await;
-    assert_eq!(deliveries(&page)[0], delivery("takeover", "completed", "2", "200"));
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2 (takeover)", "200"));
     assert!(rows(&page, "Other records")[0][1].starts_with("takeover"), "{page}");
     assert!(rows(&page, "In flight or lapsed").is_empty(), "{page}");
     assert_eq!(receiver.get("/effects").await, json!([effect(&slow, 1)]));

@@ -56,7 +56,7 @@ pub(super) fn overview(shown: &Overview<'_>) -> Markup {
         h2 { "Last deliveries" }
         p {
             "The newest first. The verdict is how the layer judged the delivery, the outcome how it ended. "
-            "The attempt counts the runs of the event; a repeat has none."
+            "The attempt counts the runs of the event: the retry of a failed run is the second."
         }
         (deliveries(shown.records))
         h2 { "Other records" }
@@ -264,7 +264,10 @@ fn deliveries(held: &Held) -> Markup {
                         (record.field("outcome"))
                         @if !record.field("error").is_empty() { div.dim { (record.field("error")) } }
                     }
-                    td.number.wide { (record.field("attempt")) }
+                    td.number.wide {
+                        (record.field("attempt"))
+                        @if record.field("takeover") == "true" { " (takeover)" }
+                    }
                     td.number { (record.field("status")) }
                     td.number.wide { (took(record)) }
                     td.number { (duration(record.at.elapsed())) " ago" }
@@ -278,18 +281,14 @@ fn deliveries(held: &Held) -> Markup {
 /// what the outcome says.
 fn verdict(record: &Record) -> &str {
     match (record.field("verdict"), record.field("outcome")) {
-        ("", "invalid_key") => "no key",
-        ("", "in_flight") => "in flight",
+        ("", "invalid_key") => "no_key",
         (
             "",
-            outcome @ ("duplicate" | "mismatch" | "unavailable" | "overloaded" | "unverified"),
+            outcome @ ("duplicate" | "in_flight" | "mismatch" | "unavailable" | "overloaded"
+            | "unverified"),
         ) => outcome,
-        ("", _) if record.field("takeover") == "true" => "takeover",
-        ("", _) => match record.field("attempt") {
-            "" => "",
-            "1" => "first",
-            _ => "retry",
-        },
+        ("", _) if record.field("attempt").is_empty() => "",
+        ("", _) => "first",
         (verdict, _) => verdict,
     }
 }
