@@ -154,7 +154,7 @@ enum LedgerKind {
 #[tokio::main]
 async fn main() -> ExitCode {
     let records = Records::default();
-    shared::log_and("receiver=info,tower_dedup=info", records.layer());
+    shared::log_and("receiver=info,tower_dedup=info", records.clone());
     match run(Options::parse(), records).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

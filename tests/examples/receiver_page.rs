@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::programs::{Server, answer, duplicate, effect, example, first};
+use crate::programs::{Server, answer, duplicate, effect, first};
 use crate::support::postgres::Schema;
 use crate::support::sqlite_url;
 
@@ -212,12 +212,9 @@ async fn event_of_a_killed_receiver_lapses_on_the_page() {
     receiver.stop().await;
 }
 
-/// The page has records whatever the log's filter is.
 #[tokio::test]
 async fn page_escapes_what_comes_from_outside() {
-    let mut receiver = example("receiver");
-    let receiver = receiver.args(["--store", "memory:"]).env("RUST_LOG", "off");
-    let receiver = Server::spawn(receiver).await;
+    let receiver = Server::start("receiver", &["--store", "memory:"]).await;
     let hostile = r#"<script>alert("1")</script>'&"#;
     assert_eq!(receiver.deliver(hostile, "").await, first());
     let pressed = receiver.press("again", hostile).await;
@@ -234,7 +231,7 @@ async fn page_escapes_what_comes_from_outside() {
         // No attribute ends early.
         assert!(!page.contains(r#"alert("1")"#), "{page}");
     }
-    receiver.end().await;
+    receiver.stop().await;
 }
 
 /// A foreign site can neither press a button nor read the page under a name of its own.
