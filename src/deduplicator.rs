@@ -46,7 +46,8 @@ use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 /// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer,
 /// it starts no task for the handler. The handler runs in the caller's task, so the caller bounds
 /// how many run at once. A setter panics on an invalid value; its `try_` variant returns a
-/// [`ConfigError`] instead.
+/// [`ConfigError`] instead. It has no [`Mode`](crate::Mode), because it answers no sender: a caller that
+/// only observes can run the event under every [`RunOutcome`].
 ///
 /// # Clone
 ///

@@ -49,9 +49,7 @@ mod part;
 mod query;
 mod request;
 
-#[cfg(feature = "sqlite")]
-pub(crate) use digest::hex;
-pub(crate) use digest::{body_id, derive};
+pub(crate) use digest::{body_id, derive, hex, sha256};
 pub use each::{EachKey, each};
 pub(crate) use each::{Found, FoundEvents};
 pub(crate) use extractor::Reader;

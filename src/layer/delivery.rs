@@ -393,7 +393,7 @@ async fn store_response<ResBody: Body<Data = Bytes>>(
 
 /// Commits the claim of a handler that succeeded, and rolls back any other.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-fn settle<C: Claim>(
+pub(super) fn settle<C: Claim>(
     outcome: Outcome,
     claim: C,
     success: &HandlerSuccess,

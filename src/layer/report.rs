@@ -9,7 +9,7 @@ use super::config::Config;
 use super::policy::LogIds;
 use crate::error::BoxError;
 use crate::key::Keys;
-use crate::observe::{self, Outcome, Report};
+use crate::observe::{self, Outcome, Report, ShadowFields};
 
 /// The fields of a delivery's log record. Each is set when it is known.
 pub(super) struct ReportFields {
@@ -21,6 +21,8 @@ pub(super) struct ReportFields {
     pub(super) age: Option<Duration>,
     pub(super) status: Option<StatusCode>,
     pub(super) error: Option<BoxError>,
+    /// Of a delivery in shadow.
+    pub(super) shadow: Option<ShadowFields>,
 }
 
 impl ReportFields {
@@ -32,6 +34,7 @@ impl ReportFields {
             age: None,
             status: None,
             error: None,
+            shadow: None,
         }
     }
 
@@ -56,6 +59,7 @@ impl ReportFields {
             status: self.status,
             duration: self.started.elapsed(),
             error: self.error.as_deref().map(|error| error as _),
+            shadow: self.shadow.as_ref(),
         }
         .emit();
     }

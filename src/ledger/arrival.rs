@@ -31,7 +31,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::call::claim;
 use super::contract::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
+    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
 };
 use super::pending::Pending;
 use super::release::Release;
@@ -230,6 +230,8 @@ impl Ledger for OnArrival {
 }
 
 impl FailOpen for OnArrival {}
+
+impl CanShadow for OnArrival {}
 
 /// The claim of a delivery whose keys are permanent: there is nothing to commit or to roll back.
 #[derive(Debug)]

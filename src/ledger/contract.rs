@@ -56,6 +56,10 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
         None
     }
 
+    /// Whether the ledger is a [`CanShadow`], for code that does not know its type.
+    #[doc(hidden)]
+    const CAN_SHADOW: bool = true;
+
     /// Returns `true` if the adapter stores payload digests and responses.
     #[doc(hidden)]
     fn stores_data(&self) -> bool;
@@ -124,6 +128,14 @@ pub(super) type Settled = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>
     note = "a transactional delivery without a transaction does not exist"
 )]
 pub trait FailOpen: Ledger {}
+
+/// A ledger whose handlers can run without a claim.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no modes",
+    note = "the handler writes through the `DedupTx` of its claim, and a duplicate has no claim: run a \
+            lease ledger in shadow instead, on the same keys in another table"
+)]
+pub trait CanShadow: Ledger {}
 
 /// A ledger that makes a key permanent *after* its handler has responded, so that the response can be
 /// stored.

@@ -8,6 +8,7 @@ use tracing::Span;
 use super::error_text::chain;
 use super::meters::Meters;
 use super::outcome::Outcome;
+use super::shadow::ShadowFields;
 use crate::key::DedupKey;
 
 /// The facts about a delivery that has ended.
@@ -23,6 +24,7 @@ pub(crate) struct Report<'a> {
     pub(crate) status: Option<StatusCode>,
     pub(crate) duration: Duration,
     pub(crate) error: Option<&'a (dyn std::error::Error + 'static)>,
+    pub(crate) shadow: Option<&'a ShadowFields>,
 }
 
 impl Report<'_> {
@@ -36,6 +38,10 @@ impl Report<'_> {
         );
         self.span.record("outcome", self.outcome.as_str());
         self.span.record("attempt", self.attempt.map(|(attempt, _)| attempt));
+        if let Some(shadow) = self.shadow {
+            self.span.record("mode", "shadow");
+            self.span.record("verdict", shadow.verdict);
+        }
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
@@ -48,6 +54,9 @@ impl Report<'_> {
                     attempt = self.attempt.map(|(attempt, _)| attempt),
                     takeover = self.attempt.map(|(_, takeover)| takeover),
                     age_ms = self.age.map(ms),
+                    mode = self.shadow.map(|_| "shadow"),
+                    verdict = self.shadow.map(|shadow| shadow.verdict),
+                    payload = self.shadow.map(|shadow| &*shadow.payload),
                     status = self.status.map(|status| status.as_u16()),
                     duration_ms = rounded_ms(self.duration),
                     error = self.error.map(chain),

@@ -52,6 +52,7 @@ impl RunReport {
             status: None,
             duration: self.started.elapsed(),
             error: error.map(|error| error as _),
+            shadow: None,
         }
         .emit();
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::programs::{Server, answer, duplicate, effect, first};
+use crate::programs::{Server, answer, duplicate, effect, first, run};
 use crate::support::postgres::Schema;
 use crate::support::sqlite_url;
 
@@ -144,6 +144,27 @@ async fn buttons_on_postgres_lease() {
 #[tokio::test]
 async fn buttons_on_postgres_transactional() {
     buttons(&Schema::fresh().url(), "transactional").await;
+}
+
+/// In shadow every delivery reaches the handler, and the page shows the verdict.
+#[tokio::test]
+async fn verdicts_in_shadow_are_on_the_page() {
+    let args = ["--store", "memory:", "--mode", "shadow", "--compare-payload"];
+    let receiver = Server::start("receiver", &args).await;
+    let page = receiver.press("once", "").await;
+    let once = id(&rows(&page, "Try it")[0]).to_owned();
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
+    let page = receiver.press("again", &once).await;
+    assert_eq!(deliveries(&page)[0].0, "duplicate");
+    assert_eq!(rows(&page, "Try it")[0][2], "200", "the handler's answer");
+    let page = receiver.press("other-payload", &once).await;
+    assert_eq!(deliveries(&page)[0].0, "mismatch");
+    assert_eq!(receiver.get("/effects").await, json!([effect(&once, 3)]));
+    receiver.stop().await;
+
+    let args = ["--mode", "shadow", "--ledger", "transactional", "--listen", "127.0.0.1:0"];
+    let (succeeded, said) = run("receiver", &args).await;
+    assert!(!succeeded && said.contains("cannot run with --mode shadow"), "{said}");
 }
 
 /// The button returns at once, and the page shows the event while its handler runs.

@@ -8,6 +8,8 @@ mod delivery;
 mod faults;
 mod idempotency;
 mod metrics;
+mod modes;
+mod modes_storm;
 mod multi_event;
 mod multi_event_identities;
 mod observe;

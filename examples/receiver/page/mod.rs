@@ -24,7 +24,7 @@ use axum::{Form, Router, middleware};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tower_dedup::adapter::{Entry, EntryState, KeyState, ListFilter, MaintenanceAdapter};
-use tower_dedup::{DedupKey, provider};
+use tower_dedup::{DedupKey, Mode, provider};
 use tower_http::csrf::CsrfLayer;
 
 use crate::effects::Effects;
@@ -55,6 +55,7 @@ pub(crate) struct Page {
 pub(crate) struct Setup {
     pub(crate) store: &'static str,
     pub(crate) ledger: &'static str,
+    pub(crate) mode: Mode,
     /// Whether the events of the buttons have to be signed, which they are not.
     pub(crate) is_verified: bool,
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use tower_dedup::provider;
+use tower_dedup::{Mode, provider};
 use tracing::Level;
 
 use super::attempts::{self, Answer, Sent};
@@ -28,11 +28,18 @@ pub(super) struct Overview<'a> {
 }
 
 pub(super) fn overview(shown: &Overview<'_>) -> Markup {
-    let Setup { store, ledger, is_verified } = *shown.setup;
+    let Setup { store, ledger, mode, is_verified } = *shown.setup;
     let content = html! {
         p {
             "A sender repeats a webhook until it gets a 2xx. This receiver runs the handler of each event "
-            "once; the layer answers the repeats. Store: " (store) ". Ledger: " (ledger) "."
+            "once; the layer answers the repeats. Store: " (store) ". Ledger: " (ledger) ". Mode: " (mode) "."
+        }
+        @match mode {
+            Mode::Shadow => p.warn {
+                "In shadow, every delivery reaches the handler. The verdict says what the layer would have done."
+            },
+            Mode::Off => p.warn { "The layer is off: it claims no key and logs no delivery." },
+            _ => {}
         }
         h2 { "Try it" }
         p {

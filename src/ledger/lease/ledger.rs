@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use super::super::call;
 use super::super::contract::{
-    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
+    Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Remainder,
+    Sealed,
 };
 use super::super::pending::Pending;
 use super::super::release::Release;
@@ -238,6 +239,8 @@ impl Ledger for Lease {
 }
 
 impl FailOpen for Lease {}
+
+impl CanShadow for Lease {}
 
 impl CanReplay for Lease {}
 

@@ -47,6 +47,8 @@ impl<DB: Database> Sealed for Transactional<DB> {}
 impl<DB: Database> Ledger for Transactional<DB> {
     type Claim = TransactionClaim<DB>;
 
+    const CAN_SHADOW: bool = false;
+
     async fn begin(
         self: &Arc<Self>,
         keys: &Keys,
