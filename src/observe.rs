@@ -80,6 +80,10 @@
 //! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
 //!
+//! Filter the whole subscriber, not each of its layers. With a filter for each layer
+//! (`Layer::with_filter`), the record after a query of sqlx can be missing, because of
+//! [a defect of tracing-subscriber](https://github.com/tokio-rs/tracing/issues/2519).
+//!
 //! # Metrics
 //!
 //! The feature `metrics` reports through the [`metrics`](https://docs.rs/metrics) facade:

@@ -3,6 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
+use sqlx::postgres::PgConnectOptions;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 
 use crate::programs::{Server, answer, duplicate, effect, first, run};
 use crate::support::postgres::Schema;
@@ -231,6 +235,54 @@ async fn event_of_a_killed_receiver_lapses_on_the_page() {
     assert!(rows(&page, "In flight or lapsed").is_empty(), "{page}");
     assert_eq!(receiver.get("/effects").await, json!([effect(&slow, 1)]));
     receiver.stop().await;
+}
+
+/// Carries connections to the server until it is dropped, and refuses them afterwards.
+async fn forward_to(server: String) -> (u16, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut accepting = JoinSet::new();
+    accepting.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            let server = TcpStream::connect(server.clone()).await;
+            connections.spawn(async move {
+                let _ = copy_bidirectional(&mut client, &mut server.unwrap()).await;
+            });
+        }
+    });
+    (port, accepting)
+}
+
+/// Each delivery has a record, also while sqlx has records of its own that the log does not want.
+#[tokio::test]
+async fn deliveries_without_a_store_are_on_the_page() {
+    let schema = Schema::fresh();
+    let url = schema.url();
+    let options: PgConnectOptions = url.parse().unwrap();
+    let server = format!("{}:{}", options.get_host(), options.get_port());
+    assert!(url.contains(&server), "{server}");
+    let (port, connections) = forward_to(server.clone()).await;
+    let url = url.replace(&server, &format!("127.0.0.1:{port}"));
+    let receiver = Server::start("receiver", &["--store", &url]).await;
+    let page = receiver.press("once", "").await;
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
+    drop(connections);
+    for _ in 0..3 {
+        let page = receiver.press("once", "").await;
+        assert_eq!(rows(&page, "Try it")[0][2], "503 unavailable");
+        let (verdict, outcome, ..) = &deliveries(&page)[0];
+        assert_eq!(verdict, "unavailable");
+        assert!(outcome.starts_with("unavailable"), "with the error: {outcome}");
+        assert!(
+            page.contains("The store cannot list its keys")
+                || page.contains("The effects cannot be read"),
+            "{page}"
+        );
+    }
+    let page = receiver.page("").await;
+    let outcomes = rows(&page, "Deliveries by outcome");
+    assert_eq!(outcomes[1][..2], ["unavailable", "3"]);
 }
 
 #[tokio::test]
