@@ -81,7 +81,8 @@
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
-//! (`Layer::with_filter`), the record after a query of sqlx can be missing, because of
+//! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
+//! example when the Postgres server stops. The cause is
 //! [a defect of tracing-subscriber](https://github.com/tokio-rs/tracing/issues/2519).
 //!
 //! # Metrics

@@ -20,8 +20,8 @@ pub(crate) fn log_and(default: &str, other: impl Layer<Registry> + Send + Sync) 
     let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal());
-    // One filter for all layers: with a filter for each, the question of sqlx whether a record is enabled
-    // swallows the next record, see https://github.com/tokio-rs/tracing/issues/2519.
+    // One filter for all layers. With a filter for each, the next record is lost after sqlx has asked whether
+    // its own is enabled: https://github.com/tokio-rs/tracing/issues/2519.
     tracing_subscriber::registry().with(other).with(stderr).with(filter).init();
 }
 

@@ -254,7 +254,7 @@ async fn forward_to(server: String) -> (u16, JoinSet<()>) {
     (port, accepting)
 }
 
-/// Each delivery has a record, also while sqlx has records of its own that the log does not want.
+/// Each delivery has a record, also without a store.
 #[tokio::test]
 async fn deliveries_without_a_store_are_on_the_page() {
     let schema = Schema::fresh();
