@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tower::Layer;
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{DedupLayer, Deduplicator};
+use tower_dedup::{DedupLayer, Deduplicator, Mode};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
 use tracing_subscriber::filter::filter_fn;
@@ -133,6 +133,25 @@ fn delivery_and_its_store_calls_are_spans_that_go_along_into_the_task() {
         })
         .collect();
     assert_eq!(seen, [("claim", "ok"), ("complete", "ok")]);
+}
+
+#[test]
+fn span_of_a_delivery_in_shadow_has_its_verdict() {
+    let spans = Spans::default();
+    with_default(tracing_subscriber::registry().with(spans.clone()), || {
+        runtime().block_on(async {
+            let layer = DedupLayer::new(by_header(), MemoryAdapter::new()).mode(Mode::Shadow);
+            let service = layer.layer(tower::service_fn(handle));
+            send(&service, request("a")).await;
+            send(&service, request("a")).await;
+            assert_eq!(spans.around("after"), ["delivery"]);
+        });
+    });
+    let verdicts = ["first", "duplicate"];
+    for ((_, span), verdict) in spans.named("delivery").iter().zip(verdicts) {
+        assert_eq!((&*span.fields["mode"], &*span.fields["verdict"]), ("shadow", verdict));
+        assert_eq!(&*span.fields["outcome"], "completed");
+    }
 }
 
 #[test]
