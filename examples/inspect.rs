@@ -97,8 +97,8 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
             let mut total = 0;
             loop {
                 let purged = store.purge(*limit).await?;
-                total += purged;
-                if purged < u64::from(*limit) {
+                total += purged.deleted;
+                if purged.is_round_complete {
                     break (true, format!("{total} keys purged"));
                 }
             }

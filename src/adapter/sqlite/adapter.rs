@@ -11,12 +11,11 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Cursor, ListFilter, Listing, Stats};
+use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::{allow_rerun, execute_one, forget};
-use super::super::sql::purge::Portion;
 use super::super::sql::responses::add_responses;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -235,14 +234,8 @@ impl DedupAdapter for SqliteAdapter {
 }
 
 impl MaintenanceAdapter for SqliteAdapter {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        let delete = |limit, from| {
-            let purge = move |store: Arc<SqliteStore>, _guard| async move {
-                store.purge(limit, from).await
-            };
-            self.0.write_in_task(purge)
-        };
-        Box::pin(self.0.with_table(move || self.0.purge_state.purge(limit, delete)))
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+        Box::pin(self.0.with_table(move || self.0.purge(limit, false)))
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
@@ -298,35 +291,6 @@ impl MaintenanceAdapter for SqliteAdapter {
     }
 }
 
-impl SqliteStore {
-    /// Deletes as [`purge`](MaintenanceAdapter::purge) does, and lets every other writer of this process
-    /// go first.
-    pub(super) async fn purge_when_free(self: Arc<Self>, limit: u32) -> Result<u64, Error> {
-        let delete = async |limit, from| {
-            let _guard = self.free_write_lock().await?;
-            self.purge(limit, from).await
-        };
-        self.with_table(|| self.purge_state.purge(limit, delete)).await
-    }
-
-    /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
-    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
-        let fault = |error| store_error("purging", error);
-        let clock: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.clock)))
-            .fetch_one(&self.writer)
-            .await
-            .map_err(fault)?;
-        self.purge_state.check_clock(clock)?;
-        let gone: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.purge)))
-            .bind(i64::from(limit))
-            .bind(from.unwrap_or(i64::MIN))
-            .fetch_all(&self.writer)
-            .await
-            .map_err(fault)?;
-        Ok(Portion { keys: gone.len() as u64, until: gone.into_iter().max() })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::super::contract::PURGE_GRACE;
@@ -347,6 +311,7 @@ mod tests {
             sql.replace(now, &format!("({now} + {seconds})")).into()
         };
         store.statements.clock = ahead(&clock.clock);
+        store.statements.purge_find = ahead(&clock.purge_find);
         store.statements.purge = ahead(&clock.purge);
     }
 
@@ -389,7 +354,7 @@ mod tests {
         let mut adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
         let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
         adapter.claim(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
-        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
         set_ahead(&mut adapter, 30 * 86_400);
         for _ in 0..2 {
             let refused = adapter.purge(10).await.unwrap_err();
@@ -397,7 +362,7 @@ mod tests {
         }
         assert_eq!(adapter.stats().await.unwrap().rows, 1);
         set_ahead(&mut adapter, 0);
-        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
         assert_eq!(adapter.stats().await.unwrap().rows, 1);
     }
 }
