@@ -276,7 +276,7 @@ impl<L: Ledger> Deduplicator<L> {
     {
         let event = event.into();
         let meters = self.meters.get(event.key().namespace());
-        let report = RunReport::start(meters, event.key());
+        let report = RunReport::start(meters, &event);
         let span = report.span.clone();
         self.run_reported(event, handler, report).instrument(span).await
     }
@@ -312,7 +312,7 @@ impl<L: Ledger> Deduplicator<L> {
         let mut extensions = Extensions::new();
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
-        report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
+        report.attempt = Some((delivery.attempt(), delivery.is_takeover(), delivery.is_rerun()));
         let handled = handler(RunContext { delivery, extensions });
         let handled = match self.settings.times.handler_timeout {
             None => handled.await.map_err(RunError::Handler),

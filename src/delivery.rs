@@ -155,7 +155,8 @@ impl Delivery {
             None => (1, false, Protection::Unprotected),
         };
         let unenforced = Unenforced { verdict, claim: claim.cloned() };
-        Self::build(events, attempt, takeover, protection, Some(unenforced))
+        let delivery = Self::build(events, attempt, takeover, protection, Some(unenforced));
+        if claim.is_some_and(Self::is_rerun) { delivery.with_rerun() } else { delivery }
     }
 
     fn build(
@@ -206,6 +207,16 @@ impl Delivery {
     #[must_use]
     pub fn id(&self) -> &str {
         self.key().id()
+    }
+
+    /// Returns the type of the event as the sender names it, such as `invoice.paid`; in a multi-event
+    /// delivery, the type of the first event to run. `None` if the [preset](crate::provider) does not know
+    /// where the type stands, or the sender's value is no name of 1 to 100 bytes.
+    ///
+    /// Many senders do not sign it: decide by the verified payload.
+    #[must_use]
+    pub fn event_type(&self) -> Option<&str> {
+        self.0.events[0].event_type()
     }
 
     /// Returns the keys of the events to run, in the order of the request. Events of a multi-event

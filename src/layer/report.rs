@@ -16,8 +16,8 @@ pub(super) struct ReportFields {
     started: Instant,
     /// Disabled until the keys are known.
     pub(super) span: Span,
-    /// The attempt, and whether it is a takeover.
-    pub(super) attempt: Option<(u32, bool)>,
+    /// The attempt, and whether it is a takeover and a rerun.
+    pub(super) attempt: Option<(u32, bool, bool)>,
     pub(super) age: Option<Duration>,
     pub(super) status: Option<StatusCode>,
     pub(super) error: Option<BoxError>,
@@ -52,6 +52,7 @@ impl ReportFields {
             meters: &config.meters,
             span: &self.span,
             key: keys.map(Keys::first),
+            event_type: keys.and_then(|keys| keys.events()[0].event_type()),
             keys: keys.map_or(0, |keys| keys.events().len()),
             plain_ids: config.log_ids == LogIds::Plain,
             attempt: self.attempt,

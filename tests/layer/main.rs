@@ -16,6 +16,7 @@ mod observe;
 mod purger;
 mod readiness;
 mod replay;
+mod rerun;
 mod routes;
 mod settings;
 mod spans;
