@@ -196,11 +196,27 @@ async fn slow_event_is_in_flight_on_the_page() {
         assert_eq!((flights.len(), id(&flights[0]), &*flights[0][2]), (1, &*slow, "1"));
         let facts = receiver.page(&format!("?id={slow}")).await;
         assert!(facts.contains("in flight; the lease lapses in"), "{facts}");
+        // The store in memory has no list.
+        let has_list = args[1] != "memory:";
+        assert_eq!(flights[0][1], if has_list { "in-flight" } else { "handler runs here" });
         // A second delivery waits for 2 s.
         let page = receiver.press("again", &slow).await;
         assert_eq!(deliveries(&page)[0], delivery("in_flight", "in_flight", "", "503"));
         assert_eq!(rows(&page, "Try it")[0][2], "503 in-flight");
     }
+}
+
+/// The page shows the event's type, which GitHub names in a header.
+#[tokio::test]
+async fn look_up_shows_the_type_of_an_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let receiver = Server::start("receiver", &["--store", &sqlite_url(dir.path())]).await;
+    let request = receiver.post("/webhooks/github").header("x-github-delivery", "72d3162e");
+    let request = request.header("x-github-event", "push").body("{}");
+    assert_eq!(answer(&request.send().await.unwrap()), first());
+    let facts = receiver.page("?namespace=github&id=72d3162e").await;
+    assert!(facts.contains("<th>type</th><td>push</td>"), "{facts}");
+    receiver.stop().await;
 }
 
 /// Another process sees the event of a killed one: first in flight, then lapsed. The next delivery takes
