@@ -507,6 +507,18 @@ mod tests {
     }
 
     #[test]
+    fn delivery_in_shadow_passes_marks_and_lost_leases_between_handler_and_claim() {
+        let claim = delivery("b");
+        let events = List::from_vec(vec![event("a"), event("b")]);
+        let all = Delivery::unenforced(events, Verdict::First, Some(&claim));
+        let keys = ["a", "b"].map(|id| event(id).key().clone());
+        assert!(keys.iter().all(|key| all.mark_done(key)));
+        assert!(claim.is_done(&keys[1]) && !claim.is_done(&keys[0]), "the claim holds `b` only");
+        assert!(!all.holds(&keys[0]) && all.holds(&keys[1]));
+        assert!(!all.lease_lost() && claim.mark_lease_lost() && all.lease_lost());
+    }
+
+    #[test]
     fn mark_done_returns_false_under_the_transactional_ledger() {
         let mine = DedupKey::new("acme", "evt_1").unwrap();
         let delivery = {

@@ -81,6 +81,11 @@
 //! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
 //!
+//! Filter the whole subscriber, not each of its layers. With a filter for each layer
+//! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
+//! example when the Postgres server stops. The cause is
+//! [a defect of tracing-subscriber](https://github.com/tokio-rs/tracing/issues/2519).
+//!
 //! # Metrics
 //!
 //! The feature `metrics` reports through the [`metrics`](https://docs.rs/metrics) facade:

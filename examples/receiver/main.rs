@@ -99,7 +99,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tower_dedup::adapter::{self, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::verify::{Verifier, VerifyLayer};
-use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, LogIds, OnMismatch, key, provider};
+use tower_dedup::{
+    DedupHandle, DedupLayer, DedupTx, Delivery, LogIds, Mode, OnMismatch, key, provider,
+};
 
 /// The time limit of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -131,6 +133,9 @@ struct Options {
     /// Logs and counts a delivery whose event was handled with another body.
     #[arg(long)]
     compare_payload: bool,
+    /// Whether the layer enforces its verdicts: `enforce`, `shadow` or `off`.
+    #[arg(long, default_value_t)]
+    mode: Mode,
 }
 
 fn public_url(text: &str) -> Result<String, String> {
@@ -154,7 +159,7 @@ enum LedgerKind {
 #[tokio::main]
 async fn main() -> ExitCode {
     let records = Records::default();
-    shared::log_and("receiver=info,tower_dedup=info", records.layer());
+    shared::log_and("receiver=info,tower_dedup=info", records.clone());
     match run(Options::parse(), records).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -175,17 +180,20 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         verifiers,
         running: running.clone(),
     };
+    let mode = options.mode;
     let (store, (webhooks, handles)): (Arc<dyn MaintenanceAdapter>, _) = match options.ledger {
         LedgerKind::Lease => {
             let store = adapter::connect(url).await?;
-            (store.clone(), routes.over(|preset| DedupLayer::new(preset, store.clone()), receive))
+            let layer = |preset| DedupLayer::new(preset, store.clone()).mode(mode);
+            (store.clone(), routes.over(layer, receive))
         }
         LedgerKind::OnArrival => {
             let store = adapter::connect(url).await?;
-            (
-                store.clone(),
-                routes.over(|preset| DedupLayer::on_arrival(preset, store.clone()), receive),
-            )
+            let layer = |preset| DedupLayer::on_arrival(preset, store.clone()).mode(mode);
+            (store.clone(), routes.over(layer, receive))
+        }
+        LedgerKind::Transactional if mode != Mode::Enforce => {
+            return Err(format!("--ledger transactional cannot run with --mode {mode}").into());
         }
         // The type of the transaction depends on the database, and so does the handler.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
@@ -210,6 +218,7 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     let setup = Setup {
         store: store_in_words(url),
         ledger: options.ledger.in_words(),
+        mode,
         is_verified: routes.verifiers.contains_key(provider::STANDARD_WEBHOOKS.name()),
     };
     let page = Page { store: store.clone(), effects: effects.clone(), records, running, setup };

@@ -4,5 +4,6 @@ mod idempotency;
 mod key;
 mod programs;
 mod quickstart;
+mod receiver_page;
 #[path = "../support/mod.rs"]
 mod support;

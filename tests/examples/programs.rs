@@ -64,7 +64,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    async fn start(name: &str, args: &[&str]) -> Self {
+    pub(super) async fn start(name: &str, args: &[&str]) -> Self {
         Self::spawn(example(name).args(args)).await
     }
 
@@ -94,13 +94,18 @@ impl Server {
         self.client.post(format!("{}{path}", self.address))
     }
 
-    async fn get(&self, path: &str) -> Value {
-        let answer = self.client.get(format!("{}{path}", self.address)).send().await.unwrap();
+    /// A GET request.
+    pub(super) fn request(&self, path: &str) -> RequestBuilder {
+        self.client.get(format!("{}{path}", self.address))
+    }
+
+    pub(super) async fn get(&self, path: &str) -> Value {
+        let answer = self.request(path).send().await.unwrap();
         answer.error_for_status().unwrap().json().await.unwrap()
     }
 
     /// Delivers to a receiver.
-    async fn deliver(&self, id: &str, query: &str) -> Answer {
+    pub(super) async fn deliver(&self, id: &str, query: &str) -> Answer {
         let request =
             self.post(&format!("/webhooks/standard-webhooks{query}")).header("webhook-id", id);
         answer(&request.send().await.unwrap())
@@ -122,8 +127,13 @@ impl Server {
         answer(&request.send().await.unwrap())
     }
 
+    /// Sends SIGKILL, and waits for the end.
+    pub(super) async fn kill(mut self) {
+        self.process.kill().await.unwrap();
+    }
+
     /// Sends SIGTERM, and waits for an orderly end, which the program logs.
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         let said = self.end().await;
         assert!(said.contains("stopped"), "{said}");
     }
@@ -180,7 +190,7 @@ pub(super) fn duplicate() -> Answer {
     (200, Some("duplicate".to_owned()))
 }
 
-fn effect(id: &str, count: u64) -> Value {
+pub(super) fn effect(id: &str, count: u64) -> Value {
     json!({ "namespace": "standard-webhooks", "id": id, "count": count })
 }
 
@@ -337,7 +347,7 @@ async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
     let schema = Schema::fresh();
     let url = schema.url();
     let args = ["--store", &url, "--ledger", "transactional"];
-    let mut killed = Server::start("receiver", &args).await;
+    let killed = Server::start("receiver", &args).await;
     let slow =
         killed.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_1");
     let slow = tokio::spawn(slow.send());
@@ -354,7 +364,7 @@ async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
         assert!(!slow.is_finished(), "{}", killed.said());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    killed.process.kill().await.unwrap();
+    killed.kill().await;
     assert!(slow.await.unwrap().is_err(), "the connection was cut");
 
     let receiver = Server::start("receiver", &args).await;

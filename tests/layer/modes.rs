@@ -421,6 +421,20 @@ async fn on_arrival_layer_judges_the_retry_of_a_failed_event_as_a_duplicate() {
     assert!(handler.deliveries()[0].verdict() == Verdict::First);
 }
 
+/// Two routes share a namespace: under `Enforce`, the second one would not see the event.
+#[tokio::test]
+async fn duplicate_on_another_path_is_reported_in_shadow_and_runs() {
+    let (log, _guard) = Log::of_this_thread();
+    let handler = Handler::default();
+    let service = shadow(&store()).layer(handler.service());
+    send(&service, request("on two paths")).await;
+    assert!(log.beginning("handled on another path").is_empty());
+    let mut other = request("on two paths");
+    *other.uri_mut() = "/other".parse().unwrap();
+    assert_eq!(result(&send(&service, other).await), None);
+    assert_eq!((handler.runs(), log.beginning("handled on another path").len()), (2, 1));
+}
+
 /// The layer's 400, 409, 422, 500 and replayed responses are the handler's in shadow.
 #[tokio::test]
 async fn idempotency_key_layer_in_shadow_answers_nothing_itself() {

@@ -13,7 +13,7 @@ use tower_dedup::{DedupKey, provider};
 
 /// How many requests are held.
 const HELD: usize = 8;
-/// Both handlers of "twice at once" would overlap.
+/// How long the handler of "twice at once" runs, so that the deliveries overlap.
 const SHORT: Duration = Duration::from_millis(500);
 /// How long the handler of "slowly" runs.
 const LONG: Duration = Duration::from_secs(10);
@@ -83,8 +83,8 @@ impl Attempts {
     /// [`Button::OtherPayload`]; the other buttons make an event. Returns `None` for an id that cannot
     /// be a header.
     pub(crate) async fn press(&self, button: Button, id: &str) -> Option<()> {
-        const PAID: &str = r#"{"type":"invoice.paid","amount":42}"#;
-        const MORE: &str = r#"{"type":"invoice.paid","amount":43}"#;
+        const PAID: &str = r#"{"type":"paid","amount":42}"#;
+        const MORE: &str = r#"{"type":"paid","amount":43}"#;
         let new = format!("try_{:08x}", rand::random::<u32>());
         let slow = |time: Duration| format!("?delay_ms={}", time.as_millis());
         match button {

@@ -24,7 +24,7 @@ use axum::{Form, Router, middleware};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tower_dedup::adapter::{Entry, EntryState, KeyState, ListFilter, MaintenanceAdapter};
-use tower_dedup::{DedupKey, ErrorKind, provider};
+use tower_dedup::{DedupKey, Mode, provider};
 use tower_http::csrf::CsrfLayer;
 
 use crate::effects::Effects;
@@ -55,6 +55,7 @@ pub(crate) struct Page {
 pub(crate) struct Setup {
     pub(crate) store: &'static str,
     pub(crate) ledger: &'static str,
+    pub(crate) mode: Mode,
     /// Whether the events of the buttons have to be signed, which they are not.
     pub(crate) is_verified: bool,
 }
@@ -124,26 +125,32 @@ async fn press(
 #[derive(Debug)]
 struct Flight {
     key: DedupKey,
+    event_type: Option<String>,
     state: String,
     attempts: u32,
     age: Duration,
 }
 
+/// The events in flight or lapsed.
+#[derive(Debug, Default)]
+struct Flights {
+    events: Vec<Flight>,
+    /// Whether the store has more keys than one view of the page reads.
+    is_part: bool,
+    error: Option<String>,
+}
+
 impl Shown {
     async fn overview(&self) -> String {
-        let (flights, store_error) = self.flights().await;
         let sent = self.attempts.list();
         let last = sent.first().and_then(|sent| attempts::key(&sent.id));
-        let effects = match &last {
-            Some(key) => Some(self.effects_of(key).await),
-            None => None,
-        };
+        let effects = async { Some(self.effects_of(last.as_ref()?).await) };
+        let (flights, effects) = tokio::join!(self.flights(), effects);
         view::overview(&view::Overview {
             setup: &self.page.setup,
             sent: &sent,
             effects,
             flights: &flights,
-            store_error,
             records: &self.page.records.lock(),
         })
         .into_string()
@@ -155,52 +162,52 @@ impl Shown {
 
     /// Returns the events that the store lists as in flight or lapsed, and those whose handlers run in
     /// this process: a store may have no list, and a transactional ledger has not committed their keys.
-    async fn flights(&self) -> (Vec<Flight>, Option<String>) {
-        let mut flights = Vec::new();
-        let mut error = None;
+    async fn flights(&self) -> Flights {
+        let mut flights = Flights::default();
         for state in [KeyState::InFlight, KeyState::Lapsed] {
-            match self.listed(state).await {
-                Ok(listed) => flights.extend(listed),
-                Err(failed) => error = Some(failed),
+            if let Err(error) = self.list(state, &mut flights).await {
+                flights.error = Some(error);
+                break;
             }
         }
         for run in self.page.running.list() {
-            if flights.iter().all(|flight| flight.key != run.key) {
-                flights.push(Flight {
+            if flights.events.iter().all(|flight| flight.key != run.key) {
+                flights.events.push(Flight {
                     key: run.key,
+                    event_type: None,
                     state: "handler runs here".to_owned(),
                     attempts: run.attempt,
                     age: run.since.elapsed(),
                 });
             }
         }
-        (flights, error)
+        flights
     }
 
-    /// Returns the first keys in this state; none if the store has no list.
-    async fn listed(&self, state: KeyState) -> Result<Vec<Flight>, String> {
+    /// Adds the first keys in this state; none if the store has no list.
+    async fn list(&self, state: KeyState, flights: &mut Flights) -> Result<(), String> {
+        if !self.page.store.abilities().inspection {
+            return Ok(());
+        }
         let filter = ListFilter::new().with_state(state);
-        let (mut flights, mut after) = (Vec::new(), None);
+        let most = flights.events.len() + LISTED as usize;
+        let mut after = None;
         for _ in 0..PORTIONS {
-            let portion = async {
-                match self.page.store.list(&filter, after.as_ref(), LISTED).await {
-                    Err(error) if error.kind() == ErrorKind::Unsupported => Ok(Default::default()),
-                    other => other,
-                }
-            };
-            let portion = bounded(portion).await?;
-            flights.extend(portion.keys.into_iter().map(|(key, entry)| Flight {
+            let portion = bounded(self.page.store.list(&filter, after.as_ref(), LISTED)).await?;
+            flights.events.extend(portion.keys.into_iter().map(|(key, entry)| Flight {
                 key,
+                event_type: entry.event_type,
                 state: state.to_string(),
                 attempts: entry.attempts,
                 age: since(entry.first_seen_at),
             }));
             after = portion.next;
-            if after.is_none() || flights.len() >= LISTED as usize {
+            if after.is_none() || flights.events.len() >= most {
                 break;
             }
         }
-        Ok(flights)
+        flights.is_part |= after.is_some();
+        Ok(())
     }
 
     async fn look_up(&self, namespace: &str, id: &str) -> String {

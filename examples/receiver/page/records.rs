@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer};
 
 /// How many records of each kind are held.
@@ -44,21 +43,17 @@ impl Record {
 }
 
 impl Records {
-    /// Returns the layer that collects the records, whatever `RUST_LOG` says.
-    pub(crate) fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
-    where
-        S: Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
-    {
-        self.clone().with_filter(Targets::new().with_target("tower_dedup", Level::INFO))
-    }
-
     pub(crate) fn lock(&self) -> MutexGuard<'_, Held> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Collects the records that the subscriber's filter lets through.
 impl<S: Subscriber> Layer<S> for Records {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() != "tower_dedup" {
+            return;
+        }
         let mut fields = Fields::default();
         event.record(&mut fields);
         let Fields { message, fields } = fields;

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use tower_dedup::provider;
+use tower_dedup::{Mode, provider};
 use tracing::Level;
 
 use super::attempts::{self, Answer, Sent};
 use super::records::{Held, Record};
 use super::style::CSS;
-use super::{Flight, Setup};
+use super::{Flights, Setup};
 
 /// How often the page refreshes itself, in seconds.
 const REFRESH: u32 = 2;
@@ -23,51 +23,57 @@ pub(super) struct Overview<'a> {
     pub(super) sent: &'a [Sent],
     /// The effects of the newest event of the buttons.
     pub(super) effects: Option<Result<i64, String>>,
-    pub(super) flights: &'a [Flight],
-    pub(super) store_error: Option<String>,
+    pub(super) flights: &'a Flights,
     pub(super) records: &'a Held,
 }
 
 pub(super) fn overview(shown: &Overview<'_>) -> Markup {
-    let Setup { store, ledger, is_verified } = *shown.setup;
-    page(
-        true,
-        &html! {
-            p {
-                "A sender repeats a webhook until it gets a 2xx. This receiver runs the handler of each event "
-                "once; the layer answers the repeats. Store: " (store) ". Ledger: " (ledger) "."
+    let Setup { store, ledger, mode, is_verified } = *shown.setup;
+    let content = html! {
+        p {
+            "A sender repeats a webhook until it gets a 2xx. This receiver runs the handler of each event "
+            "once; the layer answers the repeats. Store: " (store) ". Ledger: " (ledger) ". Mode: " (mode) "."
+        }
+        @match mode {
+            Mode::Shadow => p.warn {
+                "In shadow, every delivery reaches the handler. The verdict says what the layer would have done."
+            },
+            Mode::Off => p.warn { "The layer is off: it claims no key and logs no delivery." },
+            _ => {}
+        }
+        h2 { "Try it" }
+        p {
+            "Each button sends real requests to " code { (attempts::path()) }
+            ". Deliver an event, deliver it again, and look at the answer."
+            @if is_verified {
+                " This receiver verifies the sender's signature. The buttons do not sign, so the answer is 401."
             }
-            h2 { "Try it" }
-            p {
-                "Each button sends real requests to " code { (attempts::path()) }
-                ". Deliver an event, deliver it again, and look at the answer."
-                @if is_verified {
-                    " This receiver verifies the sender's signature. The buttons do not sign, so the answer is 401."
-                }
-            }
-            (buttons(shown.sent.first()))
-            (requests(shown))
-            h2 { "Deliveries by outcome" }
-            p { "Every delivery ends in one outcome. The numbers count since this process started." }
-            (outcomes(shown.records))
-            h2 { "In flight or lapsed" }
-            p {
-                "An event is in flight while its handler runs: a second delivery waits 2 s, and gets 503. "
-                "A lease has lapsed if its process died: the next delivery takes over."
-            }
-            @if let Some(error) = &shown.store_error { p.bad { "The store cannot list its keys: " (error) } }
-            (flights(shown.flights))
-            h2 { "Last deliveries" }
-            p { "The newest first. " code { "attempt" } " counts the runs of an event; a repeat has none." }
-            (deliveries(shown.records))
-            h2 { "Other records" }
-            p { "What the layer logs beside its deliveries: takeovers, lost leases, refused signatures." }
-            (others(shown.records))
-            h2 { "Look up an event" }
-            p { "The store says what became of an event. The page stops refreshing meanwhile." }
-            form method="get" action="/" { button name="id" value="" { "Look up an event by its id" } }
-        },
-    )
+        }
+        (buttons(shown.sent.first()))
+        (requests(shown))
+        h2 { "Deliveries by outcome" }
+        p { "Every delivery ends in one outcome. The numbers count since this process started." }
+        (outcomes(shown.records))
+        h2 { "In flight or lapsed" }
+        p {
+            "An event is in flight while its handler runs. A second delivery waits for it, and gets 503 after 2 s. "
+            "A lease lapses if its process has died; then the next delivery takes over."
+        }
+        (flights(shown.flights))
+        h2 { "Last deliveries" }
+        p {
+            "The newest first. The verdict is how the layer judged the delivery, the outcome how it ended. "
+            "The attempt counts the runs of the event: the retry of a failed run is the second."
+        }
+        (deliveries(shown.records))
+        h2 { "Other records" }
+        p { "What the layer logs beside its deliveries: takeovers, lost leases, refused signatures." }
+        (others(shown.records))
+        h2 { "Look up an event" }
+        p { "The store says what became of an event. The page stops refreshing meanwhile." }
+        form method="get" action="/" { button name="id" value="" { "Look up an event by its id" } }
+    };
+    page(true, &content)
 }
 
 /// `facts` is `None` without an id.
@@ -76,33 +82,31 @@ pub(super) fn look_up(
     id: &str,
     facts: Option<&Result<Vec<(&'static str, String)>, String>>,
 ) -> Markup {
-    page(
-        false,
-        &html! {
-            p { a href="/" { "Back to the overview" } }
-            h2 { "Look up an event" }
-            p { "The namespace is the sender; the id is what the sender puts into each delivery of the event." }
-            form method="get" action="/" {
-                select name="namespace" aria-label="namespace" {
-                    @for preset in provider::ALL {
-                        option selected[preset.namespace() == namespace] { (preset.namespace()) }
-                    }
-                }
-                input name="id" value=(id) aria-label="id" placeholder="id" required;
-                button { "Look up" }
-            }
-            @match facts {
-                None => {}
-                Some(Err(error)) => p.bad { (error) },
-                Some(Ok(facts)) => {
-                    table {
-                        tr { th { "event" } td.id { (namespace) " / " (id) } }
-                        @for (name, value) in facts { tr { th { (name) } td { (value) } } }
-                    }
+    let content = html! {
+        p { a href="/" { "Back to the overview" } }
+        h2 { "Look up an event" }
+        p { "The namespace is the sender; the id is what the sender puts into each delivery of the event." }
+        form method="get" action="/" {
+            select name="namespace" aria-label="namespace" {
+                @for preset in provider::ALL {
+                    option selected[preset.namespace() == namespace] { (preset.namespace()) }
                 }
             }
-        },
-    )
+            input name="id" value=(id) aria-label="id" placeholder="id" required;
+            button { "Look up" }
+        }
+        @match facts {
+            None => {}
+            Some(Err(error)) => p.bad { (error) },
+            Some(Ok(facts)) => {
+                table {
+                    tr { th { "event" } td.id { (namespace) " / " (id) } }
+                    @for (name, value) in facts { tr { th { (name) } td { (value) } } }
+                }
+            }
+        }
+    };
+    page(false, &content)
 }
 
 fn page(refreshes: bool, content: &Markup) -> Markup {
@@ -150,11 +154,11 @@ fn requests(shown: &Overview<'_>) -> Markup {
     let Some(last) = shown.sent.first() else { return html! {} };
     html! {
         div.scroll { table {
-            tr { th { "webhook-id" } th { "body" } th { "answer" } th { "what it means" } }
+            tr { th { "webhook-id" } th.wide { "body" } th { "answer" } th { "what it means" } }
             @for sent in shown.sent {
                 tr {
                     td.id { (sent.id) }
-                    td { code { (sent.body) } @if !sent.query.is_empty() { " " span.dim { (sent.query) } } }
+                    td.wide { code { (sent.body) } @if !sent.query.is_empty() { " " span.dim { (sent.query) } } }
                     @match &sent.answer {
                         None => { td.warn { "under way" } td { "The handler runs, or the delivery waits for it." } }
                         Some(answer) => {
@@ -166,7 +170,7 @@ fn requests(shown: &Overview<'_>) -> Markup {
             }
         } }
         @match &shown.effects {
-            Some(Ok(effects)) => p { "Effects of " span.id { (last.id) } ": " strong { (effects) } "." },
+            Some(Ok(effects)) => p { "Effects of " code { (last.id) } ", which are rows that its handler has written: " strong { (effects) } },
             Some(Err(error)) => p.bad { "The effects cannot be read: " (error) },
             None => {}
         }
@@ -197,7 +201,7 @@ fn outcomes(held: &Held) -> Markup {
             tr { th { "outcome" } th.number { "deliveries" } th { "meaning" } }
             @for (outcome, count) in &held.outcomes {
                 tr {
-                    td { code { (outcome) } }
+                    td.name { code { (outcome) } }
                     td.number { (count) }
                     td { (meaning(outcome)) }
                 }
@@ -227,22 +231,25 @@ fn meaning(outcome: &str) -> &'static str {
     }
 }
 
-fn flights(flights: &[Flight]) -> Markup {
-    if flights.is_empty() {
-        return html! { p.dim { "Nothing is in flight." } };
-    }
+fn flights(flights: &Flights) -> Markup {
     html! {
-        div.scroll { table {
+        @if let Some(error) = &flights.error { p.bad { "The store cannot list its keys: " (error) } }
+        @if flights.events.is_empty() { p.dim { "Nothing is in flight." } }
+        @else { div.scroll { table {
             tr { th { "event" } th { "state" } th.number { "attempts" } th.number { "first seen" } }
-            @for flight in flights {
+            @for flight in &flights.events {
                 tr {
                     (event(flight.key.namespace(), flight.key.id()))
-                    td.warn { (flight.state) }
+                    td.warn {
+                        (flight.state)
+                        @if let Some(event_type) = &flight.event_type { div.dim { (event_type) } }
+                    }
                     td.number { (flight.attempts) }
                     td.number { (duration(flight.age)) " ago" }
                 }
             }
-        } }
+        } } }
+        @if flights.is_part { p.dim { "The store is large. The page has read a part of it." } }
     }
 }
 
@@ -253,8 +260,8 @@ fn deliveries(held: &Held) -> Markup {
     html! {
         div.scroll { table {
             tr {
-                th { "event" } th { "verdict" } th { "outcome" } th.number { "attempt" } th.number { "status" }
-                th.number { "took" } th.number { "ended" }
+                th { "event" } th { "verdict" } th { "outcome" } th.number.wide { "attempt" } th.number { "status" }
+                th.number.wide { "took" } th.number { "ended" }
             }
             @for record in &held.deliveries {
                 tr {
@@ -264,9 +271,12 @@ fn deliveries(held: &Held) -> Markup {
                         (record.field("outcome"))
                         @if !record.field("error").is_empty() { div.dim { (record.field("error")) } }
                     }
-                    td.number { (record.field("attempt")) }
+                    td.number.wide {
+                        (record.field("attempt"))
+                        @if record.field("takeover") == "true" { " (takeover)" }
+                    }
                     td.number { (record.field("status")) }
-                    td.number { (took(record)) }
+                    td.number.wide { (took(record)) }
                     td.number { (duration(record.at.elapsed())) " ago" }
                 }
             }
@@ -278,18 +288,14 @@ fn deliveries(held: &Held) -> Markup {
 /// what the outcome says.
 fn verdict(record: &Record) -> &str {
     match (record.field("verdict"), record.field("outcome")) {
-        ("", "invalid_key") => "no key",
-        ("", "in_flight") => "in flight",
+        ("", "invalid_key") => "no_key",
         (
             "",
-            outcome @ ("duplicate" | "mismatch" | "unavailable" | "overloaded" | "unverified"),
+            outcome @ ("duplicate" | "in_flight" | "mismatch" | "unavailable" | "overloaded"
+            | "unverified"),
         ) => outcome,
-        ("", _) if record.field("takeover") == "true" => "takeover",
-        ("", _) => match record.field("attempt") {
-            "" => "",
-            "1" => "first",
-            _ => "retry",
-        },
+        ("", _) if record.field("attempt").is_empty() => "",
+        ("", _) => "first",
         (verdict, _) => verdict,
     }
 }

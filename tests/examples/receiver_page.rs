@@ -1,0 +1,398 @@
+//! The page and the metrics of the example `receiver`, over HTTP.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sqlx::postgres::PgConnectOptions;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::programs::{Server, answer, duplicate, effect, first, run};
+use crate::support::postgres::Schema;
+use crate::support::sqlite_url;
+
+/// The rows of a section of the page: the texts of their cells.
+fn rows(page: &str, section: &str) -> Vec<Vec<String>> {
+    let heading = format!("<h2>{section}</h2>");
+    let (_, rest) = page.split_once(&heading).unwrap_or_else(|| panic!("no {section}: {page}"));
+    let section = rest.split("<h2>").next().unwrap();
+    let rows = section.split("<tr>").skip(1).filter(|row| row.contains("<td"));
+    rows.map(|row| row.split("</td>").map(without_tags).collect()).collect()
+}
+
+fn without_tags(html: &str) -> String {
+    let texts = html.split('<').map(|part| part.split_once('>').map_or(part, |(_, text)| text));
+    texts.collect::<String>().trim().to_owned()
+}
+
+/// The id in a row of a section's first cell.
+fn id(row: &[String]) -> &str {
+    row[0].strip_prefix("standard-webhooks ").unwrap_or(&row[0])
+}
+
+/// The newest deliveries: verdict, outcome, attempt and status of each.
+fn deliveries(page: &str) -> Vec<(String, String, String, String)> {
+    let rows = rows(page, "Last deliveries").into_iter();
+    rows.map(|row| (row[1].clone(), row[2].clone(), row[3].clone(), row[4].clone())).collect()
+}
+
+fn delivery(
+    verdict: &str,
+    outcome: &str,
+    attempt: &str,
+    status: &str,
+) -> (String, String, String, String) {
+    (verdict.to_owned(), outcome.to_owned(), attempt.to_owned(), status.to_owned())
+}
+
+impl Server {
+    async fn page(&self, query: &str) -> String {
+        let answer = self.request(&format!("/{query}")).send().await.unwrap();
+        answer.error_for_status().unwrap().text().await.unwrap()
+    }
+
+    /// Presses a button as a browser does, which follows the redirect to the page.
+    async fn press(&self, button: &str, id: &str) -> String {
+        let request = self.post("/try").header("sec-fetch-site", "same-origin");
+        let answer = request.form(&[("button", button), ("id", id)]).send().await.unwrap();
+        assert_eq!(answer.url().path(), "/");
+        answer.error_for_status().unwrap().text().await.unwrap()
+    }
+}
+
+/// Presses every button, and reads on the page what each has done.
+async fn buttons(store: &str, ledger: &str) {
+    let args = ["--store", store, "--ledger", ledger, "--compare-payload"];
+    let receiver = Server::start("receiver", &args).await;
+    let page = receiver.page("").await;
+    assert!(page.contains(r#"<meta http-equiv="refresh" content="2">"#), "{page}");
+    assert!(deliveries(&page).is_empty());
+
+    let page = receiver.press("once", "").await;
+    let once = id(&rows(&page, "Try it")[0]).to_owned();
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
+    assert_eq!(id(&rows(&page, "Last deliveries")[0]), once);
+    let page = receiver.press("again", &once).await;
+    assert_eq!(deliveries(&page)[0], delivery("duplicate", "duplicate", "", "200"));
+    assert_eq!(rows(&page, "Try it")[0][2], "200 duplicate");
+    assert!(page.contains("<strong>1</strong>"), "{page}");
+    let page = receiver.press("other-payload", &once).await;
+    assert_eq!(deliveries(&page)[0], delivery("mismatch", "mismatch", "", "200"));
+    assert!(rows(&page, "Other records")[0][1].starts_with("payload mismatch"), "{page}");
+
+    // Both requests were under way together, and the event took effect once.
+    let page = receiver.press("twice-at-once", "").await;
+    let twice = id(&rows(&page, "Try it")[0]).to_owned();
+    let ended = deliveries(&page);
+    assert!(ended[..2].contains(&delivery("first", "completed", "1", "200")), "{ended:?}");
+    assert!(ended[..2].contains(&delivery("duplicate", "duplicate", "", "200")), "{ended:?}");
+    let mut expected = vec![effect(&once, 1), effect(&twice, 1)];
+
+    let page = receiver.press("failing", "").await;
+    let failing = id(&rows(&page, "Try it")[0]).to_owned();
+    assert_eq!(deliveries(&page)[0], delivery("first", "failed", "1", "500"));
+    let page = receiver.press("again", &failing).await;
+    match ledger {
+        "on-arrival" => {
+            assert_eq!(deliveries(&page)[0], delivery("duplicate", "duplicate", "", "200"));
+        }
+        // A transaction that was rolled back has counted no attempt.
+        "transactional" => {
+            assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
+            expected.push(effect(&failing, 1));
+        }
+        _ => {
+            assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2", "200"));
+            expected.push(effect(&failing, 1));
+        }
+    }
+    let effects = receiver.get("/effects").await;
+    assert_eq!(effects.as_array().map(Vec::len), Some(expected.len()));
+    for effect in expected {
+        assert!(effects.as_array().unwrap().contains(&effect), "{effects} {effect}");
+    }
+
+    let outcomes = rows(&page, "Deliveries by outcome");
+    let total: u64 = outcomes.iter().map(|row| row[1].parse::<u64>().unwrap()).sum();
+    assert_eq!(total, 7, "{outcomes:?}");
+    let facts = receiver.page(&format!("?id={once}")).await;
+    assert!(!facts.contains("http-equiv"), "the page of a look-up does not refresh itself");
+    let facts = rows(&facts, "Look up an event");
+    assert!(facts.iter().any(|row| row[0].contains("complete since")), "{facts:?}");
+    for page in [page, receiver.page("?id=").await] {
+        assert!(!page.contains(store), "the URL of the store may have a password");
+        for outside in ["<script", "<link", "src=", "://"] {
+            assert!(!page.contains(outside), "{outside}: {page}");
+        }
+    }
+    receiver.stop().await;
+}
+
+#[tokio::test]
+async fn buttons_in_memory_lease() {
+    buttons("memory:", "lease").await;
+}
+
+#[tokio::test]
+async fn buttons_on_sqlite_on_arrival() {
+    let dir = tempfile::tempdir().unwrap();
+    buttons(&sqlite_url(dir.path()), "on-arrival").await;
+}
+
+#[tokio::test]
+async fn buttons_on_postgres_lease() {
+    buttons(&Schema::fresh().url(), "lease").await;
+}
+
+#[tokio::test]
+async fn buttons_on_postgres_transactional() {
+    buttons(&Schema::fresh().url(), "transactional").await;
+}
+
+/// In shadow every delivery reaches the handler, and the page shows the verdict.
+#[tokio::test]
+async fn verdicts_in_shadow_are_on_the_page() {
+    let args = ["--store", "memory:", "--mode", "shadow", "--compare-payload"];
+    let receiver = Server::start("receiver", &args).await;
+    let page = receiver.press("once", "").await;
+    let once = id(&rows(&page, "Try it")[0]).to_owned();
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
+    let page = receiver.press("again", &once).await;
+    assert_eq!(deliveries(&page)[0].0, "duplicate");
+    assert_eq!(rows(&page, "Try it")[0][2], "200", "the handler's answer");
+    let page = receiver.press("other-payload", &once).await;
+    assert_eq!(deliveries(&page)[0].0, "mismatch");
+    assert_eq!(receiver.get("/effects").await, json!([effect(&once, 3)]));
+    receiver.stop().await;
+
+    let args = ["--mode", "shadow", "--ledger", "transactional", "--listen", "127.0.0.1:0"];
+    let (succeeded, said) = run("receiver", &args).await;
+    assert!(!succeeded && said.contains("cannot run with --mode shadow"), "{said}");
+}
+
+/// The button returns at once, and the page shows the event while its handler runs.
+#[tokio::test]
+async fn slow_event_is_in_flight_on_the_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = sqlite_url(dir.path());
+    for args in
+        [["--store", &url, "--ledger", "lease"], ["--store", "memory:", "--ledger", "lease"]]
+    {
+        let receiver = Server::start("receiver", &args).await;
+        assert!(rows(&receiver.page("").await, "In flight or lapsed").is_empty());
+        let page = receiver.press("slowly", "").await;
+        let slow = id(&rows(&page, "Try it")[0]).to_owned();
+        assert_eq!(rows(&page, "Try it")[0][2], "under way");
+        let flights = loop {
+            let page = receiver.page("").await;
+            assert_eq!(rows(&page, "Try it")[0][2], "under way", "the handler ended unseen");
+            let flights = rows(&page, "In flight or lapsed");
+            if !flights.is_empty() {
+                break flights;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        assert_eq!((flights.len(), id(&flights[0]), &*flights[0][2]), (1, &*slow, "1"));
+        let facts = receiver.page(&format!("?id={slow}")).await;
+        assert!(facts.contains("in flight; the lease lapses in"), "{facts}");
+        // The store in memory has no list.
+        let has_list = args[1] != "memory:";
+        assert_eq!(flights[0][1], if has_list { "in-flight" } else { "handler runs here" });
+        // A second delivery waits for 2 s.
+        let page = receiver.press("again", &slow).await;
+        assert_eq!(deliveries(&page)[0], delivery("in_flight", "in_flight", "", "503"));
+        assert_eq!(rows(&page, "Try it")[0][2], "503 in-flight");
+    }
+}
+
+/// The page shows the event's type, which GitHub names in a header.
+#[tokio::test]
+async fn look_up_shows_the_type_of_an_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let receiver = Server::start("receiver", &["--store", &sqlite_url(dir.path())]).await;
+    let request = receiver.post("/webhooks/github").header("x-github-delivery", "72d3162e");
+    let request = request.header("x-github-event", "push").body("{}");
+    assert_eq!(answer(&request.send().await.unwrap()), first());
+    let facts = receiver.page("?namespace=github&id=72d3162e").await;
+    assert!(facts.contains("<th>type</th><td>push</td>"), "{facts}");
+    receiver.stop().await;
+}
+
+/// Another process sees the event of a killed one: first in flight, then lapsed. The next delivery takes
+/// over.
+#[tokio::test]
+async fn event_of_a_killed_receiver_lapses_on_the_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = sqlite_url(dir.path());
+    let args = ["--store", &url, "--lease-seconds", "1"];
+    let killed = Server::start("receiver", &args).await;
+    let page = killed.press("slowly", "").await;
+    let slow = id(&rows(&page, "Try it")[0]).to_owned();
+    let receiver = Server::start("receiver", &args).await;
+    let until = async |state: &str| {
+        let shown = tokio::time::timeout(Duration::from_secs(30), async {
+            loop {
+                let flights = rows(&receiver.page("").await, "In flight or lapsed");
+                if flights.iter().any(|row| id(row) == slow && row[1] == state) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        shown.await.unwrap_or_else(|_| panic!("{slow} is never {state}"));
+    };
+    until("in-flight").await;
+    killed.kill().await;
+    until("lapsed").await;
+    let page = receiver.press("again", &slow).await;
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2 (takeover)", "200"));
+    assert!(rows(&page, "Other records")[0][1].starts_with("takeover"), "{page}");
+    assert!(rows(&page, "In flight or lapsed").is_empty(), "{page}");
+    assert_eq!(receiver.get("/effects").await, json!([effect(&slow, 1)]));
+    receiver.stop().await;
+}
+
+/// Carries connections to the server until it is dropped, and refuses them afterwards.
+async fn forward_to(server: String) -> (u16, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut accepting = JoinSet::new();
+    accepting.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            let server = TcpStream::connect(server.clone()).await;
+            connections.spawn(async move {
+                let _ = copy_bidirectional(&mut client, &mut server.unwrap()).await;
+            });
+        }
+    });
+    (port, accepting)
+}
+
+/// Each delivery has a record, also without a store.
+#[tokio::test]
+async fn deliveries_without_a_store_are_on_the_page() {
+    let schema = Schema::fresh();
+    let url = schema.url();
+    let options: PgConnectOptions = url.parse().unwrap();
+    let server = format!("{}:{}", options.get_host(), options.get_port());
+    assert!(url.contains(&server), "{server}");
+    let (port, connections) = forward_to(server.clone()).await;
+    let url = url.replace(&server, &format!("127.0.0.1:{port}"));
+    let receiver = Server::start("receiver", &["--store", &url]).await;
+    let page = receiver.press("once", "").await;
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
+    drop(connections);
+    for _ in 0..3 {
+        let page = receiver.press("once", "").await;
+        assert_eq!(rows(&page, "Try it")[0][2], "503 unavailable");
+        let (verdict, outcome, ..) = &deliveries(&page)[0];
+        assert_eq!(verdict, "unavailable");
+        assert!(outcome.starts_with("unavailable"), "with the error: {outcome}");
+        assert!(
+            page.contains("The store cannot list its keys")
+                || page.contains("The effects cannot be read"),
+            "{page}"
+        );
+    }
+    let page = receiver.page("").await;
+    let outcomes = rows(&page, "Deliveries by outcome");
+    assert_eq!(outcomes[1][..2], ["unavailable", "3"]);
+}
+
+#[tokio::test]
+async fn page_escapes_what_comes_from_outside() {
+    let receiver = Server::start("receiver", &["--store", "memory:"]).await;
+    let hostile = r#"<script>alert("1")</script>'&"#;
+    assert_eq!(receiver.deliver(hostile, "").await, first());
+    let pressed = receiver.press("again", hostile).await;
+    assert_eq!(rows(&pressed, "Try it")[0][2], "200 duplicate");
+    let query = |name: &str| {
+        let mut query = form_urlencoded::Serializer::for_suffix("?".to_owned(), 1);
+        query.append_pair("id", hostile).append_pair(name, hostile).finish()
+    };
+    for page in
+        [pressed, receiver.page(&query("other")).await, receiver.page(&query("namespace")).await]
+    {
+        assert!(page.contains("&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;"), "{page}");
+        assert!(!page.contains("<script"), "{page}");
+        // No attribute ends early.
+        assert!(!page.contains(r#"alert("1")"#), "{page}");
+    }
+    receiver.stop().await;
+}
+
+/// A foreign site can neither press a button nor read the page under a name of its own.
+#[tokio::test]
+async fn page_refuses_foreign_sites() {
+    let args = ["--store", "memory:", "--public-url", "https://hooks.example.com"];
+    let receiver = Server::start("receiver", &args).await;
+    let pressed = async |headers: &[(&str, &str)]| {
+        let request = receiver.post("/try").form(&[("button", "once")]);
+        let request =
+            headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        answer(&request.send().await.unwrap()).0
+    };
+    assert_eq!(pressed(&[("sec-fetch-site", "cross-site")]).await, 403);
+    assert_eq!(pressed(&[("sec-fetch-site", "same-site")]).await, 403);
+    assert_eq!(pressed(&[("origin", "https://evil.example")]).await, 403);
+    assert_eq!(pressed(&[("origin", "null")]).await, 403);
+    let rebound = [("origin", "http://evil.example"), ("host", "evil.example")];
+    assert_eq!(pressed(&rebound).await, 403);
+    assert_eq!(receiver.get("/effects").await, json!([]), "no button was pressed");
+    let shown = async |host: &str| {
+        answer(&receiver.request("/").header("host", host).send().await.unwrap()).0
+    };
+    assert_eq!(shown("evil.example").await, 403);
+    for host in ["localhost:3000", "127.0.0.1", "[::1]:3000", "hooks.example.com"] {
+        assert_eq!(shown(host).await, 200, "{host}");
+    }
+    assert_eq!(pressed(&[("sec-fetch-site", "same-origin")]).await, 200);
+    assert_eq!(pressed(&[]).await, 200, "curl is no browser");
+    // A header that is no text, and a button that does not exist.
+    let request = receiver.post("/try").form(&[("button", "again"), ("id", "a\nb")]);
+    assert_eq!(answer(&request.send().await.unwrap()).0, 400);
+    let request = receiver.post("/try").form(&[("button", "other")]);
+    assert_eq!(answer(&request.send().await.unwrap()).0, 422);
+    receiver.stop().await;
+}
+
+/// Every line is a comment or a sample, and every name is documented.
+#[tokio::test]
+async fn metrics_are_what_prometheus_reads() {
+    let receiver = Server::start("receiver", &["--store", "memory:"]).await;
+    assert_eq!(receiver.deliver("msg_1", "").await, first());
+    assert_eq!(receiver.deliver("msg_1", "").await, duplicate());
+    let answer = receiver.request("/metrics").send().await.unwrap();
+    assert_eq!(answer.headers()["content-type"], "text/plain; version=0.0.4");
+    let text = answer.text().await.unwrap();
+    let documented = include_str!("../../src/observe.rs");
+    let mut samples = 0;
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        if let Some(comment) = line.strip_prefix("# ") {
+            assert!(comment.starts_with("HELP ") || comment.starts_with("TYPE "), "{line}");
+            let name = comment.split(' ').nth(1).unwrap();
+            assert!(documented.contains(&format!("| `{name}` |")), "{line}");
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+        assert!(series.starts_with("tower_dedup_"), "{line}");
+        samples += 1;
+    }
+    assert!(samples > 20, "{text}");
+    for expected in [
+        r#"tower_dedup_deliveries_total{namespace="standard-webhooks",outcome="completed"} 1"#,
+        r#"tower_dedup_deliveries_total{namespace="standard-webhooks",outcome="duplicate"} 1"#,
+        "# HELP tower_dedup_deliveries_total Deliveries by outcome",
+        r#"tower_dedup_first_attempts_total{namespace="standard-webhooks",result="completed"} 1"#,
+        r#"tower_dedup_running{namespace="standard-webhooks"} 0"#,
+        r#"tower_dedup_duplicate_age_seconds_count{namespace="standard-webhooks"} 1"#,
+        "# TYPE tower_dedup_delivery_duration_seconds histogram",
+        r#"tower_dedup_store_duration_seconds_bucket{operation="claim",result="ok",le="+Inf"} 2"#,
+    ] {
+        assert!(text.lines().any(|line| line == expected), "{expected}: {text}");
+    }
+    receiver.stop().await;
+}
