@@ -199,7 +199,7 @@ where
         let named = read.keys.as_ref().filter(|_| verdict.is_none_or(Verdict::is_of_a_key));
         let span = self.report.open_span(named, &self.service.config);
         let Self { inner, head, service, report, inner_body } = self;
-        let run = ShadowRun {
+        let delivery = ShadowRun {
             inner,
             body,
             read,
@@ -211,7 +211,7 @@ where
             report,
             inner_body,
         };
-        run_detached(Box::pin(run.to_the_end()), service, span, cx)
+        run_detached(Box::pin(delivery.run()), service, span, cx)
     }
 
     /// Calls the inner service as if the layer were not there, except that a handler which takes a

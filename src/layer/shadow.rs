@@ -60,7 +60,7 @@ where
     ResBody: Body<Data = Bytes>,
 {
     /// Runs the delivery to its end and reports it.
-    pub(super) async fn to_the_end(mut self) -> Ending<ResBody, S::Error> {
+    pub(super) async fn run(mut self) -> Ending<ResBody, S::Error> {
         let service = Arc::clone(&self.service);
         let config = &service.config;
         let running = config.meters.running();

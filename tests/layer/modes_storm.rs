@@ -65,7 +65,7 @@ fn numbered(number: usize) -> Request<Body> {
         _ => drop(headers.insert("webhook-id", id.parse().unwrap())),
     }
     let key = format!("\"{}\"", mixed(number, 1) % IDS);
-    if mixed(number, 5) % 20 > 0 {
+    if !mixed(number, 5).is_multiple_of(20) {
         request.headers_mut().insert("idempotency-key", key.parse().unwrap());
     }
     request
@@ -302,7 +302,7 @@ async fn switched(events: usize) -> Switched {
                 1 => tokio::task::yield_now().await,
                 _ => tokio::time::sleep(Duration::from_millis(1)).await,
             }
-            let is_success = mixed(run, 7) % 3 > 0;
+            let is_success = !mixed(run, 7).is_multiple_of(3);
             let mut runs = runs.lock().unwrap();
             let (runs, verdict) = (&mut runs[event], delivery.verdict());
             runs.all += 1;
