@@ -18,8 +18,9 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnectio
 use tokio::sync::Barrier;
 use tower::ServiceExt;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, ListFilter,
+    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Released, Renewed, SqliteAdapter,
+    SqliteOptions, Token,
 };
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
@@ -146,6 +147,8 @@ async fn guide_privileges_are_enough() {
     assert_eq!(app.claim(&b, &mine).await.unwrap(), [Claimed::first(2, false)]);
     assert_eq!(app.complete(&b, &mine).await.unwrap(), [Completed::Held]);
     assert!(app.get(&b[0]).await.unwrap().is_some());
+    let listed = app.list(&ListFilter::new(), None, 10).await.unwrap();
+    assert!(listed.keys.iter().map(|(key, _)| key).eq(&b), "{listed:?}");
     assert_eq!(app.forget(&b[0]).await.unwrap(), Forgotten::Removed);
     let past = CallTerms::on_claim(Token::random(), Duration::ZERO);
     assert_eq!(app.claim(&c, &on_claim(&past)).await.unwrap(), [FIRST]);

@@ -18,6 +18,7 @@ mod queue_order;
 mod queue_processes;
 mod sqlite;
 mod sqlite_faults;
+mod sqlite_large;
 mod sqlite_queue;
 mod stored_data;
 #[path = "../support/mod.rs"]

@@ -20,6 +20,11 @@
 //! 7. A file that is deleted or replaced while it is open is noticed within a second (on Unix). Every
 //!    call is refused until the file is back, because two processes would take one key, each in its own
 //!    file.
+//! 8. No index covers `expires_at`. A purge walks through the primary key and reads 20,000 rows in a step.
+//!    Only the deletion takes the write lock, and lets every other writer of the process go first.
+//! 9. `list` and `stats` read 20,000 and 100,000 rows at most, and wait for no writer. A larger file is
+//!    estimated from a sample of its ids' prefixes. A state with few rows is estimated coarsely, or not
+//!    found at all: `list` finds every key. The first 10,000 namespaces are counted.
 //!
 //! Do not use a file on a network file system: SQLite's locks do not work there.
 //!

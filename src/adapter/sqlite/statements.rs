@@ -159,6 +159,16 @@ mod tests {
             &all.renew,
             &all.complete,
         ];
+        for sql in [&all.key_at, &all.list, &all.stats, &all.purge_find] {
+            let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+            let plan: Vec<(i64, i64, i64, String)> =
+                sqlx::query_as(explain).fetch_all(&mut *connection).await.unwrap();
+            let by_range = "PRIMARY KEY ((namespace,id)>(?,?) AND (namespace,id)<(?,?))";
+            assert!(plan.iter().any(|step| step.3.contains(by_range)), "{sql}\n{plan:?}");
+            let sorts =
+                |step: &str| step.contains("TEMP B-TREE") || step == "SCAN webhook_deliveries";
+            assert!(!plan.iter().any(|step| sorts(&step.3)), "{sql}\n{plan:?}");
+        }
         let searching = searching.into_iter().map(|sql| (sql, 1));
         let inserting = inserting.into_iter().map(|sql| (sql, 0));
         // It searches the rows, and searches them again to delete them.
