@@ -226,7 +226,7 @@ async fn a_list_of_a_large_table_has_every_key_once() {
         let none = table.adapter.list(&stuck, None, 0).await.unwrap();
         assert!(none.keys.is_empty() && none.next.is_some());
         // A position after the end of the table.
-        let far = Cursor::new("4294967295.65535.4294967295");
+        let far = Cursor::new("4294967295.65535.4294967295.4294967295");
         let far = table.adapter.list(&ListFilter::new(), Some(&far), 10).await.unwrap();
         assert!(far.keys.is_empty() && far.next.is_none());
     }

@@ -18,12 +18,15 @@ use super::walk::{Blocks, Place, TableSize, row_id};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// Where a list goes on: after this row id, in this partition. Its text is three numbers and two dots.
+/// Where a list goes on: after this row id, in this partition. Its text is four numbers with dots between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Position {
     block: u32,
     item: u16,
     partition: u32,
+    /// The number of blocks when the list began. Rows in later blocks are newer: a list that read them
+    /// would never end if writers are faster.
+    end: u32,
 }
 
 impl Position {
@@ -33,29 +36,30 @@ impl Position {
         let mut parts = cursor.as_str().split('.');
         let mut next =
             || parts.next().filter(|part| part.bytes().all(|byte| byte.is_ascii_digit()));
-        let (block, item, partition) = (next(), next(), next());
+        let (block, item, partition, end) = (next(), next(), next(), next());
         let position = || {
             let (block, item) = (block?.parse().ok()?, item?.parse().ok()?);
-            Some(Self { block, item, partition: partition?.parse().ok()? })
+            let (partition, end) = (partition?.parse().ok()?, end?.parse().ok()?);
+            Some(Self { block, item, partition, end })
         };
         let position = position().ok_or_else(foreign)?;
         if parts.next().is_some() { Err(foreign()) } else { Ok(position) }
     }
 
-    /// Reads the position of a row.
-    fn of(row: &PgRow) -> Result<Self, sqlx::Error> {
+    /// Reads the position of a row, in the same list.
+    fn at(self, row: &PgRow) -> Result<Self, sqlx::Error> {
         let place: &str = row.try_get("place")?;
         let partition: i64 = row.try_get("partition")?;
         let numbers = || {
             let (block, item) = place.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
             let (block, item) = (block.parse().ok()?, item.parse().ok()?);
-            Some(Self { block, item, partition: partition.try_into().ok()? })
+            Some(Self { block, item, partition: partition.try_into().ok()?, ..self })
         };
         numbers().ok_or_else(|| sqlx::Error::Decode("a row id of another form".into()))
     }
 
     fn cursor(self) -> Cursor {
-        Cursor::new(format!("{}.{}.{}", self.block, self.item, self.partition))
+        Cursor::new(format!("{}.{}.{}.{}", self.block, self.item, self.partition, self.end))
     }
 }
 
@@ -104,9 +108,10 @@ impl PostgresStore {
         limit: u32,
     ) -> Result<Listing, Error> {
         let fault = |error| store_error("listing keys", error);
-        let from = after.map_or(Ok(Position::default()), Position::parse)?;
+        let from = after.map(Position::parse).transpose()?;
         let size = self.size().await.map_err(fault)?;
-        let (blocks, are_last) = size.list_range(from.block.into());
+        let from = from.unwrap_or_else(|| Position { end: size.length(), ..Position::default() });
+        let blocks = size.list_range(from.block, from.end);
         let selection = Selection {
             blocks: (&blocks).into(),
             after: row_id(from.block.into(), from.item),
@@ -120,11 +125,12 @@ impl PostgresStore {
         let rows = self.read_part(&self.statements().list, Params::List(&selection)).await;
         let rows = rows.map_err(fault)?;
         let next = if rows.len() >= limit as usize {
-            let last = rows.last().map_or(Ok(from), Position::of).map_err(fault)?;
+            let last = rows.last().map_or(Ok(from), |row| from.at(row)).map_err(fault)?;
             Some(last.cursor())
         } else {
             let block = u32::try_from(blocks.end).unwrap_or(u32::MAX);
-            (!are_last).then(|| Position { block, ..Position::default() }.cursor())
+            let next = Position { block, end: from.end, ..Position::default() };
+            (block < from.end).then(|| next.cursor())
         };
         let keys: Result<Vec<_>, Error> =
             rows.iter().filter_map(|row| listed(row).transpose()).collect();
@@ -215,8 +221,8 @@ mod tests {
     fn cursor_is_read_as_it_was_written() {
         for position in [
             Position::default(),
-            Position { block: 7, item: 42, partition: 16_384 },
-            Position { block: u32::MAX, item: u16::MAX, partition: u32::MAX },
+            Position { block: 7, item: 42, partition: 16_384, end: 8 },
+            Position { block: u32::MAX, item: u16::MAX, partition: u32::MAX, end: u32::MAX },
         ] {
             assert_eq!(Position::parse(&position.cursor()).unwrap(), position);
         }
@@ -227,22 +233,22 @@ mod tests {
         for text in [
             "",
             ".",
-            "..",
+            "...",
             "1",
-            "1.2",
-            "1.2.3.4",
-            "1.2.3.",
-            "-1.2.3",
-            "+1.2.3",
-            "1.2.x",
-            " 1.2.3",
-            "1.70000.3",
-            "4294967296.1.1",
+            "1.2.3",
+            "1.2.3.4.5",
+            "1.2.3.4.",
+            "-1.2.3.4",
+            "+1.2.3.4",
+            "1.2.x.4",
+            " 1.2.3.4",
+            "1.70000.3.4",
+            "4294967296.1.1.1",
             "stripe\nevt_1",
-            "(1,2).3",
-            "1.2.3\0",
-            "1,2,3",
-            "٣.1.1",
+            "(1,2).3.4",
+            "1.2.3.4\0",
+            "1,2,3,4",
+            "٣.1.1.1",
         ] {
             let refused = Position::parse(&Cursor::new(text)).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Refused, "{text:?}");

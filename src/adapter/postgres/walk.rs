@@ -48,9 +48,10 @@ pub(super) struct TableSize {
 }
 
 impl TableSize {
-    /// The blocks of the largest partition.
-    fn length(&self) -> u64 {
-        self.blocks.iter().copied().max().unwrap_or(0)
+    /// Returns the number of blocks of the largest partition.
+    pub(super) fn length(&self) -> u32 {
+        // A block number of Postgres has 32 bits.
+        u32::try_from(self.blocks.iter().copied().max().unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
     /// Returns how long a range is that reads so many blocks in all partitions.
@@ -58,10 +59,10 @@ impl TableSize {
         (blocks / (self.blocks.len() as u64).max(1)).max(1)
     }
 
-    /// Returns the blocks of one call of `list` that begins at this block, and whether they are the last.
-    pub(super) fn list_range(&self, from: u64) -> (Range<u64>, bool) {
-        let until = from.saturating_add(self.range_length(LIST_BLOCKS)).min(END);
-        (from..until, until >= self.length())
+    /// Returns the blocks of one call of `list` that begins at this block, in a list that ends before `end`.
+    pub(super) fn list_range(&self, from: u32, end: u32) -> Range<u64> {
+        let from = u64::from(from);
+        from..(from + self.range_length(LIST_BLOCKS)).min(end.into()).max(from)
     }
 
     /// Returns the ranges that `stats` reads: the whole table, or ranges that are spread evenly over a
@@ -73,7 +74,7 @@ impl TableSize {
             return Sample { ranges: vec![0..END], read: total, total };
         }
         let ranges = SAMPLE_RANGES.min(self.range_length(STATS_BLOCKS));
-        let (length, each) = (self.length(), self.range_length(STATS_BLOCKS / ranges));
+        let (length, each) = (u64::from(self.length()), self.range_length(STATS_BLOCKS / ranges));
         let range = |number: u64| {
             let (from, until) = (length * number / ranges, length * (number + 1) / ranges);
             let from = rand::rng().random_range(from..=until.saturating_sub(each).max(from));
@@ -140,7 +141,7 @@ pub(super) struct Place {
 impl Place {
     /// Begins a round: at the first block of a random step.
     pub(super) fn begin(size: &TableSize) -> Self {
-        let (length, step) = (size.length(), size.range_length(STEP_BLOCKS));
+        let (length, step) = (u64::from(size.length()), size.range_length(STEP_BLOCKS));
         // A multiple of `step`: the first step reads each block with the same probability.
         let start = rand::rng().random_range(0..length.div_ceil(step).max(1)) * step;
         Self { start, done: 0, length, step, bytes: size.bytes }
@@ -187,7 +188,7 @@ mod tests {
                 assert!(range.start < range.end);
                 let length = range.end - range.start;
                 assert!(range.end == END || length * blocks.len() as u64 <= 1_000, "{range:?}");
-                for block in range.start..range.end.min(size.length()) {
+                for block in range.start..range.end.min(size.length().into()) {
                     read[usize::try_from(block).unwrap()] += 1;
                 }
                 place = at.next();
@@ -196,7 +197,10 @@ mod tests {
             let length = usize::try_from(size.length()).unwrap();
             assert!(read[..length].iter().all(|times| *times == 1), "{blocks:?}: {read:?}");
             assert!(read[length..].iter().all(|times| *times == 0), "{blocks:?}");
-            assert!(steps <= size.length() / size.range_length(STEP_BLOCKS) + 2, "{blocks:?}");
+            assert!(
+                steps <= u64::from(size.length()) / size.range_length(STEP_BLOCKS) + 2,
+                "{blocks:?}"
+            );
         }
     }
 
@@ -221,7 +225,9 @@ mod tests {
                 assert!(pair[0].end <= pair[1].start, "{blocks:?}: {:?}", sample.ranges);
             }
             let (first, last) = (&sample.ranges[0], sample.ranges.last().unwrap());
-            assert!(first.start <= size.length() / 4 && last.end <= size.length());
+            assert!(
+                first.start <= u64::from(size.length()) / 4 && last.end <= size.length().into()
+            );
             let stats = sample.scale(Stats { rows: sample.read * 40, ..Stats::default() });
             assert!(!stats.is_exact);
             let rows = size.blocks.iter().sum::<u64>() * 40;
