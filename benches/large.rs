@@ -18,7 +18,7 @@ use shared::goals::grouped;
 use shared::rounds::{Caller, Load, load, median};
 use shared::run::runtime;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
-use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter};
+use tower_dedup::adapter::{KeyState, ListFilter, MaintenanceAdapter, PostgresAdapter};
 
 const CALLERS: usize = 64;
 const TIME: Duration = Duration::from_secs(5);
@@ -67,6 +67,7 @@ async fn measure(database: &Database, rows: u64) {
     let start = Instant::now();
     let stats = adapter.stats().await.expect("statistics");
     line("`stats`", &format!("{}; {stats:?}", millis(start)));
+    list(&adapter).await;
     purge(&adapter, &pool).await;
     let start = Instant::now();
     run(&pool, "VACUUM webhook_deliveries").await;
@@ -98,24 +99,50 @@ async fn rate<C: Caller + Clone>(name: &str, caller: C) {
     line(name, &format!("{} (p50 {p50:.2} ms)", grouped(rate)));
 }
 
+/// Lists the keys in flight, of which there are few: the list reads the whole table.
+async fn list(adapter: &PostgresAdapter) {
+    let filter = ListFilter::new().with_state(KeyState::InFlight);
+    let (start, mut slowest) = (Instant::now(), Duration::ZERO);
+    let (mut calls, mut found, mut after) = (0_u64, 0, None);
+    loop {
+        let call = Instant::now();
+        let listing = adapter.list(&filter, after.as_ref(), 1_000).await.expect("a list");
+        slowest = slowest.max(call.elapsed());
+        (calls, found, after) = (calls + 1, found + listing.keys.len() as u64, listing.next);
+        if after.is_none() {
+            break;
+        }
+    }
+    let all = format!(
+        "{} keys in {} ({} calls, the slowest {:.0} ms)",
+        grouped_u64(found),
+        seconds(start),
+        grouped_u64(calls),
+        slowest.as_secs_f64() * 1e3
+    );
+    line("`list` of the keys in flight", &all);
+}
+
 /// Purges to the end of a round, as the adapter's own task does, but without its pauses.
 async fn purge(adapter: &PostgresAdapter, pool: &PgPool) {
     let before = wal(pool).await;
-    let (start, mut deleted, mut slowest) = (Instant::now(), 0, Duration::ZERO);
+    let (start, mut slowest) = (Instant::now(), Duration::ZERO);
+    let (mut calls, mut deleted) = (0_u64, 0);
     loop {
         let step = Instant::now();
-        let keys = adapter.purge(1_000).await.expect("a purge");
+        let purged = adapter.purge(1_000).await.expect("a purge");
         slowest = slowest.max(step.elapsed());
-        deleted += keys;
-        if keys < 1_000 {
+        (calls, deleted) = (calls + 1, deleted + purged.deleted);
+        if purged.is_round_complete {
             break;
         }
     }
     let bytes = wal(pool).await - before;
     let all = format!(
-        "{} keys in {} (slowest call {:.0} ms), {} MB of WAL",
+        "{} keys in {} ({} calls, the slowest {:.0} ms), {} MB of WAL",
         grouped_u64(deleted),
         seconds(start),
+        grouped_u64(calls),
         slowest.as_secs_f64() * 1e3,
         bytes / 1_000_000
     );

@@ -71,7 +71,7 @@ impl TableSize {
         let total: u64 = self.blocks.iter().sum();
         if total <= STATS_BLOCKS {
             // Blocks that were added since are read too.
-            return Sample { ranges: vec![0..END], read: total, total };
+            return Sample { ranges: std::iter::once(0..END).collect(), read: total, total };
         }
         let ranges = SAMPLE_RANGES.min(self.range_length(STATS_BLOCKS));
         let (length, each) = (u64::from(self.length()), self.range_length(STATS_BLOCKS / ranges));
@@ -101,24 +101,26 @@ pub(super) struct Sample {
 
 impl Sample {
     /// Returns the statistics of the table from those of the ranges.
-    pub(super) fn scale(&self, read: Stats) -> Stats {
-        if self.read >= self.total {
-            return Stats { is_exact: true, ..read };
+    pub(super) fn scale(&self, mut read: Stats) -> Stats {
+        read.is_exact = self.read >= self.total;
+        if read.is_exact {
+            return read;
         }
         let scale = |rows: u64| {
             let rows = u128::from(rows) * u128::from(self.total) / u128::from(self.read.max(1));
             u64::try_from(rows).unwrap_or(u64::MAX)
         };
-        Stats {
-            is_exact: false,
-            rows: scale(read.rows),
-            in_flight: scale(read.in_flight),
-            lapsed: scale(read.lapsed),
-            released: scale(read.released),
-            complete: scale(read.complete),
-            expired: scale(read.expired),
-            ..read
+        for rows in [
+            &mut read.rows,
+            &mut read.in_flight,
+            &mut read.lapsed,
+            &mut read.released,
+            &mut read.complete,
+            &mut read.expired,
+        ] {
+            *rows = scale(*rows);
         }
+        read
     }
 }
 
