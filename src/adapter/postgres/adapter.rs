@@ -23,7 +23,7 @@ use super::connections::Source;
 use super::errors::{is_not_permitted, store_error};
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
-use super::schema::create_sql;
+use super::schema::{VERSION, create_sql};
 use super::store::{MAINTENANCE_TIMEOUT, PostgresStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -103,6 +103,9 @@ impl PostgresAdapter {
     pub async fn migrate(&self) -> Result<(), Error> {
         self.0.migrate().await
     }
+
+    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
+    pub const SCHEMA_VERSION: i32 = VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]

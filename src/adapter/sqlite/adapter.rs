@@ -21,6 +21,7 @@ use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
 use super::params::key_hash;
+use super::statements;
 use super::store::{Lookup, SqliteStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -116,6 +117,9 @@ impl SqliteAdapter {
     pub async fn migrate(&self) -> Result<(), Error> {
         self.0.migrate().await
     }
+
+    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
+    pub const SCHEMA_VERSION: i64 = statements::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
