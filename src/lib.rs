@@ -123,7 +123,7 @@ pub use purger::{Purger, PurgerHandle};
 /// # let path = dir.path().join("dedup.db");
 /// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
 /// let adapter = SqliteAdapter::new(SqlitePool::connect_with(options).await?);
-/// assert_eq!(adapter.count().await?, 0);
+/// assert_eq!(adapter.stats().await?.rows, 0);
 /// # }
 /// # Ok::<(), tower_dedup::BoxError>(())
 /// # }).unwrap();

@@ -185,7 +185,7 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         }
     };
     // The first call creates the table, and fails if the store does not work.
-    store.count().await?;
+    store.stats().await?;
     let effects = Effects::connect(url).await?;
     let app = webhooks.route("/effects", get(list_effects)).with_state(effects.clone());
 

@@ -330,10 +330,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] by default; else the store's own errors.
-    fn stats(&self) -> StoreFuture<'_, Stats> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "reading statistics")) })
-    }
+    /// The store's own errors.
+    fn stats(&self) -> StoreFuture<'_, Stats>;
 
     /// Lets the events of these keys run once more, and stores who allowed it and why. An event with
     /// two identities runs only if both keys are given. The keys are sorted and distinct; one reply per
@@ -354,13 +352,6 @@ pub trait MaintenanceAdapter: DedupAdapter {
         let _ = (keys, order);
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "allowing a rerun")) })
     }
-
-    /// Returns the number of stored keys, with expired keys that are not purged yet.
-    ///
-    /// # Errors
-    ///
-    /// The store's own errors.
-    fn count(&self) -> StoreFuture<'_, u64>;
 
     /// Closes the adapter's connections, after all calls that are under way.
     ///
@@ -442,10 +433,6 @@ impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
         order: &'a RerunOrder,
     ) -> StoreFuture<'a, Vec<RerunReply>> {
         (**self).allow_rerun(keys, order)
-    }
-
-    fn count(&self) -> StoreFuture<'_, u64> {
-        (**self).count()
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -29,7 +29,7 @@
 //!
 //! let store = adapter::connect("memory:").await?;
 //! let layer = DedupLayer::new(provider::GITHUB, store.clone());
-//! assert_eq!(store.count().await?, 0);
+//! assert_eq!(store.stats().await?.rows, 0);
 //! # let _ = layer;
 //! # Ok::<(), tower_dedup::Error>(())
 //! # }).unwrap();

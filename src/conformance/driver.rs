@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::adapter::{CallTerms, Claimed, Token};
+use crate::adapter::{CallTerms, Claimed, MaintenanceAdapter, Token};
 use crate::key::DedupKey;
 
 /// Longer than any test takes, shorter than [`RETENTION`].
@@ -36,4 +36,11 @@ pub(super) fn leased_for(lease: Duration) -> CallTerms {
 /// Returns `true` if there is one reply, and it is a duplicate.
 pub(super) fn is_duplicate(replies: &[Claimed]) -> bool {
     matches!(replies, [Claimed::Duplicate(_)])
+}
+
+/// Returns the number of stored keys, with expired keys that are not purged yet.
+pub(super) async fn rows<A: MaintenanceAdapter + ?Sized>(adapter: &A) -> u64 {
+    let stats = adapter.stats().await.unwrap();
+    assert!(stats.is_exact, "a small store is counted: {stats:?}");
+    stats.rows
 }

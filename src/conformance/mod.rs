@@ -160,7 +160,7 @@ macro_rules! maintenance_conformance_suite {
             purge_continues_after_a_dropped_call,
             purge_runs_beside_claims,
             calls_after_close_fail,
-            forget_get_and_count_follow_the_state_of_a_key,
+            forget_get_and_stats_follow_the_state_of_a_key,
         }
     };
 }

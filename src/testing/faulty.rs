@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::adapter::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, Entry, Fetch, Forgotten,
-    MaintenanceAdapter, Released, Renewed, StoreFuture,
+    Abilities, CallTerms, Claimed, Completed, Cursor, DedupAdapter, Entry, Fetch, Forgotten,
+    ListFilter, Listing, MaintenanceAdapter, Released, Renewed, RerunOrder, RerunReply, Stats,
+    StoreFuture,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -242,8 +243,25 @@ impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
         self.inner.get(key)
     }
 
-    fn count(&self) -> StoreFuture<'_, u64> {
-        self.inner.count()
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        self.inner.list(filter, after, limit)
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        self.inner.stats()
+    }
+
+    fn allow_rerun<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        order: &'a RerunOrder,
+    ) -> StoreFuture<'a, Vec<RerunReply>> {
+        self.inner.allow_rerun(keys, order)
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

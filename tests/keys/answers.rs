@@ -14,6 +14,7 @@ use tower_dedup::key::{self, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyError, KeyErrorKind, OnMissingKey};
 
 use crate::requests::{dedup_key, letters, sha256, with_body, with_form, with_headers};
+use crate::support::rows;
 
 /// A handler behind a layer, its number of runs, and the layer's store.
 struct Bench {
@@ -53,7 +54,7 @@ impl Bench {
     }
 
     async fn stored(&self) -> u64 {
-        self.store.count().await.unwrap()
+        rows(&self.store).await
     }
 }
 

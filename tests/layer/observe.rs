@@ -447,8 +447,8 @@ struct Asks(Arc<MemoryAdapter>);
 
 impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Asks {
     fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-        let counted = futures_util::FutureExt::now_or_never(self.0.count());
-        assert!(counted.unwrap().unwrap() > 0);
+        let counted = futures_util::FutureExt::now_or_never(self.0.stats());
+        assert!(counted.unwrap().unwrap().rows > 0);
     }
 }
 

@@ -27,7 +27,9 @@ use tower_dedup::{
     DedupLayer, DedupResult, Delivery, ErrorKind, OnInFlight, Replay, key, provider, testing,
 };
 
-use crate::support::{FIRST, Handler, by_header, dedup_key, faulty, memory, request, terms, until};
+use crate::support::{
+    FIRST, Handler, by_header, dedup_key, faulty, memory, request, rows, terms, until,
+};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -214,7 +216,7 @@ async fn abandoned_event_is_in_flight_then_taken_over() {
         .on_in_flight(OnInFlight::Reject);
     let service = dedup.clone().layer(handler.service());
     abandon(&dedup, request("a")).await;
-    assert_eq!(store.count().await.unwrap(), 2, "both identities");
+    assert_eq!(rows(&store).await, 2, "both identities");
     let early = redeliver(service.clone(), request("a"), 1).await;
     assert_eq!((early.count(DedupResult::InFlight), handler.runs()), (1, 0));
     // No process renews the lease.
@@ -322,13 +324,13 @@ async fn faulty_adapter_forwards_every_method() {
     assert_eq!(store.complete(&keys, &mine).await.unwrap().len(), 1);
     let entry = store.get(&keys[0]).await.unwrap().unwrap();
     assert!(matches!(entry.state, EntryState::Complete { .. }));
-    assert_eq!(store.count().await.unwrap(), 1);
+    assert_eq!(rows(&store).await, 1);
     assert_eq!(store.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
     assert_eq!(store.purge(10).await.unwrap(), 0);
     store.set(StoreCall::Purge, Fault::Fail);
     assert_eq!(store.purge(10).await.unwrap_err().kind(), ErrorKind::Unavailable);
     store.close().await;
-    assert!(store.get_ref().count().await.is_err());
+    assert!(store.get_ref().stats().await.is_err());
     let calls = [
         StoreCall::Claim,
         StoreCall::Renew,

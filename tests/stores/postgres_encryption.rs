@@ -50,12 +50,12 @@ async fn connection_to_another_host_without_tls_warns_once() {
     let (log, _guard) = Log::of_this_thread();
 
     let local = adapter(here);
-    local.count().await.unwrap();
+    local.stats().await.unwrap();
     assert_eq!(log.beginning(WARNING), []);
 
     let remote = adapter(elsewhere.clone());
     for _ in 0..3 {
-        remote.count().await.unwrap();
+        remote.stats().await.unwrap();
         remote.migrate().await.unwrap();
     }
     let warnings = log.beginning(WARNING);

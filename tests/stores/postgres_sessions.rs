@@ -112,7 +112,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
         }
         adapter.get(&dedup_key("leased1-0")).await.unwrap();
         adapter.forget(&dedup_key("leased3-1")).await.unwrap();
-        adapter.count().await.unwrap();
+        adapter.stats().await.unwrap();
         adapter.purge(10).await.unwrap();
         watch.nothing_is_left("maintenance").await;
         adapter.close().await;

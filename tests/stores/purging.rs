@@ -143,7 +143,7 @@ async fn adapter_without_a_call_and_adapter_with_purging_off_delete_nothing() {
         place.fill(5).await;
         let _unused = place.adapter(often()).await;
         let off = place.adapter(Purging::off()).await;
-        off.count().await.unwrap();
+        off.stats().await.unwrap();
         place.stays().await;
         off.close().await;
     }
@@ -156,7 +156,7 @@ async fn dropped_or_closed_adapter_deletes_nothing_more() {
         for closes in [false, true] {
             let adapter = place.adapter(often()).await;
             place.fill(5).await;
-            adapter.count().await.unwrap();
+            adapter.stats().await.unwrap();
             place.is_purged().await;
             if closes {
                 adapter.close().await;
@@ -181,13 +181,13 @@ async fn closing_the_pool_ends_the_task_and_does_not_wait_for_it() {
     let pool = PgPool::connect(&schema.url()).await.unwrap();
     let options = PostgresOptions::new().purging(Purging::new().every(Duration::from_millis(1)));
     let adapter = PostgresAdapter::with_options(pool.clone(), options);
-    adapter.count().await.unwrap();
+    adapter.stats().await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = SqliteConnectOptions::new().filename(Place::path(&dir)).create_if_missing(true);
     let file = SqlitePool::connect_with(file).await.unwrap();
     let options = SqliteOptions::new().purging(Purging::new().every(Duration::from_millis(1)));
     let sqlite = SqliteAdapter::with_options(file.clone(), options);
-    sqlite.count().await.unwrap();
+    sqlite.stats().await.unwrap();
     tokio::time::sleep(WHILE).await;
     let closing = Instant::now();
     pool.close().await;
@@ -214,7 +214,7 @@ fn replicas_and_a_purger_purge_one_table_without_errors() {
                 for _ in 0..4 {
                     let purging = often().keys_per_statement(50);
                     let replica = place.adapter(purging).await;
-                    replica.count().await.unwrap();
+                    replica.stats().await.unwrap();
                     replicas.push(replica);
                 }
                 let purger = Purger::new(Arc::clone(&replicas[0]));
@@ -289,7 +289,7 @@ async fn outage_of_postgres_warns_once_and_purging_goes_on_afterwards() {
     let pool = pool.connect_lazy(&schema.url()).unwrap();
     let adapter = PostgresAdapter::with_options(pool, PostgresOptions::new().purging(often()));
     place.fill(3).await;
-    adapter.count().await.unwrap();
+    adapter.stats().await.unwrap();
     place.is_purged().await;
     server.stop_immediately();
     until(|| log.beginning("purging failed").len() > 3).await;
@@ -310,18 +310,18 @@ fn call_on_another_runtime_starts_the_task_again_after_its_runtime_has_ended() {
         let adapter = first.block_on(async {
             let adapter = place.adapter(often()).await;
             place.fill(3).await;
-            adapter.count().await.unwrap();
+            adapter.stats().await.unwrap();
             place.is_purged().await;
             adapter
         });
         // A second runtime starts no second task, and the end of the first ends the task.
         let second = runtime();
-        second.block_on(async { adapter.count().await.unwrap() });
+        second.block_on(async { adapter.stats().await.unwrap() });
         drop(first);
         second.block_on(async {
             place.fill(3).await;
             place.stays().await;
-            adapter.count().await.unwrap();
+            adapter.stats().await.unwrap();
             place.is_purged().await;
             adapter.close().await;
         });
@@ -388,7 +388,7 @@ async fn role_without_delete_warns_once_and_a_grant_takes_effect() {
     let pool = PgPool::connect_with(options.username(&role)).await.unwrap();
     let options = PostgresOptions::new().purging(often());
     let adapter = PostgresAdapter::with_options(pool.clone(), options);
-    adapter.count().await.unwrap();
+    adapter.stats().await.unwrap();
     until(|| !log.beginning("purging is not permitted").is_empty()).await;
     place.stays().await;
     assert_eq!(log.beginning("purging").len(), 1);
@@ -407,7 +407,7 @@ async fn nothing_is_purged_while_the_clock_of_tokio_is_paused() {
     let adapter = file.adapter(often()).await;
     file.fill(3).await;
     let before = Handle::current().metrics().num_alive_tasks();
-    adapter.count().await.unwrap();
+    adapter.stats().await.unwrap();
     file.is_purged().await;
     assert!(Handle::current().metrics().num_alive_tasks() > before);
     tokio::time::pause();

@@ -15,7 +15,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
 use crate::support::{
-    FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, sqlite_url, terms,
+    FIRST, Handler, by_header, dedup_key, on_claim, request, result, rows, send, sqlite_url, terms,
 };
 
 /// A SQLite file in a folder of its own.
@@ -239,7 +239,7 @@ fn many_processes_migrate_at_once() {
         for mut process in processes {
             assert!(process.wait().unwrap().success());
         }
-        let count = runtime.block_on(async { file.connect().await.count().await.unwrap() });
+        let count = runtime.block_on(async { rows(&file.connect().await).await });
         assert_eq!(count, 1);
     }
 }
@@ -281,7 +281,7 @@ async fn table_name_may_be_a_word_of_sql() {
     );
     let keys = [dedup_key("a")];
     assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
-    assert_eq!(adapter.purge(1).await.unwrap() + adapter.count().await.unwrap(), 1);
+    assert_eq!(adapter.purge(1).await.unwrap() + rows(&adapter).await, 1);
     adapter.close().await;
     let _: i64 = sqlx::query_scalar("SELECT 1").fetch_one(&pool).await.unwrap();
     for name in ["", "1a", "a b", "a\"b", "sqlite_x", "SQLite_x", &"a".repeat(49)] {
@@ -386,7 +386,7 @@ async fn keys_survive_a_restart() {
         let answer = send(&service, request("a")).await;
         assert_eq!(result(&answer), (round > 0).then_some("duplicate"));
         adapter.close().await;
-        let closed = adapter.count().await.unwrap_err();
+        let closed = adapter.stats().await.unwrap_err();
         assert_eq!(closed.kind(), ErrorKind::Unavailable);
     }
     assert_eq!(handler.runs(), 1);

@@ -13,7 +13,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{Error, ErrorKind};
 
 use super::sqlite::{File, run};
-use crate::support::{FIRST, dedup_key, on_claim, stored_data, terms};
+use crate::support::{FIRST, dedup_key, on_claim, rows, stored_data, terms};
 
 /// Enough callers to form batches.
 const CALLERS: usize = 40;
@@ -106,7 +106,7 @@ async fn claims_find_rows_written_after_their_lookup() {
         let held = if matches!(at, 1 | 2) { Renewed::Lost } else { Renewed::Held };
         assert_eq!(renewed, held, "{at}");
     }
-    assert_eq!(adapter.count().await.unwrap(), CALLERS as u64);
+    assert_eq!(rows(&adapter).await, CALLERS as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -137,7 +137,7 @@ async fn on_arrival_claims_find_rows_written_after_their_lookup() {
         };
         assert!(as_expected, "{at}: {recorded:?}");
     }
-    assert_eq!(adapter.count().await.unwrap(), CALLERS as u64);
+    assert_eq!(rows(&adapter).await, CALLERS as u64);
 }
 
 /// A change of the row between claim and completion, and the reply to the completion.

@@ -26,7 +26,7 @@ use http_body_util::Full;
 use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, Fetch, MemoryAdapter, StoredData, Token,
+    CallTerms, Claimed, DedupAdapter, Fetch, MaintenanceAdapter, MemoryAdapter, StoredData, Token,
 };
 use tower_dedup::testing::FaultyAdapter;
 use tower_dedup::{DedupKey, Delivery, KeyExtractor, key};
@@ -68,6 +68,13 @@ pub(crate) fn memory() -> Arc<MemoryAdapter> {
 /// Returns the URL of the file `dedup.db` in this folder.
 pub(crate) fn sqlite_url(dir: &Path) -> String {
     format!("sqlite://{}", dir.join("dedup.db").display())
+}
+
+/// Returns the number of stored keys, with expired keys that are not purged yet.
+pub(crate) async fn rows<A: MaintenanceAdapter + ?Sized>(adapter: &A) -> u64 {
+    let stats = adapter.stats().await.unwrap();
+    assert!(stats.is_exact, "{stats:?}");
+    stats.rows
 }
 
 /// Returns the stored data of this key, if the key is complete.

@@ -21,7 +21,7 @@ async fn over_a_pool_of(connections: u32, schema: &Schema) -> DedupLayer<Transac
     let pool = pool.connect(&schema.url()).await.unwrap();
     let adapter = PostgresAdapter::new(pool);
     // Makes the table, which may take longer than a test's `store_timeout`.
-    adapter.count().await.unwrap();
+    adapter.stats().await.unwrap();
     let layer = DedupLayer::transactional(by_header(), adapter);
     layer.store_timeout(Duration::from_secs(20))
 }

@@ -20,7 +20,7 @@ use tower_dedup::{DedupTx, Deduplicator, ErrorKind, RunContext, RunError, RunOut
 use crate::support::multi_event::{
     Effects, Fixture, LATE, Sql, cases, ids, insert, is_done, layers, lite_adapter, lite_pool, own,
 };
-use crate::support::{dedup_key, polled, terms};
+use crate::support::{dedup_key, polled, rows, terms};
 
 macro_rules! in_a_transaction {
     ($($case:ident),+ $(,)?) => {
@@ -143,7 +143,7 @@ async fn savepoint_that_is_leaked_is_found_whatever_is_done(fixture: Fixture) {
         }
         assert_eq!(send_when_free(&fixture, &format!("{words} z:500")).await, own(500));
         assert!(fixture.effects.all().await.is_empty(), "{words}");
-        assert_eq!(fixture.store.count().await.unwrap(), 0, "{words}");
+        assert_eq!(rows(&fixture.store).await, 0, "{words}");
     }
     // Events that are rolled back or released are not done.
     assert_eq!(send_when_free(&fixture, "a f:fail b g:sql h:sql c").await, own(500));
@@ -165,12 +165,12 @@ async fn commit_that_fails_keeps_nothing_and_the_retry_runs(fixture: Fixture) {
             "DROP TRIGGER refuses",
         ),
     };
-    fixture.store.count().await.unwrap();
+    fixture.store.stats().await.unwrap();
     fixture.effects.run("INSERT INTO effects VALUES ('a')").await;
     fixture.effects.run(bad).await;
     assert_eq!(fixture.send("a b p:fail").await, own(500));
     assert_eq!(fixture.effects.all().await, ids("a"));
-    assert_eq!(fixture.store.count().await.unwrap(), 0);
+    assert_eq!(rows(&fixture.store).await, 0);
     fixture.effects.run(good).await;
     // Postgres reports the error before it releases the locks.
     fixture.send_until_done("a b p").await;
@@ -429,7 +429,7 @@ async fn stop_half_way<DB: Sql>(ledger: Arc<Transactional<DB>>) {
 
 /// `kill -9`: done events are durable when the delivery has ended, and not before.
 async fn process_that_is_killed_leaves_nothing_of_its_done_events(fixture: Fixture) {
-    fixture.store.count().await.unwrap();
+    fixture.store.stats().await.unwrap();
     let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
         .args(["multi_event::half_way", "--exact", "--nocapture"])
         .env(PLACE, &fixture.place)

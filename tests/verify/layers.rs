@@ -129,7 +129,7 @@ impl Site {
 
     /// Returns the number of stored keys and of handler runs.
     async fn counts(&self) -> (u64, usize) {
-        (self.store.count().await.unwrap(), self.bodies.lock().unwrap().len())
+        (self.store.stats().await.unwrap().rows, self.bodies.lock().unwrap().len())
     }
 }
 

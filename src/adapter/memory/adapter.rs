@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::inspection::Stats;
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::terms::CallTerms;
 use super::row::KeyHasher;
@@ -145,8 +146,8 @@ impl MaintenanceAdapter for MemoryAdapter {
         Box::pin(async move { Ok(self.table()?.get(key)) })
     }
 
-    fn count(&self) -> StoreFuture<'_, u64> {
-        Box::pin(async move { Ok(self.table()?.count()) })
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async move { Ok(self.table()?.stats()) })
     }
 
     /// Every later call fails. The keys stay in memory until the adapter is dropped.

@@ -19,7 +19,8 @@
 //!    of their due times. At 1,000,000 keys a key takes about 93 bytes.
 //! 3. Each shard has its own lock. A call holds it for one step, never across an `.await`, and
 //!    locks its shards in ascending order.
-//! 4. Every new key removes up to two expired keys of its shard. No call scans the whole table.
+//! 4. Every new key removes up to two expired keys of its shard. Only `stats` reads every row, one shard
+//!    at a time.
 //! 5. A shard reuses the rows of removed keys, and frees its memory when it is empty.
 //!
 //! # Why not a cache crate?

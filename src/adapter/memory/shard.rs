@@ -1,5 +1,7 @@
 //! [`Shard`]: the rows under one lock, the index that finds them, and their expiry order.
 
+use std::time::Duration;
+
 use hashbrown::HashTable;
 use slab::Slab;
 
@@ -7,6 +9,7 @@ use super::clock::END;
 use super::expiry::{ExpiryOrder, Slot};
 use super::pressure::Pressure;
 use super::row::{Fingerprint, Row, RowState};
+use crate::adapter::inspection::Stats;
 
 /// A shard has at most this many rows: as many as an index of 8,192 buckets takes.
 pub(super) const MAX_SHARD_KEYS: usize = 7_168;
@@ -41,6 +44,31 @@ impl Shard {
 
     pub(super) fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    /// Counts the rows by their states.
+    pub(super) fn add_to(&self, stats: &mut Stats, now: u64) {
+        for (_, row) in &self.rows {
+            let (number, oldest, since) = match row.state(now) {
+                RowState::Leased => {
+                    (&mut stats.in_flight, Some(&mut stats.oldest_in_flight), row.first_seen_at)
+                }
+                RowState::Lapsed => {
+                    (&mut stats.lapsed, Some(&mut stats.oldest_lapsed), row.ends_at)
+                }
+                RowState::Released => (&mut stats.released, None, now),
+                RowState::Complete => (&mut stats.complete, None, now),
+                RowState::Expired => {
+                    (&mut stats.expired, Some(&mut stats.oldest_expired), row.due())
+                }
+            };
+            *number += 1;
+            let age = Duration::from_millis(now.saturating_sub(since));
+            if let Some(oldest) = oldest {
+                *oldest = (*oldest).max(Some(age));
+            }
+        }
+        stats.rows += self.rows.len() as u64;
     }
 
     /// Passes the row of the key to `step`, and makes the change that `step` returns. A new row needs

@@ -11,6 +11,7 @@ use sqlx::postgres::{PgPool, PgPoolOptions, PgRow};
 use sqlx::{ConnectOptions, Connection, Row as _};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::inspection::Stats;
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::{execute_one, forget};
@@ -25,7 +26,7 @@ use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::{VERSION, create_sql};
 use super::store::{MAINTENANCE_TIMEOUT, PostgresStore};
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::key::DedupKey;
 
 const CONNECTIONS: u32 = 10;
@@ -239,14 +240,35 @@ impl PostgresStore {
         Ok(Portion { keys: u64::try_from(keys).unwrap_or(0), until })
     }
 
-    async fn count(&self) -> Result<u64, Error> {
-        let fault = |error| store_error("counting keys", error);
-        let count = &self.statements().count;
-        let rows = self.fetch_within(MAINTENANCE_TIMEOUT, count, Params::None).await;
+    async fn stats(&self) -> Result<Stats, Error> {
+        let fault = |error| store_error("reading statistics", error);
+        let stats = &self.statements().stats;
+        let rows = self.fetch_within(MAINTENANCE_TIMEOUT, stats, Params::None).await;
         let rows = rows.map_err(fault)?;
-        let number: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
-        u64::try_from(number)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
+        let read = |row: &PgRow| {
+            let number =
+                |at| row.try_get::<i64, _>(at).map(|rows| u64::try_from(rows).unwrap_or(0));
+            let age = |at| {
+                let ms = row.try_get::<Option<i64>, _>(at)?;
+                Ok::<_, sqlx::Error>(
+                    ms.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))),
+                )
+            };
+            Ok(Stats {
+                is_exact: true,
+                rows: number(0)?,
+                in_flight: number(1)?,
+                lapsed: number(2)?,
+                released: number(3)?,
+                complete: number(4)?,
+                expired: number(5)?,
+                oldest_in_flight: age(6)?,
+                oldest_lapsed: age(7)?,
+                oldest_expired: age(8)?,
+                bytes: Some(number(9)?),
+            })
+        };
+        rows.first().map_or(Ok(Stats::default()), read).map_err(fault)
     }
 
     /// Reads a key on any server.
@@ -288,8 +310,8 @@ impl MaintenanceAdapter for PostgresAdapter {
         Box::pin(self.0.with_table(move || Box::pin(self.0.get(key))))
     }
 
-    fn count(&self) -> StoreFuture<'_, u64> {
-        Box::pin(self.0.with_table(move || Box::pin(self.0.count())))
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(self.0.with_table(move || Box::pin(self.0.stats())))
     }
 
     /// Closes the lanes' connections. A pool of the user's stays open: it is the user's to close.

@@ -277,7 +277,7 @@ impl Connections {
     }
 
     /// Waits until the server runs no abandoned statement. Cancels statements that have waited for a lock
-    /// for longer than `bound`; a purge, a count, or a call of a process with a longer timeout may fail
+    /// for longer than `bound`; a purge, statistics, or a call of a process with a longer timeout may fail
     /// by that.
     ///
     /// The caller's lane, or its place in the pool, stays taken until then. Otherwise each statement that

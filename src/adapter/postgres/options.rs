@@ -102,7 +102,7 @@ impl PostgresOptions {
     /// After that its connection is closed and its outcome is unknown, so that a connection that has
     /// fallen silent, without a reset, costs this time once and no more. Choose more than the layer's
     /// `store_timeout`, which ends the wait of a caller. One portion of a purge has six times as long;
-    /// counting and migrating have ten minutes.
+    /// statistics and migrating have ten minutes.
     ///
     /// # Panics
     ///

@@ -61,7 +61,7 @@ statements! {
         locks,
         clock,
         purge,
-        count,
+        stats,
         version,
         unwritten,
         encrypted,
@@ -135,7 +135,7 @@ mod tests {
             &all.read_digest,
             &all.read_response,
             &all.locks,
-            &all.count,
+            &all.stats,
         ] {
             assert!(!text.contains("pg_try_advisory") && !text.contains("pg_advisory"), "{text}");
         }

@@ -11,6 +11,7 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::inspection::Stats;
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::{execute_one, forget};
@@ -266,15 +267,8 @@ impl MaintenanceAdapter for SqliteAdapter {
         }))
     }
 
-    fn count(&self) -> StoreFuture<'_, u64> {
-        Box::pin(self.0.with_table(move || async move {
-            let keys: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.0.statements.count)))
-                .fetch_one(&self.0.readers)
-                .await
-                .map_err(|error| store_error("counting keys", error))?;
-            u64::try_from(keys)
-                .map_err(|error| Error::new(ErrorKind::Corrupt, "counting keys").with_source(error))
-        }))
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(self.0.with_table(|| self.0.stats()))
     }
 
     /// A pool of the user's stays open: it is the user's to close.
@@ -380,9 +374,9 @@ mod tests {
             let refused = adapter.purge(10).await.unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Refused);
         }
-        assert_eq!(adapter.count().await.unwrap(), 1);
+        assert_eq!(adapter.stats().await.unwrap().rows, 1);
         set_ahead(&mut adapter, 0);
         assert_eq!(adapter.purge(10).await.unwrap(), 0);
-        assert_eq!(adapter.count().await.unwrap(), 1);
+        assert_eq!(adapter.stats().await.unwrap().rows, 1);
     }
 }

@@ -52,6 +52,7 @@ mod adapter;
 mod dialect;
 mod errors;
 mod file;
+mod inspection;
 mod options;
 mod params;
 mod statements;

@@ -1,9 +1,9 @@
-//! Purge, forget, get, count and close, and the claims after them.
+//! Purge, forget, get and close, and the claims after them.
 
 use std::time::Duration;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, leased_for,
+    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, leased_for, rows,
 };
 use super::super::store::Store;
 use crate::adapter::{
@@ -137,7 +137,7 @@ where
     }
     let again = adapter.claim(&keys, &complete_at_once()).await.unwrap();
     assert!(again.iter().all(|reply| matches!(reply, Claimed::Duplicate(_))), "{again:?}");
-    assert_eq!(adapter.count().await.unwrap(), keys.len() as u64);
+    assert_eq!(rows(&adapter).await, keys.len() as u64);
     for key in &keys {
         assert_eq!(adapter.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
     }
@@ -216,15 +216,15 @@ where
         assert_eq!(adapter.get(&key(id)).await.unwrap(), None, "{id}");
     }
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
-    assert_eq!(adapter.count().await.unwrap(), 14);
+    assert_eq!(rows(&adapter).await, 14);
     store.advance(PURGE_GRACE - SLACK).await;
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
-    assert_eq!(adapter.count().await.unwrap(), 14);
+    assert_eq!(rows(&adapter).await, 14);
     store.advance(SLACK).await;
     assert_eq!(adapter.purge(4).await.unwrap(), 4);
     assert_eq!(adapter.purge(100).await.unwrap(), 8);
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
-    assert_eq!(adapter.count().await.unwrap(), 2);
+    assert_eq!(rows(&adapter).await, 2);
     let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
     assert!(matches!(fresh[..], [Claimed::Duplicate(_)]));
     let leased = adapter.claim(&[key("leased")], &leased()).await.unwrap();
@@ -250,7 +250,7 @@ where
             adapter.purge(10).await.map(drop),
             adapter.forget(&keys[0]).await.map(drop),
             adapter.get(&keys[0]).await.map(drop),
-            adapter.count().await.map(drop),
+            adapter.stats().await.map(drop),
         ]
         .map(|ended| ended.map_err(|error| error.kind()));
         // A second `close` changes nothing.
@@ -261,15 +261,15 @@ where
     assert_eq!(kinds, [Err(ErrorKind::Unavailable); 10]);
 }
 
-/// `get` and `count` return the state of a key after each change. `forget` refuses a live lease.
-pub async fn forget_get_and_count_follow_the_state_of_a_key<S: Store>(store: S)
+/// `get` and `stats` return the state of a key after each change. `forget` refuses a live lease.
+pub async fn forget_get_and_stats_follow_the_state_of_a_key<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
     let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
-    assert_eq!(adapter.count().await.unwrap(), 0);
+    assert_eq!(rows(&adapter).await, 0);
 
     adapter.claim(&keys, &mine).await.unwrap();
     let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
@@ -290,10 +290,10 @@ where
     let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover), (3, true));
-    assert_eq!(adapter.count().await.unwrap(), 1);
+    assert_eq!(rows(&adapter).await, 1);
 
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
-    assert_eq!(adapter.count().await.unwrap(), 0);
+    assert_eq!(rows(&adapter).await, 0);
     // The key is new, so the event can be delivered again.
     let again = adapter.claim(&keys, &leased()).await.unwrap();
     assert_eq!(again, [Claimed::first(1, false)]);

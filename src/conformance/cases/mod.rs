@@ -24,7 +24,7 @@ pub use lease::{
 pub use maintenance::{
     calls_after_close_fail, clock_set_back_makes_no_key_first_twice,
     completion_after_the_retention_is_remembered, expired_key_is_first_with_one_attempt,
-    extreme_durations_neither_panic_nor_overflow, forget_get_and_count_follow_the_state_of_a_key,
+    extreme_durations_neither_panic_nor_overflow, forget_get_and_stats_follow_the_state_of_a_key,
     hostile_keys_stay_distinct, live_lease_outlives_its_retention,
     purge_deletes_only_keys_that_expired_an_hour_ago,
 };

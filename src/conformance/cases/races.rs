@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
-use super::super::driver::{FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased};
+use super::super::driver::{
+    FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased, rows,
+};
 use super::super::store::Store;
 use crate::adapter::{
     Claimed, Completed, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Released, Renewed,
@@ -146,7 +148,7 @@ where
     drop(adapter.claim(&keys, &leased()));
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
     // The store still replies.
-    assert!(adapter.count().now_or_never().is_none_or(|count| count.is_ok()));
+    assert!(adapter.stats().now_or_never().is_none_or(|stats| stats.is_ok()));
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
 }
 
@@ -340,7 +342,7 @@ where
     }
     soon(async || {
         while adapter.purge(10).await.unwrap() == 10 {}
-        adapter.count().await.unwrap() == 1
+        rows(&adapter).await == 1
     })
     .await;
     let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
@@ -377,7 +379,7 @@ where
     }
     let purged = tokio::time::timeout(Duration::from_secs(60), purging).await;
     purged.expect("purging ends").expect("a purge");
-    assert_eq!(adapter.count().await.unwrap(), live.len() as u64);
+    assert_eq!(rows(&adapter).await, live.len() as u64);
     for (id, keys) in live.iter().enumerate() {
         let again = adapter.claim(keys, &leased()).await.unwrap();
         if id % 2 == 0 {
