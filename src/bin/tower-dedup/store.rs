@@ -32,6 +32,7 @@ pub(crate) struct Postgres {
 }
 
 pub(crate) struct Sqlite {
+    url: String,
     options: SqliteOptions,
     connect: SqliteConnectOptions,
     pub(crate) timeout: Duration,
@@ -104,7 +105,7 @@ impl Target {
                 }
                 let (options, connect) = options.read_url(url)?;
                 let connect = connect.busy_timeout(timeout);
-                Ok(Self::Sqlite(Sqlite { options, connect, timeout }))
+                Ok(Self::Sqlite(Sqlite { url: url.to_owned(), options, connect, timeout }))
             }
             "memory" => Err(Failure::usage("a memory store exists only in its own process")),
             "" => Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE")),
@@ -222,7 +223,9 @@ impl Postgres {
         &self,
         connection: &mut PgConnection,
     ) -> Result<Option<PgTable>, Failure> {
+        // Without names, which fail behind some poolers before `doctor` can say so.
         let found = sqlx::query_as(include_str!("sql/table.sql"))
+            .persistent(false)
             .bind(self.options.table_name().as_str())
             .bind(self.options.schema_name());
         let found: Option<(i64, String, bool)> = found.fetch_optional(connection).await?;
@@ -241,7 +244,8 @@ impl Postgres {
         let (schema, name) = (table.schema.replace('"', "\"\""), self.options.table_name());
         let version =
             format!("SELECT coalesce(max(version), 0) FROM \"{schema}\".\"{name}_schema\"");
-        let version: i32 = sqlx::query_scalar(AssertSqlSafe(version)).fetch_one(connection).await?;
+        let version = sqlx::query_scalar(AssertSqlSafe(version)).persistent(false);
+        let version: i32 = version.fetch_one(connection).await?;
         let is_current = version >= PostgresAdapter::SCHEMA_VERSION;
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
@@ -314,11 +318,7 @@ impl Sqlite {
     }
 
     async fn writer(&self) -> Result<SqliteAdapter, Failure> {
-        // The names of the URL are in the options.
-        let path = self.path();
-        let path = path.to_str().ok_or_else(|| Failure::usage("the file's name is not UTF-8"))?;
-        let path = path.replace('%', "%25").replace('?', "%3F");
-        Ok(SqliteAdapter::connect_with(&format!("sqlite:{path}"), self.options.clone()).await?)
+        Ok(SqliteAdapter::connect_with(&self.url, self.options.clone()).await?)
     }
 
     async fn open(&self, access: Access) -> Result<Store, Failure> {

@@ -48,7 +48,7 @@ pub(super) fn judge(facts: &Facts, asked: &Doctor) -> Vec<Finding> {
 
 fn connection(facts: &Facts) -> Finding {
     let Facts { name, round_trip, .. } = facts;
-    let found = format!("{name}; a round trip takes {:.1} ms", round_trip.as_secs_f64() * 1e3);
+    let found = format!("{name}; a round trip takes {:.2} ms", round_trip.as_secs_f64() * 1e3);
     if *round_trip > SLOW {
         return Finding::warning(
             "connection",
@@ -240,8 +240,12 @@ fn autovacuum(server: &Server, table: &Table) -> Finding {
 }
 
 fn clock(ahead: f64) -> Finding {
-    let direction = if ahead < 0.0 { "behind" } else { "ahead of" };
-    let found = format!("the server's clock is {:.1} s {direction} this machine's", ahead.abs());
+    let found = if ahead.abs() < 0.1 {
+        "the server's clock agrees with this machine's".to_owned()
+    } else {
+        let direction = if ahead < 0.0 { "behind" } else { "ahead of" };
+        format!("the server's clock is {:.1} s {direction} this machine's", ahead.abs())
+    };
     let advice = "use NTP on both: the store's clock ends leases and retentions, and this machine's \
                   clock checks the time of signatures";
     if ahead.abs() >= CLOCK_ERROR {

@@ -118,7 +118,7 @@ fn judge_purge(stats: &Result<Stats, String>) -> Finding {
         Err(error) => Finding::warning(
             CHECK,
             format!("the statistics cannot be read: {error}"),
-            "grant SELECT on the table",
+            "see this error, and the other lines",
         ),
     }
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::Deserialize;
 use tower_dedup::adapter::Stats;
 use tower_dedup::sqlx::postgres::PgConnection;
-use tower_dedup::sqlx::{self, Connection};
+use tower_dedup::sqlx::{self, AssertSqlSafe, Connection, Decode, Row, Type};
 
-use crate::failure::{Failure, in_one_line};
+use crate::failure::{Failure, REFUSED, in_one_line};
 use crate::store::{Postgres, TableState};
 
 /// How often the round trip is measured. The fastest counts.
@@ -87,14 +87,15 @@ pub(super) struct Table {
 pub(super) async fn gather(postgres: &Postgres) -> Result<Facts, Failure> {
     let mut connection = postgres.connect().await?;
     let (round_trip, clock_ahead) = clock(&mut connection).await?;
-    let server = json(&mut connection, include_str!("../sql/server.sql"), None).await?;
+    let server = json(&mut connection, include_str!("../sql/server.sql")).await?;
     let found = postgres.find(&mut connection).await?;
     let state = postgres.state(&mut connection, found.as_ref()).await;
     let state = state.map_err(|failure| failure.message);
     let table = match &found {
-        Some(table) => Some(
-            json(&mut connection, include_str!("../sql/table_facts.sql"), Some(table.oid)).await?,
-        ),
+        Some(table) => {
+            let sql = include_str!("../sql/table_facts.sql").replace("$1", &table.oid.to_string());
+            Some(json(&mut connection, &sql).await?)
+        }
         None => None,
     };
     let pooler = pooler(postgres, &mut connection).await?;
@@ -114,8 +115,8 @@ async fn clock(connection: &mut PgConnection) -> Result<(Duration, f64), Failure
     let mut best = (Duration::MAX, 0.0);
     for _ in 0..ROUND_TRIPS {
         let (wall, started) = (SystemTime::now(), Instant::now());
-        let now = sqlx::query_scalar("SELECT extract(epoch FROM clock_timestamp())::float8");
-        let now: f64 = now.fetch_one(&mut *connection).await?;
+        let now = "SELECT extract(epoch FROM clock_timestamp())::float8";
+        let now: f64 = scalar(connection, now).await?;
         let took = started.elapsed();
         if took < best.0 {
             let wall = wall.duration_since(UNIX_EPOCH).unwrap_or_default() + took / 2;
@@ -138,8 +139,7 @@ async fn pooler(postgres: &Postgres, first: &mut PgConnection) -> Result<Pooler,
             Ok(pid) => pid,
             Err(error) if is_prepared_fault(&error) => {
                 fails = true;
-                let pid = sqlx::query_scalar("SELECT pg_backend_pid()").persistent(false);
-                pid.fetch_one(connection).await?
+                scalar(connection, "SELECT pg_backend_pid()").await?
             }
             Err(error) => return Err(error.into()),
         };
@@ -162,15 +162,18 @@ fn is_prepared_fault(error: &sqlx::Error) -> bool {
 
 async fn json<T: for<'de> Deserialize<'de>>(
     connection: &mut PgConnection,
-    sql: &'static str,
-    table: Option<i64>,
+    sql: &str,
 ) -> Result<T, Failure> {
-    let mut query = sqlx::query_scalar(sql);
-    if let Some(table) = table {
-        query = query.bind(table);
-    }
-    let text: String = query.fetch_one(connection).await?;
-    serde_json::from_str(&text).map_err(|error| {
-        Failure::new(crate::failure::REFUSED, format!("reading the server's facts: {error}"))
-    })
+    let text: String = scalar(connection, sql).await?;
+    serde_json::from_str(&text)
+        .map_err(|error| Failure::new(REFUSED, format!("reading the server's facts: {error}")))
+}
+
+/// Prepares nothing, because that may be what fails behind a pooler.
+async fn scalar<T>(connection: &mut PgConnection, sql: &str) -> Result<T, sqlx::Error>
+where
+    T: for<'r> Decode<'r, sqlx::Postgres> + Type<sqlx::Postgres>,
+{
+    let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
+    row.try_get(0)
 }
