@@ -38,6 +38,7 @@ struct Inner {
     events: List<Event>,
     attempt: u32,
     takeover: bool,
+    rerun: bool,
     protection: Protection,
     lost: AtomicBool,
     done: Mutex<HashSet<DedupKey>>,
@@ -71,12 +72,21 @@ impl Delivery {
             events,
             attempt,
             takeover,
+            rerun: false,
             protection,
             lost: AtomicBool::new(false),
             done: Mutex::default(),
             index: OnceLock::new(),
             request: OnceLock::new(),
         }))
+    }
+
+    /// Marks a new delivery as a rerun.
+    pub(crate) fn with_rerun(mut self) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.rerun = true;
+        }
+        self
     }
 
     /// Sets the request that this delivery belongs to. Idempotency keys are derived from all events
@@ -146,6 +156,16 @@ impl Delivery {
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.takeover
+    }
+
+    /// Returns `true` if an operator has allowed an event of this delivery to
+    /// [run again](crate::adapter::MaintenanceAdapter::allow_rerun). The event may have taken effect before.
+    ///
+    /// The idempotency keys are those of the first run. So a service that got such a key does nothing
+    /// again. If the rerun has to repeat an outbound call, give the call another `step`.
+    #[must_use]
+    pub fn is_rerun(&self) -> bool {
+        self.0.rerun
     }
 
     /// Returns `true` if the store did not reply, so that the delivery may be a duplicate.
@@ -239,6 +259,7 @@ impl fmt::Debug for Delivery {
             .field("events", &self.0.events)
             .field("attempt", &self.0.attempt)
             .field("takeover", &self.0.takeover)
+            .field("rerun", &self.0.rerun)
             .field("unprotected", &self.is_unprotected())
             .field("lease_lost", &self.lease_lost())
             .finish_non_exhaustive()

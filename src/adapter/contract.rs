@@ -158,7 +158,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// - [`Permanence::OnCompletion`]: only an incomplete row of this token, because a late release
     ///   must never undo a completion. The row stays, without token and with its attempts.
-    /// - [`Permanence::OnClaim`]: only a complete row of this token. The row is deleted.
+    /// - [`Permanence::OnClaim`]: only a complete row of this token. The row is deleted; a row with the
+    ///   audit of a [rerun](MaintenanceAdapter::allow_rerun) stays instead, without token.
     ///
     /// # Errors
     ///
@@ -189,6 +190,10 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// The retention counts from the claim. If it has ended, a new retention begins, because a completion
     /// must not be expired when it is written.
+    ///
+    /// A key whose event an operator lets [run again](MaintenanceAdapter::allow_rerun) is completed by its
+    /// holder only. For another token, nothing changes, and the reply is
+    /// [`LeaseLost`](Completed::LeaseLost): a handler that ran before is not the rerun.
     ///
     /// # Errors
     ///
@@ -337,8 +342,19 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// two identities runs only if both keys are given. The keys are sorted and distinct; one reply per
     /// key, in their order.
     ///
-    /// The next claim of such a key is [`First`](Claimed::First) with `rerun`, and its attempts go on.
-    /// The stored data of the first run is deleted. A live lease stays.
+    /// Every claim of such a key is [`First`](Claimed::First) with `rerun` until one is completed, and its
+    /// attempts go on. The stored data of the first run is deleted. The key is remembered for at least 7
+    /// days from now on. A live lease stays, and the key of an open transaction.
+    ///
+    /// After an error with an unknown outcome, [`get`](Self::get) shows whether the rerun was allowed. A
+    /// second call beside a redelivery could let the event run twice, so no store repeats it.
+    ///
+    /// # What cannot be excluded
+    ///
+    /// - The handler of a lapsed lease may still run. If it succeeds before the rerun begins, the event is
+    ///   complete, and the redelivery is a duplicate.
+    /// - A handler whose first run has succeeded, but whose completion has not reached the store: its
+    ///   process treats the event as complete, and the redelivery is a duplicate there.
     ///
     /// # Errors
     ///

@@ -44,6 +44,8 @@ pub enum Claimed {
         attempt: u32,
         /// An earlier lease lapsed: its handler may have half-run.
         takeover: bool,
+        /// An operator [allowed](super::MaintenanceAdapter::allow_rerun) the event to run again.
+        rerun: bool,
     },
     /// The key is complete.
     Duplicate(Seen),
@@ -55,7 +57,14 @@ impl Claimed {
     /// Returns the reply to a claim that holds the key. `attempt` counts from 1.
     #[must_use]
     pub const fn first(attempt: u32, takeover: bool) -> Self {
-        Self::First { attempt, takeover }
+        Self::First { attempt, takeover, rerun: false }
+    }
+
+    /// Returns the same for a key that an operator
+    /// [allowed](super::MaintenanceAdapter::allow_rerun) to run again.
+    #[must_use]
+    pub const fn rerun(attempt: u32, takeover: bool) -> Self {
+        Self::First { attempt, takeover, rerun: true }
     }
 }
 
@@ -75,7 +84,8 @@ pub enum Renewed {
 pub enum Completed {
     /// The caller held the key. The key is complete now.
     Held,
-    /// The key is complete, and the caller did not hold it: another handler may have run.
+    /// The caller did not hold the key: another handler may have run. The key is complete, unless an
+    /// operator lets its event [run again](super::MaintenanceAdapter::allow_rerun).
     LeaseLost,
     /// The store did not know the key. The key is complete now.
     Inserted,

@@ -37,6 +37,12 @@ impl RerunOrder {
         Ok(Self { by, reason })
     }
 
+    /// Returns an order as a row holds it.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn stored(by: String, reason: String) -> Self {
+        Self { by, reason }
+    }
+
     /// Returns who lets the event run again.
     #[must_use]
     pub fn by(&self) -> &str {

@@ -161,6 +161,28 @@ macro_rules! maintenance_conformance_suite {
             purge_runs_beside_claims,
             calls_after_close_fail,
             forget_get_and_stats_follow_the_state_of_a_key,
+            rerun_is_unsupported_without_the_ability,
+        }
+    };
+}
+
+/// Expands to one `#[test]` for every case of an adapter with leases, stored data and
+/// [inspection](crate::adapter::Abilities::inspection).
+#[macro_export]
+macro_rules! inspection_conformance_suite {
+    ($store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            complete_key_runs_again_once_and_keeps_its_audit,
+            rerun_of_a_missing_or_expired_key_changes_nothing,
+            rerun_of_a_live_lease_changes_nothing,
+            rerun_of_a_lapsed_key_is_a_takeover,
+            retry_of_a_failed_rerun_is_a_rerun,
+            key_complete_at_once_runs_again_once,
+            audit_ends_with_the_retention,
+            earlier_token_does_not_complete_a_rerun,
+            rerun_of_several_keys_replies_key_by_key,
+            workers_racing_for_a_rerun_have_one_winner,
+            reruns_beside_load_never_run_twice,
         }
     };
 }

@@ -214,7 +214,7 @@ impl Ledger for OnArrival {
         if resolution.new.is_empty() {
             return Ok(resolution.without_new());
         }
-        resolution.report_takeover();
+        resolution.report_run();
         let others = resolution.others();
         let delivery = resolution.delivery(Protection::Claimed);
         Ok(Begin::First { claim: ArrivalClaim { delivery }, others })

@@ -31,7 +31,7 @@ use crate::observe;
 /// The state of one key, as the store and this process know it.
 #[derive(Debug, Clone)]
 pub(super) enum KeyState {
-    First { attempt: u32, takeover: bool },
+    First { attempt: u32, takeover: bool, rerun: bool },
     InFlight,
     Duplicate(Seen),
 }
@@ -39,7 +39,7 @@ pub(super) enum KeyState {
 impl From<Claimed> for KeyState {
     fn from(claimed: Claimed) -> Self {
         match claimed {
-            Claimed::First { attempt, takeover } => Self::First { attempt, takeover },
+            Claimed::First { attempt, takeover, rerun } => Self::First { attempt, takeover, rerun },
             Claimed::InFlight => Self::InFlight,
             Claimed::Duplicate(seen) => Self::Duplicate(seen),
         }
@@ -102,6 +102,8 @@ pub(super) struct Resolution {
     pub(super) new: List<Event>,
     pub(super) attempt: u32,
     pub(super) takeover: bool,
+    /// The keys of new events that run because an operator allowed it.
+    reruns: Vec<DedupKey>,
     in_flight: bool,
     duplicate: Option<Seen>,
     mismatch: bool,
@@ -129,16 +131,20 @@ impl Resolution {
         }
     }
 
-    /// Reports the takeover, if the events that run are one.
-    pub(super) fn report_takeover(&self) {
+    /// Reports the takeover, if the events that run are one, and each rerun among them.
+    pub(super) fn report_run(&self) {
         if let (true, Some(event)) = (self.takeover, self.new.first()) {
             observe::takeover(event.key(), self.attempt);
+        }
+        for key in &self.reruns {
+            observe::rerun(key, self.attempt);
         }
     }
 
     /// Makes the delivery of the events that run, of which there is at least one.
     pub(super) fn delivery(self, protection: Protection) -> Delivery {
-        Delivery::new(self.new, self.attempt, self.takeover, protection)
+        let delivery = Delivery::new(self.new, self.attempt, self.takeover, protection);
+        if self.reruns.is_empty() { delivery } else { delivery.with_rerun() }
     }
 
     /// Returns all identities of the events that run, sorted.
@@ -159,22 +165,25 @@ pub(super) fn resolve(
 ) -> Resolution {
     let mut resolution = Resolution::default();
     // Most deliveries carry one event with one identity.
-    if let ([KeyState::First { attempt, takeover }], [_]) = (states, &*events) {
+    if let ([KeyState::First { attempt, takeover, rerun }], [only]) = (states, &*events) {
         let (attempt, takeover) = (*attempt, *takeover);
-        return Resolution { new: events, attempt, takeover, ..resolution };
+        let reruns = if *rerun { vec![only.key().clone()] } else { Vec::new() };
+        return Resolution { new: events, attempt, takeover, reruns, ..resolution };
     }
     let is_single = events.len() == 1;
     let mut new = Vec::new();
     for event in events {
-        let (mut claimed, mut attempts, mut took_over) = (Vec::new(), 0, false);
+        let (mut claimed, mut attempts, mut took_over, mut runs_again) =
+            (Vec::new(), 0, false, false);
         let (mut seen, mut in_flight) = (None, false);
         for key in event.identities() {
             let place = flat.binary_search(key).ok();
             match place.and_then(|place| states.get(place)) {
-                Some(KeyState::First { attempt, takeover }) => {
+                Some(KeyState::First { attempt, takeover, rerun }) => {
                     claimed.push(key.clone());
                     attempts = attempts.max(*attempt);
                     took_over |= *takeover;
+                    runs_again |= *rerun;
                 }
                 Some(KeyState::Duplicate(found)) => {
                     if is_mismatch(key, found, terms) {
@@ -206,6 +215,9 @@ pub(super) fn resolve(
         } else {
             resolution.attempt = resolution.attempt.max(attempts);
             resolution.takeover |= took_over;
+            if runs_again {
+                resolution.reruns.push(event.key().clone());
+            }
             new.push(event);
         }
     }
@@ -234,7 +246,7 @@ mod tests {
         Event::new(key(id)).with_second_identity(key(second))
     }
 
-    const FIRST: KeyState = KeyState::First { attempt: 1, takeover: false };
+    const FIRST: KeyState = KeyState::First { attempt: 1, takeover: false, rerun: false };
     const DUPLICATE: KeyState = KeyState::Duplicate(Seen::new(Duration::ZERO));
 
     fn terms() -> CallTerms {

@@ -1,6 +1,10 @@
-//! Records about the settings of a layer, and about requests that are not verified.
+//! Records about the settings of a layer, about arguments of a handler that are not available, and
+//! about requests that are not verified.
 
 use std::time::Duration;
+
+#[cfg(feature = "axum")]
+use super::error_text::chain;
 
 /// Reports a retention below the retention floor.
 pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Duration) {
@@ -37,5 +41,21 @@ pub(crate) fn small_body_limit(namespace: &str, limit: usize, largest: usize) {
         limit_bytes = limit,
         largest_bytes = largest,
         "the body limit is smaller than the largest body of this sender: such a delivery gets 413"
+    );
+}
+
+/// Reports that an argument of a handler is not available, and what the user should change.
+#[cfg(feature = "axum")]
+pub(crate) fn rejected(
+    argument: &'static str,
+    error: &(dyn std::error::Error + 'static),
+    fix: &'static str,
+) {
+    tracing::warn!(
+        target: "tower_dedup",
+        argument,
+        error = chain(error),
+        fix,
+        "rejected: an argument of the handler is not available"
     );
 }

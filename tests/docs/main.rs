@@ -1,6 +1,7 @@
 //! Checks statements and links of the guide and the README.
 
 mod guide;
+mod metrics;
 mod readme;
 mod recipes;
 mod records;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Adds the code of the Rust files of `folder`, without comments and in one line each.
-fn sources(folder: &Path, found: &mut Vec<String>) {
+pub(super) fn sources(folder: &Path, found: &mut Vec<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

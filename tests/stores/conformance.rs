@@ -394,6 +394,27 @@ everything!(
     boxed = Boxed,
 );
 
+/// Expands the macro for an adapter with the ability `inspection`.
+macro_rules! inspection {
+    ($($name:ident = $store:ident),+ $(,)?) => {
+        mod inspection {$(
+            mod $name {
+                tower_dedup::inspection_conformance_suite!(super::super::$store);
+            }
+        )+}
+    };
+}
+
+inspection!(
+    sqlite = Sqlite,
+    sqlite_users_pool = UsersPool,
+    postgres = Postgres,
+    postgres_serializable = Serializable,
+    postgres_unbatched = Unbatched,
+    sqlite_unbatched = UnbatchedFile,
+    boxed = Boxed,
+);
+
 mod plain {
     tower_dedup::conformance_suite!(super::PlainStore);
     tower_dedup::refusal_conformance_suite!(super::PlainStore);

@@ -13,8 +13,9 @@ use sqlx::{ConnectOptions, Connection, Row as _};
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::Stats;
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies};
-use super::super::sql::engine::{execute_one, forget};
+use super::super::sql::engine::{allow_rerun, execute_one, forget};
 use super::super::sql::purge::Portion;
 use super::super::sql::responses::add_responses;
 use super::super::sql::rounds::read_rows;
@@ -23,11 +24,12 @@ use super::super::terms::CallTerms;
 use super::connections::Source;
 use super::errors::{is_not_permitted, store_error};
 use super::options::PostgresOptions;
-use super::params::{Params, Uuid, key_hash, read_row};
-use super::schema::{VERSION, create_sql};
+use super::params::{Params, Uuid, key_hash, read_labels, read_row};
+use super::schema::create_sql;
 use super::store::{MAINTENANCE_TIMEOUT, PostgresStore};
 use crate::error::Error;
 use crate::key::DedupKey;
+use crate::observe;
 
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -106,7 +108,7 @@ impl PostgresAdapter {
     }
 
     /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
-    pub const SCHEMA_VERSION: i32 = VERSION;
+    pub const SCHEMA_VERSION: i32 = super::schema::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
@@ -144,7 +146,7 @@ impl fmt::Debug for PostgresAdapter {
 
 impl DedupAdapter for PostgresAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases().with_stored_data()
+        Abilities::new().with_leases().with_stored_data().with_inspection()
     }
 
     fn claim<'a>(
@@ -212,12 +214,7 @@ impl PostgresStore {
     /// Warns once that the role may not delete rows. A later GRANT takes effect by itself.
     fn warn_of_purge(&self, error: &Error) {
         if !self.has_warned_of_purge.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                target: "tower_dedup",
-                error = error as &dyn std::error::Error,
-                "purging is not permitted: GRANT DELETE on the table to this role, or purge as another \
-                 role and set `Purging::off()`"
-            );
+            observe::purge_not_permitted(error);
         }
     }
 
@@ -276,8 +273,8 @@ impl PostgresStore {
         let fault = |error| store_error("looking up a key", error);
         let keys = [Uuid::from(key_hash(key))];
         let rows = self.fetch(&self.statements().get, Params::Keys(&keys)).await.map_err(fault)?;
-        let read = |row| read_row(row, Fetch::DigestAndResponse).entry();
-        Ok(rows.first().map(read).transpose()?.flatten())
+        let Some(row) = rows.first() else { return Ok(None) };
+        read_row(row, Fetch::DigestAndResponse).entry(read_labels(row).map_err(fault)?)
     }
 
     /// Runs a statement on the pool that may take longer than others.
@@ -308,6 +305,19 @@ impl MaintenanceAdapter for PostgresAdapter {
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         Box::pin(self.0.with_table(move || Box::pin(self.0.get(key))))
+    }
+
+    fn allow_rerun<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        order: &'a RerunOrder,
+    ) -> StoreFuture<'a, Vec<RerunReply>> {
+        let store = &self.0;
+        Box::pin(store.with_table(move || {
+            Box::pin(async move {
+                allow_rerun(&mut store.dialect(Source::Pool), keys, order, key_hash).await
+            })
+        }))
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {

@@ -15,6 +15,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::super::replies::Claimed;
+use super::super::rerun::RerunOrder;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::BatchExecutor;
@@ -237,6 +238,17 @@ impl Dialect for PostgresDialect<'_> {
     async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
         let deleted = self.write_many(&self.statements().forget, rows, Extra::Nothing).await?;
         Ok(was_returned(rows, &deleted))
+    }
+
+    async fn allow_rerun(
+        &mut self,
+        rows: &Rows<'_>,
+        order: &RerunOrder,
+    ) -> Result<Vec<bool>, sqlx::Error> {
+        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
+        let params = Params::Rerun(&keys, order);
+        let allowed = self.store.fetch_once(&self.statements().allow_rerun, params).await?;
+        Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(allowed)?))
     }
 
     async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {

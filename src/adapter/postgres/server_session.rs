@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::connections::{Connections, Guard, LONGEST_PAUSE, SessionEnd, pauses};
-use crate::observe::chain;
+use crate::observe;
 
 /// The statement that begins a transaction. Its tag distinguishes the session from others.
 pub(super) const BEGIN: &str = "/* tower-dedup */ BEGIN";
@@ -57,11 +57,7 @@ async fn terminate(
             Ok(SessionEnd::NotFound) => break,
             Ok(SessionEnd::Commits) => {}
             Err(error) if start.elapsed() > LOOK_FOR || connections.is_closed() => {
-                tracing::warn!(
-                    target: "tower_dedup",
-                    error = chain(&error),
-                    "could not terminate the session of a lost transaction"
-                );
+                observe::session_not_terminated(&error);
                 return;
             }
             Err(_) => {}

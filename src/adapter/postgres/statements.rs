@@ -54,6 +54,7 @@ statements! {
         release,
         release_complete,
         forget,
+        allow_rerun,
         read,
         read_digest,
         read_response,

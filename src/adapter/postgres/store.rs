@@ -22,6 +22,7 @@ use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
 use super::tuning::{LockWait, ReadFirst, Replanner};
 use crate::error::{Error, ErrorKind};
+use crate::observe;
 
 /// For how long a statement may run that reads or changes the whole table.
 pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -198,12 +199,7 @@ impl PostgresStore {
         let Ok(rows) = self.fetch(&statements.encrypted, Params::None).await else { return };
         let is_plain = matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false)));
         if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
-            tracing::warn!(
-                target: "tower_dedup",
-                host = options.get_host(),
-                "not encrypted: the connection to Postgres on another host has no TLS. Set \
-                 `sslmode=verify-full`, and a feature `tls-rustls` or `tls-native-tls`"
-            );
+            observe::not_encrypted(options.get_host());
         }
     }
 
@@ -245,6 +241,27 @@ impl PostgresStore {
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.options.statement_timeout;
         Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
+    }
+
+    /// Runs one statement on the pool. Returns its rows. It is repeated after a conflict, which changed
+    /// nothing, but not after a lost reply.
+    pub(super) async fn fetch_once(
+        &self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
+        let mut pauses = repeats();
+        loop {
+            let mut session = self.connections.get(Source::Pool).await?;
+            let fetch = |connection| params.bind(sql).fetch_all(connection);
+            let fetched = session.run(self.options.statement_timeout, is_gone, fetch).await;
+            drop(session);
+            match (&fetched, pauses.next()) {
+                (Err(error), Some(pause)) if is_conflict(error) => tokio::time::sleep(pause).await,
+                _ => return fetched,
+            }
+        }
     }
 
     /// Runs one statement on a connection of this source, within `bound`. Returns its rows.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::replies::{Claimed, Completed, Entry, EntryState, Seen};
+use super::super::rerun::{Rerun, RerunOrder, RerunReply};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
@@ -29,6 +30,8 @@ pub(in crate::adapter) struct Row {
     pub(in crate::adapter) expires_at: i64,
     pub(in crate::adapter) lease_until: Option<i64>,
     pub(in crate::adapter) now: i64,
+    /// Whether an operator has allowed a rerun since the key was new.
+    pub(in crate::adapter) rerun: bool,
     pub(in crate::adapter) stored: StoredColumns,
     /// Set if a column is unreadable: the row has no state then.
     pub(in crate::adapter) unreadable: Option<Arc<sqlx::Error>>,
@@ -40,6 +43,14 @@ pub(in crate::adapter) struct StoredColumns {
     payload_sha256: Option<[u8; 32]>,
     /// An error if the response is unreadable: only callers that fetch responses fail.
     response: Option<Result<Arc<StoredResponse>, Arc<Error>>>,
+}
+
+/// The columns of a row that only operators see.
+#[derive(Debug, Default)]
+pub(in crate::adapter) struct Labels {
+    pub(in crate::adapter) event_type: Option<String>,
+    /// When a rerun was allowed, who allowed it, and why.
+    pub(in crate::adapter) rerun: Option<(i64, Option<String>, Option<String>)>,
 }
 
 impl StoredColumns {
@@ -111,6 +122,7 @@ impl Row {
             expires_at: 0,
             lease_until: None,
             now: 0,
+            rerun: false,
             stored: StoredColumns::default(),
             unreadable: Some(Arc::new(error)),
         }
@@ -134,6 +146,20 @@ impl Row {
         Ok(matches!(self.state(), RowState::Leased))
     }
 
+    /// Returns the reply to an operator who allows a rerun; `None` for a row that may run again.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for an unreadable row.
+    pub(in crate::adapter) fn rerun_refusal(&self) -> Result<Option<RerunReply>, Error> {
+        self.check_readable()?;
+        Ok(match self.state() {
+            RowState::Leased => Some(RerunReply::InFlight),
+            RowState::Expired => Some(RerunReply::Missing),
+            RowState::Complete | RowState::Lapsed | RowState::Released => None,
+        })
+    }
+
     /// Returns the reply to a claim that finds this row, if the claim need not write and the row is known
     /// well enough.
     ///
@@ -149,7 +175,7 @@ impl Row {
             // Repeated with its token: the first reply may be lost.
             RowState::Complete if on_claim && is_mine => {
                 // A row that a completion inserted has no attempts.
-                Some(Claimed::first(attempt(self.attempts.max(1)), self.takeover))
+                Some(first(self.attempts.max(1), self.takeover, self.rerun))
             }
             RowState::Complete => {
                 let Some(first_seen_at) = self.first_seen_at else { return Ok(None) };
@@ -163,8 +189,8 @@ impl Row {
         })
     }
 
-    /// Returns the reply to a completion that finds this row complete. `None` if the row is not
-    /// complete: it has changed since the completion.
+    /// Returns the reply to a completion that finds this row complete, or to be run again by another
+    /// token. `None` for another row: it has changed since the completion.
     ///
     /// # Errors
     ///
@@ -174,6 +200,11 @@ impl Row {
         Ok(match self.state() {
             RowState::Complete if self.is_by(token) => Some(Completed::Held),
             RowState::Complete => Some(Completed::LeaseLost),
+            RowState::Leased | RowState::Lapsed | RowState::Released
+                if self.rerun && !self.is_by(token) =>
+            {
+                Some(Completed::LeaseLost)
+            }
             _ => None,
         })
     }
@@ -185,9 +216,9 @@ impl Row {
         reply: &Claimed,
     ) -> Self {
         let on_claim = terms.permanence() == Permanence::OnClaim;
-        let (attempts, takeover) = match reply {
-            Claimed::First { attempt, takeover, .. } => (i64::from(*attempt), *takeover),
-            _ => (1, false),
+        let (attempts, takeover, rerun) = match reply {
+            Claimed::First { attempt, takeover, rerun } => (i64::from(*attempt), *takeover, *rerun),
+            _ => (1, false, false),
         };
         let stored = if on_claim { terms.stored_data_for(key) } else { None }.unwrap_or_default();
         Self {
@@ -200,6 +231,7 @@ impl Row {
             expires_at: terms.retention_ms(),
             lease_until: (!on_claim).then(|| terms.lease_ms()),
             now: 0,
+            rerun,
             stored: StoredColumns {
                 payload_sha256: stored.payload_sha256,
                 response: stored.response.map(Ok),
@@ -213,7 +245,7 @@ impl Row {
     /// # Errors
     ///
     /// [`ErrorKind::Corrupt`] for an unreadable row. An unreadable response is a part of the entry.
-    pub(in crate::adapter) fn entry(&self) -> Result<Option<Entry>, Error> {
+    pub(in crate::adapter) fn entry(&self, labels: Labels) -> Result<Option<Entry>, Error> {
         self.check_readable()?;
         let state = match self.state() {
             RowState::Expired => return Ok(None),
@@ -234,6 +266,12 @@ impl Row {
             let response = response.and_then(|response| response.as_ref().ok().cloned());
             entry.stored = Some(Arc::new(StoredData::new(self.stored.payload_sha256, response)));
         }
+        entry.event_type = labels.event_type;
+        entry.rerun = labels.rerun.map(|(at, by, reason)| {
+            // Somebody may have written the columns by hand.
+            let (by, reason) = (by.unwrap_or_default(), reason.unwrap_or_default());
+            Rerun::new(wall(at), RerunOrder::stored(by, reason))
+        });
         Ok(Some(entry))
     }
 }
@@ -247,8 +285,13 @@ pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> Completed {
     }
 }
 
+/// Returns the reply to a claim that got its key.
+pub(in crate::adapter) fn first(attempts: i64, takeover: bool, rerun: bool) -> Claimed {
+    Claimed::First { attempt: attempt(attempts), takeover, rerun }
+}
+
 /// Returns a column of attempts as a reply shows it.
-pub(in crate::adapter) fn attempt(attempts: i64) -> u32 {
+fn attempt(attempts: i64) -> u32 {
     u32::try_from(attempts).unwrap_or(u32::MAX)
 }
 

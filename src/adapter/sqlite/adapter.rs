@@ -13,16 +13,16 @@ use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynch
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::Stats;
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
-use super::super::sql::engine::{execute_one, forget};
+use super::super::sql::engine::{allow_rerun, execute_one, forget};
 use super::super::sql::purge::Portion;
 use super::super::sql::responses::add_responses;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
-use super::params::key_hash;
-use super::statements;
+use super::params::{key_hash, keys_json, read_labels, read_row};
 use super::store::{Lookup, SqliteStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -120,7 +120,7 @@ impl SqliteAdapter {
     }
 
     /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
-    pub const SCHEMA_VERSION: i64 = statements::VERSION;
+    pub const SCHEMA_VERSION: i64 = super::statements::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
@@ -201,7 +201,7 @@ impl fmt::Debug for SqliteAdapter {
 
 impl DedupAdapter for SqliteAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases().with_stored_data()
+        Abilities::new().with_leases().with_stored_data().with_inspection()
     }
 
     fn claim<'a>(
@@ -260,11 +260,26 @@ impl MaintenanceAdapter for SqliteAdapter {
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         Box::pin(self.0.with_table(move || async move {
-            let rows = self.0.read(&[key], Fetch::DigestAndResponse).await;
-            let rows = rows.map_err(|error| store_error("looking up a key", error))?;
-            let row = rows.into_iter().flatten().next();
-            Ok(row.map(|row| row.entry()).transpose()?.flatten())
+            let fault = |error| store_error("looking up a key", error);
+            let get = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.get)));
+            let row = get.bind(keys_json([key])).fetch_optional(&self.0.readers).await;
+            let Some(row) = row.map_err(fault)? else { return Ok(None) };
+            read_row(&row, Fetch::DigestAndResponse).entry(read_labels(&row).map_err(fault)?)
         }))
+    }
+
+    fn allow_rerun<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        order: &'a RerunOrder,
+    ) -> StoreFuture<'a, Vec<RerunReply>> {
+        let allow_once = || {
+            let (keys, order) = (keys.to_vec(), order.clone());
+            self.0.write_in_task(|store, guard| async move {
+                allow_rerun(&mut store.writer(guard), &keys, &order, key_hash).await
+            })
+        };
+        Box::pin(self.0.with_table(allow_once))
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {

@@ -8,7 +8,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::super::replies::Claimed;
 use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns, attempt};
+use super::super::sql::row::{Labels, Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredResponse};
 use crate::key::{DedupKey, hex};
 
@@ -52,7 +52,7 @@ pub(super) fn rows_json(rows: &Rows<'_>) -> String {
 
 /// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
 /// column does not decode: SQLite stores any type in any column.
-fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
+pub(super) fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
     try_read_row(row, fetch).unwrap_or_else(Row::unreadable)
 }
 
@@ -75,6 +75,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: row.try_get("expires_at")?,
         lease_until: row.try_get("lease_until")?,
         now: row.try_get("now")?,
+        rerun: row.try_get("rerun")?,
         stored,
         unreadable: None,
     })
@@ -120,9 +121,19 @@ fn response_columns(row: &SqliteRow) -> Result<Option<(i64, String, Vec<u8>)>, s
     Ok(status.zip(headers).zip(body).map(|((status, headers), body)| (status, headers, body)))
 }
 
+/// Returns the columns of a row that only operators see.
+pub(super) fn read_labels(row: &SqliteRow) -> Result<Labels, sqlx::Error> {
+    let rerun_at: Option<i64> = row.try_get("rerun_at")?;
+    let rerun = match rerun_at {
+        Some(at) => Some((at, row.try_get("rerun_by")?, row.try_get("rerun_reason")?)),
+        None => None,
+    };
+    Ok(Labels { event_type: row.try_get("event_type")?, rerun })
+}
+
 /// Returns the reply of a row that a claim wrote.
 pub(super) fn claimed_row(row: &SqliteRow) -> Result<Claimed, sqlx::Error> {
-    Ok(Claimed::first(attempt(row.try_get("attempts")?), row.try_get("takeover")?))
+    Ok(first(row.try_get("attempts")?, row.try_get("takeover")?, row.try_get("rerun")?))
 }
 
 /// Returns the hash of a key in a batch.

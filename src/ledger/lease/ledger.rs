@@ -87,7 +87,7 @@ impl Lease {
         if resolution.new.is_empty() {
             return (resolution.without_new(), false);
         }
-        resolution.report_takeover();
+        resolution.report_run();
         let (keys, others) = (resolution.held(), resolution.others());
         let delivery = resolution.delivery(Protection::Claimed);
         let lease = Arc::new(HeldLease::new(keys, terms, store_timeout, delivery));

@@ -89,7 +89,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
             }
             return Ok(resolution.without_new());
         }
-        resolution.report_takeover();
+        resolution.report_run();
         let others = resolution.others();
         let mut keys = resolution.held().into_vec();
         keys.extend(complete);

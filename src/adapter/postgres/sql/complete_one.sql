@@ -2,6 +2,7 @@
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. A row that was complete before is not written again.
+-- After a rerun was allowed, only the key's holder completes it: an earlier handler may still run.
 -- `expires_at` stays unless the row has expired: it is indexed, and a row whose indexed columns
 -- stay is a HOT update.
 -- One key, as plain values: it costs as much as a plain INSERT.
@@ -33,9 +34,13 @@ ON CONFLICT (key) DO UPDATE SET
     ELSE excluded.first_seen_at END,
   expires_at = CASE WHEN t.expires_at <= clock_timestamp() THEN excluded.expires_at
     ELSE t.expires_at END,
+  rerun_at = CASE WHEN t.completed_at IS NULL THEN t.rerun_at END,
+  rerun_by = CASE WHEN t.completed_at IS NULL THEN t.rerun_by END,
+  rerun_reason = CASE WHEN t.completed_at IS NULL THEN t.rerun_reason END,
   payload_sha256 = excluded.payload_sha256,
   response_status = excluded.response_status,
   response_headers = excluded.response_headers,
   response_body = excluded.response_body
-WHERE t.completed_at IS NULL OR t.expires_at <= clock_timestamp()
+WHERE t.completed_at IS NULL AND (t.rerun_at IS NULL OR t.token = excluded.token)
+  OR t.expires_at <= clock_timestamp()
 RETURNING t.key, t.attempts, t.token

@@ -1,0 +1,14 @@
+-- Undoes claims that were complete at once, of rows with an audit: the rows stay, and are released.
+-- Not an UPDATE: if ANALYZE saw the table tiny, SQLite plans an UPDATE that reads every row, and
+-- uses that plan after the table has grown. A CROSS JOIN fixes the order of the join.
+INSERT INTO {table} AS t (
+  namespace, id, attempts, takeover, first_seen_at, expires_at
+)
+SELECT e.namespace, e.id, 0, 0, 0, 0
+FROM json_each(?1)
+CROSS JOIN {table} AS e ON e.namespace = value ->> 0 AND e.id = value ->> 1
+WHERE e.completed_at IS NOT NULL AND e.token = unhex(value ->> 2) AND e.rerun_at IS NOT NULL
+ON CONFLICT (namespace, id) DO UPDATE SET
+  token = NULL, completed_at = NULL,
+  payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
+RETURNING namespace, id

@@ -1,0 +1,54 @@
+//! Records and counters about work that outlives its delivery.
+
+use crate::key::DedupKey;
+
+/// How a store call ended that outlived its delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Background {
+    Done,
+    GaveUp,
+    /// Too many such calls are pending.
+    Refused,
+}
+
+/// Reports a completion or release that ended in the background.
+pub(crate) fn background(operation: &'static str, result: Background, key: Option<&DedupKey>) {
+    #[cfg(feature = "metrics")]
+    {
+        let result = match result {
+            Background::Done => "ok",
+            Background::GaveUp => "gave_up",
+            Background::Refused => "refused",
+        };
+        metrics::counter!(
+            "tower_dedup_background_total",
+            "operation" => operation,
+            "result" => result
+        )
+        .increment(1);
+    }
+    let namespace = key.map(DedupKey::namespace);
+    let id = key.map(DedupKey::log_id);
+    match result {
+        Background::Done => tracing::info!(
+            target: "tower_dedup", operation, namespace, id, "completed in the background"
+        ),
+        Background::GaveUp => tracing::error!(
+            target: "tower_dedup", operation, namespace, id, "gave up in the background"
+        ),
+        Background::Refused => tracing::error!(
+            target: "tower_dedup", operation, namespace, id,
+            "gave up at once: too many calls are pending in the background, or the runtime has ended"
+        ),
+    }
+}
+
+/// Reports a handler's panic that no caller waits for.
+pub(crate) fn orphaned_panic(namespace: &str, message: &str) {
+    tracing::error!(
+        target: "tower_dedup",
+        namespace,
+        panic = message,
+        "a handler panicked after its client had gone"
+    );
+}

@@ -1,0 +1,84 @@
+//! [`Report`]: the log record of a delivery.
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::error_text::chain;
+use super::meters::Meters;
+use super::outcome::Outcome;
+use crate::key::DedupKey;
+
+/// The facts about a delivery that has ended.
+pub(crate) struct Report<'a> {
+    pub(crate) outcome: Outcome,
+    pub(crate) meters: &'a Meters,
+    pub(crate) key: Option<&'a DedupKey>,
+    pub(crate) keys: usize,
+    pub(crate) plain_ids: bool,
+    pub(crate) attempt: Option<(u32, bool)>,
+    pub(crate) age: Option<Duration>,
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) duration: Duration,
+    pub(crate) error: Option<&'a (dyn std::error::Error + 'static)>,
+}
+
+impl Report<'_> {
+    pub(crate) fn emit(&self) {
+        #[cfg(feature = "metrics")]
+        self.meters.count(self.outcome, self.duration);
+        macro_rules! event {
+            ($level:ident) => {
+                tracing::event!(
+                    target: "tower_dedup",
+                    tracing::Level::$level,
+                    outcome = self.outcome.as_str(),
+                    namespace = &*self.meters.namespace,
+                    id = self.key.map(|key| shown(key, self.plain_ids)),
+                    keys = self.keys,
+                    attempt = self.attempt.map(|(attempt, _)| attempt),
+                    takeover = self.attempt.map(|(_, takeover)| takeover),
+                    age_ms = self.age.map(ms),
+                    status = self.status.map(|status| status.as_u16()),
+                    duration_ms = rounded_ms(self.duration),
+                    error = self.error.map(chain),
+                    "delivery"
+                )
+            };
+        }
+        match self.outcome {
+            Outcome::Completed
+            | Outcome::Failed
+            | Outcome::Partial
+            | Outcome::Duplicate
+            | Outcome::InFlight => event!(INFO),
+            Outcome::Panicked
+            | Outcome::Uncommitted
+            | Outcome::BrokenResponse
+            | Outcome::Unverified
+            | Outcome::Unscoped => event!(ERROR),
+            Outcome::HandlerTimeout
+            | Outcome::Mismatch
+            | Outcome::Unavailable
+            | Outcome::Overloaded
+            | Outcome::InvalidKey
+            | Outcome::TooLarge
+            | Outcome::BrokenBody
+            | Outcome::SlowBody => event!(WARN),
+            Outcome::Bypass => event!(DEBUG),
+        }
+    }
+}
+
+fn shown(key: &DedupKey, plain: bool) -> String {
+    if plain { key.id().to_owned() } else { key.log_id() }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns milliseconds, rounded to the microsecond.
+fn rounded_ms(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

@@ -1,0 +1,51 @@
+//! How a delivery ended, by name.
+
+/// How one delivery ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Completed,
+    Failed,
+    HandlerTimeout,
+    Panicked,
+    Uncommitted,
+    Partial,
+    Duplicate,
+    InFlight,
+    Mismatch,
+    BrokenResponse,
+    Unavailable,
+    Overloaded,
+    InvalidKey,
+    TooLarge,
+    BrokenBody,
+    SlowBody,
+    Unverified,
+    Unscoped,
+    Bypass,
+}
+
+impl Outcome {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::HandlerTimeout => "handler_timeout",
+            Self::Panicked => "panicked",
+            Self::Uncommitted => "uncommitted",
+            Self::Partial => "partial",
+            Self::Duplicate => "duplicate",
+            Self::InFlight => "in_flight",
+            Self::Mismatch => "mismatch",
+            Self::BrokenResponse => "broken_response",
+            Self::Unavailable => "unavailable",
+            Self::Overloaded => "overloaded",
+            Self::InvalidKey => "invalid_key",
+            Self::TooLarge => "too_large",
+            Self::BrokenBody => "broken_body",
+            Self::SlowBody => "slow_body",
+            Self::Unverified => "unverified",
+            Self::Unscoped => "unscoped",
+            Self::Bypass => "bypass",
+        }
+    }
+}
