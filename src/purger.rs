@@ -33,7 +33,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::adapter::{MaintenanceAdapter, PURGE_TIMEOUT, Purging, StoreFuture};
+use crate::adapter::{MaintenanceAdapter, PURGE_TIMEOUT, Purged, Purging, StoreFuture};
 use crate::error::{ConfigError, valid};
 
 /// Deletes expired keys from a store, at an interval.
@@ -104,7 +104,7 @@ impl Purger {
     pub fn spawn(self) -> PurgerHandle {
         let stop = CancellationToken::new();
         let Self { adapter, purging, timeout } = self;
-        let portion = move |keys| -> Option<StoreFuture<'static, u64>> {
+        let portion = move |keys| -> Option<StoreFuture<'static, Purged>> {
             let adapter = Arc::clone(&adapter);
             Some(Box::pin(async move { adapter.purge(keys).await }))
         };

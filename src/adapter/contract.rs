@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::inspection::{Cursor, ListFilter, Listing, Stats};
+use super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::rerun::{RerunOrder, RerunReply};
 use super::stored::Fetch;
@@ -280,9 +280,14 @@ pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
 /// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
 /// [`connect`](super::connect) returns an adapter for layers and for maintenance.
 pub trait MaintenanceAdapter: DedupAdapter {
-    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier. Returns how many keys
-    /// were deleted; fewer than `limit` means that there are no more. A live lease is never deleted,
-    /// nor is a lease that lapsed less than `PURGE_GRACE` ago.
+    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier. A live lease is never
+    /// deleted, nor is a lease that lapsed less than `PURGE_GRACE` ago.
+    ///
+    /// A call does one step of a round. A round reads every key once. A step reads a bounded part of
+    /// the store, and the next call of this adapter goes on after it: also if this call deleted nothing.
+    /// [`Purged::is_round_complete`] shows the end of the round. A store that fits into one step is
+    /// complete once a call has deleted fewer keys than `limit`. A key that another call has locked is
+    /// left to the next round.
     ///
     /// # Errors
     ///
@@ -290,7 +295,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// [`ErrorKind::Refused`] while the store's clock is ahead by more than `PURGE_GRACE`. They compare
     /// it with the clock at the last purge of this process plus the time since. A clock that stays
     /// ahead for `PURGE_GRACE` is accepted.
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64>;
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged>;
 
     /// Deletes one key, so that its event can be delivered again. A live lease stays.
     ///
@@ -418,7 +423,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
 
 /// Forwards every method.
 impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
         (**self).purge(limit)
     }
 

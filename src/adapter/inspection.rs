@@ -149,6 +149,51 @@ pub struct Stats {
     pub bytes: Option<u64>,
 }
 
+impl Stats {
+    /// Adds the keys of another part of the same store.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn add(&mut self, part: &Self) {
+        self.rows += part.rows;
+        self.in_flight += part.in_flight;
+        self.lapsed += part.lapsed;
+        self.released += part.released;
+        self.complete += part.complete;
+        self.expired += part.expired;
+        self.oldest_in_flight = self.oldest_in_flight.max(part.oldest_in_flight);
+        self.oldest_lapsed = self.oldest_lapsed.max(part.oldest_lapsed);
+        self.oldest_expired = self.oldest_expired.max(part.oldest_expired);
+        self.bytes = self.bytes.max(part.bytes);
+    }
+}
+
+/// The reply to [`MaintenanceAdapter::purge`](super::MaintenanceAdapter::purge).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Purged {
+    /// How many keys this call deleted.
+    pub deleted: u64,
+    /// Whether a round ended with this call: every key was read since the round began.
+    pub is_round_complete: bool,
+    /// The keys that the round read and did not delete. `None` until the round is complete, and from a
+    /// store that does not count them.
+    pub stats: Option<Stats>,
+}
+
+impl Purged {
+    /// Returns the reply of a call that deleted so many keys.
+    #[must_use]
+    pub const fn new(deleted: u64, is_round_complete: bool) -> Self {
+        Self { deleted, is_round_complete, stats: None }
+    }
+
+    /// Adds the keys that the round read and did not delete.
+    #[must_use]
+    pub fn with_stats(mut self, stats: Stats) -> Self {
+        self.stats = Some(stats);
+        self
+    }
+}
+
 /// The name of a state: `in-flight`, `lapsed`, `failed` for released keys, `complete`.
 impl fmt::Display for KeyState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

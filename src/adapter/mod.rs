@@ -56,7 +56,7 @@ mod transaction;
 
 pub use connect::connect;
 pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture};
-pub use inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
+pub use inspection::{Cursor, KeyState, ListFilter, Listing, Purged, Stats};
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]

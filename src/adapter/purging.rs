@@ -2,9 +2,10 @@
 //!
 //! The loop belongs to a SQL adapter, or to a [`Purger`](crate::Purger).
 //!
-//! 1. A round deletes in portions until a portion is not full, then waits for the interval. After each
-//!    portion it pauses for as long as the portion took. So it uses a connection for half of the time
-//!    at most.
+//! 1. A round deletes in portions until the store says that the round is complete, then waits for the
+//!    interval. After each portion it pauses for as long as the portion took, and for half a second at
+//!    least unless the portion was full. So it uses a connection for half of the time at most, and a
+//!    walk through a large table reads a bounded number of bytes a second.
 //! 2. The first round starts within a minute, or within the interval if that is shorter. Every pause is
 //!    jittered, so that replicas that start together do not purge together.
 //! 3. An error, a hang or a panic of the store ends one round; the loop goes on. The next round starts
@@ -21,6 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::contract::StoreFuture;
+use super::inspection::Purged;
 use crate::error::{ConfigError, Error, ErrorKind, check, valid};
 use crate::observe;
 
@@ -34,6 +36,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// After how many intervals without a successful round the loop warns.
 const STUCK_AFTER: u32 = 3;
+/// The shortest pause after a portion that was not full. Such a portion has read a bounded part of the
+/// table, so this bounds how much of it a second reads.
+const STEP_PAUSE: Duration = Duration::from_millis(500);
 /// How long one statement may take by default.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -137,7 +142,7 @@ impl Purging {
                 Err(Error::new(ErrorKind::Unavailable, "purging keys").with_source(panic))
             });
             match ended {
-                Ok(Ended::Gone) => return,
+                Ok(Ended::Gone | Ended::Stopped) => return,
                 // The adapter may be closed.
                 Err(_) if stop.is_cancelled() => return,
                 Ok(Ended::Done) => {
@@ -166,12 +171,14 @@ impl Default for Purging {
     }
 }
 
-/// Deletes at most so many keys, and returns how many. Returns `None` if the adapter is gone.
-pub(crate) type Portion = Arc<dyn Fn(u32) -> Option<StoreFuture<'static, u64>> + Send + Sync>;
+/// Deletes at most so many keys: [`MaintenanceAdapter::purge`](super::MaintenanceAdapter::purge).
+/// Returns `None` if the adapter is gone.
+pub(crate) type Portion = Arc<dyn Fn(u32) -> Option<StoreFuture<'static, Purged>> + Send + Sync>;
 
 /// How a round ended that has not failed.
 enum Ended {
     Done,
+    Stopped,
     Gone,
 }
 
@@ -183,7 +190,7 @@ struct Round {
 }
 
 impl Round {
-    /// Deletes until a portion is not full. A stop waits for the current portion.
+    /// Deletes until the store says that the round is complete. A stop waits for the current portion.
     async fn run(self, stop: CancellationToken) -> Result<Ended, Error> {
         loop {
             let started = Instant::now();
@@ -191,13 +198,19 @@ impl Round {
             let purged = tokio::time::timeout(self.timeout, portion)
                 .await
                 .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))?;
-            if purged > 0 {
-                observe::purged(purged);
+            if purged.deleted > 0 {
+                observe::purged(purged.deleted);
+            }
+            if purged.is_round_complete {
+                return Ok(Ended::Done);
             }
             // Leaves the store to deliveries for the other half of the time.
-            let pause = stop.run_until_cancelled(tokio::time::sleep(started.elapsed()));
-            if purged < u64::from(self.keys) || pause.await.is_none() {
-                return Ok(Ended::Done);
+            let mut pause = started.elapsed();
+            if purged.deleted < u64::from(self.keys) {
+                pause = pause.max(STEP_PAUSE);
+            }
+            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                return Ok(Ended::Stopped);
             }
         }
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::adapter::{
     Abilities, CallTerms, Claimed, Completed, Cursor, DedupAdapter, Entry, Fetch, Forgotten,
-    ListFilter, Listing, MaintenanceAdapter, Released, Renewed, RerunOrder, RerunReply, Stats,
-    StoreFuture,
+    ListFilter, Listing, MaintenanceAdapter, Purged, Released, Renewed, RerunOrder, RerunReply,
+    Stats, StoreFuture,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -228,7 +228,7 @@ dedup_adapter!(claim Claim Claimed, renew Renew Renewed, complete Complete Compl
 
 /// Forwards every method. Only a purge can have a fault.
 impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
         Box::pin(async move {
             let (fault, inner) = (self.next(StoreCall::Purge), Arc::clone(&self.inner));
             Self::call(fault, async move { inner.purge(limit).await }).await

@@ -151,7 +151,7 @@ async fn guide_privileges_are_enough() {
     assert_eq!(app.claim(&c, &on_claim(&past)).await.unwrap(), [FIRST]);
     let aged = "UPDATE webhooks.webhook_deliveries SET expires_at = now() - interval '1 hour'";
     run(&mut admin, aged.to_owned()).await;
-    assert_eq!(app.purge(10).await.unwrap(), 1);
+    assert_eq!(app.purge(10).await.unwrap().deleted, 1);
     assert_eq!(rows(&app).await, 0);
 
     // Under the transactional ledger, also the calls that end in `pg_terminate_backend`.

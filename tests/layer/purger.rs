@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE,
-    PostgresAdapter, Released, Stats, StoreFuture, Token,
+    PostgresAdapter, Purged, Released, Stats, StoreFuture, Token,
 };
 use tower_dedup::{ConfigError, DedupKey, Error, ErrorKind, Purger};
 
@@ -64,14 +64,15 @@ impl DedupAdapter for Scripted {
 }
 
 impl MaintenanceAdapter for Scripted {
-    fn purge(&self, _: u32) -> StoreFuture<'_, u64> {
+    fn purge(&self, _: u32) -> StoreFuture<'_, Purged> {
         Box::pin(async {
             self.begun_at.lock().unwrap().push(Instant::now());
             self.begun.notify_one();
             let step = self.script.lock().unwrap().pop_front();
             let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
             tokio::time::sleep(takes).await;
-            purged.map_err(|kind| Error::new(kind, "purging"))
+            let purged = purged.map_err(|kind| Error::new(kind, "purging"))?;
+            Ok(Purged::new(purged, purged < 100))
         })
     }
 
@@ -211,7 +212,7 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
     let keys = [dedup_key("a")];
     let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
     adapter.claim(&keys, &on_claim(&day)).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     set_ahead(&pool, "1 month").await;
     // To claims, the clock has jumped.
     assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
@@ -221,14 +222,14 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
         assert!(refused.to_string().contains("clock"), "{refused}");
     }
     set_ahead(&pool, "0").await;
-    assert_eq!(adapter.purge(10).await.unwrap(), 0);
+    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     assert!(adapter.get(&keys[0]).await.unwrap().is_some(), "the key is known again");
     // Within the hour of grace, a purge continues and deletes nothing too early.
     set_ahead(&pool, "24 hours 59 minutes").await;
     let other = PostgresAdapter::new(pool.clone());
-    assert_eq!(other.purge(10).await.unwrap(), 0);
+    assert_eq!(other.purge(10).await.unwrap().deleted, 0);
     set_ahead(&pool, "25 hours 1 minute").await;
-    assert_eq!(other.purge(10).await.unwrap(), 1);
+    assert_eq!(other.purge(10).await.unwrap().deleted, 1);
 }
 
 #[tokio::test]
@@ -250,13 +251,13 @@ async fn purge_on_postgres_goes_on_where_the_last_portion_ended_and_misses_nothi
         }
     };
     record(0..6, "3 hours").await;
-    assert_eq!(adapter.purge(4).await.unwrap(), 4);
+    assert_eq!(adapter.purge(4).await.unwrap().deleted, 4);
     record(0..3, "5 hours").await;
     record(0..1, "2 hours").await;
     record(0..1, "30 minutes").await;
     let mut purged = Vec::new();
     for _ in 0..3 {
-        purged.push(adapter.purge(4).await.unwrap());
+        purged.push(adapter.purge(4).await.unwrap().deleted);
     }
     assert_eq!(purged, [4, 2, 0]);
     assert_eq!(rows(&adapter).await, 1);

@@ -326,7 +326,7 @@ async fn faulty_adapter_forwards_every_method() {
     assert!(matches!(entry.state, EntryState::Complete { .. }));
     assert_eq!(rows(&store).await, 1);
     assert_eq!(store.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
-    assert_eq!(store.purge(10).await.unwrap(), 0);
+    assert_eq!(store.purge(10).await.unwrap().deleted, 0);
     store.set(StoreCall::Purge, Fault::Fail);
     assert_eq!(store.purge(10).await.unwrap_err().kind(), ErrorKind::Unavailable);
     store.close().await;

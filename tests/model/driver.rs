@@ -76,7 +76,8 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
             (vec![*place], vec![Reply::Forgotten(forgotten)])
         }
         Call::Purge(limit) => {
-            return adapter.purge(*limit).await.map(Replies::Number).map_err(text);
+            let purged = adapter.purge(*limit).await.map_err(text)?;
+            return Ok(Replies::Number(purged.deleted));
         }
         Call::Count => {
             let stats = adapter.stats().await.map_err(text)?;

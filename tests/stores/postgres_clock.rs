@@ -98,7 +98,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
 
         // Every key is remembered for a day of the store's time, by every ledger.
         set_clock(&database, start + 86_400 - 600).await;
-        assert_eq!(adapter.purge(100).await.unwrap(), 0);
+        assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
         for id in ["c", "recorded", "transactional"] {
             let claimed = adapter.claim(&one(id), &terms()).await.unwrap();
             assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{id}: {claimed:?}");
@@ -110,7 +110,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
         let adapter =
             PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
-        assert_eq!(adapter.purge(100).await.unwrap(), 4);
+        assert_eq!(adapter.purge(100).await.unwrap().deleted, 4);
         assert_eq!(rows(&adapter).await, 1);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::Stats;
+use super::super::inspection::{Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::terms::CallTerms;
 use super::row::KeyHasher;
@@ -134,8 +134,11 @@ impl DedupAdapter for MemoryAdapter {
 }
 
 impl MaintenanceAdapter for MemoryAdapter {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        Box::pin(async move { Ok(self.table()?.purge(limit)) })
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+        Box::pin(async move {
+            let deleted = self.table()?.purge(limit);
+            Ok(Purged::new(deleted, deleted < u64::from(limit)))
+        })
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {

@@ -11,12 +11,12 @@ use sqlx::postgres::{PgPool, PgPoolOptions, PgRow};
 use sqlx::{ConnectOptions, Connection, Row as _};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::Stats;
+use super::super::inspection::{Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::{allow_rerun, execute_one, forget};
-use super::super::sql::purge::Portion;
+use super::super::sql::purge::Step;
 use super::super::sql::responses::add_responses;
 use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
@@ -203,7 +203,7 @@ impl PostgresStore {
                 match adapter.purge(keys).await {
                     Err(error) if is_not_permitted(&error) => {
                         adapter.0.warn_of_purge(&error);
-                        Ok(0)
+                        Ok(Purged::new(0, true))
                     }
                     purged => purged,
                 }
@@ -219,22 +219,20 @@ impl PostgresStore {
     }
 
     /// Deletes one portion of a purge: keys that expired at `from` or later.
-    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
+    async fn purge(&self, limit: u32, from: Option<f64>) -> Result<Step<f64>, Error> {
         let fault = |error| store_error("purging", error);
         let statements = self.statements();
         let clock = self.fetch(&statements.clock, Params::None).await.map_err(fault)?;
         if let Some(row) = clock.first() {
             self.purge_state.check_clock(row.try_get(0).map_err(fault)?)?;
         }
-        // A float holds these times exactly.
-        let from = from.map_or(f64::NEG_INFINITY, |from| from as f64);
+        let from = from.unwrap_or(f64::NEG_INFINITY);
         let purge = Params::Purge(i64::from(limit), from);
         let bound = self.options.statement_timeout.saturating_mul(6);
         let rows = self.fetch_within(bound, &statements.purge, purge).await.map_err(fault)?;
-        let Some(row) = rows.first() else { return Ok(Portion { keys: 0, until: None }) };
-        let keys: i64 = row.try_get(0).map_err(fault)?;
-        let until = row.try_get(1).map_err(fault)?;
-        Ok(Portion { keys: u64::try_from(keys).unwrap_or(0), until })
+        let deleted: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
+        let deleted = u64::try_from(deleted).unwrap_or(0);
+        Ok(Step { at: from, deleted, left: Stats::default(), next: None })
     }
 
     async fn stats(&self) -> Result<Stats, Error> {
@@ -289,10 +287,9 @@ impl PostgresStore {
 }
 
 impl MaintenanceAdapter for PostgresAdapter {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
         let store = &self.0;
-        let portion =
-            move |limit, from| store.with_table(move || Box::pin(store.purge(limit, from)));
+        let portion = move |from| store.with_table(move || Box::pin(store.purge(limit, from)));
         Box::pin(store.purge_state.purge(limit, portion))
     }
 

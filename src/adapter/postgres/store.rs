@@ -44,7 +44,7 @@ pub(super) struct PostgresStore {
     pub(super) replanner: Replanner,
     pub(super) read_first: ReadFirst,
     pub(super) lock_wait: LockWait,
-    pub(super) purge_state: PurgeState,
+    pub(super) purge_state: PurgeState<f64>,
     pub(super) purge_task: PurgeTask,
     /// Whether this adapter has warned that its role may not purge.
     pub(super) has_warned_of_purge: AtomicBool,

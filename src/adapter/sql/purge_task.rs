@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::super::contract::StoreFuture;
+use super::super::inspection::Purged;
 use super::super::purging::{Portion, Purging, TIMEOUT};
 
 /// At most one task at a time. It ends when this is dropped or stopped.
@@ -37,7 +38,7 @@ impl PurgeTask {
     pub(in crate::adapter) fn ensure<C>(
         &self,
         closed: impl FnOnce() -> C,
-        portion: impl Fn(u32) -> Option<StoreFuture<'static, u64>> + Send + Sync + 'static,
+        portion: impl Fn(u32) -> Option<StoreFuture<'static, Purged>> + Send + Sync + 'static,
     ) where
         C: Future<Output = ()> + Send + 'static,
     {

@@ -11,12 +11,12 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::Stats;
+use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::{allow_rerun, execute_one, forget};
-use super::super::sql::purge::Portion;
+use super::super::sql::purge::Step;
 use super::super::sql::responses::add_responses;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -238,8 +238,8 @@ impl DedupAdapter for SqliteAdapter {
 }
 
 impl MaintenanceAdapter for SqliteAdapter {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        let delete = |limit, from| {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+        let delete = move |from| {
             let purge = move |store: Arc<SqliteStore>, _guard| async move {
                 store.purge(limit, from).await
             };
@@ -282,6 +282,15 @@ impl MaintenanceAdapter for SqliteAdapter {
         Box::pin(self.0.with_table(allow_once))
     }
 
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        Box::pin(self.0.with_table(move || self.0.list(filter, after, limit)))
+    }
+
     fn stats(&self) -> StoreFuture<'_, Stats> {
         Box::pin(self.0.with_table(|| self.0.stats()))
     }
@@ -295,8 +304,8 @@ impl MaintenanceAdapter for SqliteAdapter {
 impl SqliteStore {
     /// Deletes as [`purge`](MaintenanceAdapter::purge) does, and lets every other writer of this process
     /// go first.
-    pub(super) async fn purge_when_free(self: Arc<Self>, limit: u32) -> Result<u64, Error> {
-        let delete = async |limit, from| {
+    pub(super) async fn purge_when_free(self: Arc<Self>, limit: u32) -> Result<Purged, Error> {
+        let delete = async |from| {
             let _guard = self.free_write_lock().await?;
             self.purge(limit, from).await
         };
@@ -304,7 +313,7 @@ impl SqliteStore {
     }
 
     /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
-    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Portion, Error> {
+    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Step<i64>, Error> {
         let fault = |error| store_error("purging", error);
         let clock: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.clock)))
             .fetch_one(&self.writer)
@@ -317,7 +326,8 @@ impl SqliteStore {
             .fetch_all(&self.writer)
             .await
             .map_err(fault)?;
-        Ok(Portion { keys: gone.len() as u64, until: gone.into_iter().max() })
+        let at = from.unwrap_or(i64::MIN);
+        Ok(Step { at, deleted: gone.len() as u64, left: Stats::default(), next: None })
     }
 }
 
@@ -383,7 +393,7 @@ mod tests {
         let mut adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
         let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
         adapter.claim(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
-        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
         set_ahead(&mut adapter, 30 * 86_400);
         for _ in 0..2 {
             let refused = adapter.purge(10).await.unwrap_err();
@@ -391,7 +401,7 @@ mod tests {
         }
         assert_eq!(adapter.stats().await.unwrap().rows, 1);
         set_ahead(&mut adapter, 0);
-        assert_eq!(adapter.purge(10).await.unwrap(), 0);
+        assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
         assert_eq!(adapter.stats().await.unwrap().rows, 1);
     }
 }

@@ -55,6 +55,7 @@ mod file;
 mod inspection;
 mod options;
 mod params;
+mod place;
 mod statements;
 mod store;
 mod transaction;

@@ -21,6 +21,15 @@ pub(super) const VERSION: i64 = 1;
 /// The store's clock, in milliseconds. It does not advance within one statement.
 const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 
+/// The state of a row, with the names of [`KeyState`](super::super::inspection::KeyState). `now` is a column.
+const STATE: &str = "CASE
+    WHEN completed_at IS NULL AND token IS NOT NULL AND lease_until > now THEN 'in-flight'
+    WHEN expires_at <= now THEN 'expired'
+    WHEN completed_at IS NOT NULL THEN 'complete'
+    WHEN token IS NOT NULL THEN 'lapsed'
+    ELSE 'failed'
+  END";
+
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
@@ -42,6 +51,8 @@ statements! {
         get,
         clock,
         purge,
+        key_at,
+        list,
         stats,
         bytes,
         tables,
@@ -67,6 +78,7 @@ impl Statements {
             ("index", &*format!("\"{name}_expires_at\"")),
             ("version", &*VERSION.to_string()),
             ("now", NOW),
+            ("state", STATE),
             ("grace_ms", &*grace_ms().to_string()),
         ];
         Self::from_files(|file| render(file, &values).into())

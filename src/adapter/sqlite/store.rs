@@ -44,7 +44,7 @@ pub(super) struct SqliteStore {
     write_lock: Arc<WriteLock>,
     pub(super) statements: Statements,
     pub(super) queues: Option<Queues>,
-    pub(super) purge_state: PurgeState,
+    pub(super) purge_state: PurgeState<i64>,
     purge_task: PurgeTask,
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,

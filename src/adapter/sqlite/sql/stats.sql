@@ -1,24 +1,18 @@
--- Counts rows by their states: from the key (`?1`, `?2`) to the last key before (`?3`, `?4`), and the
--- first `?5` of them at most.
+-- Counts rows by their states: from the key (`?1`, `?2`) to the last key before (`?3`, `?4`), the first
+-- `?5` of them.
 SELECT count(*) AS rows,
-  count(*) FILTER (WHERE state = 'in_flight') AS in_flight,
+  count(*) FILTER (WHERE state = 'in-flight') AS in_flight,
   count(*) FILTER (WHERE state = 'lapsed') AS lapsed,
-  count(*) FILTER (WHERE state = 'released') AS released,
+  count(*) FILTER (WHERE state = 'failed') AS released,
   count(*) FILTER (WHERE state = 'complete') AS complete,
   count(*) FILTER (WHERE state = 'expired') AS expired,
-  max(now - first_seen_at) FILTER (WHERE state = 'in_flight') AS oldest_in_flight,
+  max(now - first_seen_at) FILTER (WHERE state = 'in-flight') AS oldest_in_flight,
   max(now - lease_until) FILTER (WHERE state = 'lapsed') AS oldest_lapsed,
+  -- An incomplete key expires with its lease, if that ends later.
   max(now - max(expires_at, iif(completed_at IS NULL, coalesce(lease_until, 0), 0)))
     FILTER (WHERE state = 'expired') AS oldest_expired
 FROM (
-  SELECT now, lease_until, first_seen_at, completed_at, expires_at,
-    CASE
-      WHEN completed_at IS NULL AND token IS NOT NULL AND lease_until > now THEN 'in_flight'
-      WHEN expires_at <= now THEN 'expired'
-      WHEN completed_at IS NOT NULL THEN 'complete'
-      WHEN token IS NOT NULL THEN 'lapsed'
-      ELSE 'released'
-    END AS state
+  SELECT now, lease_until, first_seen_at, completed_at, expires_at, {state} AS state
   FROM (
     SELECT (SELECT {now}) AS now, token, lease_until, first_seen_at, completed_at, expires_at
     FROM {table}
