@@ -8,6 +8,7 @@ use std::time::Duration;
 use http::Extensions;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
+use tracing::Instrument;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
@@ -24,6 +25,7 @@ use crate::ledger::{
     Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Times,
     deadline_in, poll_delays,
 };
+use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -85,6 +87,7 @@ use crate::ledger::{
 #[must_use = "a deduplicator does nothing until `run` is called"]
 pub struct Deduplicator<L = Lease> {
     ledger: Arc<L>,
+    meters: Arc<MetersByNamespace>,
     settings: Settings,
 }
 
@@ -135,7 +138,7 @@ impl Deduplicator {
 
 impl<L: Ledger> Deduplicator<L> {
     fn with_ledger(ledger: L) -> Self {
-        Self { ledger: Arc::new(ledger), settings: Settings::default() }
+        Self { ledger: Arc::new(ledger), meters: Arc::default(), settings: Settings::default() }
     }
 
     /// Sets how long a key is remembered. The time counts from the key's last claim: every attempt
@@ -265,15 +268,45 @@ impl<L: Ledger> Deduplicator<L> {
     where
         F: Future<Output = Result<T, E>>,
     {
-        let claim = match self.begin(event.into()).await.map_err(RunError::Store)? {
-            Begin::First { claim, .. } => claim,
-            Begin::Duplicate(info) => return Ok(RunOutcome::Duplicate(Seen::new(info.age))),
-            Begin::Mismatch(info) => return Ok(RunOutcome::Mismatch(Seen::new(info.age))),
-            Begin::InFlight => return Ok(RunOutcome::InFlight),
+        let event = event.into();
+        let meters = self.meters.get(event.key().namespace());
+        let report = RunReport::start(meters, event.key());
+        let span = report.span.clone();
+        self.run_reported(event, handler, report).instrument(span).await
+    }
+
+    async fn run_reported<T, E, F>(
+        &self,
+        event: Event,
+        handler: impl FnOnce(RunContext) -> F,
+        mut report: RunReport,
+    ) -> Result<RunOutcome<T>, RunError<E>>
+    where
+        F: Future<Output = Result<T, E>>,
+    {
+        let claim = match self.begin(event, &report.meters).await {
+            Ok(Begin::First { claim, .. }) => claim,
+            Ok(Begin::Duplicate(info)) => {
+                report.end(Outcome::Duplicate, Some(info.age), None);
+                return Ok(RunOutcome::Duplicate(Seen::new(info.age)));
+            }
+            Ok(Begin::Mismatch(info)) => {
+                report.end(Outcome::Mismatch, Some(info.age), None);
+                return Ok(RunOutcome::Mismatch(Seen::new(info.age)));
+            }
+            Ok(Begin::InFlight) => {
+                report.end(Outcome::InFlight, None, None);
+                return Ok(RunOutcome::InFlight);
+            }
+            Err(error) => {
+                report.end(Outcome::Unavailable, None, Some(&error));
+                return Err(RunError::Store(error));
+            }
         };
         let mut extensions = Extensions::new();
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
+        report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         let handled = handler(RunContext { delivery, extensions });
         let handled = match self.settings.times.handler_timeout {
             None => handled.await.map_err(RunError::Handler),
@@ -284,19 +317,24 @@ impl<L: Ledger> Deduplicator<L> {
         };
         match handled {
             Ok(value) => {
-                claim.commit(&HandlerSuccess::default()).await.map_err(RunError::Store)?;
-                Ok(RunOutcome::First(value))
+                let committed = claim.commit(&HandlerSuccess::default()).await;
+                let is_committed = committed.is_ok();
+                let outcome = if is_committed { Outcome::Completed } else { Outcome::Uncommitted };
+                report.end(outcome, None, committed.as_ref().err());
+                committed.map(|()| RunOutcome::First(value)).map_err(RunError::Store)
             }
             Err(error) => {
-                // The ledger logs a release that failed.
-                let _ = claim.rollback().await;
+                let released = claim.rollback().await;
+                let is_timeout = matches!(error, RunError::TimedOut);
+                let outcome = if is_timeout { Outcome::HandlerTimeout } else { Outcome::Failed };
+                report.end(outcome, None, released.as_ref().err());
                 Err(error)
             }
         }
     }
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
-    async fn begin(&self, event: Event) -> Result<Begin<L::Claim>, Error> {
+    async fn begin(&self, event: Event, meters: &Meters) -> Result<Begin<L::Claim>, Error> {
         let payloads: Option<Payloads> = event
             .payload()
             .map(|bytes| [(event.key().clone(), Sha256::digest(bytes).into())].into());
@@ -316,6 +354,8 @@ impl<L: Ledger> Deduplicator<L> {
         let deadline = deadline_in(wait);
         let mut begun = self.ledger.begin(&keys, &context(fail_open)).await?;
         let mut delays = poll_delays();
+        let waits = matches!(begun, Begin::InFlight) && Instant::now() < deadline;
+        let _waiting = waits.then(|| meters.waiting());
         while matches!(begun, Begin::InFlight) && Instant::now() < deadline {
             let delay = delays.next().unwrap_or_default();
             tokio::time::sleep_until(deadline.min(Instant::now() + delay)).await;
@@ -342,7 +382,8 @@ impl<L: FailOpen> Deduplicator<L> {
 
 impl<L> Clone for Deduplicator<L> {
     fn clone(&self) -> Self {
-        Self { ledger: Arc::clone(&self.ledger), settings: self.settings }
+        let (ledger, meters) = (Arc::clone(&self.ledger), Arc::clone(&self.meters));
+        Self { ledger, meters, settings: self.settings }
     }
 }
 

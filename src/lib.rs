@@ -107,6 +107,8 @@ pub use layer::{
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
+#[cfg(feature = "metrics")]
+pub use observe::describe::{describe_metrics, metrics_buckets};
 pub use purger::{Purger, PurgerHandle};
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///

@@ -1,4 +1,7 @@
-//! Log records and metrics: one `tracing` event for every delivery, and counters.
+//! Log records, metrics and spans: one `tracing` event for every delivery, and counters.
+//!
+//! A run of a [`Deduplicator`](crate::Deduplicator) is a delivery too: it has the same records, metrics
+//! and spans. Its namespace is that of its key.
 //!
 //! # Log records
 //!
@@ -12,8 +15,8 @@
 //! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
 //! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |
-//! | `status` | the status of the response |
-//! | `duration_ms` | the time from the head of the request to the head of the response |
+//! | `status` | the status of the response; a run of a `Deduplicator` has none |
+//! | `duration_ms` | the time from the head of the request to the head of the response, or of the run |
 //! | `error` | the internal error, which the client never sees |
 //!
 //! | `outcome` | level | meaning |
@@ -34,6 +37,7 @@
 //! | `too_large`, `broken_body`, `slow_body` | warn | the request body could not be read to its end |
 //! | `unverified` | error | the marker `Verified` is missing: the layers are in the wrong order |
 //! | `unscoped` | error | a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside has set it |
+//! | `cancelled` | warn | the caller dropped the future of [`Deduplicator::run`](crate::Deduplicator::run) before its end; [its documentation](crate::Deduplicator#cancel-safety) says what happens to the key |
 //! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs. Under a transactional ledger, the record of the first two comes after the handler, and `uncommitted`, `panicked` and `handler_timeout` apply to them too |
 //!
 //! Other records, with the same target. A record about one event names it by the hash of its id:
@@ -81,8 +85,12 @@
 //! |---|---|---|---|
 //! | `tower_dedup_deliveries_total` | counter | `namespace`, `outcome` | deliveries by outcome, as above |
 //! | `tower_dedup_running` | gauge | `namespace` | deliveries that have begun and not ended |
-//! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | the time from the head of the request to the head of the response |
+//! | `tower_dedup_waiting` | gauge | `namespace` | deliveries that wait for another delivery of their event, or for a permit |
+//! | `tower_dedup_pending_writes` | gauge | `namespace` | completions and releases of ended deliveries that have not reached the store |
+//! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | the time from the head of the request to the head of the response, or of the run |
 //! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `claim`, `renew`, `complete`, `release`; in transactions `begin`, `release_in`, `savepoint`, `commit`, `rollback`. `result` is `ok` or the kind of the error |
+//! | `tower_dedup_duplicate_age_seconds` | histogram | `namespace` | the time since the event of a duplicate was first seen. Ages near the retention mean that the retention is too short |
+//! | `tower_dedup_first_attempts_total` | counter | `namespace`, `result` | first attempts that ended; `result` is `completed` if the events of the attempt are complete, else `failed`. A handler that ran unprotected counts as a first attempt |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
 //! | `tower_dedup_reruns_total` | counter | `namespace` | events that ran because an operator allowed it |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that lost their lease |
@@ -91,8 +99,70 @@
 //! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
 //! | `tower_dedup_responses_not_stored_total` | counter | `namespace` | responses that were to be stored and cannot be |
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery; `result` is `ok`, `gave_up` or `refused` |
+//! | `tower_dedup_lane_restarts_total` | counter | `store` | connections that a lane of the queue has lost; the lane opens another one. `store` is `postgres`; the lanes of SQLite have no connection of their own |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
+//!
+//! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
+//!
+//! `describe_metrics` gives each metric its unit and its text. `metrics_buckets` returns the
+//! recommended buckets. Without buckets, the exporter for Prometheus makes summaries, which cannot be
+//! added up over processes. The setup, with
+//! [metrics-exporter-prometheus](https://docs.rs/metrics-exporter-prometheus) in your `Cargo.toml`:
+//!
+//! ```
+//! # #[cfg(feature = "metrics")] {
+//! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+//!
+//! let mut builder = PrometheusBuilder::new();
+//! for &(name, buckets) in tower_dedup::metrics_buckets() {
+//!     builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
+//! }
+//! let prometheus = builder.install_recorder()?;
+//! tower_dedup::describe_metrics();
+//! // The response of `GET /metrics`:
+//! let text: String = prometheus.render();
+//! # assert_eq!(text, "");
+//! # }
+//! # Ok::<(), tower_dedup::BoxError>(())
+//! ```
+//!
+//! An application that calls `install_recorder` must also call `run_upkeep` of its handle every few
+//! seconds, because otherwise the samples of histograms stay in memory until the next scrape.
+//!
+//! # Spans
+//!
+//! The target is `tower_dedup`. A span that no subscriber wants costs one atomic load.
+//!
+//! | span | level | fields | around |
+//! |---|---|---|---|
+//! | `delivery` | info | `namespace`, `id`, `outcome`, `attempt`, `mode`, `verdict` | a delivery, from its keys to its end: waiting, store calls and the handler. It goes along into the task of the delivery. Records of the handler are inside it |
+//! | `store` | debug | `operation`, `result` | one call to the store, with its wait in the queue |
+//!
+//! A request that is refused before its keys are known, or that passes through, has no span `delivery`.
+//! `outcome` and `attempt` are set at the end. A background write has a span `store` outside of any
+//! `delivery`.
+//!
+//! [tracing-opentelemetry](https://docs.rs/tracing-opentelemetry) exports these spans, with their names
+//! and fields unchanged. To rename them in a collector, use this table. Its names are those of the
+//! OpenTelemetry semantic conventions 1.37.0, in which the conventions for databases are stable and
+//! those for messaging are in development.
+//!
+//! | here | OpenTelemetry | remarks |
+//! |---|---|---|
+//! | span `delivery` | span `process {namespace}` of kind `CONSUMER`, `messaging.operation.type` = `process` | the conventions name a span by its operation and its destination |
+//! | `namespace` | `messaging.destination.name` | |
+//! | `id` | `messaging.message.id` | only with [`LogIds::Plain`](crate::LogIds::Plain): otherwise it is the hash of the id |
+//! | `outcome`, if not `completed` or `duplicate` | `error.type` | |
+//! | `attempt`, `takeover`, `mode`, `verdict` | none | |
+//! | span `store` | span `{operation} {table}` of kind `CLIENT` | the conventions name a span by its operation and its target |
+//! | `operation` | `db.operation.name` | one call may be several statements, or a part of one |
+//! | `result`, if not `ok` | `error.type` | |
+//! | the adapter | `db.system.name` = `postgresql` or `sqlite`, `db.collection.name` = the table | constants of your deployment |
+//! | `tower_dedup_delivery_duration_seconds` | `messaging.process.duration` | histogram in seconds |
+//! | `tower_dedup_deliveries_total` | `messaging.client.consumed.messages` | |
+//! | `tower_dedup_store_duration_seconds` | `db.client.operation.duration` | histogram in seconds |
+//! | every other metric | none | |
 
 /// Logs a record that names an event by its namespace and the hash of its id.
 macro_rules! log {
@@ -109,6 +179,8 @@ macro_rules! log {
 
 mod background;
 mod delivery;
+#[cfg(feature = "metrics")]
+pub(crate) mod describe;
 mod error_text;
 mod event;
 #[cfg(feature = "memory")]
@@ -118,26 +190,32 @@ mod outcome;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purge;
+mod run;
 mod settings;
+mod span;
 mod store;
 
-pub(crate) use background::{Background, background, orphaned_panic};
+pub(crate) use background::{Background, background, orphaned_panic, pending_write};
 pub(crate) use delivery::Report;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use event::marks_not_committed;
 pub(crate) use event::{lease_lost, mismatch, rerun, response_not_stored, takeover, unprotected};
 #[cfg(feature = "memory")]
 pub(crate) use memory::{evicted, evicting, nearly_full};
-pub(crate) use meters::Meters;
+pub(crate) use meters::{Meters, MetersByNamespace};
 pub(crate) use outcome::Outcome;
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{not_encrypted, session_not_terminated};
 #[cfg(feature = "postgres")]
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};
+pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;
 #[cfg(feature = "axum")]
 pub(crate) use settings::rejected;
 pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
+pub(crate) use span::{delivery_span, store_span};
+#[cfg(feature = "postgres")]
+pub(crate) use store::lane_restarted;
 pub(crate) use store::store_call;

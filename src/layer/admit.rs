@@ -16,7 +16,7 @@ use http::{Request, Response, request};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tower_service::Service;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use super::answer::{DedupResult, Ending, panic_message};
 use super::body::BodyFault;
@@ -147,10 +147,11 @@ where
             self.report.emit(Outcome::Bypass, Some(&request.keys), config);
             return self.forward(body);
         }
+        let span = self.report.open_span(work.keys(), config);
         match self.service.gate.try_run() {
             Some(permit) => self.start(body, work, permit, cx),
             None if config.waits_for_permit => {
-                Dispatch::Permit(Box::pin(self.wait_for_permit(body, work)))
+                Dispatch::Permit(Box::pin(self.wait_for_permit(body, work).instrument(span)))
             }
             None => self.refuse(Outcome::Overloaded, DedupResult::Unavailable, work.keys()).into(),
         }
@@ -165,13 +166,14 @@ where
         cx: &mut Context<'_>,
     ) -> Dispatch<S, B, ResBody> {
         let Self { inner, head, service, report, inner_body } = self;
+        let span = report.span.clone();
         let RequestKeys { keys, payloads } = match work {
             Work::Delivery(request) => request,
             Work::Keyless(claim) => {
                 let request = Request::from_parts(head, B::from(body));
                 let run =
                     run_without_key(inner, request, Arc::clone(&service), permit, report, claim);
-                return run_detached(Box::pin(run), service, cx);
+                return run_detached(Box::pin(run), service, span, cx);
             }
         };
         // Two boxes, each below 1 KiB, because common allocators are faster below that size.
@@ -187,7 +189,7 @@ where
             service: Arc::clone(&service),
             permit: Some(permit),
         });
-        run_detached(Box::pin(run.to_the_end()), service, cx)
+        run_detached(Box::pin(run.to_the_end()), service, span, cx)
     }
 
     /// Waits for a permit, then starts the delivery.
@@ -197,7 +199,8 @@ where
         let _counted = gate.tasks.token();
         release_readiness(&mut self.inner);
         let deadline = deadline_in(self.service.config.times.store_timeout);
-        let place = gate.try_wait();
+        let meters = &self.service.config.meters;
+        let place = gate.try_wait().map(|place| (place, meters.waiting()));
         let admitted = match &place {
             Some(_) => gate.run_by(&mut self.inner, deadline).await,
             None => Err(NotAdmitted::Full),
@@ -305,6 +308,7 @@ impl<S, L, B> Admission<S, L, B> {
 fn run_detached<S, L, B, ResBody>(
     mut delivery: Pin<Box<impl Future<Output = Ending<ResBody, S::Error>> + Send + 'static>>,
     service: Arc<ServiceState<L>>,
+    span: Span,
     cx: &mut Context<'_>,
 ) -> Dispatch<S, B, ResBody>
 where
@@ -317,13 +321,15 @@ where
     let running = tasks.token();
     // No caller can drop the delivery during this poll. A delivery that ends in it needs no task,
     // which would cost more than all other steps of this function.
-    if let Poll::Ready(ending) = delivery.as_mut().poll(cx) {
+    if let Poll::Ready(ending) = span.in_scope(|| delivery.as_mut().poll(cx)) {
         drop((delivery, running));
         return Dispatch::Ended(ending);
     }
     let (sender, receiver) = oneshot::channel();
     let task = finish_detached(sender, delivery, service);
-    tasks.spawn(task.instrument(tracing::Span::current()));
+    // A delivery without a span of its own stays in the span of its request.
+    let span = if span.is_disabled() { Span::current() } else { span };
+    tasks.spawn(task.instrument(span));
     Dispatch::Task(receiver)
 }
 

@@ -161,6 +161,7 @@ where
         let gate = &service.gate;
         self.permit = None;
         let Some(_place) = gate.try_wait() else { return Waited::NoPlace };
+        let _waiting = service.config.meters.waiting();
         release_readiness(&mut self.inner);
 
         let waiter = gate.waiters.wait_for(self.keys.first());

@@ -3,16 +3,19 @@
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use tracing::Span;
 
 use super::config::Config;
 use super::policy::LogIds;
 use crate::error::BoxError;
 use crate::key::Keys;
-use crate::observe::{Outcome, Report};
+use crate::observe::{self, Outcome, Report};
 
 /// The fields of a delivery's log record. Each is set when it is known.
 pub(super) struct ReportFields {
     started: Instant,
+    /// Disabled until the keys are known.
+    pub(super) span: Span,
     /// The attempt, and whether it is a takeover.
     pub(super) attempt: Option<(u32, bool)>,
     pub(super) age: Option<Duration>,
@@ -22,7 +25,21 @@ pub(super) struct ReportFields {
 
 impl ReportFields {
     pub(super) fn started_now() -> Self {
-        Self { started: Instant::now(), attempt: None, age: None, status: None, error: None }
+        Self {
+            started: Instant::now(),
+            span: Span::none(),
+            attempt: None,
+            age: None,
+            status: None,
+            error: None,
+        }
+    }
+
+    /// Opens the span of the delivery, which the rest of its work enters.
+    pub(super) fn open_span(&mut self, keys: Option<&Keys>, config: &Config) -> Span {
+        let plain_ids = config.log_ids == LogIds::Plain;
+        self.span = observe::delivery_span(&config.meters, keys.map(Keys::first), plain_ids);
+        self.span.clone()
     }
 
     /// Emits the record and counts the delivery.
@@ -30,6 +47,7 @@ impl ReportFields {
         Report {
             outcome,
             meters: &config.meters,
+            span: &self.span,
             key: keys.map(Keys::first),
             keys: keys.map_or(0, |keys| keys.events().len()),
             plain_ids: config.log_ids == LogIds::Plain,

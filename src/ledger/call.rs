@@ -55,16 +55,18 @@ fn checked<'c, T: 'c>(
 ) -> impl Future<Output = Result<T, Error>> + Send {
     async move {
         let start = Instant::now();
+        let span = observe::store_span(operation);
         let panicked = || {
             // The panic hook has reported the panic itself.
             Error::new(ErrorKind::Unavailable, format!("{context}: the adapter panicked"))
         };
-        let reply = match catch_unwind(AssertUnwindSafe(call)) {
+        let reply = match catch_unwind(AssertUnwindSafe(|| span.in_scope(call))) {
             Ok(mut call) => {
                 // Set at the first wait: a store in memory replies without a timer.
                 let mut deadline = None;
                 let reply = poll_fn(|cx| {
-                    match catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx))) {
+                    let poll = || span.in_scope(|| call.as_mut().poll(cx));
+                    match catch_unwind(AssertUnwindSafe(poll)) {
                         Ok(Poll::Ready(reply)) => return Poll::Ready(reply),
                         Ok(Poll::Pending) => {}
                         Err(_panic) => return Poll::Ready(Err(panicked())),
@@ -87,7 +89,7 @@ fn checked<'c, T: 'c>(
             }
             Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"))
         });
-        observe::store_call(operation, start.elapsed(), reply.as_ref().err());
+        observe::store_call(operation, start.elapsed(), reply.as_ref().err(), &span);
         reply
     }
 }

@@ -89,6 +89,7 @@ impl RetryPool {
     {
         let Some(slot) = slot.or_else(|| self.reserve()) else { return refuse(&job) };
         let Ok(runtime) = Handle::try_current() else { return refuse(&job) };
+        let pending = job.keys.first().map(observe::pending_write);
         let task = async move {
             let start = Instant::now();
             let mut not_held_since = None;
@@ -116,7 +117,7 @@ impl RetryPool {
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
             observe::background(job.operation, result, job.keys.first());
-            drop((guard, slot));
+            drop((guard, slot, pending));
         };
         self.tasks.spawn_on(task, &runtime);
     }

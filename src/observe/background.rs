@@ -1,5 +1,6 @@
 //! Records and counters about work that outlives its delivery.
 
+use super::meters::Counted;
 use crate::key::DedupKey;
 
 /// How a store call ended that outlived its delivery.
@@ -9,6 +10,18 @@ pub(crate) enum Background {
     GaveUp,
     /// Too many such calls are pending.
     Refused,
+}
+
+/// Counts a store call that outlives its delivery as pending until the returned guard is dropped.
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
+pub(crate) fn pending_write(key: &DedupKey) -> Counted {
+    #[cfg(feature = "metrics")]
+    return Counted::of(metrics::gauge!(
+        "tower_dedup_pending_writes",
+        "namespace" => key.namespace().to_owned()
+    ));
+    #[cfg(not(feature = "metrics"))]
+    Counted {}
 }
 
 /// Reports a completion or release that ended in the background.

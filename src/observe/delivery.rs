@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use tracing::Span;
 
 use super::error_text::chain;
 use super::meters::Meters;
@@ -13,6 +14,7 @@ use crate::key::DedupKey;
 pub(crate) struct Report<'a> {
     pub(crate) outcome: Outcome,
     pub(crate) meters: &'a Meters,
+    pub(crate) span: &'a Span,
     pub(crate) key: Option<&'a DedupKey>,
     pub(crate) keys: usize,
     pub(crate) plain_ids: bool,
@@ -26,7 +28,14 @@ pub(crate) struct Report<'a> {
 impl Report<'_> {
     pub(crate) fn emit(&self) {
         #[cfg(feature = "metrics")]
-        self.meters.count(self.outcome, self.duration);
+        self.meters.count(
+            self.outcome,
+            self.duration,
+            self.attempt.map(|(attempt, _)| attempt),
+            self.age,
+        );
+        self.span.record("outcome", self.outcome.as_str());
+        self.span.record("attempt", self.attempt.map(|(attempt, _)| attempt));
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
@@ -64,13 +73,14 @@ impl Report<'_> {
             | Outcome::InvalidKey
             | Outcome::TooLarge
             | Outcome::BrokenBody
-            | Outcome::SlowBody => event!(WARN),
+            | Outcome::SlowBody
+            | Outcome::Cancelled => event!(WARN),
             Outcome::Bypass => event!(DEBUG),
         }
     }
 }
 
-fn shown(key: &DedupKey, plain: bool) -> String {
+pub(super) fn shown(key: &DedupKey, plain: bool) -> String {
     if plain { key.id().to_owned() } else { key.log_id() }
 }
 

@@ -1,5 +1,6 @@
-//! [`Meters`]: the metrics of one layer.
+//! [`Meters`]: the metrics of one namespace.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 #[cfg(feature = "metrics")]
 use std::sync::OnceLock;
@@ -12,7 +13,7 @@ use super::event::count;
 use super::outcome::Outcome;
 use crate::key::DedupKey;
 
-/// The keys of the metrics of one layer.
+/// The metrics' keys of one layer, or of one namespace of a deduplicator.
 ///
 /// A metric's key is composed and hashed text. Making it for every delivery costs more than
 /// counting. The recorder is looked up each time, because it may be installed late.
@@ -24,9 +25,16 @@ pub(crate) struct Meters {
     logged_other_path: Mutex<Option<Instant>>,
     #[cfg(feature = "metrics")]
     running: metrics::Key,
-    /// Indexed by outcome.
     #[cfg(feature = "metrics")]
-    ended: [OnceLock<Ended>; Outcome::Bypass as usize + 1],
+    waiting: metrics::Key,
+    #[cfg(feature = "metrics")]
+    duplicate_age: metrics::Key,
+    /// Of failed and of completed first attempts.
+    #[cfg(feature = "metrics")]
+    first_attempts: [metrics::Key; 2],
+    /// Indexed by outcome. Boxed, because a namespace sees few outcomes.
+    #[cfg(feature = "metrics")]
+    ended: [OnceLock<Box<Ended>>; Outcome::Bypass as usize + 1],
 }
 
 /// The metrics' keys of one outcome.
@@ -42,12 +50,21 @@ static METADATA: metrics::Metadata<'_> =
 
 impl Meters {
     pub(crate) fn new(namespace: &Arc<str>) -> Self {
+        #[cfg(feature = "metrics")]
+        let attempts =
+            |result| key("tower_dedup_first_attempts_total", namespace, Some(("result", result)));
         Self {
             namespace: Arc::clone(namespace),
             logged_nested: AtomicBool::new(false),
             logged_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
             running: key("tower_dedup_running", namespace, None),
+            #[cfg(feature = "metrics")]
+            waiting: key("tower_dedup_waiting", namespace, None),
+            #[cfg(feature = "metrics")]
+            duplicate_age: key("tower_dedup_duplicate_age_seconds", namespace, None),
+            #[cfg(feature = "metrics")]
+            first_attempts: ["failed", "completed"].map(attempts),
             #[cfg(feature = "metrics")]
             ended: std::array::from_fn(|_| OnceLock::new()),
         }
@@ -83,37 +100,61 @@ impl Meters {
     }
 
     /// Counts a delivery as running until the returned guard is dropped.
-    pub(crate) fn running(&self) -> Running {
-        Running {
-            #[cfg(feature = "metrics")]
-            gauge: {
-                let gauge =
-                    metrics::with_recorder(|to| to.register_gauge(&self.running, &METADATA));
-                gauge.increment(1.0);
-                gauge
-            },
-        }
+    pub(crate) fn running(&self) -> Counted {
+        #[cfg(feature = "metrics")]
+        return Counted::new(&self.running);
+        #[cfg(not(feature = "metrics"))]
+        Counted {}
     }
 
+    /// Counts a delivery as waiting until the returned guard is dropped.
+    pub(crate) fn waiting(&self) -> Counted {
+        #[cfg(feature = "metrics")]
+        return Counted::new(&self.waiting);
+        #[cfg(not(feature = "metrics"))]
+        Counted {}
+    }
+
+    /// Counts a delivery that has ended.
     #[cfg(feature = "metrics")]
-    pub(super) fn count(&self, outcome: Outcome, took: Duration) {
-        let ended = self.ended[outcome as usize].get_or_init(|| Ended {
-            deliveries: key("tower_dedup_deliveries_total", &self.namespace, Some(outcome)),
-            durations: key("tower_dedup_delivery_duration_seconds", &self.namespace, Some(outcome)),
+    pub(super) fn count(
+        &self,
+        outcome: Outcome,
+        took: Duration,
+        attempt: Option<u32>,
+        age: Option<Duration>,
+    ) {
+        let ended = self.ended[outcome as usize].get_or_init(|| {
+            let outcome = Some(("outcome", outcome.as_str()));
+            Box::new(Ended {
+                deliveries: key("tower_dedup_deliveries_total", &self.namespace, outcome),
+                durations: key("tower_dedup_delivery_duration_seconds", &self.namespace, outcome),
+            })
         });
         metrics::with_recorder(|to| {
             to.register_counter(&ended.deliveries, &METADATA).increment(1);
             to.register_histogram(&ended.durations, &METADATA).record(took);
+            if attempt == Some(1) {
+                let key = &self.first_attempts[usize::from(outcome.ends_completed())];
+                to.register_counter(key, &METADATA).increment(1);
+            }
+            if let Some(age) = age {
+                to.register_histogram(&self.duplicate_age, &METADATA).record(age);
+            }
         });
     }
 }
 
 #[cfg(feature = "metrics")]
-fn key(name: &'static str, namespace: &Arc<str>, outcome: Option<Outcome>) -> metrics::Key {
+fn key(
+    name: &'static str,
+    namespace: &Arc<str>,
+    label: Option<(&'static str, &'static str)>,
+) -> metrics::Key {
     // Shared, so that the recorder does not copy it.
     let namespace = metrics::SharedString::from_shared(Arc::clone(namespace));
     let mut labels = vec![metrics::Label::new("namespace", namespace)];
-    labels.extend(outcome.map(|outcome| metrics::Label::new("outcome", outcome.as_str())));
+    labels.extend(label.map(|(name, value)| metrics::Label::from_static_parts(name, value)));
     metrics::Key::from_parts(name, labels)
 }
 
@@ -123,13 +164,42 @@ impl std::fmt::Debug for Meters {
     }
 }
 
-/// Counts a delivery as running until it is dropped.
-pub(crate) struct Running {
+/// The meters of a deduplicator, whose namespaces are those of its keys.
+#[derive(Default)]
+pub(crate) struct MetersByNamespace(Mutex<HashMap<Arc<str>, Arc<Meters>>>);
+
+impl MetersByNamespace {
+    pub(crate) fn get(&self, namespace: &str) -> Arc<Meters> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meters) = all.get(namespace) {
+            return Arc::clone(meters);
+        }
+        let namespace = Arc::from(namespace);
+        let meters = Arc::new(Meters::new(&namespace));
+        all.insert(namespace, Arc::clone(&meters));
+        meters
+    }
+}
+
+/// Counts in a gauge until it is dropped.
+pub(crate) struct Counted {
     #[cfg(feature = "metrics")]
     gauge: metrics::Gauge,
 }
 
-impl Drop for Running {
+#[cfg(feature = "metrics")]
+impl Counted {
+    fn new(key: &metrics::Key) -> Self {
+        Self::of(metrics::with_recorder(|to| to.register_gauge(key, &METADATA)))
+    }
+
+    pub(super) fn of(gauge: metrics::Gauge) -> Self {
+        gauge.increment(1.0);
+        Self { gauge }
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
         #[cfg(feature = "metrics")]
         self.gauge.decrement(1.0);

@@ -21,6 +21,7 @@ pub(crate) enum Outcome {
     SlowBody,
     Unverified,
     Unscoped,
+    Cancelled,
     Bypass,
 }
 
@@ -45,7 +46,15 @@ impl Outcome {
             Self::SlowBody => "slow_body",
             Self::Unverified => "unverified",
             Self::Unscoped => "unscoped",
+            Self::Cancelled => "cancelled",
             Self::Bypass => "bypass",
         }
+    }
+
+    /// Returns `true` if the events whose handler ran are complete.
+    #[cfg(feature = "metrics")]
+    pub(super) fn ends_completed(self) -> bool {
+        // A run ends in a mismatch only after its success: another event of the delivery is refused.
+        matches!(self, Self::Completed | Self::Partial | Self::Mismatch)
     }
 }

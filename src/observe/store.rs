@@ -1,15 +1,23 @@
-//! Metrics of store calls.
+//! Metrics of store calls and of the connections to a store.
 
 use std::time::Duration;
+
+use tracing::Span;
 
 use crate::error::Error;
 
 /// Measures a store call.
 #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
-pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<&Error>) {
+pub(crate) fn store_call(
+    operation: &'static str,
+    took: Duration,
+    error: Option<&Error>,
+    span: &Span,
+) {
+    let result = error.map_or("ok", |error| error.kind().as_str());
+    span.record("result", result);
     #[cfg(feature = "metrics")]
     {
-        let result = error.map_or("ok", |error| error.kind().as_str());
         // The compiler makes the metrics' keys for the calls of a successful delivery.
         macro_rules! duration {
             ($($usual:literal)+) => {
@@ -28,4 +36,12 @@ pub(crate) fn store_call(operation: &'static str, took: Duration, error: Option<
         }
         duration!("claim" "complete" "release" "begin" "commit").record(took);
     }
+}
+
+/// Counts a connection of the queue's lanes that was lost. The lane opens another one.
+#[cfg(feature = "postgres")]
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
+pub(crate) fn lane_restarted(store: &'static str) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("tower_dedup_lane_restarts_total", "store" => store).increment(1);
 }

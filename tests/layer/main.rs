@@ -7,6 +7,7 @@ mod deduplicator;
 mod delivery;
 mod faults;
 mod idempotency;
+mod metrics;
 mod multi_event;
 mod multi_event_identities;
 mod observe;
@@ -15,6 +16,7 @@ mod readiness;
 mod replay;
 mod routes;
 mod settings;
+mod spans;
 mod success;
 #[path = "../support/mod.rs"]
 mod support;

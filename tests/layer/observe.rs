@@ -18,21 +18,28 @@ use tower_dedup::{
 use crate::support::log::Log;
 use crate::support::{FIRST, Faulty, Handler, by_header, faulty, on_claim, request, send};
 
-/// Runs on one thread, with a log and metrics of its own.
-fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
+/// Runs on one thread, with a log and metrics of its own. Every metric has to be described.
+pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     use tracing_subscriber::layer::SubscriberExt;
     let (log, recorder) = (Log::default(), DebuggingRecorder::new());
     let snapshotter = recorder.snapshotter();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let subscriber = tracing_subscriber::registry().with(log.clone());
     tracing::subscriber::with_default(subscriber, || {
-        metrics::with_local_recorder(&recorder, || runtime.block_on(run(log, snapshotter)));
+        metrics::with_local_recorder(&recorder, || {
+            tower_dedup::describe_metrics();
+            runtime.block_on(run(log, snapshotter));
+        });
     });
+    for (key, unit, text, _) in recorder.snapshotter().snapshot().into_vec() {
+        assert!(unit.is_some() && text.is_some(), "not described: {key:?}");
+    }
 }
 
-/// Returns the sum of every counter and gauge, and the count of every histogram, by name and
-/// labels.
-fn measured(snapshotter: &Snapshotter) -> BTreeMap<(String, Vec<String>), f64> {
+/// The sum of every counter and gauge, and the count of every histogram, by name and labels.
+pub(crate) type Sums = BTreeMap<(String, Vec<String>), f64>;
+
+pub(crate) fn measured(snapshotter: &Snapshotter) -> Sums {
     let mut sums = BTreeMap::new();
     for (key, _, _, value) in snapshotter.snapshot().into_vec() {
         let key = key.key();
@@ -47,6 +54,12 @@ fn measured(snapshotter: &Snapshotter) -> BTreeMap<(String, Vec<String>), f64> {
         sums.insert((key.name().to_owned(), labels), value);
     }
     sums
+}
+
+/// Returns one value, or zero for a metric without one.
+pub(crate) fn value(sums: &Sums, name: &str, labels: &[&str]) -> f64 {
+    let labels = labels.iter().map(|&label| label.to_owned()).collect();
+    sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
 }
 
 fn store() -> Arc<Faulty<MemoryAdapter>> {

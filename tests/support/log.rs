@@ -41,7 +41,7 @@ impl Log {
     }
 }
 
-struct Fields<'a>(&'a mut BTreeMap<String, String>);
+pub(crate) struct Fields<'a>(pub(crate) &'a mut BTreeMap<String, String>);
 
 impl Visit for Fields<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {

@@ -7,16 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use sqlx::postgres::{PgPool, PgPoolOptions, PgRow};
-use sqlx::{ConnectOptions, Connection, Row as _};
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Purged, Stats};
+use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::{allow_rerun, execute_one, forget};
-use super::super::sql::purge::Step;
 use super::super::sql::responses::add_responses;
 use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
@@ -26,7 +25,8 @@ use super::errors::{is_not_permitted, store_error};
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_labels, read_row};
 use super::schema::create_sql;
-use super::store::{MAINTENANCE_TIMEOUT, PostgresStore};
+use super::store::PostgresStore;
+use super::walk::Place;
 use crate::error::Error;
 use crate::key::DedupKey;
 use crate::observe;
@@ -218,54 +218,6 @@ impl PostgresStore {
         }
     }
 
-    /// Deletes one portion of a purge: keys that expired at `from` or later.
-    async fn purge(&self, limit: u32, from: Option<f64>) -> Result<Step<f64>, Error> {
-        let fault = |error| store_error("purging", error);
-        let statements = self.statements();
-        let clock = self.fetch(&statements.clock, Params::None).await.map_err(fault)?;
-        if let Some(row) = clock.first() {
-            self.purge_state.check_clock(row.try_get(0).map_err(fault)?)?;
-        }
-        let from = from.unwrap_or(f64::NEG_INFINITY);
-        let purge = Params::Purge(i64::from(limit), from);
-        let bound = self.options.statement_timeout.saturating_mul(6);
-        let rows = self.fetch_within(bound, &statements.purge, purge).await.map_err(fault)?;
-        let deleted: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(fault)?;
-        let deleted = u64::try_from(deleted).unwrap_or(0);
-        Ok(Step { at: from, deleted, left: Stats::default(), next: None })
-    }
-
-    async fn stats(&self) -> Result<Stats, Error> {
-        let fault = |error| store_error("reading statistics", error);
-        let stats = &self.statements().stats;
-        let rows = self.fetch_within(MAINTENANCE_TIMEOUT, stats, Params::None).await;
-        let rows = rows.map_err(fault)?;
-        let read = |row: &PgRow| {
-            let number =
-                |at| row.try_get::<i64, _>(at).map(|rows| u64::try_from(rows).unwrap_or(0));
-            let age = |at| {
-                let ms = row.try_get::<Option<i64>, _>(at)?;
-                Ok::<_, sqlx::Error>(
-                    ms.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))),
-                )
-            };
-            Ok(Stats {
-                is_exact: true,
-                rows: number(0)?,
-                in_flight: number(1)?,
-                lapsed: number(2)?,
-                released: number(3)?,
-                complete: number(4)?,
-                expired: number(5)?,
-                oldest_in_flight: age(6)?,
-                oldest_lapsed: age(7)?,
-                oldest_expired: age(8)?,
-                bytes: Some(number(9)?),
-            })
-        };
-        rows.first().map_or(Ok(Stats::default()), read).map_err(fault)
-    }
-
     /// Reads a key on any server.
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         let fault = |error| store_error("looking up a key", error);
@@ -274,23 +226,15 @@ impl PostgresStore {
         let Some(row) = rows.first() else { return Ok(None) };
         read_row(row, Fetch::DigestAndResponse).entry(read_labels(row).map_err(fault)?)
     }
-
-    /// Runs a statement on the pool that may take longer than others.
-    async fn fetch_within(
-        &self,
-        bound: Duration,
-        sql: &Arc<str>,
-        params: Params<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
-    }
 }
 
 impl MaintenanceAdapter for PostgresAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
         let store = &self.0;
-        let portion = move |from| store.with_table(move || Box::pin(store.purge(limit, from)));
-        Box::pin(store.purge_state.purge(limit, portion))
+        let step = move |at: Option<Place>| {
+            store.with_table(move || Box::pin(store.purge(limit, at.clone())))
+        };
+        Box::pin(store.purge_state.purge(limit, step))
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
@@ -315,6 +259,16 @@ impl MaintenanceAdapter for PostgresAdapter {
                 allow_rerun(&mut store.dialect(Source::Pool), keys, order, key_hash).await
             })
         }))
+    }
+
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        let store = &self.0;
+        Box::pin(store.with_table(move || Box::pin(store.list(filter, after, limit))))
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {

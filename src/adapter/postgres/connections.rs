@@ -39,6 +39,7 @@ use super::super::sql::statement::render;
 use super::super::transaction::return_to_pool;
 use super::errors::{is_timed_out, timed_out};
 use super::statements::TAG;
+use crate::observe;
 
 /// How long a test of an idle connection may take.
 const TEST: Duration = Duration::from_millis(500);
@@ -188,6 +189,7 @@ impl Connections {
                 return Ok(BoundedConnection::new(self, connection));
             }
             drop(idle);
+            observe::lane_restarted("postgres");
             self.test_idle();
         }
         let options = self.pool.connect_options();
@@ -557,7 +559,8 @@ impl Drop for BoundedConnection<'_> {
                 }
             }
             (Some(PoolOrLane::Pooled(connection)), State::Broken) => drop(connection.detach()),
-            (Some(PoolOrLane::Lane(..)) | None, _) => {}
+            (Some(PoolOrLane::Lane(..)), _) => observe::lane_restarted("postgres"),
+            (None, _) => {}
         }
     }
 }

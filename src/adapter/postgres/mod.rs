@@ -41,6 +41,7 @@ mod adapter;
 mod connections;
 mod dialect;
 mod errors;
+mod inspection;
 mod options;
 mod params;
 mod schema;
@@ -50,6 +51,7 @@ mod store;
 mod transaction;
 mod transaction_end;
 mod tuning;
+mod walk;
 
 pub use adapter::PostgresAdapter;
 pub use options::PostgresOptions;

@@ -101,8 +101,8 @@ impl PostgresOptions {
     ///
     /// After that its connection is closed and its outcome is unknown, so that a connection that has
     /// fallen silent, without a reset, costs this time once and no more. Choose more than the layer's
-    /// `store_timeout`, which ends the wait of a caller. One portion of a purge has six times as long;
-    /// statistics and migrating have ten minutes.
+    /// `store_timeout`, which ends the wait of a caller. Statements of a purge, of statistics and of a
+    /// list have six times as long; migrating has ten minutes.
     ///
     /// # Panics
     ///

@@ -20,6 +20,7 @@ use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Labels, Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Token};
+use super::walk::Blocks;
 use crate::key::DedupKey;
 
 /// A `uuid`, without sqlx's feature of that name.
@@ -214,6 +215,19 @@ impl ExtraColumns {
     }
 }
 
+/// What `list` selects.
+#[derive(Debug)]
+pub(super) struct Selection<'f> {
+    pub(super) blocks: Blocks,
+    pub(super) after: String,
+    pub(super) partition: i64,
+    pub(super) state: Option<i32>,
+    pub(super) namespace: Option<&'f str>,
+    pub(super) since_ms: Option<i64>,
+    pub(super) attempts_over: Option<i64>,
+    pub(super) limit: i64,
+}
+
 /// The parameters of a statement.
 #[derive(Clone, Copy)]
 pub(super) enum Params<'k> {
@@ -225,8 +239,10 @@ pub(super) enum Params<'k> {
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
     Rerun(&'k [Uuid], &'k RerunOrder),
-    /// How many keys, and from which expiry on, in milliseconds.
-    Purge(i64, f64),
+    Blocks(&'k Blocks),
+    /// The blocks, and how many keys.
+    Purge(&'k Blocks, i64),
+    List(&'k Selection<'k>),
 }
 
 impl<'k> Params<'k> {
@@ -261,7 +277,20 @@ impl<'k> Params<'k> {
             Self::Keys(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
             Self::Rerun(keys, order) => query.bind(keys).bind(order.by()).bind(order.reason()),
-            Self::Purge(limit, from_ms) => query.bind(limit).bind(from_ms),
+            Self::Blocks(blocks) => query.bind(&*blocks.from).bind(&*blocks.until),
+            Self::Purge(blocks, limit) => {
+                query.bind(&*blocks.from).bind(&*blocks.until).bind(limit)
+            }
+            Self::List(list) => query
+                .bind(&*list.blocks.from)
+                .bind(&*list.blocks.until)
+                .bind(&*list.after)
+                .bind(list.partition)
+                .bind(list.state)
+                .bind(list.namespace)
+                .bind(list.since_ms)
+                .bind(list.attempts_over)
+                .bind(list.limit),
         }
     }
 }

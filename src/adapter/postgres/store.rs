@@ -21,11 +21,12 @@ use super::params::Params;
 use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
 use super::tuning::{LockWait, ReadFirst, Replanner};
+use super::walk::Place;
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
-/// For how long a statement may run that reads or changes the whole table.
-pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
+/// For how long a migration may run.
+const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How often a statement is repeated that conflicted with another, or whose connection was gone.
 const REPEATS: usize = 6;
@@ -44,7 +45,7 @@ pub(super) struct PostgresStore {
     pub(super) replanner: Replanner,
     pub(super) read_first: ReadFirst,
     pub(super) lock_wait: LockWait,
-    pub(super) purge_state: PurgeState<f64>,
+    pub(super) purge_state: PurgeState<Place>,
     pub(super) purge_task: PurgeTask,
     /// Whether this adapter has warned that its role may not purge.
     pub(super) has_warned_of_purge: AtomicBool,

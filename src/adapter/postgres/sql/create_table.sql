@@ -1,3 +1,8 @@
+-- fillfactor: a completion is a HOT update if its page has room.
+-- autovacuum: the table holds one retention of keys. A purge, and each completion, leaves a dead row. By
+-- default a fifth of the table may be dead before a vacuum: six days of a retention of 30. Here it is a
+-- fiftieth, and 1,000 rows so that a small table is not vacuumed every minute. The first vacuum after
+-- inserts freezes rows early, so that no vacuum freezes all of them at once.
 CREATE TABLE IF NOT EXISTS {table} (
     key uuid PRIMARY KEY,
     namespace text NOT NULL,
@@ -17,4 +22,10 @@ CREATE TABLE IF NOT EXISTS {table} (
     response_status smallint,
     response_headers text,
     response_body bytea
-) WITH (fillfactor = 90)
+) WITH (
+    fillfactor = 90,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    toast.autovacuum_vacuum_scale_factor = 0.02
+)

@@ -1,25 +1,22 @@
--- Counts rows by their states.
+-- Counts the rows of the blocks from `$1` to before `$2` by their states; of a partitioned table, in every
+-- partition.
+--
+-- OFFSET 0 has the state of a row computed once, not once a column. The states are numbers because
+-- comparing texts takes three times as long.
 SELECT count(*),
-  count(*) FILTER (WHERE state = 'in_flight'),
-  count(*) FILTER (WHERE state = 'lapsed'),
-  count(*) FILTER (WHERE state = 'released'),
-  count(*) FILTER (WHERE state = 'complete'),
-  count(*) FILTER (WHERE state = 'expired'),
-  floor(extract(epoch FROM max(now - first_seen_at)
-    FILTER (WHERE state = 'in_flight')) * 1000)::int8,
-  floor(extract(epoch FROM max(now - lease_until) FILTER (WHERE state = 'lapsed')) * 1000)::int8,
-  floor(extract(epoch FROM max(now - greatest(expires_at,
-    CASE WHEN completed_at IS NULL THEN lease_until END))
-    FILTER (WHERE state = 'expired')) * 1000)::int8,
-  pg_total_relation_size({table_number})
+  count(*) FILTER (WHERE state = 1),
+  count(*) FILTER (WHERE state = 2),
+  count(*) FILTER (WHERE state = 3),
+  count(*) FILTER (WHERE state = 4),
+  count(*) FILTER (WHERE state = 5),
+  floor(extract(epoch FROM max(now - first_seen_at) FILTER (WHERE state = 1)) * 1000)::int8,
+  floor(extract(epoch FROM max(now - lease_until) FILTER (WHERE state = 2)) * 1000)::int8,
+  floor(extract(epoch FROM max(now - greatest(
+    expires_at, CASE WHEN completed_at IS NULL THEN lease_until END
+  )) FILTER (WHERE state = 5)) * 1000)::int8
 FROM (
-  SELECT now, lease_until, first_seen_at, completed_at, expires_at,
-    CASE
-      WHEN completed_at IS NULL AND token IS NOT NULL AND lease_until > now THEN 'in_flight'
-      WHEN expires_at <= now THEN 'expired'
-      WHEN completed_at IS NOT NULL THEN 'complete'
-      WHEN token IS NOT NULL THEN 'lapsed'
-      ELSE 'released'
-    END AS state
-  FROM (SELECT clock_timestamp() AS now) AS clock, {table}
+  SELECT c.now, t.lease_until, t.first_seen_at, t.completed_at, t.expires_at, {state} AS state
+  FROM (SELECT clock_timestamp() AS now) AS c, {table} AS t
+  WHERE t.ctid >= $1::text::tid AND t.ctid < $2::text::tid
+  OFFSET 0
 ) AS rows

@@ -1,0 +1,347 @@
+//! Gauges, histograms and counters: of a layer and of a deduplicator.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use metrics_util::debugging::{DebugValue, Snapshotter};
+use tower::Layer;
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::key::Event;
+use tower_dedup::testing::{Fault, StoreCall};
+use tower_dedup::{DedupLayer, Deduplicator, OnInFlight, RunContext, RunError};
+
+use crate::observe::{measured, observed, value};
+use crate::spans::transactional;
+use crate::support::log::Log;
+use crate::support::{Faulty, Handler, by_header, dedup_key, faulty, polled, request, send};
+
+const WAITING: &str = "tower_dedup_waiting";
+const PENDING: &str = "tower_dedup_pending_writes";
+const RUNNING: &str = "tower_dedup_running";
+
+type FaultyStore = Arc<Faulty<MemoryAdapter>>;
+
+fn store() -> FaultyStore {
+    faulty(MemoryAdapter::new())
+}
+
+/// Returns the change of a gauge since the last snapshot, which resets it.
+fn change(snapshotter: &Snapshotter, gauge: &str) -> f64 {
+    value(&measured(snapshotter), gauge, &["test"])
+}
+
+#[test]
+fn waiting_gauge_counts_who_waits_for_another_delivery() {
+    observed(async |_, snapshotter| {
+        let handler = Handler::default();
+        handler.hold();
+        let service = DedupLayer::new(by_header(), store())
+            .on_in_flight(OnInFlight::Wait(Duration::from_secs(30)))
+            .layer(handler.service());
+        let deliver = || {
+            let service = service.clone();
+            tokio::spawn(async move { send(&service, request("a")).await.status() })
+        };
+        let first = deliver();
+        handler.running(1).await;
+        assert_eq!(change(&snapshotter, WAITING), 0.0);
+        let others = [deliver(), deliver()];
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(change(&snapshotter, WAITING), 2.0);
+        handler.release();
+        for delivery in others.into_iter().chain([first]) {
+            assert_eq!(delivery.await.unwrap(), 200);
+        }
+        assert_eq!(change(&snapshotter, WAITING), -2.0);
+    });
+}
+
+#[test]
+fn waiting_gauge_forgets_a_request_that_is_dropped_while_it_waits_for_a_permit() {
+    observed(async |_, snapshotter| {
+        let handler = Handler::default();
+        handler.hold();
+        let (layer, _dir) = transactional().await;
+        let service = layer.max_running(1).layer(handler.service());
+        let running = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, request("a")).await.status() }
+        });
+        handler.running(1).await;
+        let waits = polled(send(&service, request("b")), 1, false).await;
+        assert!(waits.is_none());
+        let sums = measured(&snapshotter);
+        // It has waited and was dropped.
+        assert_eq!(sums.get(&(WAITING.to_owned(), vec!["test".to_owned()])), Some(&0.0));
+        handler.release();
+        assert_eq!(running.await.unwrap(), 200);
+        assert_eq!(change(&snapshotter, WAITING), 0.0);
+    });
+}
+
+#[test]
+fn gauges_forget_a_run_that_is_dropped_while_it_waits() {
+    observed(async |log, snapshotter| {
+        let dedup = Deduplicator::new(store());
+        let (key, waiting) = (dedup_key("a"), dedup.clone().wait(Duration::from_secs(30)));
+        let mut first = Box::pin(dedup.run(&key, async |_| {
+            std::future::pending::<()>().await;
+            Ok::<_, ()>(())
+        }));
+        assert!(futures_util::poll!(first.as_mut()).is_pending());
+        let mut waits = Box::pin(waiting.run(&key, async |_| Ok::<_, ()>(())));
+        assert!(futures_util::poll!(waits.as_mut()).is_pending());
+        let sums = measured(&snapshotter);
+        let gauges = [WAITING, RUNNING].map(|gauge| value(&sums, gauge, &["test"]));
+        assert_eq!(gauges, [1.0, 2.0]);
+        drop((waits, first));
+        dedup.drain().await;
+        let sums = measured(&snapshotter);
+        let gauges = [WAITING, RUNNING].map(|gauge| value(&sums, gauge, &["test"]));
+        assert_eq!(gauges, [-1.0, -2.0]);
+        let records = log.all("delivery");
+        assert_eq!(records.len(), 2);
+        assert!(records.iter().all(|record| record["outcome"] == "cancelled"), "{records:?}");
+    });
+}
+
+#[test]
+fn pending_writes_gauge_counts_completions_and_releases_in_the_background() {
+    observed(async |_, snapshotter| {
+        let store = store();
+        let layer = DedupLayer::new(by_header(), Arc::clone(&store))
+            .store_timeout(Duration::from_millis(50));
+        let (handle, handler) = (layer.handle(), Handler::default().then(200).then(500));
+        let service = layer.layer(handler.service());
+        store.set(StoreCall::Complete, Fault::Fail);
+        store.set(StoreCall::Release, Fault::Fail);
+        send(&service, request("completed")).await;
+        assert_eq!(change(&snapshotter, PENDING), 1.0);
+        send(&service, request("released")).await;
+        assert_eq!(change(&snapshotter, PENDING), 1.0);
+        assert_eq!(handle.pending_writes(), 2);
+        store.set(StoreCall::Complete, Fault::None);
+        store.set(StoreCall::Release, Fault::None);
+        handle.drain().await;
+        assert_eq!(change(&snapshotter, PENDING), -2.0);
+    });
+}
+
+#[test]
+fn pending_writes_gauge_forgets_the_writes_of_a_runtime_that_ends() {
+    observed(async |_, snapshotter| {
+        let store = store();
+        store.set(StoreCall::Complete, Fault::Fail);
+        let dedup = Deduplicator::new(store);
+        // A thread would have no recorder, so the runtime runs on this one, outside of any task.
+        tokio::task::spawn_blocking({
+            let snapshotter = snapshotter.clone();
+            move || {
+                let recorder = metrics_util::debugging::DebuggingRecorder::new();
+                let own = recorder.snapshotter();
+                metrics::with_local_recorder(&recorder, || {
+                    let runtime =
+                        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                    let key = dedup_key("a");
+                    let ran = runtime.block_on(dedup.run(&key, async |_| Ok::<_, ()>(())));
+                    ran.unwrap();
+                    assert_eq!(change(&own, PENDING), 1.0);
+                    drop(runtime);
+                    assert_eq!(change(&own, PENDING), -1.0);
+                });
+                drop(snapshotter);
+            }
+        })
+        .await
+        .unwrap();
+    });
+}
+
+/// Returns the samples of a histogram.
+fn samples(snapshotter: &Snapshotter, name: &str) -> Vec<f64> {
+    let all = snapshotter.snapshot().into_vec().into_iter();
+    all.filter(|(key, ..)| key.key().name() == name)
+        .flat_map(|(.., value)| match value {
+            DebugValue::Histogram(samples) => samples,
+            _ => Vec::new(),
+        })
+        .map(|sample| sample.into_inner())
+        .collect()
+}
+
+#[test]
+fn age_of_duplicates_is_recorded_in_seconds() {
+    observed(async |_, snapshotter| {
+        let store = store();
+        let service =
+            DedupLayer::new(by_header(), Arc::clone(&store)).layer(Handler::default().service());
+        send(&service, request("a")).await;
+        assert!(samples(&snapshotter, "tower_dedup_duplicate_age_seconds").is_empty());
+        store.get_ref().advance(Duration::from_secs(7_200));
+        send(&service, request("a")).await;
+        let ages = samples(&snapshotter, "tower_dedup_duplicate_age_seconds");
+        let [age] = ages[..] else { panic!("{ages:?}") };
+        assert!((7_200.0..7_260.0).contains(&age), "{age}");
+    });
+}
+
+#[test]
+fn first_attempts_are_counted_by_their_result() {
+    observed(async |_, snapshotter| {
+        let handler = Handler::default().then(500).then(500).then(200).then(200);
+        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
+        // Two failures and a success of one event, a success of another, and two duplicates.
+        for id in ["a", "a", "a", "b", "b", "a"] {
+            send(&service, request(id)).await;
+        }
+        let sums = measured(&snapshotter);
+        let results = ["failed", "completed"]
+            .map(|result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]));
+        assert_eq!(results, [1.0, 1.0]);
+    });
+}
+
+/// Returns the field of the last record `delivery`.
+fn last(log: &Log, field: &str) -> String {
+    log.last("delivery").get(field).cloned().unwrap_or_default()
+}
+
+#[test]
+fn deduplicator_reports_every_outcome_as_a_layer_does() {
+    observed(async |log, snapshotter| {
+        let store = store();
+        let dedup = Deduplicator::new(Arc::clone(&store)).store_timeout(Duration::from_millis(50));
+        let timed = dedup.clone().handler_timeout(Duration::from_millis(10));
+        let outcome = || last(&log, "outcome");
+        let event = |id: &str, payload: &'static str| {
+            Event::new(dedup_key(id)).with_payload(payload.into())
+        };
+
+        let failed = dedup.run(event("a", "one"), async |_| Err::<(), _>("no")).await;
+        assert!(matches!(failed, Err(RunError::Handler("no"))));
+        assert_eq!((outcome().as_str(), last(&log, "attempt").as_str()), ("failed", "1"));
+        dedup.run(event("a", "one"), async |_| Ok::<_, ()>(())).await.unwrap();
+        let record = log.last("delivery");
+        assert_eq!(record["id"], dedup_key("a").log_id());
+        assert_eq!(
+            ["outcome", "namespace", "keys", "attempt", "takeover", "level"]
+                .map(|field| &*record[field]),
+            ["completed", "test", "1", "2", "false", "INFO"]
+        );
+        assert!(record["duration_ms"].parse::<f64>().unwrap() >= 0.0);
+        dedup.run(event("a", "one"), async |_| Ok::<_, ()>(())).await.unwrap();
+        assert_eq!(outcome(), "duplicate");
+        assert!(log.last("delivery").contains_key("age_ms"));
+        dedup.run(event("a", "two"), async |_| Ok::<_, ()>(())).await.unwrap();
+        assert_eq!(outcome(), "mismatch");
+
+        let slow = timed.run(dedup_key("slow"), async |_| {
+            std::future::pending::<()>().await;
+            Ok::<_, ()>(())
+        });
+        assert!(matches!(slow.await, Err(RunError::TimedOut)));
+        assert_eq!(outcome(), "handler_timeout");
+
+        let inner = dedup.clone();
+        let both = dedup.run(dedup_key("held"), async |_: RunContext| {
+            let again = inner.run(dedup_key("held"), async |_| Ok::<_, ()>(())).await;
+            assert_eq!(outcome(), "in_flight");
+            again.map(drop)
+        });
+        both.await.unwrap();
+
+        let panics = {
+            let dedup = dedup.clone();
+            tokio::spawn(async move {
+                let ran = dedup.run(dedup_key("panics"), async |_| {
+                    if true {
+                        panic!("on purpose");
+                    }
+                    Ok::<_, ()>(())
+                });
+                let _ = ran.await;
+            })
+        };
+        assert!(panics.await.unwrap_err().is_panic());
+        assert_eq!(outcome(), "panicked");
+        assert_eq!(last(&log, "level"), "ERROR");
+
+        store.set(StoreCall::Claim, Fault::Fail);
+        let refused = dedup.run(dedup_key("b"), async |_| Ok::<_, ()>(())).await;
+        assert!(matches!(refused, Err(RunError::Store(_))));
+        assert_eq!(outcome(), "unavailable");
+        assert_eq!(last(&log, "error"), "calling a faulty adapter: the store is unavailable");
+
+        assert_eq!(log.all("delivery").len(), 9, "one record for each run");
+        let sums = measured(&snapshotter);
+        for (outcome, times) in [
+            ("failed", 1.0),
+            ("completed", 2.0),
+            ("duplicate", 1.0),
+            ("mismatch", 1.0),
+            ("handler_timeout", 1.0),
+            ("in_flight", 1.0),
+            ("panicked", 1.0),
+            ("unavailable", 1.0),
+        ] {
+            let labels = ["test", outcome];
+            let deliveries = value(&sums, "tower_dedup_deliveries_total", &labels);
+            let timed = value(&sums, "tower_dedup_delivery_duration_seconds", &labels);
+            assert_eq!((deliveries, timed), (times, times), "{outcome}: {sums:#?}");
+        }
+        assert_eq!(value(&sums, RUNNING, &["test"]), 0.0);
+        assert_eq!(value(&sums, "tower_dedup_duplicate_age_seconds", &["test"]), 2.0);
+        let first = |result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]);
+        assert_eq!([first("completed"), first("failed")], [1.0, 3.0]);
+    });
+}
+
+#[test]
+fn runs_of_a_deduplicator_are_counted_under_the_namespace_of_their_key() {
+    observed(async |_, snapshotter| {
+        let dedup = Deduplicator::new(store());
+        for (namespace, id) in [("orders", "1"), ("orders", "2"), ("mails", "1")] {
+            let key = tower_dedup::DedupKey::new(namespace, id).unwrap();
+            dedup.clone().run(&key, async |_| Ok::<_, ()>(())).await.unwrap();
+        }
+        let sums = measured(&snapshotter);
+        let count =
+            |namespace| value(&sums, "tower_dedup_deliveries_total", &[namespace, "completed"]);
+        assert_eq!([count("orders"), count("mails")], [2.0, 1.0]);
+    });
+}
+
+#[test]
+fn prometheus_shows_the_descriptions_and_the_recommended_buckets() {
+    let mut builder = PrometheusBuilder::new();
+    for &(name, buckets) in tower_dedup::metrics_buckets() {
+        assert!(buckets.is_sorted(), "{name}");
+        builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets).unwrap();
+    }
+    let recorder = builder.build_recorder();
+    let prometheus = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    metrics::with_local_recorder(&recorder, || {
+        tower_dedup::describe_metrics();
+        runtime.block_on(async {
+            let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
+            let service = layer.layer(Handler::default().service());
+            for _ in 0..2 {
+                send(&service, request("a")).await;
+            }
+        });
+    });
+    let page = prometheus.render();
+    for line in [
+        "# HELP tower_dedup_deliveries_total Deliveries by outcome",
+        "# TYPE tower_dedup_deliveries_total counter",
+        "tower_dedup_deliveries_total{namespace=\"test\",outcome=\"duplicate\"} 1",
+        "tower_dedup_running{namespace=\"test\"} 0",
+        "tower_dedup_delivery_duration_seconds_bucket{namespace=\"test\",outcome=\"completed\",le=\"60\"} 1",
+        "tower_dedup_store_duration_seconds_bucket{operation=\"claim\",result=\"ok\",le=\"5\"} 2",
+        "tower_dedup_duplicate_age_seconds_bucket{namespace=\"test\",le=\"5184000\"} 1",
+    ] {
+        assert!(page.lines().any(|other| other == line), "no line {line}:\n{page}");
+    }
+}

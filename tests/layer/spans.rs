@@ -1,0 +1,208 @@
+//! Spans: what is inside them, their fields, and what happens if nobody wants them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use tempfile::TempDir;
+use tower::Layer;
+use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
+use tower_dedup::ledger::Transactional;
+use tower_dedup::{DedupLayer, Deduplicator};
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::with_default;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::support::log::Fields;
+use crate::support::{Handler, by_header, dedup_key, request, send, sqlite_url};
+
+/// A span: its name, its parent, its fields.
+#[derive(Debug, Clone, Default)]
+struct Span {
+    name: &'static str,
+    level: String,
+    parent: Option<u64>,
+    fields: BTreeMap<String, String>,
+}
+
+/// Collects spans, and the span in which each event is.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<Collected>>);
+
+#[derive(Default)]
+struct Collected {
+    spans: BTreeMap<u64, Span>,
+    /// The message of each event, and the names of the spans around it.
+    events: Vec<(String, Vec<&'static str>)>,
+}
+
+impl Spans {
+    fn named(&self, name: &str) -> Vec<(u64, Span)> {
+        let collected = self.0.lock().unwrap();
+        let spans = collected.spans.iter().filter(|(_, span)| span.name == name);
+        spans.map(|(id, span)| (*id, span.clone())).collect()
+    }
+
+    /// Returns the names of the spans around an event, the outermost first.
+    fn around(&self, message: &str) -> Vec<&'static str> {
+        let collected = self.0.lock().unwrap();
+        let found = collected.events.iter().find(|(event, _)| event == message);
+        found.unwrap_or_else(|| panic!("no event {message}")).1.clone()
+    }
+}
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Spans {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let parent = context.span(id).and_then(|span| span.parent().map(|it| it.id().into_u64()));
+        let (name, level) =
+            (attributes.metadata().name(), attributes.metadata().level().to_string());
+        let mut span = Span { name, level, parent, fields: BTreeMap::new() };
+        attributes.record(&mut Fields(&mut span.fields));
+        self.0.lock().unwrap().spans.insert(id.into_u64(), span);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
+        if let Some(span) = self.0.lock().unwrap().spans.get_mut(&id.into_u64()) {
+            values.record(&mut Fields(&mut span.fields));
+        }
+    }
+
+    fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
+        let mut fields = BTreeMap::new();
+        event.record(&mut Fields(&mut fields));
+        let around = context.event_scope(event).into_iter().flat_map(|scope| scope.from_root());
+        let names = around.map(|span| span.name()).collect();
+        self.0.lock().unwrap().events.push((fields["message"].clone(), names));
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Returns a layer whose deliveries wait for a permit, and the folder of its store.
+pub(crate) async fn transactional() -> (DedupLayer<Transactional<sqlx::Sqlite>>, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let pool =
+        sqlx::SqlitePool::connect(&format!("{}?mode=rwc", sqlite_url(dir.path()))).await.unwrap();
+    (DedupLayer::transactional(by_header(), SqliteAdapter::new(pool)), dir)
+}
+
+/// A handler that logs before and after it has waited, so that the delivery moves to its task.
+async fn handle<B>(
+    _: http::Request<B>,
+) -> Result<http::Response<String>, std::convert::Infallible> {
+    tracing::info!("before");
+    tokio::task::yield_now().await;
+    tracing::info!("after");
+    Ok(http::Response::new(String::new()))
+}
+
+#[test]
+fn delivery_and_its_store_calls_are_spans_that_go_along_into_the_task() {
+    let spans = Spans::default();
+    with_default(tracing_subscriber::registry().with(spans.clone()), || {
+        runtime().block_on(async {
+            let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
+            let service = layer.layer(tower::service_fn(handle));
+            let outer = tracing::info_span!("request");
+            let sent = tracing::Instrument::instrument(send(&service, request("a")), outer);
+            assert_eq!(sent.await.status(), 200);
+        });
+    });
+    for message in ["before", "after", "delivery"] {
+        assert_eq!(spans.around(message), ["request", "delivery"], "{message}");
+    }
+    let deliveries = spans.named("delivery");
+    let [(id, delivery)] = &deliveries[..] else { panic!("{deliveries:?}") };
+    assert_eq!(delivery.level, "INFO");
+    let expected = [
+        ("attempt", "1".to_owned()),
+        ("id", dedup_key("a").log_id()),
+        ("namespace", "test".to_owned()),
+        ("outcome", "completed".to_owned()),
+    ];
+    assert_eq!(delivery.fields, expected.map(|(name, value)| (name.to_owned(), value)).into());
+    let calls = spans.named("store");
+    let seen: Vec<_> = calls
+        .iter()
+        .map(|(_, call)| {
+            assert_eq!((call.parent, &*call.level), (Some(*id), "DEBUG"));
+            (&*call.fields["operation"], &*call.fields["result"])
+        })
+        .collect();
+    assert_eq!(seen, [("claim", "ok"), ("complete", "ok")]);
+}
+
+#[test]
+fn run_of_a_deduplicator_is_a_span_around_its_handler() {
+    let spans = Spans::default();
+    with_default(tracing_subscriber::registry().with(spans.clone()), || {
+        runtime().block_on(async {
+            let dedup = Deduplicator::new(MemoryAdapter::new());
+            let ran = dedup.run(dedup_key("a"), async |_| {
+                tokio::task::yield_now().await;
+                tracing::info!("handled");
+                Ok::<_, ()>(())
+            });
+            ran.await.unwrap();
+        });
+    });
+    for message in ["handled", "delivery"] {
+        assert_eq!(spans.around(message), ["delivery"], "{message}");
+    }
+    let deliveries = spans.named("delivery");
+    assert_eq!(deliveries[0].1.fields["outcome"], "completed");
+    assert!(spans.named("store").iter().all(|(_, call)| call.parent == Some(deliveries[0].0)));
+}
+
+/// A request that waits for its permit is inside the span, and so is the rest of the delivery.
+#[test]
+fn waiting_for_a_permit_is_inside_the_span() {
+    let spans = Spans::default();
+    with_default(tracing_subscriber::registry().with(spans.clone()), || {
+        runtime().block_on(async {
+            let handler = Handler::default();
+            handler.hold();
+            let (layer, _dir) = transactional().await;
+            let layer = layer.max_running(1);
+            let service = layer.layer(handler.service());
+            let deliver = |id: &'static str| {
+                let service = service.clone();
+                tokio::spawn(async move { send(&service, request(id)).await.status() })
+            };
+            let first = deliver("a");
+            handler.running(1).await;
+            let second = deliver("b");
+            tokio::task::yield_now().await;
+            assert_eq!(spans.named("delivery").len(), 2);
+            handler.release();
+            assert_eq!(
+                [first.await.unwrap(), second.await.unwrap()].map(|status| status.as_u16()),
+                [200; 2]
+            );
+        });
+    });
+    let deliveries = spans.named("delivery");
+    assert!(deliveries.iter().all(|(_, span)| span.fields["outcome"] == "completed"));
+    assert_eq!(deliveries.len(), 2);
+}
+
+#[test]
+fn without_the_spans_the_task_stays_in_the_span_of_the_request() {
+    let spans = Spans::default();
+    let wanted = filter_fn(|metadata| !(metadata.is_span() && metadata.target() == "tower_dedup"));
+    with_default(tracing_subscriber::registry().with(wanted).with(spans.clone()), || {
+        runtime().block_on(async {
+            let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
+            let service = layer.layer(tower::service_fn(handle));
+            let outer = tracing::info_span!("request");
+            tracing::Instrument::instrument(send(&service, request("a")), outer).await;
+        });
+    });
+    for message in ["before", "after", "delivery"] {
+        assert_eq!(spans.around(message), ["request"], "{message}");
+    }
+    assert!(spans.named("delivery").is_empty() && spans.named("store").is_empty());
+}
