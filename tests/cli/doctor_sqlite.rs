@@ -46,6 +46,8 @@ async fn good_file_has_no_finding() {
         names
     };
     let before = files();
+    run(&url, &["stats"]).await.assert(0, "keys");
+    run(&url, &["migrate", "--check"]).await.assert(0, "current");
     let ran = run(&url, &["doctor"]).await;
     ran.assert(0, "0 error(s)");
     assert_line(&ran, "journal", "ok", "WAL");
@@ -53,7 +55,7 @@ async fn good_file_has_no_finding() {
     assert_line(&ran, "quick_check", "ok", "passed");
     assert_line(&ran, "table", "ok", "exists");
     assert_line(&ran, "files", "ok", "can be written");
-    assert_eq!(files(), before, "doctor leaves no file");
+    assert_eq!(files(), before, "no file is left");
     let missing = tempfile::tempdir().unwrap();
     run(&sqlite_url(missing.path()), &["doctor"]).await.assert(4, "there is no file");
 }

@@ -21,9 +21,10 @@ impl Place {
         Self { namespace: namespace.to_owned(), id: String::new() }
     }
 
+    /// Returns the place after all keys of this namespace. A namespace has no control character, so none
+    /// that begins with this one is before this place.
     pub(super) fn after_namespace(namespace: &str) -> Self {
-        after_prefix(namespace)
-            .map_or_else(Self::end, |namespace| Self { namespace, id: String::new() })
+        Self { namespace: format!("{namespace}\u{1}"), id: String::new() }
     }
 
     /// Returns the place after all keys of this namespace whose ids begin with this prefix.

@@ -1,5 +1,6 @@
 //! [`Target`]: the store that the command line names, and how it is opened.
 
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -287,7 +288,18 @@ impl Sqlite {
         self.connect.get_filename().to_owned()
     }
 
-    /// Opens a connection that cannot write.
+    /// Returns how to open the file without changing its keys.
+    ///
+    /// If the file can be written, the connection can write too, but for its `query_only`: its close
+    /// deletes the files `-wal` and `-shm`, which a connection that cannot write would make and leave.
+    /// Left by another user, they would stop the service.
+    fn for_reading(&self) -> SqliteConnectOptions {
+        let is_writable = OpenOptions::new().write(true).open(self.path()).is_ok();
+        let connect = self.connect.clone();
+        if is_writable { connect.pragma("query_only", "ON") } else { connect.read_only(true) }
+    }
+
+    /// Opens a connection that does not write.
     pub(crate) async fn connect(&self) -> Result<SqliteConnection, Failure> {
         if !self.path().exists() {
             let path = self.path();
@@ -296,7 +308,7 @@ impl Sqlite {
                 format!("there is no file {}: run `tower-dedup migrate`", path.display()),
             ));
         }
-        Ok(self.connect.clone().read_only(true).connect().await?)
+        Ok(self.for_reading().connect().await?)
     }
 
     pub(crate) async fn table(
@@ -335,9 +347,9 @@ impl Sqlite {
         Ok(self.open_reader())
     }
 
-    /// Opens the adapter over a pool that cannot write. The adapter's own would set WAL mode.
+    /// Opens the adapter over a pool that does not write. The adapter's own would set WAL mode.
     pub(crate) fn open_reader(&self) -> Store {
-        let connect = self.connect.clone().read_only(true);
+        let connect = self.for_reading();
         let pool = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(connect);
         let adapter = SqliteAdapter::with_options(pool.clone(), self.options.clone());
         Store { adapter: Arc::new(adapter), pools: Pools::Sqlite(Some(pool)) }
