@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::options::{EventId, List, Rerun};
 use crate::output::{Output, confirm, printable, table};
 use crate::store::{Access, Store, Target};
-use crate::view::KeyView;
+use crate::view::{KeyView, RerunView};
 
 /// How many keys one call of a list returns.
 const PORTION: u32 = 1_000;
@@ -189,11 +189,16 @@ async fn rerun_open(
             _ => ("missing", "there is no such key: the next delivery runs anyway"),
         };
         is_allowed &= reply == RerunReply::Allowed;
-        // The audit as the store has it.
-        let entry = if reply == RerunReply::Allowed { store.adapter.get(key).await? } else { None };
-        let view = entry.map(|entry| KeyView::new(output, key, Some(&entry), None));
-        let audit = view.as_ref().and_then(|view| view.entry.as_ref()?.rerun.as_ref());
-        let audit = audit.map(|rerun| format!("\n  {}", rerun.text())).unwrap_or_default();
+        let mut view = None;
+        let mut audit = String::new();
+        if reply == RerunReply::Allowed {
+            // As the store has it. The rerun is allowed, whatever becomes of this call.
+            let entry = store.adapter.get(key).await.ok().flatten();
+            view = entry.map(|entry| KeyView::new(output, key, Some(&entry), None));
+            let rerun = view.as_ref().and_then(|view| view.entry.as_ref()?.rerun.as_ref());
+            let text = rerun.map_or_else(|| "the audit cannot be read".to_owned(), RerunView::text);
+            audit = format!("\n  {text}");
+        }
         let id = output.id(key);
         let line = format!("{}/{}: {text}{audit}", printable(key.namespace()), printable(&id));
         let object = Outcome { namespace: key.namespace().to_owned(), id, result, key: view };

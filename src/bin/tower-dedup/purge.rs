@@ -34,7 +34,7 @@ async fn purge_open(store: &Store, keys_per_statement: u32) -> Result<u64, Failu
     let expired = store.adapter.stats().await.map(|stats| stats.expired).unwrap_or_default();
     let bar = ProgressBar::new(expired);
     let style =
-        "{elapsed_precise} {bar:40} {human_pos} of about {human_len} expired keys, {per_sec}";
+        "{elapsed_precise} {bar:40} {human_pos} of about {human_len} expired keys, {eta} left";
     bar.set_style(ProgressStyle::with_template(style).expect("a template"));
     let mut total = 0;
     loop {
