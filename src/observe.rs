@@ -101,6 +101,11 @@
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery; `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_lane_restarts_total` | counter | `store` | connections that a lane of the queue has lost; the lane opens another one. `store` is `postgres`; the lanes of SQLite have no connection of their own |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
+//! | `tower_dedup_last_purge_timestamp_seconds` | gauge | | the Unix time at which the last round of a purge succeeded |
+//! | `tower_dedup_rows` | gauge | `state` | keys in the store's table, as the last round of a purge left them; `state` is `in_flight`, `lapsed`, `released`, `complete` or `expired` |
+//! | `tower_dedup_expired_rows` | gauge | | expired keys that the last round did not delete: they expired less than an hour ago |
+//! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |
+//! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, when the last round began |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
@@ -194,6 +199,7 @@ mod run;
 mod settings;
 mod span;
 mod store;
+mod table;
 
 pub(crate) use background::{Background, background, orphaned_panic, pending_write};
 pub(crate) use delivery::Report;
@@ -219,3 +225,4 @@ pub(crate) use span::{delivery_span, store_span};
 #[cfg(feature = "postgres")]
 pub(crate) use store::lane_restarted;
 pub(crate) use store::store_call;
+pub(crate) use table::{TableCounts, purge_round};

@@ -104,9 +104,9 @@ impl Purger {
     pub fn spawn(self) -> PurgerHandle {
         let stop = CancellationToken::new();
         let Self { adapter, purging, timeout } = self;
-        let portion = move |keys| -> Option<StoreFuture<'static, Purged>> {
+        let portion = move |keys| -> Option<StoreFuture<'static, Option<Purged>>> {
             let adapter = Arc::clone(&adapter);
-            Some(Box::pin(async move { adapter.purge(keys).await }))
+            Some(Box::pin(async move { adapter.purge(keys).await.map(Some) }))
         };
         let task = tokio::spawn(purging.run(timeout, Arc::new(portion), stop.clone()));
         PurgerHandle { _stops: stop.drop_guard(), task }

@@ -72,7 +72,19 @@ const LEVELS: &[(&str, Levels)] = &[
         ],
     ),
     ("conformance", &[&["driver", "store"], &["cases", "processes"]]),
-    ("conformance::cases", &[&["lease", "maintenance", "on_claim", "races", "refusal", "stored"]]),
+    (
+        "conformance::cases",
+        &[&[
+            "inspection",
+            "lease",
+            "maintenance",
+            "on_claim",
+            "races",
+            "refusal",
+            "rerun",
+            "stored",
+        ]],
+    ),
     (
         "verify",
         &[

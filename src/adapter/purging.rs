@@ -22,9 +22,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::contract::StoreFuture;
-use super::inspection::Purged;
+use super::inspection::{Purged, Stats};
 use crate::error::{ConfigError, Error, ErrorKind, check, valid};
-use crate::observe;
+use crate::observe::{self, TableCounts};
 
 /// The latest start of the first round. The earliest is half of it: a test or a command that counts rows
 /// has ended before.
@@ -172,8 +172,9 @@ impl Default for Purging {
 }
 
 /// Deletes at most so many keys: [`MaintenanceAdapter::purge`](super::MaintenanceAdapter::purge).
-/// Returns `None` if the adapter is gone.
-pub(crate) type Portion = Arc<dyn Fn(u32) -> Option<StoreFuture<'static, Purged>> + Send + Sync>;
+/// Returns `None` if the adapter is gone; and `Ok(None)` if its role may not purge, which it has logged.
+pub(crate) type Portion =
+    Arc<dyn Fn(u32) -> Option<StoreFuture<'static, Option<Purged>>> + Send + Sync>;
 
 /// How a round ended that has not failed.
 enum Ended {
@@ -198,10 +199,12 @@ impl Round {
             let purged = tokio::time::timeout(self.timeout, portion)
                 .await
                 .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))?;
+            let Some(purged) = purged else { return Ok(Ended::Done) };
             if purged.deleted > 0 {
                 observe::purged(purged.deleted);
             }
             if purged.is_round_complete {
+                observe::purge_round(purged.stats.as_ref().map(counts).as_ref());
                 return Ok(Ended::Done);
             }
             // Leaves the store to deliveries for the other half of the time.
@@ -213,5 +216,17 @@ impl Round {
                 return Ok(Ended::Stopped);
             }
         }
+    }
+}
+
+fn counts(stats: &Stats) -> TableCounts {
+    TableCounts {
+        in_flight: stats.in_flight,
+        lapsed: stats.lapsed,
+        released: stats.released,
+        complete: stats.complete,
+        expired: stats.expired,
+        oldest_lapsed: stats.oldest_lapsed,
+        bytes: stats.bytes,
     }
 }

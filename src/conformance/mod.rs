@@ -161,6 +161,9 @@ macro_rules! maintenance_conformance_suite {
             purge_runs_beside_claims,
             calls_after_close_fail,
             forget_get_and_stats_follow_the_state_of_a_key,
+            stats_count_each_state_and_its_oldest_key,
+            purge_deletes_every_expired_key_in_a_round,
+            list_is_unsupported_without_the_ability,
             rerun_is_unsupported_without_the_ability,
         }
     };
@@ -172,6 +175,11 @@ macro_rules! maintenance_conformance_suite {
 macro_rules! inspection_conformance_suite {
     ($store:ty) => {
         $crate::conformance_suite! { @cases $store:
+            list_returns_the_state_of_each_key,
+            list_filters_by_state_namespace_age_and_attempts,
+            list_in_pages_has_every_key_once,
+            list_beside_writes_has_every_key_that_is_not_written,
+            foreign_cursor_is_refused,
             complete_key_runs_again_once_and_keeps_its_audit,
             rerun_of_a_missing_or_expired_key_changes_nothing,
             rerun_of_a_live_lease_changes_nothing,

@@ -74,6 +74,31 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
     ),
     ("tower_dedup_purged_total", Counter, Count, "Expired keys that were deleted"),
     (
+        "tower_dedup_last_purge_timestamp_seconds",
+        Gauge,
+        Seconds,
+        "Unix time at which the last round of a purge succeeded",
+    ),
+    ("tower_dedup_rows", Gauge, Count, "Keys in the store by state, at the last round of a purge"),
+    (
+        "tower_dedup_expired_rows",
+        Gauge,
+        Count,
+        "Expired keys that the last round of a purge did not delete",
+    ),
+    (
+        "tower_dedup_oldest_lapsed_seconds",
+        Gauge,
+        Seconds,
+        "Time since the oldest lapsed lease lapsed, at the last round of a purge",
+    ),
+    (
+        "tower_dedup_table_bytes",
+        Gauge,
+        Unit::Bytes,
+        "Size of the table with its indexes, or of the file",
+    ),
+    (
         "tower_dedup_evicted_total",
         Counter,
         Count,

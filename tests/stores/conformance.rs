@@ -16,7 +16,7 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::conformance::{SharedStore, Store};
 
-use crate::support::postgres::{Schema, shared};
+use crate::support::postgres::{Schema, create_partitions, shared};
 use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
 
 struct Memory(Arc<MemoryAdapter>);
@@ -298,6 +298,47 @@ impl Store for Unbatched {
     }
 }
 
+/// A table that is partitioned by hash of the key. It exists before the adapter.
+struct Partitioned(Postgres);
+
+impl Store for Partitioned {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        let connect = async |options: PostgresOptions| {
+            let adapter = connect_shared(options).await;
+            let mut connection = PgConnection::connect(shared()).await.unwrap();
+            create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
+            adapter
+        };
+        Self(Postgres::over(PostgresOptions::new(), connect).await)
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+impl SharedStore for Partitioned {
+    const PROCESSES: usize = 8;
+
+    fn address(&self) -> String {
+        self.0.address()
+    }
+
+    async fn attach(address: &str) -> Arc<PostgresAdapter> {
+        Postgres::attach(address).await
+    }
+}
+
 /// Every call on a file is a statement of its own.
 struct UnbatchedFile(Sqlite, Arc<SqliteAdapter>);
 
@@ -390,6 +431,7 @@ everything!(
     postgres = Postgres,
     postgres_serializable = Serializable,
     postgres_unbatched = Unbatched,
+    postgres_partitioned = Partitioned,
     sqlite_unbatched = UnbatchedFile,
     boxed = Boxed,
 );
@@ -411,6 +453,7 @@ inspection!(
     postgres = Postgres,
     postgres_serializable = Serializable,
     postgres_unbatched = Unbatched,
+    postgres_partitioned = Partitioned,
     sqlite_unbatched = UnbatchedFile,
     boxed = Boxed,
 );
@@ -422,6 +465,10 @@ mod plain {
 
 mod sqlite_processes {
     tower_dedup::process_conformance_suite!(super::Sqlite);
+}
+
+mod postgres_partitioned_processes {
+    tower_dedup::process_conformance_suite!(super::Partitioned);
 }
 
 mod postgres_processes {

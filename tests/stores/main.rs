@@ -11,6 +11,7 @@ mod postgres_servers;
 mod postgres_sessions;
 mod postgres_test_database;
 mod postgres_url;
+mod postgres_walk;
 mod purging;
 mod queue;
 mod queue_order;

@@ -332,6 +332,32 @@ impl Schema {
     }
 }
 
+/// Runs the statements that make the schema, with a table of so many partitions, as the guide says.
+pub(crate) async fn create_partitions(
+    connection: &mut PgConnection,
+    schema_sql: &[String],
+    partitions: u32,
+) {
+    for sql in schema_sql {
+        let Some((columns, settings)) = sql.split_once(") WITH (") else {
+            sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(&mut *connection).await.unwrap();
+            continue;
+        };
+        let (_, name) = columns.split_once("IF NOT EXISTS ").unwrap();
+        let name = name.split_once(" (").unwrap().0.to_owned();
+        let table = format!("{columns}) PARTITION BY HASH (key)");
+        sqlx::raw_sql(AssertSqlSafe(table)).execute(&mut *connection).await.unwrap();
+        for remainder in 0..partitions {
+            let partition = format!("{}_{remainder}\"", name.trim_end_matches('"'));
+            let sql = format!(
+                "CREATE TABLE {partition} PARTITION OF {name} \
+                 FOR VALUES WITH (MODULUS {partitions}, REMAINDER {remainder}) WITH ({settings}"
+            );
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.unwrap();
+        }
+    }
+}
+
 impl Drop for Schema {
     fn drop(&mut self) {
         // A transaction that a test has left open must not block the drop. The drop must not panic:

@@ -203,9 +203,9 @@ impl PostgresStore {
                 match adapter.purge(keys).await {
                     Err(error) if is_not_permitted(&error) => {
                         adapter.0.warn_of_purge(&error);
-                        Ok(Purged::new(0, true))
+                        Ok(None)
                     }
-                    purged => purged,
+                    purged => purged.map(Some),
                 }
             }))
         });

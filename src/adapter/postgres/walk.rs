@@ -138,10 +138,11 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Begins a round: at a random block, unless one step reads the whole table.
+    /// Begins a round: at the first block of a random step.
     pub(super) fn begin(size: &TableSize) -> Self {
         let (length, step) = (size.length(), size.range_length(STEP_BLOCKS));
-        let start = if length <= step { 0 } else { rand::rng().random_range(0..length) };
+        // A multiple of `step`: the first step reads each block with the same probability.
+        let start = rand::rng().random_range(0..length.div_ceil(step).max(1)) * step;
         Self { start, done: 0, length, step, bytes: size.bytes }
     }
 

@@ -38,7 +38,7 @@ impl PurgeTask {
     pub(in crate::adapter) fn ensure<C>(
         &self,
         closed: impl FnOnce() -> C,
-        portion: impl Fn(u32) -> Option<StoreFuture<'static, Purged>> + Send + Sync + 'static,
+        portion: impl Fn(u32) -> Option<StoreFuture<'static, Option<Purged>>> + Send + Sync + 'static,
     ) where
         C: Future<Output = ()> + Send + 'static,
     {

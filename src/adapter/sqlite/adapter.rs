@@ -16,7 +16,6 @@ use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Rene
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::{allow_rerun, execute_one, forget};
-use super::super::sql::purge::Step;
 use super::super::sql::responses::add_responses;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -239,13 +238,7 @@ impl DedupAdapter for SqliteAdapter {
 
 impl MaintenanceAdapter for SqliteAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
-        let delete = move |from| {
-            let purge = move |store: Arc<SqliteStore>, _guard| async move {
-                store.purge(limit, from).await
-            };
-            self.0.write_in_task(purge)
-        };
-        Box::pin(self.0.with_table(move || self.0.purge_state.purge(limit, delete)))
+        Box::pin(self.0.with_table(move || self.0.purge(limit, false)))
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
@@ -301,36 +294,6 @@ impl MaintenanceAdapter for SqliteAdapter {
     }
 }
 
-impl SqliteStore {
-    /// Deletes as [`purge`](MaintenanceAdapter::purge) does, and lets every other writer of this process
-    /// go first.
-    pub(super) async fn purge_when_free(self: Arc<Self>, limit: u32) -> Result<Purged, Error> {
-        let delete = async |from| {
-            let _guard = self.free_write_lock().await?;
-            self.purge(limit, from).await
-        };
-        self.with_table(|| self.purge_state.purge(limit, delete)).await
-    }
-
-    /// Deletes one portion of a purge, under the write lock: keys that expired at `from` or later.
-    async fn purge(&self, limit: u32, from: Option<i64>) -> Result<Step<i64>, Error> {
-        let fault = |error| store_error("purging", error);
-        let clock: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.clock)))
-            .fetch_one(&self.writer)
-            .await
-            .map_err(fault)?;
-        self.purge_state.check_clock(clock)?;
-        let gone: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.purge)))
-            .bind(i64::from(limit))
-            .bind(from.unwrap_or(i64::MIN))
-            .fetch_all(&self.writer)
-            .await
-            .map_err(fault)?;
-        let at = from.unwrap_or(i64::MIN);
-        Ok(Step { at, deleted: gone.len() as u64, left: Stats::default(), next: None })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::super::contract::PURGE_GRACE;
@@ -351,6 +314,7 @@ mod tests {
             sql.replace(now, &format!("({now} + {seconds})")).into()
         };
         store.statements.clock = ahead(&clock.clock);
+        store.statements.purge_find = ahead(&clock.purge_find);
         store.statements.purge = ahead(&clock.purge);
     }
 

@@ -56,6 +56,8 @@ mod inspection;
 mod options;
 mod params;
 mod place;
+mod purge;
+mod sample;
 mod statements;
 mod store;
 mod transaction;

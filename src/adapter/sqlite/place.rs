@@ -21,10 +21,9 @@ impl Place {
         Self { namespace: namespace.to_owned(), id: String::new() }
     }
 
-    /// Returns the place after all keys of this namespace. A namespace has no control character, so none
-    /// that begins with this one is before this place.
+    /// No namespace holds a NUL, so none lies between.
     pub(super) fn after_namespace(namespace: &str) -> Self {
-        Self { namespace: format!("{namespace}\u{1}"), id: String::new() }
+        Self { namespace: format!("{namespace}\0"), id: String::new() }
     }
 
     /// Returns the place after all keys of this namespace whose ids begin with this prefix.
@@ -84,8 +83,9 @@ mod tests {
         assert_eq!(after_prefix(&format!("a{max}{max}")).as_deref(), Some("b"));
         assert_eq!(after_prefix(&max), None);
         assert_eq!(after_prefix(""), None);
-        assert_eq!(Place::after_ids("a", &max), Place::before_namespace("b"));
-        assert_eq!(Place::after_ids("a", ""), Place::before_namespace("b"));
+        assert_eq!(Place::after_ids("a", &max), Place::after_namespace("a"));
+        assert_eq!(Place::after_ids("a", ""), Place::after_namespace("a"));
+        assert!(Place::after_namespace("a") < Place::before_namespace("a "));
         let last = DedupKey::new(&char::MAX.to_string().repeat(16), &max).unwrap();
         assert!(Place::end().namespace.as_str() > last.namespace());
     }

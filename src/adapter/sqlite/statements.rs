@@ -50,6 +50,7 @@ statements! {
         read_response,
         get,
         clock,
+        purge_find,
         purge,
         key_at,
         list,
@@ -58,7 +59,6 @@ statements! {
         tables,
         version,
         create_table,
-        create_index,
         create_version_table,
         create_version,
         tx_release_inserted,
@@ -70,23 +70,27 @@ statements! {
 
 impl Statements {
     pub(super) fn new(name: &Identifier) -> Self {
+        // A lease may outlive the retention.
+        let due = format!("(SELECT {NOW}) - {}", grace_ms());
+        let purgeable = format!(
+            "expires_at <= {due} AND (completed_at IS NOT NULL OR token IS NULL OR lease_until <= {due})"
+        );
         // Quoted: a name may be a word of SQL.
         let values = [
             ("name", name.as_str()),
             ("table", &*format!("\"{name}\"")),
             ("version_table", &*format!("\"{name}_schema\"")),
-            ("index", &*format!("\"{name}_expires_at\"")),
             ("version", &*VERSION.to_string()),
             ("now", NOW),
             ("state", STATE),
-            ("grace_ms", &*grace_ms().to_string()),
+            ("purgeable", &*purgeable),
         ];
         Self::from_files(|file| render(file, &values).into())
     }
 
     /// Returns the statements that make the schema.
-    pub(super) fn create(&self) -> [&Arc<str>; 4] {
-        [&self.create_table, &self.create_index, &self.create_version_table, &self.create_version]
+    pub(super) fn create(&self) -> [&Arc<str>; 3] {
+        [&self.create_table, &self.create_version_table, &self.create_version]
     }
 
     /// Returns the statement that reads rows with as much of their stored data.
@@ -145,6 +149,7 @@ mod tests {
             &all.tx_complete,
             &all.tx_store,
             &all.forget,
+            &all.purge,
         ];
         let inserting = [
             &all.claim_insert,

@@ -20,6 +20,7 @@ use super::errors::{is_sql_error, store_error};
 use super::file::WatchedFile;
 use super::options::SqliteOptions;
 use super::params::{key_hash, keys_json, rows_in_order};
+use super::purge::Walk;
 use super::statements::{Statements, VERSION};
 use super::write_lock::{WriteLock, write_lock_of};
 use crate::error::{Error, ErrorKind};
@@ -44,7 +45,7 @@ pub(super) struct SqliteStore {
     write_lock: Arc<WriteLock>,
     pub(super) statements: Statements,
     pub(super) queues: Option<Queues>,
-    pub(super) purge_state: PurgeState<i64>,
+    pub(super) purge_state: PurgeState<Walk>,
     purge_task: PurgeTask,
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,
@@ -154,7 +155,9 @@ impl SqliteStore {
             || self.writer.close_event(),
             move |keys| {
                 let store = store.upgrade()?;
-                Some(Box::pin(async move { store.purge_when_free(keys).await }))
+                Some(Box::pin(async move {
+                    store.with_table(|| store.purge(keys, true)).await.map(Some)
+                }))
             },
         );
     }

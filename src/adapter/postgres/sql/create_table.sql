@@ -27,5 +27,6 @@ CREATE TABLE IF NOT EXISTS {table} (
     autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_analyze_scale_factor = 0.02,
     toast.autovacuum_vacuum_scale_factor = 0.02
 )

@@ -1,12 +1,4 @@
--- Deletes the first `?1` rows that expired `?2` milliseconds since the Unix epoch or later.
+-- Deletes the keys that can still be purged: another call may have claimed them since they were found.
 DELETE FROM {table}
-WHERE (namespace, id) IN (
-  SELECT namespace, id
-  FROM {table}
-  WHERE expires_at >= ?2
-    AND expires_at <= {now} - {grace_ms}
-    AND (completed_at IS NOT NULL OR token IS NULL OR lease_until <= {now} - {grace_ms})
-  ORDER BY expires_at
-  LIMIT ?1
-)
-RETURNING expires_at
+WHERE (namespace, id) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))
+  AND {purgeable}

@@ -1,1 +1,0 @@
-CREATE INDEX IF NOT EXISTS {index} ON {table} (expires_at)

@@ -1,0 +1,329 @@
+//! Lists, statistics, and whole rounds of a purge.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::super::driver::{
+    FIRST, LEASE, RETENTION, SLACK, complete_at_once, key, leased, leased_for, rows,
+};
+use super::super::store::Store;
+use crate::adapter::{
+    CallTerms, Cursor, DedupAdapter, Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE,
+    Token,
+};
+use crate::error::ErrorKind;
+use crate::key::DedupKey;
+
+/// More than enough calls for a list or a round of a few hundred keys.
+const MANY: usize = 10_000;
+
+fn in_namespace(namespace: &str, id: &str) -> DedupKey {
+    DedupKey::new(namespace, id).expect("a key")
+}
+
+/// Returns the keys that a filter selects, in pages of this size, sorted. No key may occur twice.
+async fn list<A: MaintenanceAdapter + ?Sized>(
+    adapter: &A,
+    filter: &ListFilter,
+    limit: u32,
+) -> BTreeMap<DedupKey, Entry> {
+    let (mut found, mut after) = (BTreeMap::new(), None);
+    for _ in 0..MANY {
+        let page = adapter.list(filter, after.as_ref(), limit).await.unwrap();
+        assert!(page.keys.len() <= limit as usize, "{} keys", page.keys.len());
+        for (key, entry) in page.keys {
+            assert!(found.insert(key.clone(), entry).is_none(), "{key:?} occurs twice");
+        }
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return found,
+        }
+    }
+    panic!("a list without an end");
+}
+
+/// Returns the ids of the keys that a filter selects.
+async fn ids<A: MaintenanceAdapter + ?Sized>(adapter: &A, filter: &ListFilter) -> Vec<String> {
+    list(adapter, filter, 3).await.into_keys().map(|key| key.id().to_owned()).collect()
+}
+
+/// The time that passes after the last claim of [`populate`].
+const LAST: Duration = Duration::from_secs(30);
+/// How long ago its first key has expired then.
+const EXPIRED: Duration = Duration::from_secs(6);
+
+/// Makes keys in every state. Their ids begin with the name of the state.
+async fn populate<S: Store>(store: &S) {
+    let adapter = store.adapter();
+    let long = |lease| CallTerms::on_completion(Token::random(), 4 * RETENTION, lease);
+    let brief = |lease| CallTerms::on_completion(Token::random(), Duration::from_millis(1), lease);
+    adapter.claim(&[key("lapsed")], &long(LEASE)).await.unwrap();
+    // A live lease does not expire.
+    adapter.claim(&[key("in-flight-for-long")], &brief(4 * RETENTION)).await.unwrap();
+    store.advance(RETENTION + LEASE).await;
+    adapter.claim(&[key("in-flight")], &leased()).await.unwrap();
+    let failed = [key("failed")];
+    for _ in 0..3 {
+        let mine = leased();
+        adapter.claim(&failed, &mine).await.unwrap();
+        adapter.release(&failed, &mine).await.unwrap();
+    }
+    let (done, mine) = ([key("complete-by-a-lease")], leased());
+    adapter.claim(&done, &mine).await.unwrap();
+    adapter.complete(&done, &mine).await.unwrap();
+    adapter.claim(&[key("complete-at-once")], &complete_at_once()).await.unwrap();
+    let other = [in_namespace("other", "complete")];
+    adapter.claim(&other, &complete_at_once()).await.unwrap();
+    // The last claims, because a store may delete expired keys with every claim.
+    let with_its_lease = [key("expired-with-its-lease")];
+    adapter.claim(&with_its_lease, &brief(LAST - EXPIRED / 2)).await.unwrap();
+    let expiring = CallTerms::on_claim(Token::random(), LAST - EXPIRED);
+    adapter.claim(&[key("expired")], &expiring).await.unwrap();
+    store.advance(LAST).await;
+}
+
+/// `stats` counts the keys of each state, and returns the age of the oldest.
+pub async fn stats_count_each_state_and_its_oldest_key<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let empty = adapter.stats().await.unwrap();
+    assert_eq!((empty.is_exact, empty.rows), (true, 0));
+    assert_eq!(empty.oldest_in_flight.or(empty.oldest_lapsed).or(empty.oldest_expired), None);
+    populate(&store).await;
+    let stats = adapter.stats().await.unwrap();
+    assert!(stats.is_exact, "{stats:?}");
+    let counted = [stats.in_flight, stats.lapsed, stats.released, stats.complete, stats.expired];
+    assert_eq!((counted, stats.rows), ([2, 1, 1, 3, 2], 9));
+    let ages = [
+        (stats.oldest_in_flight, RETENTION + LEASE + LAST),
+        (stats.oldest_lapsed, RETENTION + LAST),
+        (stats.oldest_expired, EXPIRED),
+    ];
+    for (age, expected) in ages {
+        let age = age.expect("an age");
+        assert!((expected..expected + SLACK).contains(&age), "{age:?} is not {expected:?}");
+    }
+}
+
+/// The calls of a round delete every key that expired an hour ago, wherever it lies, and no other.
+/// Statistics at its end count the other keys.
+pub async fn purge_deletes_every_expired_key_in_a_round<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let long = CallTerms::on_claim(Token::random(), 4 * PURGE_GRACE + RETENTION);
+    // Expired keys and others alternate, in the order of insertion and in that of the keys.
+    for turn in 0..20 {
+        for (namespace, shift) in [("conformance", 0), ("other", 7)] {
+            let id = |number: u32| format!("{}-{turn}", (number * 37 + turn + shift) % 100);
+            let mut keys: Vec<_> =
+                (0..10).map(|number| in_namespace(namespace, &id(number))).collect();
+            keys.sort();
+            let terms = if turn % 2 == 0 { &complete_at_once() } else { &long };
+            adapter.claim(&keys, terms).await.unwrap();
+        }
+    }
+    assert_eq!(rows(&adapter).await, 400);
+    store.advance(RETENTION + PURGE_GRACE).await;
+    let mut deleted = 0;
+    for call in 0.. {
+        assert!(call < MANY, "a round without an end");
+        let purged = adapter.purge(7).await.unwrap();
+        assert!(purged.deleted <= 7, "{purged:?}");
+        deleted += purged.deleted;
+        if purged.is_round_complete {
+            if let Some(stats) = purged.stats {
+                assert_eq!((stats.rows, stats.complete, stats.expired), (200, 200, 0));
+            }
+            break;
+        }
+    }
+    assert_eq!((deleted, rows(&adapter).await), (200, 200));
+    let stats = adapter.stats().await.unwrap();
+    assert_eq!((stats.complete, stats.expired), (200, 0));
+}
+
+/// A store without the ability refuses a list.
+pub async fn list_is_unsupported_without_the_ability<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let listed = adapter.list(&ListFilter::new(), None, 10).await;
+    if adapter.abilities().inspection {
+        assert_eq!(listed.unwrap().keys, []);
+    } else {
+        assert_eq!(listed.unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}
+
+/// A list has every key that has not expired, as `get` returns it without its stored data.
+pub async fn list_returns_the_state_of_each_key<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    populate(&store).await;
+    let listed = list(&adapter, &ListFilter::new(), 100).await;
+    let ids: Vec<&str> = listed.keys().map(DedupKey::id).collect();
+    let expected = [
+        "complete-at-once",
+        "complete-by-a-lease",
+        "failed",
+        "in-flight",
+        "in-flight-for-long",
+        "lapsed",
+        "complete",
+    ];
+    assert_eq!(ids, expected);
+    for (key, listed) in listed {
+        let mut entry = adapter.get(&key).await.unwrap().expect("an entry");
+        entry.stored = None;
+        assert_eq!(listed, entry, "{key:?}");
+    }
+}
+
+/// Each part of a filter selects keys, and the parts are joined by "and".
+pub async fn list_filters_by_state_namespace_age_and_attempts<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    populate(&store).await;
+    let all = ListFilter::new();
+    let states = [
+        (KeyState::InFlight, &["in-flight", "in-flight-for-long"][..]),
+        (KeyState::Lapsed, &["lapsed"]),
+        (KeyState::Released, &["failed"]),
+        (KeyState::Complete, &["complete-at-once", "complete-by-a-lease", "complete"]),
+    ];
+    for (state, expected) in states {
+        assert_eq!(ids(&adapter, &all.clone().with_state(state)).await, expected, "{state}");
+    }
+    assert_eq!(ids(&adapter, &all.clone().with_namespace("other")).await, ["complete"]);
+    for absent in ["othe", "other2", "o'ther", "%", "\u{10FFFF}", ""] {
+        assert!(ids(&adapter, &all.clone().with_namespace(absent)).await.is_empty(), "{absent}");
+    }
+    let recent = all.clone().with_since(RETENTION);
+    let expected = ["complete-at-once", "complete-by-a-lease", "failed", "in-flight", "complete"];
+    assert_eq!(ids(&adapter, &recent).await, expected);
+    assert!(ids(&adapter, &all.clone().with_since(Duration::ZERO)).await.is_empty());
+    assert_eq!(ids(&adapter, &all.clone().with_since(Duration::MAX)).await.len(), 7);
+    assert_eq!(ids(&adapter, &all.clone().with_attempts_over(2)).await, ["failed"]);
+    assert!(ids(&adapter, &all.clone().with_attempts_over(3)).await.is_empty());
+    assert!(ids(&adapter, &all.clone().with_attempts_over(u32::MAX)).await.is_empty());
+    let several = recent.with_namespace("conformance").with_state(KeyState::Complete);
+    assert_eq!(ids(&adapter, &several).await, ["complete-at-once", "complete-by-a-lease"]);
+}
+
+/// The pages of a list have every key once, whatever their size.
+pub async fn list_in_pages_has_every_key_once<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let ids =
+        ["\"]]}", "\\", "'; --", "a", "a ", "\u{e9}", "line\nbreak\u{7f}", "\u{10FFFF}", "[0,1]"];
+    let namespaces = ["a", "a b", "b\"'", "\u{10FFFF}"];
+    let mut keys: Vec<DedupKey> = (0..30)
+        .flat_map(|number| ids.map(|id| format!("{id}{number}")))
+        .flat_map(|id| namespaces.map(|namespace| in_namespace(namespace, &id)))
+        .collect();
+    keys.sort();
+    let claimed = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    assert!(claimed.iter().all(|claimed| *claimed == FIRST));
+    for limit in [1, 7, 1_000, 1_080, u32::MAX] {
+        let listed = list(&adapter, &ListFilter::new(), limit).await;
+        assert!(listed.keys().eq(&keys), "{limit}: {} keys", listed.len());
+    }
+    for namespace in namespaces {
+        let listed = list(&adapter, &ListFilter::new().with_namespace(namespace), 7).await;
+        assert!(listed.keys().eq(keys.iter().filter(|key| key.namespace() == namespace)));
+    }
+    // A filter that selects few keys.
+    let few = [in_namespace("a", "\\7")];
+    adapter.forget(&few[0]).await.unwrap();
+    adapter.claim(&few, &leased()).await.unwrap();
+    let listed = list(&adapter, &ListFilter::new().with_state(KeyState::InFlight), 7).await;
+    assert!(listed.keys().eq(&few));
+}
+
+/// A cursor that is not of this store is refused, and nothing is listed.
+pub async fn foreign_cursor_is_refused<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let keys = ["a", "b", "c"].map(key);
+    adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    let all = ListFilter::new();
+    let page = adapter.list(&all, None, 1).await.unwrap();
+    let own = page.next.expect("a second page");
+    adapter.list(&all, Some(&own), 1).await.unwrap();
+    let texts = ["", " ", "\0", "x", "-1", "null", "[]", "{}", "[1,2]", "\u{e9}", "'", "a\nb"];
+    let altered =
+        [format!("{own}x"), format!(" {own}"), format!("{own}\0"), own.as_str()[1..].into()];
+    for text in texts.into_iter().map(str::to_owned).chain(altered) {
+        let refused = adapter.list(&all, Some(&Cursor::new(text.as_str())), 1).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Refused, "{text:?}");
+    }
+}
+
+/// A list and statistics beside claims, completions and purges do not fail. The list has every key that
+/// is not written, once.
+pub async fn list_beside_writes_has_every_key_that_is_not_written<S: Store>(store: S)
+where
+    S::Adapter: MaintenanceAdapter,
+{
+    let adapter = store.adapter();
+    let mut stuck: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-stuck"))).collect();
+    let mut old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
+    stuck.sort();
+    old.sort();
+    adapter.claim(&old, &complete_at_once()).await.unwrap();
+    store.advance(RETENTION + PURGE_GRACE).await;
+    adapter.claim(&stuck, &leased_for(RETENTION)).await.unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..4)
+        .map(|writer| {
+            let (adapter, is_over) = (Arc::clone(&adapter), Arc::clone(&is_over));
+            tokio::spawn(async move {
+                let mut turn = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    let (keys, mine) = ([key(&format!("{turn}-{writer}"))], leased());
+                    adapter.claim(&keys, &mine).await.unwrap();
+                    match turn % 3 {
+                        0 => drop(adapter.complete(&keys, &mine).await.unwrap()),
+                        1 => drop(adapter.release(&keys, &mine).await.unwrap()),
+                        _ => drop(adapter.purge(5).await.unwrap()),
+                    }
+                    turn += 1;
+                }
+            })
+        })
+        .collect();
+    for limit in [3, 50] {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let listed = adapter.list(&ListFilter::new(), after.as_ref(), limit).await.unwrap();
+            found.extend(listed.keys.into_iter().map(|(key, _)| key));
+            adapter.stats().await.unwrap();
+            after = listed.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        found.retain(|key| key.id().ends_with("-stuck"));
+        found.sort();
+        assert!(found == stuck, "{} of {} keys", found.len(), stuck.len());
+    }
+    is_over.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+}

@@ -1,0 +1,48 @@
+//! Gauges of a store's table.
+
+use std::time::Duration;
+
+/// The keys of a store by state, as a complete round of a purge left them.
+pub(crate) struct TableCounts {
+    pub(crate) in_flight: u64,
+    pub(crate) lapsed: u64,
+    pub(crate) released: u64,
+    pub(crate) complete: u64,
+    pub(crate) expired: u64,
+    pub(crate) oldest_lapsed: Option<Duration>,
+    pub(crate) bytes: Option<u64>,
+}
+
+/// Reports that a round of a purge has succeeded, and what it left if the store has counted it.
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
+pub(crate) fn purge_round(table: Option<&TableCounts>) {
+    #[cfg(feature = "metrics")]
+    {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        metrics::gauge!("tower_dedup_last_purge_timestamp_seconds")
+            .set(now.unwrap_or_default().as_secs_f64());
+        if let Some(table) = table {
+            set(table);
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
+fn set(table: &TableCounts) {
+    for (state, rows) in [
+        ("in_flight", table.in_flight),
+        ("lapsed", table.lapsed),
+        ("released", table.released),
+        ("complete", table.complete),
+        ("expired", table.expired),
+    ] {
+        metrics::gauge!("tower_dedup_rows", "state" => state).set(rows as f64);
+    }
+    metrics::gauge!("tower_dedup_expired_rows").set(table.expired as f64);
+    let oldest = table.oldest_lapsed.unwrap_or_default();
+    metrics::gauge!("tower_dedup_oldest_lapsed_seconds").set(oldest.as_secs_f64());
+    if let Some(bytes) = table.bytes {
+        metrics::gauge!("tower_dedup_table_bytes").set(bytes as f64);
+    }
+}
