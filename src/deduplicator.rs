@@ -46,11 +46,17 @@ use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 /// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer,
 /// it starts no task for the handler. The handler runs in the caller's task, so the caller bounds
 /// how many run at once. A setter panics on an invalid value; its `try_` variant returns a
-/// [`ConfigError`] instead.
+/// [`ConfigError`] instead. It has no [`Mode`](crate::Mode), because it answers no sender: a caller that
+/// only observes can run the event under every [`RunOutcome`].
 ///
 /// # Clone
 ///
 /// A clone shares the ledger with its original, and has its own settings.
+///
+/// # Observation
+///
+/// A run has the log record, the metrics and the spans of a delivery: see [`observe`](crate::observe).
+/// Their namespace is that of the key, and the id is hashed.
 ///
 /// # Cancel safety
 ///
@@ -270,7 +276,7 @@ impl<L: Ledger> Deduplicator<L> {
     {
         let event = event.into();
         let meters = self.meters.get(event.key().namespace());
-        let report = RunReport::start(meters, event.key());
+        let report = RunReport::start(meters, &event);
         let span = report.span.clone();
         self.run_reported(event, handler, report).instrument(span).await
     }
@@ -306,7 +312,7 @@ impl<L: Ledger> Deduplicator<L> {
         let mut extensions = Extensions::new();
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
-        report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
+        report.attempt = Some((delivery.attempt(), delivery.is_takeover(), delivery.is_rerun()));
         let handled = handler(RunContext { delivery, extensions });
         let handled = match self.settings.times.handler_timeout {
             None => handled.await.map_err(RunError::Handler),

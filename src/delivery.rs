@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use crate::key::{DedupKey, Event, Keys, List, derive};
 
@@ -40,6 +41,8 @@ struct Inner {
     takeover: bool,
     rerun: bool,
     protection: Protection,
+    /// `None` if the layer enforces its verdict.
+    unenforced: Option<Unenforced>,
     lost: AtomicBool,
     done: Mutex<HashSet<DedupKey>>,
     /// The positions of the keys, if there are too many to search.
@@ -58,6 +61,80 @@ pub(crate) enum Protection {
     Unprotected,
 }
 
+/// How a layer judges a delivery.
+///
+/// Under [`Mode::Enforce`](crate::Mode::Enforce) the verdict decides whether the handler runs. Under
+/// [`Mode::Shadow`](crate::Mode::Shadow) the handler runs under every verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// At least one event is new, and the delivery holds its claim.
+    First,
+    /// Every event is complete.
+    #[non_exhaustive]
+    Duplicate {
+        /// The time since the first complete event of the delivery was first seen.
+        age: Duration,
+    },
+    /// Another delivery runs the events that are not complete.
+    InFlight,
+    /// Every event is complete, and one was handled with another payload.
+    #[non_exhaustive]
+    Mismatch {
+        /// The time since the first complete event of the delivery was first seen.
+        age: Duration,
+    },
+    /// The key or its scope is missing or malformed, or there are too many keys.
+    NoKey,
+    /// The store did not reply in time, or returned an error.
+    Unavailable,
+    /// No permit was free.
+    Overloaded,
+    /// The layer requires verified requests, and this request is not verified.
+    Unverified,
+    /// The layer is off, so it asked no store.
+    Off,
+}
+
+impl Verdict {
+    /// Returns the name in log records and metrics: lower case, words joined by `_`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Duplicate { .. } => "duplicate",
+            Self::InFlight => "in_flight",
+            Self::Mismatch { .. } => "mismatch",
+            Self::NoKey => "no_key",
+            Self::Unavailable => "unavailable",
+            Self::Overloaded => "overloaded",
+            Self::Unverified => "unverified",
+            Self::Off => "off",
+        }
+    }
+
+    /// Returns the age of the event that was handled before.
+    #[must_use]
+    pub const fn age(self) -> Option<Duration> {
+        match self {
+            Self::Duplicate { age } | Self::Mismatch { age } => Some(age),
+            _ => None,
+        }
+    }
+
+    /// Returns `true` if log records may name the key: it is valid, and the request is verified.
+    pub(crate) const fn is_of_a_key(self) -> bool {
+        !matches!(self, Self::NoKey | Self::Unverified)
+    }
+}
+
+/// The verdict of a layer that lets every delivery run.
+struct Unenforced {
+    verdict: Verdict,
+    /// The delivery of the claim, which may have fewer events.
+    claim: Option<Delivery>,
+}
+
 impl Delivery {
     /// Makes the delivery of these events, of which there is at least one. `attempt` is the highest
     /// attempt of any event; `takeover` is `true` if any event is a takeover.
@@ -67,6 +144,28 @@ impl Delivery {
         takeover: bool,
         protection: Protection,
     ) -> Self {
+        Self::build(events, attempt, takeover, protection, None)
+    }
+
+    /// Makes the delivery of all events of a request that the handler runs under every verdict.
+    /// `claim` is the delivery of the claim, if there is one.
+    pub(crate) fn unenforced(events: List<Event>, verdict: Verdict, claim: Option<&Self>) -> Self {
+        let (attempt, takeover, protection) = match claim {
+            Some(claim) => (claim.attempt(), claim.is_takeover(), claim.0.protection),
+            None => (1, false, Protection::Unprotected),
+        };
+        let unenforced = Unenforced { verdict, claim: claim.cloned() };
+        let delivery = Self::build(events, attempt, takeover, protection, Some(unenforced));
+        if claim.is_some_and(Self::is_rerun) { delivery.with_rerun() } else { delivery }
+    }
+
+    fn build(
+        events: List<Event>,
+        attempt: u32,
+        takeover: bool,
+        protection: Protection,
+        unenforced: Option<Unenforced>,
+    ) -> Self {
         assert!(!events.is_empty(), "a delivery has at least one event");
         Self(Arc::new(Inner {
             events,
@@ -74,6 +173,7 @@ impl Delivery {
             takeover,
             rerun: false,
             protection,
+            unenforced,
             lost: AtomicBool::new(false),
             done: Mutex::default(),
             index: OnceLock::new(),
@@ -109,17 +209,63 @@ impl Delivery {
         self.key().id()
     }
 
+    /// Returns the type of the event as the sender names it, such as `invoice.paid`; in a multi-event
+    /// delivery, the type of the first event to run. `None` if the [preset](crate::provider) does not know
+    /// where the type stands, or the sender's value is no name of 1 to 100 bytes.
+    ///
+    /// Many senders do not sign it: decide by the verified payload.
+    #[must_use]
+    pub fn event_type(&self) -> Option<&str> {
+        self.0.events[0].event_type()
+    }
+
     /// Returns the keys of the events to run, in the order of the request. Events of a multi-event
     /// delivery that are complete or in flight are not among them.
+    ///
+    /// Under [`Mode::Shadow`](crate::Mode::Shadow) and [`Mode::Off`](crate::Mode::Off), they are the
+    /// keys of all events of the request. A request without a valid key has the SHA-256 of its body as
+    /// its key.
     pub fn keys(&self) -> impl Iterator<Item = &DedupKey> {
         self.0.events.iter().map(Event::key)
     }
 
     /// Returns `true` if this event is to run and is not [marked as done](Self::mark_done). So a
     /// handler runs an event once that a multi-event delivery carries twice.
+    ///
+    /// Always returns `true` under [`Mode::Shadow`](crate::Mode::Shadow) and
+    /// [`Mode::Off`](crate::Mode::Off). Under a wrong key, two different events have one key, and a
+    /// handler that skipped the second event would lose it.
     #[must_use]
     pub fn needs_run(&self, key: &DedupKey) -> bool {
-        self.runs(key) && !self.is_done(key)
+        self.0.unenforced.is_some() || (self.runs(key) && !self.is_done(key))
+    }
+
+    /// Returns how the layer judged the delivery.
+    ///
+    /// If the layer enforces its verdict, this is [`Verdict::First`], or [`Verdict::Unavailable`] for a
+    /// delivery that runs [although the store did not reply](crate::OnUnavailable::Open), because no
+    /// other delivery reaches the handler.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        match &self.0.unenforced {
+            Some(unenforced) => unenforced.verdict,
+            None if self.is_unprotected() => Verdict::Unavailable,
+            None => Verdict::First,
+        }
+    }
+
+    /// Returns `true` if a layer that enforces its verdict runs this event, or a layer in shadow holds
+    /// its claim.
+    pub(crate) fn holds(&self, key: &DedupKey) -> bool {
+        match &self.0.unenforced {
+            Some(unenforced) => unenforced.claim.as_ref().is_some_and(|claim| claim.runs(key)),
+            None => self.runs(key),
+        }
+    }
+
+    /// Returns `true` if a layer that is not off has judged this event.
+    pub(crate) fn is_judged(&self, key: &DedupKey) -> bool {
+        self.verdict() != Verdict::Off && self.runs(key)
     }
 
     /// Returns `true` if this event is one of [`keys`](Self::keys).
@@ -168,7 +314,9 @@ impl Delivery {
         self.0.rerun
     }
 
-    /// Returns `true` if the store did not reply, so that the delivery may be a duplicate.
+    /// Returns `true` if no claim protects the delivery, so that it may be a duplicate: the store did
+    /// not reply, the layer is [off](crate::Mode::Off), or the layer is in
+    /// [shadow](crate::Mode::Shadow) and the verdict is not [`Verdict::First`].
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
         self.0.protection == Protection::Unprotected
@@ -178,7 +326,8 @@ impl Delivery {
     /// Whatever this handler does from then on may happen twice. A call costs one atomic read.
     #[must_use]
     pub fn lease_lost(&self) -> bool {
-        self.0.lost.load(Ordering::Relaxed)
+        let claim = self.0.unenforced.as_ref().and_then(|unenforced| unenforced.claim.as_ref());
+        claim.unwrap_or(self).0.lost.load(Ordering::Relaxed)
     }
 
     /// Returns an idempotency key for one outbound call of this event's handler. The key is the
@@ -217,11 +366,18 @@ impl Delivery {
     /// holds under the transactional ledger, because a failure rolls back the event's writes. There,
     /// call `DedupTx::mark_done`. Under the on-arrival ledger every event is complete before the
     /// handler runs.
+    ///
+    /// Under [`Mode::Shadow`](crate::Mode::Shadow) and [`Mode::Off`](crate::Mode::Off), the layer
+    /// completes the event only if the delivery holds its claim.
     pub fn mark_done(&self, key: &DedupKey) -> bool {
         let marks = self.0.protection != Protection::Transactional && self.runs(key);
         if marks {
             let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
             done.insert(key.clone());
+            drop(done);
+            if let Some(Unenforced { claim: Some(claim), .. }) = &self.0.unenforced {
+                claim.mark_done(key);
+            }
         }
         marks
     }
@@ -261,6 +417,7 @@ impl fmt::Debug for Delivery {
             .field("takeover", &self.0.takeover)
             .field("rerun", &self.0.rerun)
             .field("unprotected", &self.is_unprotected())
+            .field("verdict", &self.verdict())
             .field("lease_lost", &self.lease_lost())
             .finish_non_exhaustive()
     }

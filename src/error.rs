@@ -318,6 +318,9 @@ pub enum ConfigError {
     InvalidReplayHeader,
     /// The adapter lacks an ability that this layer needs: leases, or stored data.
     UnsupportedByAdapter(&'static str),
+    /// The [ledger](crate::ledger) of the layer does not support this: the transactional ledger has no
+    /// [`Mode`](crate::Mode) but `Enforce`.
+    UnsupportedByLedger(&'static str),
     /// The store URL cannot be parsed. The error does not contain the URL, which may hold a password.
     InvalidUrl,
     /// The Postgres URL or `PGHOST` names several hosts, and `sqlx` connects to one host only. Give
@@ -381,6 +384,7 @@ impl fmt::Display for ConfigError {
                 f.write_str("the status for a delivery in flight must be neither 1xx nor 2xx")
             }
             Self::UnsupportedByAdapter(what) => write!(f, "the adapter does not support {what}"),
+            Self::UnsupportedByLedger(what) => write!(f, "the ledger does not support {what}"),
             Self::InvalidUrl => f.write_str("the store URL cannot be parsed"),
             Self::SeveralHosts => f.write_str(
                 "the store URL names several hosts: give one address that leads to the primary",

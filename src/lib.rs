@@ -55,6 +55,9 @@ pub mod guide {
     #[doc = include_str!("docs/rollout.md")]
     pub mod rollout {}
 
+    #[doc = include_str!("docs/shadow.md")]
+    pub mod shadow {}
+
     #[doc = include_str!("docs/checklist.md")]
     pub mod checklist {}
 
@@ -97,7 +100,7 @@ pub mod testing;
 pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
-pub use delivery::Delivery;
+pub use delivery::{Delivery, Verdict};
 pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind};
 #[cfg(feature = "axum")]
 pub use extract::MissingDelivery;
@@ -105,7 +108,7 @@ pub use extract::MissingDelivery;
 pub use extract::TxRejection;
 pub use key::{DedupKey, KeyExtractor};
 pub use layer::{
-    Dedup, DedupHandle, DedupLayer, DedupResult, Disposition, LogIds, OnInFlight, OnMismatch,
+    Dedup, DedupHandle, DedupLayer, DedupResult, Disposition, LogIds, Mode, OnInFlight, OnMismatch,
     OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified, WithInnerBody,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -12,9 +12,12 @@
 //! |---|---|
 //! | `outcome` | see below |
 //! | `namespace`, `id` | the first key; `id` is the first 16 hex digits of its SHA-256, or the id itself by choice ([`LogIds`](crate::LogIds)) |
+//! | `event_type` | the type of the first event, as the sender names it |
 //! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
-//! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
+//! | `attempt`, `takeover`, `rerun` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |
+//! | `mode`, `verdict` | in [shadow](crate::Mode::Shadow): `shadow`, and the [verdict](crate::Verdict); `outcome` says how the handler ended |
+//! | `payload` | in shadow: the first 16 hex digits of the SHA-256 of the body, or of the part that [`compare_payload`](crate::DedupLayer::compare_payload) names |
 //! | `status` | the status of the response; a run of a `Deduplicator` has none |
 //! | `duration_ms` | the time from the head of the request to the head of the response, or of the run |
 //! | `error` | the internal error, which the client never sees |
@@ -49,6 +52,7 @@
 //! | `rerun` | info | the handler runs because an operator [allowed](crate::adapter::MaintenanceAdapter::allow_rerun) it; the row of the event says who and why |
 //! | `running unprotected` | warn | the handler runs although the store did not reply |
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
+//! | `mode changed` | info | [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
 //! | `unsigned id` | warn, once a layer | [`require_verified`](crate::DedupLayer::require_verified) is set, the sender does not sign the id, and there is no [second identity](crate::guide::keys#an-id-that-is-not-signed) |
 //! | `not verified` | warn | a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `reason` says why |
@@ -100,6 +104,7 @@
 //! | `tower_dedup_responses_not_stored_total` | counter | `namespace` | responses that were to be stored and cannot be |
 //! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery; `result` is `ok`, `gave_up` or `refused` |
 //! | `tower_dedup_lane_restarts_total` | counter | `store` | connections that a lane of the queue has lost; the lane opens another one. `store` is `postgres`; the lanes of SQLite have no connection of their own |
+//! | `tower_dedup_shadow_total` | counter | `namespace`, `verdict` | deliveries in [shadow](crate::Mode::Shadow) by [verdict](crate::Verdict) |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 //! | `tower_dedup_last_purge_timestamp_seconds` | gauge | | the Unix time at which the last round of a purge succeeded |
 //! | `tower_dedup_rows` | gauge | `state` | keys in the store's table, as the last round of a purge left them; `state` is `in_flight`, `lapsed`, `released`, `complete` or `expired` |
@@ -197,6 +202,7 @@ mod postgres;
 mod purge;
 mod run;
 mod settings;
+mod shadow;
 mod span;
 mod store;
 mod table;
@@ -221,6 +227,7 @@ pub(crate) use settings::not_verified;
 #[cfg(feature = "axum")]
 pub(crate) use settings::rejected;
 pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
+pub(crate) use shadow::{ShadowFields, mode_changed, shadow};
 pub(crate) use span::{delivery_span, store_span};
 #[cfg(feature = "postgres")]
 pub(crate) use store::lane_restarted;

@@ -219,7 +219,8 @@ pub struct Abilities {
     /// duplicates: see [`Fetch`].
     pub stored_data: bool,
     /// The store implements [`list`](MaintenanceAdapter::list) and
-    /// [`allow_rerun`](MaintenanceAdapter::allow_rerun): it holds the names of its keys.
+    /// [`allow_rerun`](MaintenanceAdapter::allow_rerun): it holds the names of its keys, and the
+    /// [types](CallTerms::event_type_for) of their events.
     pub inspection: bool,
 }
 

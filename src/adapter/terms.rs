@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::stored::{Fetch, StoredData, StoredResponse};
-use crate::key::DedupKey;
+use crate::key::{DedupKey, event_type};
 
 /// The name of one claim: 128 random bits. The caller makes them *before* the call, so that a call whose
 /// reply was lost can be repeated or released.
@@ -48,6 +48,7 @@ pub struct CallTerms {
     permanence: Permanence,
     fetch: Fetch,
     payloads: Option<Payloads>,
+    event_types: Option<EventTypes>,
     response: Option<Arc<StoredResponse>>,
     duplicate_note: Option<DuplicateNote>,
 }
@@ -72,6 +73,9 @@ pub enum Permanence {
 /// The SHA-256 of each key's payload, sorted by key.
 pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
 
+/// The type of each key's event, sorted by key.
+pub(crate) type EventTypes = Arc<[(DedupKey, Arc<str>)]>;
+
 impl CallTerms {
     /// Returns terms under [`Permanence::OnClaim`].
     #[must_use]
@@ -92,6 +96,7 @@ impl CallTerms {
             permanence,
             fetch: Fetch::Nothing,
             payloads: None,
+            event_types: None,
             response: None,
             duplicate_note: None,
         }
@@ -115,6 +120,39 @@ impl CallTerms {
     pub(crate) fn with_sorted_payloads(mut self, payloads: Payloads) -> Self {
         self.payloads = Some(payloads);
         self
+    }
+
+    /// Adds the type of each key's event, which a store with the ability
+    /// [`inspection`](super::Abilities::inspection) holds with a new key. A text that is no
+    /// [type](crate::key::Event::with_event_type) is ignored.
+    #[must_use]
+    pub fn with_event_types<T: AsRef<str>>(
+        self,
+        types: impl IntoIterator<Item = (DedupKey, T)>,
+    ) -> Self {
+        let types =
+            types.into_iter().filter_map(|(key, text)| Some((key, event_type(text.as_ref())?)));
+        let mut types: Vec<_> = types.collect();
+        types.sort_unstable();
+        self.with_sorted_event_types(types.into())
+    }
+
+    pub(crate) fn with_sorted_event_types(mut self, types: EventTypes) -> Self {
+        self.event_types = Some(types);
+        self
+    }
+
+    /// Returns the type of this key's event; `None` if it has none.
+    #[must_use]
+    pub fn event_type_for(&self, key: &DedupKey) -> Option<&str> {
+        let types = self.event_types.as_deref()?;
+        let index = types.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
+        Some(&types[index].1)
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(super) const fn has_event_types(&self) -> bool {
+        self.event_types.is_some()
     }
 
     /// Adds the handler's response, which the store holds with every key of a completion.

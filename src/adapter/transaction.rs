@@ -313,6 +313,17 @@ impl<DB: Database> OpenTransaction<DB> {
         self.connection.as_mut().expect(HELD)
     }
 
+    /// Returns `true` if sqlx counts more than this transaction: the handler has leaked the guard of a
+    /// savepoint (`mem::forget`). sqlx would then release the savepoint instead of committing, and return
+    /// the connection to its pool with the transaction open.
+    ///
+    /// A database that drops guards in the background, as SQLite does, counts right after the next
+    /// statement.
+    #[must_use]
+    pub fn has_leaked_savepoint(&self) -> bool {
+        DB::TransactionManager::get_transaction_depth(self.get()) > 1
+    }
+
     /// Commits through sqlx. sqlx returns `Ok` for the COMMIT of an aborted Postgres
     /// transaction, so an adapter completes its keys first: see [`TransactionAdapter`].
     ///

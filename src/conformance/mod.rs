@@ -191,6 +191,7 @@ macro_rules! inspection_conformance_suite {
             rerun_of_several_keys_replies_key_by_key,
             workers_racing_for_a_rerun_have_one_winner,
             reruns_beside_load_never_run_twice,
+            event_type_is_stored_with_a_new_key,
         }
     };
 }

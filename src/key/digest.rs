@@ -14,7 +14,7 @@ pub(crate) fn body_id(body: &[u8]) -> String {
 }
 
 /// Returns the SHA-256 of `bytes`.
-pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 

@@ -16,8 +16,11 @@
 //! 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
 //!    the body.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
+use super::event_part::{EventPart, FoundId};
 use super::id::shortened;
 use super::json::{MAX_EVENTS, Pointer, items};
 use super::part::KeyPart;
@@ -31,7 +34,7 @@ const MAX_ID_BYTES: usize = 32 << 20;
 #[derive(Debug, Clone)]
 pub struct EachKey {
     array: Pointer,
-    part: KeyPart,
+    part: EventPart,
     payload: bool,
 }
 
@@ -74,7 +77,7 @@ impl EachKey {
     ///
     /// [`ConfigError::InvalidPointer`].
     pub fn new(pointer: &str, part: KeyPart) -> Result<Self, ConfigError> {
-        Ok(Self { array: Pointer::to_items(pointer)?, part, payload: true })
+        Ok(Self { array: Pointer::to_items(pointer)?, part: EventPart::new(part), payload: true })
     }
 
     /// Leaves the bytes of the events out of the keys.
@@ -84,6 +87,13 @@ impl EachKey {
     #[must_use]
     pub fn without_payload(mut self) -> Self {
         self.payload = false;
+        self
+    }
+
+    /// Reads the [type](super::Event::with_event_type) of each event with `part`, as it reads the key.
+    #[must_use]
+    pub fn event_type(mut self, part: KeyPart) -> Self {
+        self.part = self.part.with_event_type(part);
         self
     }
 
@@ -104,7 +114,7 @@ impl EachKey {
                 KeyError::new(error.kind(), format!("{} of event {index}", error.place()))
             })?;
             match id {
-                Some(id) => events.push(&id, body.clone(), self.payload)?,
+                Some(id) => events.push(id, body.clone(), self.payload)?,
                 None => missing = true,
             }
         }
@@ -115,7 +125,7 @@ impl EachKey {
 /// The ids that a rule found, without a namespace.
 #[derive(Debug)]
 pub(crate) enum Found {
-    One(String),
+    One(FoundId<'static>),
     /// At least one event.
     Each(Vec<FoundEvent>),
     Bypass,
@@ -133,6 +143,7 @@ pub(crate) struct FoundEvents {
 pub(crate) struct FoundEvent {
     /// Hashed if it is long, so that long ids do not add up.
     pub(super) id: String,
+    pub(super) event_type: Option<Arc<str>>,
     /// The event's own bytes.
     pub(super) body: Bytes,
     /// `true` if these bytes are the same on every attempt.
@@ -140,13 +151,20 @@ pub(crate) struct FoundEvent {
 }
 
 impl FoundEvents {
-    pub(crate) fn push(&mut self, id: &str, body: Bytes, payload: bool) -> Result<(), KeyError> {
+    pub(crate) fn push(
+        &mut self,
+        found: FoundId<'_>,
+        body: Bytes,
+        payload: bool,
+    ) -> Result<(), KeyError> {
+        let FoundId { id, event_type } = found;
         self.id_bytes = self.id_bytes.saturating_add(id.len());
         check_id_bytes(self.id_bytes)?;
         if self.events.len() == MAX_EVENTS {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the body"));
         }
-        self.events.push(FoundEvent { id: shortened(id).into_owned(), body, payload });
+        let id = shortened(&id).into_owned();
+        self.events.push(FoundEvent { id, event_type, body, payload });
         Ok(())
     }
 }

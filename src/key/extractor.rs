@@ -9,6 +9,7 @@ use http::Method;
 
 use super::digest::{body_id, sha256_hex};
 use super::each::{EachKey, Found, FoundEvent, check_id_bytes};
+use super::event_part::{EventPart, FoundId, read_type};
 use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::idempotency;
 use super::part::KeyPart;
@@ -43,6 +44,8 @@ pub struct KeyExtractor {
     namespace: Arc<str>,
     namespace_by: Option<Arc<NamespaceFn>>,
     rule: Rule,
+    /// Reads the type of an event to which the rule gives none.
+    event_type: Option<KeyPart>,
     second: Option<(Arc<str>, KeyPart)>,
     bypass: Option<Arc<BypassFn>>,
     methods: Option<Arc<[Method]>>,
@@ -53,7 +56,7 @@ pub struct KeyExtractor {
 
 #[derive(Clone)]
 enum Rule {
-    Part(KeyPart),
+    Part(EventPart),
     Each(EachKey),
     Reader(Reader),
     Fn(Arc<ExtractFn>),
@@ -80,7 +83,7 @@ impl KeyPart {
     ///
     /// [`ConfigError::InvalidNamespace`].
     pub fn try_namespace(self, namespace: &str) -> Result<KeyExtractor, ConfigError> {
-        KeyExtractor::new(namespace, Rule::Part(self))
+        KeyExtractor::new(namespace, Rule::Part(EventPart::new(self)))
     }
 }
 
@@ -119,6 +122,7 @@ impl KeyExtractor {
             namespace: namespace.into(),
             namespace_by: None,
             rule,
+            event_type: None,
             second: None,
             bypass: None,
             methods: None,
@@ -296,6 +300,34 @@ impl KeyExtractor {
         self
     }
 
+    /// Reads the type of an event with `part`: the name that the sender gives to this kind of event.
+    ///
+    /// Operators see it, and [`Delivery::event_type`](crate::Delivery::event_type) returns it. It is no
+    /// part of the key. A missing or malformed type, or one that is longer than 100 bytes, is none. An
+    /// [`EachKey`] reads it from the event, as it reads the key.
+    ///
+    /// ```
+    /// use tower_dedup::key;
+    ///
+    /// let orders = key::json("/id").namespace("orders").event_type(key::json("/kind"));
+    /// # let (head, body) = http::Request::post("/").body(r#"{"id": 1, "kind": "order.paid"}"#.into())?.into_parts();
+    /// # let found = orders.extract(&key::RequestRef::new(&head, &body));
+    /// # let Ok(key::Extracted::Keys(keys)) = found else { panic!("keys") };
+    /// # assert_eq!(keys.events()[0].event_type(), Some("order.paid"));
+    /// # Ok::<(), http::Error>(())
+    /// ```
+    #[must_use]
+    pub fn event_type(mut self, part: KeyPart) -> Self {
+        match self.rule {
+            Rule::Part(rule) => self.rule = Rule::Part(rule.with_event_type(part)),
+            Rule::Each(rule) => self.rule = Rule::Each(rule.event_type(part)),
+            Rule::Reader(_) | Rule::Fn(_) | Rule::IdempotencyKey(_) => {
+                self.event_type = Some(part);
+            }
+        }
+        self
+    }
+
     /// Lets the requests for which `is_handshake` returns `true` reach the handler without
     /// deduplication.
     #[must_use]
@@ -345,19 +377,19 @@ impl KeyExtractor {
         }
         let found = match &self.rule {
             Rule::Part(part) => match part.read(request)? {
-                Some(id) => return self.one(&id, request),
+                Some(id) => return self.one(id, request),
                 None => Found::Missing,
             },
             Rule::IdempotencyKey(scope) => match idempotency::read(request.headers())? {
-                Some(key) => Found::One(idempotency::id(scope, request, &key)?),
+                Some(key) => Found::One(idempotency::id(scope, request, &key)?.into()),
                 None => Found::Missing,
             },
             Rule::Each(each) => each.read(request)?,
             Rule::Reader(read) => read(request)?,
-            Rule::Fn(extract) => return self.with_second_of_one(extract(request)?, request),
+            Rule::Fn(extract) => return self.with_rest_of_one(extract(request)?, request),
         };
         Ok(match found {
-            Found::One(id) => return self.one(&id, request),
+            Found::One(id) => return self.one(id, request),
             Found::Each(found) => {
                 let events = self.events(found, request)?;
                 Keys::new(events).map_or(Extracted::Missing, Extracted::Keys)
@@ -380,14 +412,20 @@ impl KeyExtractor {
     }
 
     /// Returns the keys of a delivery of one event, with all its identities.
-    fn one(&self, id: &str, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
+    fn one(&self, found: FoundId<'_>, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
         let namespaces = self.namespaces(request)?;
-        let event = Event::new(DedupKey::in_namespace(&namespaces.key, id)?);
+        let event = Event::new(DedupKey::in_namespace(&namespaces.key, &found.id)?);
+        let event = event.with_checked_type(self.type_of(found.event_type, request));
         let Some((_, part)) = &self.second else {
             return Ok(Extracted::Keys(event.into()));
         };
         let second = part.read(request)?;
         Ok(Extracted::Keys(with_second(event, &namespaces.second, second)?.into()))
+    }
+
+    /// Returns the type that the rule has found, else the type that the part reads.
+    fn type_of(&self, found: Option<Arc<str>>, request: &RequestRef<'_>) -> Option<Arc<str>> {
+        found.or_else(|| read_type(self.event_type.as_ref()?, request))
     }
 
     /// Returns the events of a multi-event delivery, with all their identities.
@@ -407,26 +445,28 @@ impl KeyExtractor {
                 check_id_bytes(id_bytes)?;
                 event = with_second(event, &namespaces.second, id)?;
             }
+            let event_type = self.type_of(found.event_type, &request.with_body(&found.body));
+            let event = event.with_checked_type(event_type);
             Ok(if found.payload { event.with_payload(found.body) } else { event })
         };
         found.into_iter().map(event).collect()
     }
 
-    /// Adds the second identity to the event that a closure found, if it is one event with one identity.
-    fn with_second_of_one(
+    /// Adds the type and the second identity to the event that a closure found, if it is one event and
+    /// has none.
+    fn with_rest_of_one(
         &self,
         extracted: Extracted,
         request: &RequestRef<'_>,
     ) -> Result<Extracted, KeyError> {
         let Extracted::Keys(keys) = &extracted else { return Ok(extracted) };
-        let (Some((_, part)), [event]) = (&self.second, keys.events()) else {
-            return Ok(extracted);
-        };
-        if event.second_identity().is_some() {
-            return Ok(extracted);
+        let [event] = keys.events() else { return Ok(extracted) };
+        let event_type = self.type_of(event.shared_event_type().cloned(), request);
+        let mut event = event.clone().with_checked_type(event_type);
+        if let (Some((_, part)), None) = (&self.second, event.second_identity()) {
+            let namespace = self.namespaces(request)?.second;
+            event = with_second(event, &namespace, part.read(request)?)?;
         }
-        let namespace = self.namespaces(request)?.second;
-        let event = with_second(event.clone(), &namespace, part.read(request)?)?;
         Ok(Extracted::Keys(keys.with_only(event)))
     }
 
@@ -504,7 +544,7 @@ impl fmt::Debug for KeyExtractor {
         let mut out = f.debug_struct("KeyExtractor");
         out.field("namespace", &self.namespace);
         match &self.rule {
-            Rule::Part(part) => out.field("key", part),
+            Rule::Part(part) => out.field("key", part.id()),
             Rule::Each(each) => out.field("key", each),
             Rule::Reader(_) => out.field("key", &"reader"),
             Rule::Fn(_) => out.field("key", &"closure"),

@@ -120,13 +120,23 @@ pub struct Event {
     key: DedupKey,
     second: Option<DedupKey>,
     payload: Option<Bytes>,
+    event_type: Option<Arc<str>>,
+}
+
+/// The longest type of an event, in bytes.
+const MAX_TYPE_LEN: usize = 100;
+
+/// Returns `text` if it is the type of an event: 1 to 100 bytes without control characters.
+pub(crate) fn event_type(text: &str) -> Option<Arc<str>> {
+    let fits = (1..=MAX_TYPE_LEN).contains(&text.len()) && !text.contains(char::is_control);
+    fits.then(|| text.into())
 }
 
 impl Event {
     /// Makes an event with one identity.
     #[must_use]
     pub fn new(key: DedupKey) -> Self {
-        Self { key, second: None, payload: None }
+        Self { key, second: None, payload: None, event_type: None }
     }
 
     /// Adds the second identity. A second identity that equals the key is ignored.
@@ -142,6 +152,31 @@ impl Event {
     pub fn with_payload(mut self, payload: Bytes) -> Self {
         self.payload = Some(payload);
         self
+    }
+
+    /// Adds the event's type, as the sender names it: `invoice.paid`. Operators and handlers read it;
+    /// it is no part of the key.
+    ///
+    /// A text that is empty, longer than 100 bytes, or has a control character is ignored, because a
+    /// label must not make a delivery fail.
+    #[must_use]
+    pub fn with_event_type(self, event_type: &str) -> Self {
+        self.with_checked_type(self::event_type(event_type))
+    }
+
+    pub(super) fn with_checked_type(mut self, event_type: Option<Arc<str>>) -> Self {
+        self.event_type = event_type;
+        self
+    }
+
+    /// Returns the event's type, as the sender names it.
+    #[must_use]
+    pub fn event_type(&self) -> Option<&str> {
+        self.event_type.as_deref()
+    }
+
+    pub(crate) fn shared_event_type(&self) -> Option<&Arc<str>> {
+        self.event_type.as_ref()
     }
 
     /// Returns the event's key.
@@ -175,6 +210,7 @@ impl fmt::Debug for Event {
         f.debug_struct("Event")
             .field("key", &self.key)
             .field("second", &self.second)
+            .field("event_type", &self.event_type)
             .field("payload_len", &self.payload.as_ref().map(Bytes::len))
             .finish()
     }

@@ -25,6 +25,7 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visito
 use serde_json::value::RawValue;
 
 use super::list::List;
+use super::members::{Lookup, Members, Token};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 /// The most events of one delivery. The layer's default bound is lower; this bound is checked
@@ -36,14 +37,6 @@ pub(super) const MAX_EVENTS: usize = 65_536;
 pub(crate) struct Pointer {
     text: Arc<str>,
     tokens: Arc<[Token]>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Token {
-    /// The name of a member, or the index of an item.
-    Name(String),
-    /// Every item of an array.
-    EachItem,
 }
 
 impl Pointer {
@@ -77,6 +70,10 @@ impl Pointer {
             text: names.iter().map(|name| format!("/{name}")).collect::<String>().into(),
             tokens: tokens.chain([Token::EachItem]).collect(),
         }
+    }
+
+    pub(super) fn tokens(&self) -> &[Token] {
+        &self.tokens
     }
 
     /// Returns the pointer as it was written.
@@ -119,12 +116,20 @@ fn unescape(token: &str) -> Result<String, ConfigError> {
     Ok(plain)
 }
 
-/// Returns the id at `pointer` in `body`, or `None` if it is missing or `null`.
+/// Returns the id at `pointer` in `body`, or `None` if it is missing or `null`. `members` are those of
+/// the body, if they were read.
 pub(super) fn read<'b>(
     body: &'b [u8],
+    members: Option<&Members<'b>>,
     pointer: &Pointer,
 ) -> Result<Option<Cow<'b, str>>, KeyError> {
-    let found = select(body, pointer)?;
+    let known = members.map_or(Lookup::Unknown, |members| members.find(&pointer.tokens));
+    let found = match known {
+        Lookup::Unknown => select(body, pointer, &pointer.tokens)?,
+        Lookup::Missing => None,
+        Lookup::Value(json) => Some(List::from([json])),
+        Lookup::Below(json, tokens) => select(json.as_bytes(), pointer, tokens)?,
+    };
     let Some(&[json]) = found.as_deref() else { return Ok(None) };
     id(json).map_err(|kind| pointer.error(kind))
 }
@@ -132,16 +137,21 @@ pub(super) fn read<'b>(
 /// Returns the items of all arrays that `pointer` names in `body`, as slices of `body` in its order.
 /// Returns `None` if one of the arrays is missing.
 pub(crate) fn items(body: &Bytes, pointer: &Pointer) -> Result<Option<Vec<Bytes>>, KeyError> {
-    let found = select(body, pointer)?;
+    let found = select(body, pointer, &pointer.tokens)?;
     let slice = |item: &str| body.slice_ref(item.as_bytes());
     Ok(found.map(|found| found.into_iter().map(slice).collect()))
 }
 
-/// Returns the text of every value that `pointer` names in `body`, or `None` if one is missing.
-fn select<'b>(body: &'b [u8], pointer: &Pointer) -> Result<Option<List<&'b str>>, KeyError> {
+/// Returns the text of every value that `tokens`, the end of `pointer`, name in `body`, or `None` if one
+/// is missing.
+fn select<'b>(
+    body: &'b [u8],
+    pointer: &Pointer,
+    tokens: &[Token],
+) -> Result<Option<List<&'b str>>, KeyError> {
     let mut found = Selection::default();
     let mut json = serde_json::Deserializer::from_slice(body);
-    let walk = Walk { tokens: &pointer.tokens, found: &mut found };
+    let walk = Walk { tokens, found: &mut found };
     let read = walk.deserialize(&mut json).and_then(|()| json.end());
     match (found.fault, read) {
         (Some(kind), _) => Err(pointer.error(kind)),
@@ -340,7 +350,7 @@ mod tests {
     use super::*;
 
     fn at(pointer: &str, body: &str) -> Result<Option<String>, KeyErrorKind> {
-        let found = read(body.as_bytes(), &Pointer::to_value(pointer).unwrap());
+        let found = read(body.as_bytes(), None, &Pointer::to_value(pointer).unwrap());
         found.map(|id| id.map(Cow::into_owned)).map_err(|error| error.kind())
     }
 
@@ -411,7 +421,7 @@ mod tests {
         for body in ["", "{", r#"{"id":"a"} x"#, r#"{"id":"a"}{}"#, "id=a", "\u{feff}{}"] {
             assert_eq!(at("/id", body), Err(KeyErrorKind::InvalidJson), "{body:?}");
         }
-        assert!(read(b"{\"id\":\"\xff\"}", &Pointer::to_value("/id").unwrap()).is_err());
+        assert!(read(b"{\"id\":\"\xff\"}", None, &Pointer::to_value("/id").unwrap()).is_err());
         assert_eq!(at("/id", r#"{"id":"\ud800"}"#), Err(KeyErrorKind::InvalidJson));
     }
 

@@ -38,6 +38,7 @@
 
 mod digest;
 mod each;
+mod event_part;
 mod extractor;
 mod form;
 mod header;
@@ -45,17 +46,18 @@ mod id;
 mod idempotency;
 mod json;
 mod list;
+mod members;
 mod part;
 mod query;
 mod request;
 
-#[cfg(feature = "sqlite")]
-pub(crate) use digest::hex;
-pub(crate) use digest::{body_id, derive};
+pub(crate) use digest::{body_id, derive, hex, sha256};
 pub use each::{EachKey, each};
 pub(crate) use each::{Found, FoundEvents};
+pub(crate) use event_part::{EventPart, FoundId};
 pub(crate) use extractor::Reader;
 pub use extractor::{Extracted, KeyExtractor};
+pub(crate) use id::event_type;
 pub use id::{DedupKey, Event, Keys, MAX_ID_LEN};
 pub(crate) use idempotency::whole_payload;
 pub(crate) use json::{Pointer, items};

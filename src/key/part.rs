@@ -7,6 +7,7 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use super::json::Pointer;
+use super::members::Names;
 use super::query as query_parameter;
 use super::request::RequestRef;
 use super::{digest, form as form_field, header as header_value, json as json_value};
@@ -184,7 +185,7 @@ impl KeyPart {
     ) -> Result<Option<Cow<'r, str>>, KeyError> {
         match &self.0 {
             Node::Header(name) => header_value::read(request.headers(), name),
-            Node::Json(pointer) => json_value::read(request.body(), pointer),
+            Node::Json(pointer) => json_value::read(request.body(), request.members(), pointer),
             Node::Form(field) => form_field::read(request.headers(), request.body(), field),
             Node::Query(parameter) => query_parameter::read(request.uri(), parameter),
             Node::BodyDigest => {
@@ -211,6 +212,26 @@ impl KeyPart {
             }
             Node::Optional(part) => part.read(request),
             Node::Known(result) => result.clone().map(|value| value.map(Cow::Owned)),
+        }
+    }
+
+    /// Adds the names of all JSON pointers. Returns how many pointers there are.
+    pub(super) fn add_names(&self, names: &mut Names) -> usize {
+        match &self.0 {
+            Node::Json(pointer) => {
+                names.add(pointer.tokens());
+                1
+            }
+            Node::And(parts) | Node::Or(parts) => {
+                parts.iter().map(|part| part.add_names(names)).sum()
+            }
+            Node::Optional(part) => part.add_names(names),
+            Node::Header(_)
+            | Node::Form(_)
+            | Node::Query(_)
+            | Node::BodyDigest
+            | Node::Fn(_)
+            | Node::Known(_) => 0,
         }
     }
 

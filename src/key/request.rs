@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::members::Members;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, request};
 
@@ -10,13 +11,15 @@ use http::{HeaderMap, Method, Uri, request};
 pub struct RequestRef<'r> {
     head: &'r request::Parts,
     body: &'r Bytes,
+    /// The members of the body, if they were read.
+    members: Option<&'r Members<'r>>,
 }
 
 impl<'r> RequestRef<'r> {
     /// Returns a view of this head and this body.
     #[must_use]
     pub fn new(head: &'r request::Parts, body: &'r Bytes) -> Self {
-        Self { head, body }
+        Self { head, body, members: None }
     }
 
     /// Returns the request's method.
@@ -50,13 +53,25 @@ impl<'r> RequestRef<'r> {
         self.body
     }
 
+    /// Returns the same request, whose JSON values are looked up in the members of its body.
+    pub(crate) fn with_members<'m>(&self, members: Option<&'m Members<'m>>) -> RequestRef<'m>
+    where
+        'r: 'm,
+    {
+        RequestRef { head: self.head, body: self.body, members }
+    }
+
+    pub(super) fn members(&self) -> Option<&'r Members<'r>> {
+        self.members
+    }
+
     /// Returns the same head with another body, for a list of events inside another format.
     #[must_use]
     pub fn with_body<'b>(&self, body: &'b Bytes) -> RequestRef<'b>
     where
         'r: 'b,
     {
-        RequestRef { head: self.head, body }
+        RequestRef { head: self.head, body, members: None }
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -26,13 +27,15 @@ use super::config::ServiceState;
 use super::delivery::Run;
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::keyless::run_without_key;
+use super::mode::Mode;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
 use super::report::ReportFields;
+use super::shadow::{ReadKeys, ShadowRun};
 use crate::adapter::Payloads;
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{Extracted, KeyPart, Keys, RequestRef};
+use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::{KeylessClaim, Ledger, deadline_in};
 use crate::observe::{self, Outcome};
 
@@ -104,20 +107,31 @@ where
     B: From<Bytes> + Send + 'static,
     ResBody: Body<Data = Bytes> + Send + 'static,
 {
-    /// Reads the keys of a buffered request, takes a permit, and starts the delivery.
-    ///
-    /// Under a transactional ledger, a request without a key takes the same way, because its handler
-    /// may take a connection of the same pool.
+    /// Treats a buffered request as the mode of the layer says.
+    #[cfg_attr(not(feature = "axum"), expect(unused_mut, reason = "axum only"))]
     pub(super) fn dispatch(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
         #[cfg(feature = "axum")]
         if self.service.config.body_limit > BODY_LIMIT {
             self.head = raise_limit_of_axum(self.head, self.service.config.body_limit);
         }
-        let config = &self.service.config;
-        if !config.deduplicates(&self.head.method) {
+        if !self.service.config.deduplicates(&self.head.method) {
             return self.forward(body);
         }
-        if config.require_verified && self.head.extensions.get::<Verified>().is_none() {
+        // The only read of the mode, because a delivery keeps its mode to its end.
+        match self.service.gate.mode.get() {
+            Mode::Enforce => self.enforce(body, cx),
+            Mode::Shadow => self.observe(body, cx),
+            Mode::Off => self.pass(body),
+        }
+    }
+
+    /// Reads the keys, takes a permit, and starts the delivery.
+    ///
+    /// Under a transactional ledger, a request without a key takes the same way, because its handler
+    /// may take a connection of the same pool.
+    fn enforce(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+        let config = &self.service.config;
+        if !self.is_verified() {
             return self.refuse(Outcome::Unverified, DedupResult::Unverified, None).into();
         }
         let work = match self.request_keys(&body) {
@@ -141,11 +155,9 @@ where
             }
         };
         if let Work::Delivery(request) = &work
-            && self.is_nested(&request.keys)
+            && self.is_nested(&request.keys, Delivery::holds)
         {
-            config.meters.nested();
-            self.report.emit(Outcome::Bypass, Some(&request.keys), config);
-            return self.forward(body);
+            return self.forward_nested(&request.keys, body);
         }
         let span = self.report.open_span(work.keys(), config);
         match self.service.gate.try_run() {
@@ -155,6 +167,73 @@ where
             }
             None => self.refuse(Outcome::Overloaded, DedupResult::Unavailable, work.keys()).into(),
         }
+    }
+
+    /// Starts a delivery in shadow, whatever is wrong with it.
+    fn observe(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+        let is_verified = self.is_verified();
+        let (read, fault) = match self.read_leniently(&body) {
+            Some(read) => read,
+            None if is_verified => {
+                self.report.emit(Outcome::Bypass, None, &self.service.config);
+                return self.forward(body);
+            }
+            None => (ReadKeys { keys: None, payloads: None }, None),
+        };
+        if let Some(keys) = &read.keys
+            && self.is_nested(keys, Delivery::is_judged)
+        {
+            return self.forward_nested(keys, body);
+        }
+        let permit = self.service.gate.try_run();
+        let verdict = if !is_verified {
+            Some(Verdict::Unverified)
+        } else if fault.is_some() {
+            Some(Verdict::NoKey)
+        } else if permit.is_none() {
+            Some(Verdict::Overloaded)
+        } else {
+            None
+        };
+        self.report.error = fault.map(Into::into);
+        let named = read.keys.as_ref().filter(|_| verdict.is_none_or(Verdict::is_of_a_key));
+        let span = self.report.open_span(named, &self.service.config);
+        let Self { inner, head, service, report, inner_body } = self;
+        let run = ShadowRun {
+            inner,
+            body,
+            read,
+            verdict,
+            permit,
+            path: LAST_PATHS.path(head.uri.path()),
+            head,
+            service: Arc::clone(&service),
+            report,
+            inner_body,
+        };
+        run_detached(Box::pin(run.to_the_end()), service, span, cx)
+    }
+
+    /// Calls the inner service as if the layer were not there, except that a handler which takes a
+    /// [`Delivery`] gets one.
+    fn pass(mut self, body: Bytes) -> Dispatch<S, B, ResBody> {
+        if let Some((Some(keys), _)) = self.extract_leniently(&body)
+            && !self.is_nested(&keys, Delivery::is_judged)
+        {
+            let keys = keys.without_payloads();
+            let delivery = Delivery::unenforced(keys.events().into(), Verdict::Off, None);
+            delivery.set_request(&keys);
+            self.head.extensions.insert(delivery);
+        }
+        self.forward(body)
+    }
+
+    /// Lets a request through that an outer layer runs.
+    fn forward_nested(self, keys: &Keys, body: Bytes) -> Dispatch<S, B, ResBody> {
+        let config = &self.service.config;
+        config.meters.nested();
+        self.report.emit(Outcome::Bypass, Some(keys), config);
+        self.forward(body)
     }
 
     /// Starts a delivery that has its permit. It runs to its end, whatever the caller does.
@@ -253,35 +332,75 @@ impl<S, L, B> Admission<S, L, B> {
 
     /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
     /// or complete.
-    fn is_nested(&self, keys: &Keys) -> bool {
+    fn is_nested(&self, keys: &Keys, runs: fn(&Delivery, &DedupKey) -> bool) -> bool {
         let outer = self.head.extensions.get::<Delivery>();
-        outer.is_some_and(|outer| keys.events().iter().any(|event| outer.runs(event.key())))
+        outer.is_some_and(|outer| keys.events().iter().any(|event| runs(outer, event.key())))
+    }
+
+    /// Returns `true` if the request is verified, or need not be.
+    fn is_verified(&self) -> bool {
+        !self.service.config.require_verified || self.head.extensions.get::<Verified>().is_some()
     }
 
     /// Returns `None` for a request that is not deduplicated.
     fn request_keys(&self, body: &Bytes) -> Result<Option<RequestKeys>, KeyError> {
+        let Some(keys) = self.extract(body)? else { return Ok(None) };
+        let payloads = self.bounded_payloads(&keys, body)?;
+        // A background write may hold the keys, and must not hold the body.
+        Ok(Some(RequestKeys { keys: keys.without_payloads(), payloads }))
+    }
+
+    /// Reads a request in shadow, and returns the fault of its keys too. Returns `None` for a request
+    /// that is not deduplicated.
+    fn read_leniently(&self, body: &Bytes) -> Option<(ReadKeys, Option<KeyError>)> {
+        let (keys, mut fault) = self.extract_leniently(body)?;
+        let mut payloads = None;
+        if let (Some(keys), None) = (&keys, &fault) {
+            match caught(|| self.bounded_payloads(keys, body)) {
+                Ok(digests) => payloads = digests,
+                Err(error) => fault = Some(error),
+            }
+        }
+        Some((ReadKeys { keys: keys.map(Keys::without_payloads), payloads }, fault))
+    }
+
+    /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
+    /// fault, returns the fault and the digest of the body as the key, unless the body is empty. Returns
+    /// `None` for a request that is not deduplicated.
+    fn extract_leniently(&self, body: &Bytes) -> Option<(Option<Keys>, Option<KeyError>)> {
+        match caught(|| self.extract(body)) {
+            Ok(keys) => keys.map(|keys| (Some(keys), None)),
+            Err(fault) => {
+                let request = RequestRef::new(&self.head, body);
+                let digest = caught(|| self.service.config.key.body_digest(&request));
+                Some((digest.ok(), Some(fault)))
+            }
+        }
+    }
+
+    /// Returns the keys, or `None` for a request that is not deduplicated.
+    fn extract(&self, body: &Bytes) -> Result<Option<Keys>, KeyError> {
         let config = &self.service.config;
         let request = RequestRef::new(&self.head, body);
-        let keys = match config.key.extract(&request)? {
-            Extracted::Keys(keys) => keys,
-            Extracted::Bypass => return Ok(None),
+        match config.key.extract(&request)? {
+            Extracted::Keys(keys) => Ok(Some(keys)),
+            Extracted::Bypass => Ok(None),
             Extracted::Missing => match config.on_missing_key {
-                OnMissingKey::Reject => {
-                    return Err(KeyError::new(KeyErrorKind::Missing, "the key"));
-                }
-                OnMissingKey::PassThrough => return Ok(None),
-                OnMissingKey::BodyDigest => config.key.body_digest(&request)?,
+                OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
+                OnMissingKey::PassThrough => Ok(None),
+                OnMissingKey::BodyDigest => config.key.body_digest(&request).map(Some),
             },
-        };
+        }
+    }
+
+    /// Refuses too many keys. Returns the digests of the payloads, if the layer compares payloads.
+    fn bounded_payloads(&self, keys: &Keys, body: &Bytes) -> Result<Option<Payloads>, KeyError> {
+        let config = &self.service.config;
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
-        let payloads = match &config.compare_payload {
-            Some(compared) => Some(self.payloads(&compared.part, &keys, body)?),
-            None => None,
-        };
-        // A background write may hold the keys, and must not hold the body.
-        Ok(Some(RequestKeys { keys: keys.without_payloads(), payloads }))
+        let compared = config.compare_payload.as_ref();
+        compared.map(|compared| self.payloads(&compared.part, keys, body)).transpose()
     }
 
     /// Returns the SHA-256 of each event's payload. In a multi-event delivery a payload is the
@@ -302,6 +421,14 @@ impl<S, L, B> Admission<S, L, B> {
         payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
         Ok(payloads.into())
     }
+}
+
+/// Returns an error if `read` panics: a closure of the key must not replace the handler's response by
+/// its panic.
+fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> {
+    let panicked =
+        |_| Err(KeyError::new(KeyErrorKind::Missing, "the key, whose closure panicked,"));
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)
 }
 
 /// Polls a delivery once, and moves it to a task if it waits.

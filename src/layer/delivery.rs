@@ -209,7 +209,8 @@ where
         // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
         // path is a duplicate from now on.
         delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
-        self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
+        self.report.attempt =
+            Some((delivery.attempt(), delivery.is_takeover(), delivery.is_rerun()));
         // The response to a HEAD has no body, where the response to a GET has one.
         let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
         let called = self.call_handler(&mut claim).await;
@@ -393,7 +394,7 @@ async fn store_response<ResBody: Body<Data = Bytes>>(
 
 /// Commits the claim of a handler that succeeded, and rolls back any other.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-fn settle<C: Claim>(
+pub(super) fn settle<C: Claim>(
     outcome: Outcome,
     claim: C,
     success: &HandlerSuccess,

@@ -1,4 +1,4 @@
-//! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait.
+//! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It has the mode too.
 //!
 //! 1. A layer shares one gate with its clones, its services and its handles.
 //! 2. A bound may change while deliveries run. Permits beyond a smaller bound are destroyed when the
@@ -17,9 +17,11 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
+use super::mode::SharedMode;
 use crate::key::DedupKey;
 
 pub(super) struct Gate {
+    pub(super) mode: SharedMode,
     running: Bound,
     waiting: Bound,
     pub(super) waiters: Waiters,
@@ -41,6 +43,7 @@ impl Gate {
         // A closed tracker still takes tasks. `wait` returns only for a closed tracker.
         tasks.close();
         Self {
+            mode: SharedMode::default(),
             running: Bound::new(max_running),
             waiting: Bound::new(max_waiting),
             waiters: Waiters::default(),

@@ -1,12 +1,16 @@
-//! [`DedupHandle`]: counts running deliveries and waits for them.
+//! [`DedupHandle`]: counts running deliveries, waits for them, and changes the mode.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::gate::Gate;
+use super::mode::Mode;
+use crate::error::ConfigError;
 use crate::ledger::PendingWrites;
+use crate::observe;
 
-/// Watches the deliveries of a [`DedupLayer`](crate::DedupLayer), its clones and its services.
+/// Watches the deliveries of a [`DedupLayer`](crate::DedupLayer), its clones and its services, and
+/// changes their mode.
 ///
 /// Cloning makes another handle to the same deliveries.
 ///
@@ -30,11 +34,46 @@ use crate::ledger::PendingWrites;
 pub struct DedupHandle {
     gate: Arc<Gate>,
     pending_writes: PendingWrites,
+    namespace: Arc<str>,
+    /// Whether the ledger has the modes `Shadow` and `Off`.
+    can_shadow: bool,
 }
 
 impl DedupHandle {
-    pub(super) fn new(gate: Arc<Gate>, pending_writes: PendingWrites) -> Self {
-        Self { gate, pending_writes }
+    pub(super) fn new(
+        gate: Arc<Gate>,
+        pending_writes: PendingWrites,
+        namespace: Arc<str>,
+        can_shadow: bool,
+    ) -> Self {
+        Self { gate, pending_writes, namespace, can_shadow }
+    }
+
+    /// Returns the mode of the layer.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.gate.mode.get()
+    }
+
+    /// Sets the mode of the layer, its clones and its services. A change is logged.
+    ///
+    /// Deliveries that have begun keep their mode to their end. Claims that were made in shadow count
+    /// after the switch to `Enforce`. Events that are handled while the layer is off are unknown.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByLedger`] for `Shadow` and `Off` if the layer is
+    /// [transactional](crate::DedupLayer::transactional), because the handler writes through the
+    /// transaction of its claim.
+    pub fn set_mode(&self, mode: Mode) -> Result<(), ConfigError> {
+        if mode != Mode::Enforce && !self.can_shadow {
+            return Err(ConfigError::UnsupportedByLedger("the modes shadow and off"));
+        }
+        let previous = self.gate.mode.set(mode);
+        if previous != mode {
+            observe::mode_changed(&self.namespace, previous.as_str(), mode.as_str());
+        }
+        Ok(())
     }
 
     /// Returns how many deliveries hold a permit to run.
@@ -71,6 +110,7 @@ impl DedupHandle {
 impl fmt::Debug for DedupHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DedupHandle")
+            .field("mode", &self.mode())
             .field("running", &self.running())
             .field("waiting", &self.waiting())
             .field("pending_writes", &self.pending_writes())

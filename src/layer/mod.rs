@@ -32,9 +32,10 @@
 //! 7. A panic of the handler is resumed in the caller, so that a catching layer works as if there
 //!    were no task.
 //!
-//! The other modules: `policy`, `config`, `builder` and `fallible` hold the settings, `idempotency` those for
-//! `Idempotency-Key`; `paths` the paths
-//! of events; `report` the log record; `handle` the public counters.
+//! The other modules: `policy`, `mode`, `config`, `builder`, `settings` and `fallible` hold the settings,
+//! `idempotency` those for `Idempotency-Key`; `keyless` and `shadow` run the handler of a request without
+//! a key, and of every request in shadow; `paths` has the paths of events, `report` the log record,
+//! `handle` the public counters.
 
 mod admit;
 mod answer;
@@ -48,10 +49,13 @@ mod gate;
 mod handle;
 mod idempotency;
 mod keyless;
+mod mode;
 mod paths;
 mod policy;
 mod report;
 mod service;
+mod settings;
+mod shadow;
 
 pub use answer::DedupResult;
 pub use body::ResponseBody;
@@ -60,6 +64,7 @@ pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect};
 pub use builder::{DedupLayer, WithInnerBody};
 pub use future::ResponseFuture;
 pub use handle::DedupHandle;
+pub use mode::Mode;
 pub use policy::{
     Disposition, LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Verified,
 };

@@ -9,18 +9,20 @@ use super::config::Config;
 use super::policy::LogIds;
 use crate::error::BoxError;
 use crate::key::Keys;
-use crate::observe::{self, Outcome, Report};
+use crate::observe::{self, Outcome, Report, ShadowFields};
 
 /// The fields of a delivery's log record. Each is set when it is known.
 pub(super) struct ReportFields {
     started: Instant,
     /// Disabled until the keys are known.
     pub(super) span: Span,
-    /// The attempt, and whether it is a takeover.
-    pub(super) attempt: Option<(u32, bool)>,
+    /// The attempt, and whether it is a takeover and a rerun.
+    pub(super) attempt: Option<(u32, bool, bool)>,
     pub(super) age: Option<Duration>,
     pub(super) status: Option<StatusCode>,
     pub(super) error: Option<BoxError>,
+    /// Of a delivery in shadow.
+    pub(super) shadow: Option<ShadowFields>,
 }
 
 impl ReportFields {
@@ -32,6 +34,7 @@ impl ReportFields {
             age: None,
             status: None,
             error: None,
+            shadow: None,
         }
     }
 
@@ -49,6 +52,7 @@ impl ReportFields {
             meters: &config.meters,
             span: &self.span,
             key: keys.map(Keys::first),
+            event_type: keys.and_then(|keys| keys.events()[0].event_type()),
             keys: keys.map_or(0, |keys| keys.events().len()),
             plain_ids: config.log_ids == LogIds::Plain,
             attempt: self.attempt,
@@ -56,6 +60,7 @@ impl ReportFields {
             status: self.status,
             duration: self.started.elapsed(),
             error: self.error.as_deref().map(|error| error as _),
+            shadow: self.shadow.as_ref(),
         }
         .emit();
     }

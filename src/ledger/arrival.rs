@@ -31,7 +31,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::call::claim;
 use super::contract::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
+    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
 };
 use super::pending::Pending;
 use super::release::Release;
@@ -58,6 +58,8 @@ const NOT_HELD_GRACE: Duration = Duration::from_secs(20);
 /// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival) selects it.
 pub struct OnArrival {
     adapter: Arc<dyn DedupAdapter>,
+    /// Whether the adapter stores types of events.
+    labels: bool,
     /// Keys that deliveries with a 503 may have claimed.
     releasing: Arc<Pending>,
     /// Keys of events with two identities, while they are claimed. A claimed identity is released if
@@ -69,7 +71,8 @@ pub struct OnArrival {
 impl OnArrival {
     pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
         let (releasing, claiming) = (Arc::default(), Arc::default());
-        Self { adapter, releasing, claiming, pool: RetryPool::new(MOST_RELEASES) }
+        let labels = adapter.abilities().inspection;
+        Self { adapter, labels, releasing, claiming, pool: RetryPool::new(MOST_RELEASES) }
     }
 
     /// Claims the keys of an unprotected delivery as soon as the store replies.
@@ -170,7 +173,7 @@ impl Ledger for OnArrival {
     ) -> Result<Begin<Self::Claim>, Error> {
         let (events, flat) = flatten(keys);
         let (terms, store_timeout) =
-            (context.terms(Permanence::OnClaim, events.len()), context.store_timeout);
+            (context.terms(Permanence::OnClaim, &events, self.labels), context.store_timeout);
         // Reserved before the claim, because a refused release loses an event.
         let slot = self.pool.reserve();
         if slot.is_none() {
@@ -230,6 +233,8 @@ impl Ledger for OnArrival {
 }
 
 impl FailOpen for OnArrival {}
+
+impl CanShadow for OnArrival {}
 
 /// The claim of a delivery whose keys are permanent: there is nothing to commit or to roll back.
 #[derive(Debug)]

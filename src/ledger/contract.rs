@@ -12,11 +12,11 @@ use http::Extensions;
 
 use super::retry::PendingWrites;
 use crate::adapter::{
-    CallTerms, DuplicateNote, Fetch, Payloads, Permanence, StoredResponse, Token,
+    CallTerms, DuplicateNote, EventTypes, Fetch, Payloads, Permanence, StoredResponse, Token,
 };
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::key::Keys;
+use crate::key::{Event, Keys};
 
 /// Prevents implementations of [`Ledger`] in other crates.
 pub trait Sealed {}
@@ -55,6 +55,10 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
         let _ = (extensions, context);
         None
     }
+
+    /// Whether the ledger is a [`CanShadow`], for code that does not know its type.
+    #[doc(hidden)]
+    const CAN_SHADOW: bool = true;
 
     /// Returns `true` if the adapter stores payload digests and responses.
     #[doc(hidden)]
@@ -124,6 +128,14 @@ pub(super) type Settled = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>
     note = "a transactional delivery without a transaction does not exist"
 )]
 pub trait FailOpen: Ledger {}
+
+/// A ledger whose handlers can run without a claim.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no modes",
+    note = "the handler writes through the `DedupTx` of its claim, and a duplicate has no claim: run a \
+            lease ledger in shadow instead, on the same keys in another table"
+)]
+pub trait CanShadow: Ledger {}
 
 /// A ledger that makes a key permanent *after* its handler has responded, so that the response can be
 /// stored.
@@ -233,12 +245,17 @@ impl BeginContext {
         self.fail_open && !found_duplicate && error.kind() != ErrorKind::Corrupt
     }
 
-    /// Returns the terms for the store, for a delivery of so many events.
+    /// Returns the terms for the store, for a delivery of these events. `labels` adds their types.
     ///
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
-    pub(super) fn terms(&self, permanence: Permanence, events: usize) -> CallTerms {
+    pub(super) fn terms(
+        &self,
+        permanence: Permanence,
+        events: &[Event],
+        labels: bool,
+    ) -> CallTerms {
         let fetch = match self.fetch {
-            Fetch::DigestAndResponse if events != 1 => Fetch::Digest,
+            Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
             fetch => fetch,
         };
         let terms = match permanence {
@@ -251,6 +268,9 @@ impl BeginContext {
         if let Some(note) = &self.duplicate_note {
             terms = terms.with_duplicate_note(Arc::clone(note));
         }
+        if let Some(types) = labels.then(|| event_types(events)).flatten() {
+            terms = terms.with_sorted_event_types(types);
+        }
         match &self.payloads {
             Some(payloads) => terms.with_sorted_payloads(Arc::clone(payloads)),
             None => terms,
@@ -258,9 +278,21 @@ impl BeginContext {
     }
 
     /// Returns [`terms`](Self::terms) under the lease.
-    pub(super) fn leased_terms(&self, events: usize) -> CallTerms {
-        self.terms(Permanence::OnCompletion { lease: self.lease }, events)
+    pub(super) fn leased_terms(&self, events: &[Event], labels: bool) -> CallTerms {
+        self.terms(Permanence::OnCompletion { lease: self.lease }, events, labels)
     }
+}
+
+/// Returns the types of all identities of these events; `None` if no event has a type.
+fn event_types(events: &[Event]) -> Option<EventTypes> {
+    let mut types = Vec::new();
+    for event in events {
+        if let Some(event_type) = event.shared_event_type() {
+            types.extend(event.identities().map(|key| (key.clone(), Arc::clone(event_type))));
+        }
+    }
+    types.sort_unstable();
+    (!types.is_empty()).then(|| types.into())
 }
 
 /// How a handler succeeded.

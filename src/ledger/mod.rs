@@ -35,8 +35,8 @@ pub(crate) mod transaction;
 pub use arrival::OnArrival;
 pub use contract::Ledger;
 pub(crate) use contract::{
-    Begin, BeginContext, CanReplay, Claim, DuplicateInfo, FailOpen, HandlerSuccess, KeylessClaim,
-    Remainder,
+    Begin, BeginContext, CanReplay, CanShadow, Claim, DuplicateInfo, FailOpen, HandlerSuccess,
+    KeylessClaim, Remainder,
 };
 pub use lease::Lease;
 pub(crate) use retry::PendingWrites;

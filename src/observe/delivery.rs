@@ -8,6 +8,7 @@ use tracing::Span;
 use super::error_text::chain;
 use super::meters::Meters;
 use super::outcome::Outcome;
+use super::shadow::ShadowFields;
 use crate::key::DedupKey;
 
 /// The facts about a delivery that has ended.
@@ -16,13 +17,16 @@ pub(crate) struct Report<'a> {
     pub(crate) meters: &'a Meters,
     pub(crate) span: &'a Span,
     pub(crate) key: Option<&'a DedupKey>,
+    pub(crate) event_type: Option<&'a str>,
     pub(crate) keys: usize,
     pub(crate) plain_ids: bool,
-    pub(crate) attempt: Option<(u32, bool)>,
+    /// The attempt, and whether it is a takeover and a rerun.
+    pub(crate) attempt: Option<(u32, bool, bool)>,
     pub(crate) age: Option<Duration>,
     pub(crate) status: Option<StatusCode>,
     pub(crate) duration: Duration,
     pub(crate) error: Option<&'a (dyn std::error::Error + 'static)>,
+    pub(crate) shadow: Option<&'a ShadowFields>,
 }
 
 impl Report<'_> {
@@ -31,11 +35,15 @@ impl Report<'_> {
         self.meters.count(
             self.outcome,
             self.duration,
-            self.attempt.map(|(attempt, _)| attempt),
+            self.attempt.map(|(attempt, ..)| attempt),
             self.age,
         );
         self.span.record("outcome", self.outcome.as_str());
-        self.span.record("attempt", self.attempt.map(|(attempt, _)| attempt));
+        self.span.record("attempt", self.attempt.map(|(attempt, ..)| attempt));
+        if let Some(shadow) = self.shadow {
+            self.span.record("mode", "shadow");
+            self.span.record("verdict", shadow.verdict);
+        }
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
@@ -44,10 +52,15 @@ impl Report<'_> {
                     outcome = self.outcome.as_str(),
                     namespace = &*self.meters.namespace,
                     id = self.key.map(|key| shown(key, self.plain_ids)),
+                    event_type = self.event_type,
                     keys = self.keys,
-                    attempt = self.attempt.map(|(attempt, _)| attempt),
-                    takeover = self.attempt.map(|(_, takeover)| takeover),
+                    attempt = self.attempt.map(|(attempt, ..)| attempt),
+                    takeover = self.attempt.map(|(_, takeover, _)| takeover),
+                    rerun = self.attempt.map(|(.., rerun)| rerun),
                     age_ms = self.age.map(ms),
+                    mode = self.shadow.map(|_| "shadow"),
+                    verdict = self.shadow.map(|shadow| shadow.verdict),
+                    payload = self.shadow.map(|shadow| &*shadow.payload),
                     status = self.status.map(|status| status.as_u16()),
                     duration_ms = rounded_ms(self.duration),
                     error = self.error.map(chain),

@@ -95,7 +95,7 @@ impl Meters {
         log!(
             ERROR,
             key,
-            "handled on another path: this event is a duplicate here, and this path's handler has not run; give each route that has to see it a namespace of its own"
+            "handled on another path: this event is a duplicate here, and only a layer in shadow runs this path's handler; give each route that has to see it a namespace of its own"
         );
     }
 

@@ -10,26 +10,28 @@ use super::meters::{Counted, Meters};
 use super::outcome::Outcome;
 use super::span::delivery_span;
 use crate::error::Error;
-use crate::key::DedupKey;
+use crate::key::{DedupKey, Event};
 
 /// Reports one run: when it ends, or when it is dropped before.
 pub(crate) struct RunReport {
     pub(crate) meters: Arc<Meters>,
     pub(crate) span: Span,
-    /// The attempt, and whether it is a takeover.
-    pub(crate) attempt: Option<(u32, bool)>,
+    /// The attempt, and whether it is a takeover and a rerun.
+    pub(crate) attempt: Option<(u32, bool, bool)>,
     key: DedupKey,
+    event_type: Option<String>,
     started: Instant,
     has_ended: bool,
     _running: Counted,
 }
 
 impl RunReport {
-    pub(crate) fn start(meters: Arc<Meters>, key: &DedupKey) -> Self {
+    pub(crate) fn start(meters: Arc<Meters>, event: &Event) -> Self {
         Self {
-            span: delivery_span(&meters, Some(key), false),
+            span: delivery_span(&meters, Some(event.key()), false),
             attempt: None,
-            key: key.clone(),
+            key: event.key().clone(),
+            event_type: event.event_type().map(str::to_owned),
             started: Instant::now(),
             has_ended: false,
             _running: meters.running(),
@@ -45,6 +47,7 @@ impl RunReport {
             meters: &self.meters,
             span: &self.span,
             key: Some(&self.key),
+            event_type: self.event_type.as_deref(),
             keys: 1,
             plain_ids: false,
             attempt: self.attempt,
@@ -52,6 +55,7 @@ impl RunReport {
             status: None,
             duration: self.started.elapsed(),
             error: error.map(|error| error as _),
+            shadow: None,
         }
         .emit();
     }

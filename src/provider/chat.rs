@@ -2,7 +2,9 @@
 
 use http::Method;
 
-use super::preset::{DAY, DEFAULTS, Floor, HOUR, Handshake, MINUTE, Preset, Retries, Rule};
+use super::preset::{
+    DAY, DEFAULTS, EventType, Floor, HOUR, Handshake, MINUTE, Preset, Retries, Rule,
+};
 use super::read::{header_is, lacks, media_type, value};
 use crate::key::{self, KeyPart, RequestRef};
 
@@ -16,6 +18,7 @@ pub const SLACK: Preset = Preset {
     title: "Slack",
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
+    event_type: EventType::new("`/event/type`", || key::json("/event/type")),
     handshake: Some(Handshake {
         words: "`/type` is `url_verification` or `app_rate_limited`; forms (slash commands, \
                 interactivity)",
@@ -153,6 +156,9 @@ pub const TWITCH: Preset = Preset {
     title: "Twitch EventSub",
     key: "header `Twitch-Eventsub-Message-Id`",
     rule: Rule::Part(|| key::header("twitch-eventsub-message-id")),
+    event_type: EventType::new("header `Twitch-Eventsub-Subscription-Type`", || {
+        key::header("twitch-eventsub-subscription-type")
+    }),
     handshake: Some(Handshake {
         words: "`Twitch-Eventsub-Message-Type` is `webhook_callback_verification` or \
                 `revocation`, and the body has no `/event`",

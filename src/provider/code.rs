@@ -1,13 +1,15 @@
 //! Code hosting and build services.
 
-use super::preset::{DAY, DEFAULTS, Floor, Handshake, LargestBody, MIB, Preset, Retries, Rule};
+use super::preset::{
+    DAY, DEFAULTS, EventType, Floor, Handshake, LargestBody, MIB, Preset, Retries, Rule,
+};
 use super::read::header_is;
 use crate::key::{self, RequestRef};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
 ///
 /// GitHub never retries by itself. A person can send a delivery again for three days, with the same
-/// id; to let this redelivery run, call [`forget`](crate::adapter::MaintenanceAdapter::forget). All
+/// id; to let this redelivery run, [allow a rerun](crate::guide::incident#running-an-event-again). All
 /// webhooks that subscribe to an event share the value. A repository and its organisation may post one
 /// event to one URL. If both deliveries must be handled, give each its own route and namespace. The
 /// signature covers the body, not this header. A response other than 2xx loses the event: commit a job
@@ -23,6 +25,7 @@ pub const GITHUB: Preset = Preset {
     title: "GitHub",
     key: "header `X-GitHub-Delivery`",
     rule: Rule::Part(|| key::header("x-github-delivery")),
+    event_type: EventType::new("header `X-GitHub-Event`", || key::header("x-github-event")),
     handshake: Some(Handshake {
         words: "`X-GitHub-Event: ping` with `/zen` and `/hook_id` in a JSON body (choose the content type \
                 `application/json`: the ping of a form is an event)",
@@ -59,6 +62,7 @@ pub const GITLAB: Preset = Preset {
     title: "GitLab",
     key: "header `Idempotency-Key`, else `webhook-id`",
     rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
+    event_type: EventType::new("header `X-Gitlab-Event`", || key::header("x-gitlab-event")),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     body: Some(LargestBody(
         25 * MIB,
@@ -82,6 +86,7 @@ pub const GITEA: Preset = Preset {
     aliases: &["forgejo"],
     key: "header `X-Gitea-Delivery`",
     rule: Rule::Part(|| key::header("x-gitea-delivery")),
+    event_type: EventType::new("header `X-Gitea-Event`", || key::header("x-gitea-event")),
     floor: Floor(DAY, "our estimate: it never retries"),
     retries: Retries::Never,
     how: "a person can, with a new id, which runs again",
@@ -96,6 +101,7 @@ pub const CIRCLECI: Preset = Preset {
     title: "CircleCI",
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
+    event_type: EventType::new("`/type`", || key::json("/type")),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     retries: Retries::Undocumented,
     how: "neither whether nor when",

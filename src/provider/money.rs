@@ -1,6 +1,6 @@
 //! Payments and shops.
 
-use super::preset::{DAY, DEFAULTS, Floor, HOUR, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, Preset, Rule};
 use crate::key;
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
@@ -17,6 +17,7 @@ pub const STRIPE: Preset = Preset {
     title: "Stripe",
     key: "`/account|/id` for connected accounts, else `/id`",
     rule: Rule::Part(|| key::json("/account").and(key::json("/id")).or(key::json("/id"))),
+    event_type: EventType::new("`/type`", || key::json("/type")),
     floor: Floor(30 * DAY, "a person can send it again for 30 days"),
     how: "for 3 days; three times over a few hours in a sandbox",
     signed_id: true,
@@ -44,6 +45,7 @@ pub const SHOPIFY: Preset = Preset {
             .and(key::header("x-shopify-event-id"))
             .or(key::header("x-shopify-webhook-id"))
     }),
+    event_type: EventType::new("header `X-Shopify-Topic`", || key::header("x-shopify-topic")),
     floor: Floor(8 * HOUR, "twice the 4 h of the schedule"),
     how: "eight times over 4 h",
     source: "https://shopify.dev/docs/apps/build/webhooks/ignore-duplicates",
@@ -58,6 +60,7 @@ pub const SQUARE: Preset = Preset {
     title: "Square",
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
+    event_type: EventType::new("`/type`", || key::json("/type")),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for up to 24 h",
     signed_id: true,
@@ -73,6 +76,7 @@ pub const PADDLE: Preset = Preset {
     title: "Paddle",
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
+    event_type: EventType::new("`/event_type`", || key::json("/event_type")),
     floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
     how: "60 times over 3 days; three times over 15 min in a sandbox",
     signed_id: true,
@@ -102,6 +106,9 @@ pub const ADYEN: Preset = Preset {
             .and(field("eventCode"))
             .and(field("success"));
         key::each("/notificationItems", key)
+    }),
+    event_type: EventType::new("`/NotificationRequestItem/eventCode` of the item", || {
+        key::json("/NotificationRequestItem/eventCode")
     }),
     floor: Floor(60 * DAY, "twice the 30 days of the schedule"),
     how: "three times within a minute, then from a queue for up to 30 days",

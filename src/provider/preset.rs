@@ -20,6 +20,7 @@ pub struct Preset {
     pub(super) aliases: &'static [&'static str],
     pub(super) key: &'static str,
     pub(super) rule: Rule,
+    pub(super) event_type: EventType,
     pub(super) handshake: Option<Handshake>,
     pub(super) methods: &'static [Method],
     pub(super) floor: Floor,
@@ -39,6 +40,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     aliases: &[],
     key: "",
     rule: Rule::Part(key::body_digest),
+    event_type: EventType { words: "", part: None },
     handshake: None,
     methods: &[Method::POST],
     floor: Floor(0, ""),
@@ -58,6 +60,25 @@ pub(super) enum Rule {
     Each(fn() -> EachKey),
     /// A list of events in most requests, but not in all.
     Reader(fn() -> Reader),
+}
+
+/// Where the type of an event stands.
+#[derive(Clone, Copy)]
+pub(super) struct EventType {
+    words: &'static str,
+    /// `None` if the rule reads it, or the sender has no such field.
+    part: Option<fn() -> KeyPart>,
+}
+
+impl EventType {
+    pub(super) const fn new(words: &'static str, part: fn() -> KeyPart) -> Self {
+        Self { words, part: Some(part) }
+    }
+
+    /// The rule reads the type with the key.
+    pub(super) const fn of_rule(words: &'static str) -> Self {
+        Self { words, part: None }
+    }
 }
 
 /// Which requests carry no event.
@@ -125,6 +146,14 @@ impl Preset {
         self.key
     }
 
+    /// Returns where the event's [type](crate::Delivery::event_type) stands, in Markdown; `None` if the
+    /// sender has no such field.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn event_type_in_words(&self) -> Option<&'static str> {
+        if self.event_type.words.is_empty() { None } else { Some(self.event_type.words) }
+    }
+
     /// Returns the key without its namespace, to compose it further; `None` for a sender of
     /// multi-event deliveries.
     ///
@@ -145,6 +174,10 @@ impl Preset {
             Rule::Part(part) => part().namespace(self.name),
             Rule::Each(each) => each().namespace(self.name),
             Rule::Reader(reader) => KeyExtractor::from_reader(self.name, reader()),
+        };
+        let keys = match self.event_type.part {
+            Some(part) => keys.event_type(part()),
+            None => keys,
         };
         let keys =
             keys.methods(self.methods.iter().cloned()).retention_floor(self.retention_floor());

@@ -1,6 +1,6 @@
 //! Business tools.
 
-use super::preset::{DAY, DEFAULTS, Floor, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, EventType, Floor, Preset, Rule};
 use crate::key;
 
 /// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
@@ -21,6 +21,9 @@ pub const HUBSPOT: Preset = Preset {
             .and(key::json("/propertyName").optional());
         key::each("", key).without_payload()
     }),
+    event_type: EventType::new("`/subscriptionType` of the event", || {
+        key::json("/subscriptionType")
+    }),
     floor: Floor(6 * DAY, "twice the longer of two schedules that third parties give, 3 days"),
     how: "up to ten times over 24 h, or over 3 days",
     signed_id: true,
@@ -37,6 +40,7 @@ pub const BOX: Preset = Preset {
     title: "Box",
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
+    event_type: EventType::new("`/trigger`", || key::json("/trigger")),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "the number is not documented",
     signed_id: true,

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::preset::{DAY, DEFAULTS, Floor, LargestBody, MIB, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, EventType, Floor, LargestBody, MIB, Preset, Rule};
 use crate::error::KeyError;
 use crate::key::{
-    self, Found, FoundEvents, KeyPart, Pointer, Reader, RequestRef, body_id, compose, items,
+    self, EventPart, Found, FoundEvents, FoundId, KeyPart, Pointer, Reader, RequestRef, body_id,
+    compose, items,
 };
 
 /// WhatsApp and other webhooks of Meta: one key for each update.
@@ -29,6 +30,7 @@ pub const WHATSAPP: Preset = Preset {
           `phone_number_id?|id|status|recipient_id?`; any other change: `entry id?|entry \
           time?|field?|body_` and the SHA-256 of the change",
     rule: Rule::Reader(whatsapp),
+    event_type: EventType::of_rule("`/field` of the change"),
     floor: Floor(14 * DAY, "twice the 7 days of the schedule"),
     body: Some(LargestBody(
         3 * MIB,
@@ -53,7 +55,8 @@ struct Rules {
     changes: Pointer,
     messages: Pointer,
     statuses: Pointer,
-    phone: KeyPart,
+    /// The type is that of the change.
+    phone: EventPart,
     id: KeyPart,
     status: KeyPart,
     recipient: KeyPart,
@@ -68,7 +71,8 @@ impl Rules {
             changes: Pointer::to_items_of(&["changes"]),
             messages: Pointer::to_items_of(&["value", "messages"]),
             statuses: Pointer::to_items_of(&["value", "statuses"]),
-            phone: key::json("/value/metadata/phone_number_id"),
+            phone: EventPart::new(key::json("/value/metadata/phone_number_id"))
+                .with_event_type(key::json("/field")),
             id: key::json("/id"),
             status: key::json("/status"),
             recipient: key::json("/recipient_id"),
@@ -86,22 +90,23 @@ impl Rules {
         for entry in entries {
             let changes = items(&entry, &self.changes)?.unwrap_or_default();
             if changes.is_empty() {
-                events.push(&body_id(&entry), entry, true)?;
+                events.push(body_id(&entry).into(), entry, true)?;
                 continue;
             }
             let of = request.with_body(&entry);
             let (id, time) = (self.id.read(&of)?, self.time.read(&of)?);
             for change in changes {
                 let updates = self.updates(&change)?;
+                let of = request.with_body(&change);
                 if !updates.is_empty() {
-                    let of = request.with_body(&change);
                     complete &= self.read_updates(&of, updates, &mut events)?;
                     continue;
                 }
-                let field = self.field.read(&request.with_body(&change))?;
+                let field = self.field.read(&of)?;
                 let digest = body_id(&change);
                 let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
-                events.push(&compose(&parts), change, true)?;
+                let found = FoundId::from(compose(&parts)).with_event_type(field.as_deref());
+                events.push(found, change, true)?;
             }
         }
         Ok(if complete { events.into() } else { Found::Missing })
@@ -127,6 +132,8 @@ impl Rules {
         events: &mut FoundEvents,
     ) -> Result<bool, KeyError> {
         let phone = self.phone.read(change)?;
+        let event_type = phone.as_ref().and_then(|phone| phone.event_type.clone());
+        let phone = phone.as_ref().map(|phone| &*phone.id);
         let mut complete = true;
         for (update, is_status) in updates {
             let of = change.with_body(&update);
@@ -134,12 +141,13 @@ impl Rules {
             let key = if is_status {
                 let (status, recipient) = (self.status.read(&of)?, self.recipient.read(&of)?);
                 complete &= id.is_some() && status.is_some();
-                compose(&[phone.as_deref(), id.as_deref(), status.as_deref(), recipient.as_deref()])
+                compose(&[phone, id.as_deref(), status.as_deref(), recipient.as_deref()])
             } else {
                 complete &= id.is_some();
-                compose(&[phone.as_deref(), id.as_deref()])
+                compose(&[phone, id.as_deref()])
             };
-            events.push(&key, update, true)?;
+            let found = FoundId { id: key.into(), event_type: event_type.clone() };
+            events.push(found, update, true)?;
         }
         Ok(complete)
     }

@@ -5,5 +5,6 @@ mod metrics;
 mod readme;
 mod recipes;
 mod records;
+mod shadow;
 #[path = "../support/mod.rs"]
 mod support;

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tower::Layer;
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{DedupLayer, Deduplicator};
+use tower_dedup::{DedupLayer, Deduplicator, Mode};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
 use tracing_subscriber::filter::filter_fn;
@@ -205,4 +205,24 @@ fn without_the_spans_the_task_stays_in_the_span_of_the_request() {
         assert_eq!(spans.around(message), ["request"], "{message}");
     }
     assert!(spans.named("delivery").is_empty() && spans.named("store").is_empty());
+}
+
+#[test]
+fn span_of_a_delivery_in_shadow_has_its_verdict() {
+    let spans = Spans::default();
+    with_default(tracing_subscriber::registry().with(spans.clone()), || {
+        runtime().block_on(async {
+            let layer = DedupLayer::new(by_header(), MemoryAdapter::new()).mode(Mode::Shadow);
+            let service = layer.layer(tower::service_fn(handle));
+            for _ in 0..2 {
+                send(&service, request("a")).await;
+            }
+        });
+    });
+    let deliveries = spans.named("delivery");
+    let seen: Vec<_> = deliveries
+        .iter()
+        .map(|(_, span)| ["mode", "verdict", "outcome"].map(|field| &*span.fields[field]))
+        .collect();
+    assert_eq!(seen, [["shadow", "first", "completed"], ["shadow", "duplicate", "completed"]]);
 }

@@ -13,6 +13,7 @@ mod facts;
 mod hostile;
 mod presets;
 mod properties;
+mod types;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

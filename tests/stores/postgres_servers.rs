@@ -206,7 +206,8 @@ async fn error_with_an_unknown_outcome_is_no_refusal() {
         let raise = format!(
             "CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
              RAISE EXCEPTION USING ERRCODE = '{code}'; END $$; \
-             CREATE OR REPLACE TRIGGER fail BEFORE INSERT ON webhook_deliveries \
+             DROP TRIGGER IF EXISTS fail ON webhook_deliveries; \
+             CREATE TRIGGER fail BEFORE INSERT ON webhook_deliveries \
              FOR EACH ROW EXECUTE FUNCTION fail()"
         );
         pool.execute(sqlx::raw_sql(AssertSqlSafe(raise))).await.unwrap();

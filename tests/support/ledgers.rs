@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use tower::Service;
-use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, SqliteAdapter};
+use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::key::KeyPart;
 use tower_dedup::ledger::{Lease, OnArrival, Transactional};
 use tower_dedup::{
@@ -121,6 +121,37 @@ pub(crate) trait Setup: Sized {
     /// Returns a layer over the same store, as another process has.
     fn layer(&self, key: KeyExtractor) -> impl Future<Output = Self::Layer>;
 }
+
+/// A ledger over a store that operators see into.
+pub(crate) trait Operated: Setup {
+    /// Whether a running delivery holds the whole store against operators.
+    const HOLDS_THE_STORE: bool = false;
+
+    /// Returns an adapter with connections of its own, as the command of an operator has.
+    fn operator(&self) -> impl Future<Output = Arc<dyn MaintenanceAdapter>>;
+}
+
+macro_rules! operated {
+    ($($setup:ty: |$this:ident| $store:expr, $holds:literal;)+) => {$(
+        impl Operated for $setup {
+            const HOLDS_THE_STORE: bool = $holds;
+
+            async fn operator(&self) -> Arc<dyn MaintenanceAdapter> {
+                let $this = self;
+                Arc::new($store.adapter().await)
+            }
+        }
+    )+};
+}
+
+operated!(
+    OnSqlite: |setup| setup, false;
+    OnPostgres: |setup| setup, false;
+    InSqlite: |setup| setup.0, true;
+    InPostgres: |setup| setup.0, false;
+    ArrivedInSqlite: |setup| setup.0, false;
+    ArrivedInPostgres: |setup| setup.0, false;
+);
 
 pub(crate) struct OnMemory(Arc<MemoryAdapter>);
 

@@ -242,13 +242,14 @@ fn output(program: &str, args: &[&str]) -> Option<Vec<u8>> {
 /// Returns the folder of the server's programs, of the newest version. `scripts/postgres` looks in
 /// the same places.
 fn programs() -> Option<PathBuf> {
-    let complete = |dir: &PathBuf| {
-        ["initdb", "pg_ctl", "postgres", "pg_basebackup"]
-            .iter()
-            .all(|program| dir.join(program).is_file())
+    let has = |dir: &PathBuf, programs: &[&str]| {
+        programs.iter().all(|program| dir.join(program).is_file())
     };
+    let server = ["initdb", "pg_ctl", "postgres"];
+    let complete = |dir: &PathBuf| has(dir, &server) && has(dir, &["pg_basebackup"]);
     if let Some(dir) = env::var_os("PG_BINDIR").map(PathBuf::from) {
-        assert!(complete(&dir), "PG_BINDIR={}: {MISSING}", dir.display());
+        // Only standbys need pg_basebackup, which some packages of the server lack.
+        assert!(has(&dir, &server), "PG_BINDIR={}: {MISSING}", dir.display());
         return Some(dir);
     }
     let path = env::var_os("PATH").unwrap_or_default();

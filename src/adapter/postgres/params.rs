@@ -190,7 +190,8 @@ fn lease_ms(terms: &CallTerms) -> i64 {
 
 type Bound<'k> = Query<'k, Postgres, PgArguments>;
 
-/// The parameters of a statement that follow those of every statement.
+/// The parameters of a statement that follow those of every statement. The event's type comes last, in
+/// every statement that may insert a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Extra {
     Nothing,
@@ -258,21 +259,23 @@ impl<'k> Params<'k> {
                     .bind(Uuid::from(terms.token()))
                     .bind(retention_ms(terms))
                     .bind(lock_timeout);
-                match extra {
-                    Extra::Nothing => query,
+                let query = match extra {
+                    Extra::Nothing => return query,
                     Extra::Lease => query.bind(lease_ms(terms)),
                     Extra::Data => {
                         bind_data(query, &terms.stored_data_for(key).unwrap_or_default())
                     }
-                }
+                };
+                query.bind(terms.event_type_for(key))
             }
             Self::Many(columns, lock_timeout, extra) => {
                 let query = columns.bind(query).bind(lock_timeout);
-                match extra {
-                    ExtraColumns::Nothing => query,
+                let query = match extra {
+                    ExtraColumns::Nothing => return query,
                     ExtraColumns::Leases(leases) => query.bind(leases),
                     ExtraColumns::Data(data) => data.bind(query),
-                }
+                };
+                query.bind(&columns.event_types)
             }
             Self::Keys(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
@@ -302,6 +305,8 @@ pub(super) struct KeyColumns<'k> {
     ids: Vec<&'k str>,
     tokens: Vec<Uuid>,
     retentions: Vec<i64>,
+    /// `None` if no event has a type.
+    pub(super) event_types: Option<Vec<Option<&'k str>>>,
 }
 
 impl<'k> KeyColumns<'k> {
@@ -312,6 +317,10 @@ impl<'k> KeyColumns<'k> {
             ids: rows.iter().map(|row| row.key.id()).collect(),
             tokens: rows.iter().map(|row| row.token().into()).collect(),
             retentions: rows.iter().map(|row| retention_ms(row.terms)).collect(),
+            event_types: rows
+                .iter()
+                .any(|row| row.terms.has_event_types())
+                .then(|| rows.iter().map(|row| row.terms.event_type_for(row.key)).collect()),
         }
     }
 

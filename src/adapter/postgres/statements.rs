@@ -23,7 +23,8 @@
 //! In statements for one key, `$1` to `$5` are key, namespace, id, token, and retention in milliseconds.
 //! In statements for several keys, they are arrays of these. `$6` is the `lock_timeout`. In statements
 //! that set a lease, `$7` is the lease in milliseconds. In statements that store data, `$7` to `$10` are
-//! the payload's SHA-256 and the response's status, headers and body; null for no data.
+//! the payload's SHA-256 and the response's status, headers and body; null for no data. In both, the
+//! last one is the event's type.
 
 use std::sync::Arc;
 
@@ -74,7 +75,8 @@ statements! {
         tx_claim_complete_insert,
         tx_claim_complete_existing,
         tx_release_role,
-        tx_release,
+        tx_release_inserted,
+        tx_release_existing,
         tx_begin_end,
         tx_store,
         tx_complete,

@@ -251,6 +251,7 @@ impl PostgresStore {
         sql: &Arc<str>,
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let sql = &self.replanner.text(sql);
         let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
         let mut pauses = repeats();
         loop {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnection, Postgres};
-use sqlx::{AssertSqlSafe, Connection, Row as _};
+use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::contract::StoreFuture;
 use super::super::replies::Claimed;
@@ -321,10 +321,12 @@ impl<'t> InTransaction<'t> {
     ) -> Result<Vec<sqlx::postgres::PgRow>, sqlx::Error> {
         let Some(row) = rows.first() else { return Ok(Vec::new()) };
         let locks: Vec<i64> = rows.iter().map(|row| self.locks[&row.hash]).collect();
-        KeyColumns::new(rows)
+        let columns = KeyColumns::new(rows);
+        columns
             .bind_in_transaction(sql, row.terms)
             .bind(locks)
             .bind(self.session)
+            .bind(&columns.event_types)
             .fetch_all(&mut *self.connection)
             .await
     }
@@ -408,26 +410,24 @@ async fn commit(
         }
     };
     // Without keys, the check of the transaction returns one row.
-    if completed.len() != keys.len().max(1) {
+    if completed != keys.len().max(1) {
         end_badly(transaction).await;
         return Err(not_ours("committing: the handler has ended its transaction"));
     }
-    let at_the_top = completed.into_iter().all(|top| top);
-    if !at_the_top && has_leaked_savepoint(transaction.connection()).await.map_err(fault)? {
+    if transaction.has_leaked_savepoint() {
         transaction.close();
         return Err(not_ours("committing: the handler has leaked a savepoint"));
     }
     transaction.commit().await.map_err(fault)
 }
 
-/// Stores the keys' data and completes the keys. Returns for each completed key whether it was written
-/// outside of every savepoint.
+/// Stores the keys' data and completes the keys. Returns how many keys were completed.
 async fn complete(
     statements: &Statements,
     transaction: &mut OpenTransaction<Postgres>,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Result<Result<Vec<bool>, sqlx::Error>, Error> {
+) -> Result<Result<usize, sqlx::Error>, Error> {
     let (row_keys, token) = (row_keys(keys), Uuid::from(terms.token()));
     let begun = begun(transaction)?;
     let begin_end = statements.begin_end(begun);
@@ -441,8 +441,7 @@ async fn complete(
             let data = DataColumns::new(&rows);
             data.bind(store.bind(&row_keys).bind(token)).execute(&mut *connection).await?;
         }
-        let completed = sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?;
-        Ok(completed.iter().map(|row| row.try_get("top").unwrap_or(false)).collect())
+        Ok(sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?.len())
     };
     Ok(completed.await)
 }
@@ -460,22 +459,4 @@ async fn end(mut transaction: OpenTransaction<Postgres>) -> Result<(), sqlx::Err
     let rollback = AssertSqlSafe(format!("{TAG}ROLLBACK AND CHAIN"));
     let _ = sqlx::raw_sql(rollback).execute(transaction.connection()).await;
     transaction.rollback().await
-}
-
-/// Returns `true` if the handler has leaked a savepoint guard: sqlx would release the savepoint instead
-/// of committing, and return the connection to its pool with the transaction open.
-///
-/// The name of sqlx's next savepoint shows how many savepoints sqlx believes open. If that is the first
-/// name, the savepoint lies above `probe`, and `probe` is still there after its release; otherwise
-/// `probe` is released with an older first savepoint. (Savepoints that were rolled back stay on the
-/// server's stack too, so it is not enough to look for one.)
-async fn has_leaked_savepoint(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    sqlx::raw_sql("SAVEPOINT tower_dedup_probe").execute(&mut *connection).await?;
-    connection.begin().await?.rollback().await?;
-    let release = "RELEASE _sqlx_savepoint_1; RELEASE tower_dedup_probe";
-    match sqlx::raw_sql(release).execute(connection).await {
-        Ok(_) => Ok(false),
-        Err(sqlx::Error::Database(_)) => Ok(true),
-        Err(error) => Err(error),
-    }
 }

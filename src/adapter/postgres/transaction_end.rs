@@ -41,8 +41,9 @@ impl Statements {
     pub(super) fn release_in(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
         let role = fill(&self.tx_release_role, &[("set_role", &begun.set_role())]);
         let values = [("keys", &*uuids(keys)), ("token", &*token.to_string())];
-        let release = fill(&self.tx_release, &values);
-        format!("{role}; {release}; {}", self.tx_restore_role)
+        let inserted = fill(&self.tx_release_inserted, &values);
+        let existing = fill(&self.tx_release_existing, &values);
+        format!("{role}; {inserted}; {existing}; {}", self.tx_restore_role)
     }
 
     /// Returns the statement that comes before a statement that completes keys.
@@ -87,7 +88,7 @@ mod tests {
             let begun = Begun { xid: 7, role: role.to_owned() };
             let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
             for (message, statements) in [
-                (statements.release_in(&begun, keys, token), 3),
+                (statements.release_in(&begun, keys, token), 4),
                 (statements.complete_in(&begun, keys, token, 1), 3),
                 (statements.complete_in(&begun, &[], token, 1), 3),
             ] {

@@ -20,14 +20,15 @@ pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> Str
 }
 
 /// Returns the rows of a statement that writes, as one parameter: a JSON array of
-/// `[namespace, id, token, retention, lease]`, with times in milliseconds. If any row has data to store,
+/// `[namespace, id, token, retention, lease, type]`, with times in milliseconds. If any row has data to store,
 /// the payload's SHA-256 and the response's status, headers and body follow; null where there is
 /// nothing. Bytes are in hex.
 pub(super) fn rows_json(rows: &Rows<'_>) -> String {
     if !rows.stores_data() {
         let rows = rows.iter().map(|RowCall { key, terms, .. }| {
             let token = hex(terms.token().as_bytes());
-            (key.namespace(), key.id(), token, terms.retention_ms(), terms.lease_ms())
+            let event_type = terms.event_type_for(key);
+            (key.namespace(), key.id(), token, terms.retention_ms(), terms.lease_ms(), event_type)
         });
         // Strings and numbers always serialize.
         return serde_json::to_string(&rows.collect::<Vec<_>>()).unwrap_or_default();
@@ -41,6 +42,7 @@ pub(super) fn rows_json(rows: &Rows<'_>) -> String {
             hex(terms.token().as_bytes()),
             terms.retention_ms(),
             terms.lease_ms(),
+            terms.event_type_for(key),
             data.payload_sha256.map(|digest| hex(&digest)),
             response.map(|response| response.status.as_u16()),
             response.map(StoredResponse::headers_json),

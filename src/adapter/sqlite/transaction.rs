@@ -52,8 +52,6 @@ struct Lent {
 struct Hook {
     allows: AtomicBool,
     committed: AtomicBool,
-    /// Whether a savepoint of ours was set, which may have hidden a savepoint of the handler's.
-    has_savepoint: AtomicBool,
 }
 
 impl Hook {
@@ -327,9 +325,9 @@ impl SqliteStore {
             (matches!(&completed, Ok(completed) if *completed == keys.len()), completed)
         };
         let hook = hook_of(&transaction);
-        let leaked = ours && has_leaked_savepoint(&mut transaction).await;
+        let leaked = transaction.has_leaked_savepoint();
         let (true, false, Some(hook)) = (ours, leaked, hook) else {
-            let _ = self.end(transaction, leaked).await;
+            let _ = self.rollback(transaction).await;
             completed?;
             return Err(not_ours("committing: the handler has ended its transaction"));
         };
@@ -345,22 +343,13 @@ impl SqliteStore {
         Err(not_ours("committing: nothing was committed"))
     }
 
-    async fn rollback(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
-        let leaked = has_leaked_savepoint(&mut transaction).await;
-        self.end(transaction, leaked).await
-    }
-
-    /// Rolls back all of a handler's transaction. If the handler has `leaked` a savepoint guard, sqlx
+    /// Rolls back all of a handler's transaction. If the handler has leaked a savepoint guard, sqlx
     /// would roll back to that savepoint and no further: the connection would be in the pool with the
     /// transaction open, and the file locked.
-    async fn end(
-        &self,
-        mut transaction: OpenTransaction<Sqlite>,
-        leaked: bool,
-    ) -> Result<(), Error> {
+    async fn rollback(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
         // An error if the transaction has silently ended.
         let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
-        if !leaked {
+        if !transaction.has_leaked_savepoint() {
             // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK
             // would fail, and it would believe for ever to be in one.
             let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
@@ -460,9 +449,6 @@ async fn set_savepoint(
     savepoint: u32,
     replaces: Option<u32>,
 ) -> Result<(), sqlx::Error> {
-    if let Some(hook) = hook_of(transaction) {
-        hook.has_savepoint.store(true, Ordering::SeqCst);
-    }
     let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces));
     set.execute(transaction.connection()).await.map(drop)
 }
@@ -486,26 +472,4 @@ async fn close_stuck(pool: &SqlitePool) -> usize {
         }
     }
     closed
-}
-
-/// Returns `true` if the handler has leaked a savepoint guard (`mem::forget`). sqlx would then release
-/// the savepoint instead of committing, and report success.
-///
-/// Savepoints that were rolled back stay on SQLite's stack. The name that sqlx gives to its next
-/// savepoint counts the guards. A leaked savepoint is on the stack, unless a savepoint of ours has
-/// released it.
-async fn has_leaked_savepoint(transaction: &mut OpenTransaction<Sqlite>) -> bool {
-    let hook = hook_of(transaction);
-    let mut found = hook.is_some_and(|hook| hook.has_savepoint.load(Ordering::SeqCst));
-    let connection = transaction.connection();
-    while sqlx::query("RELEASE _sqlx_savepoint_1").execute(&mut *connection).await.is_ok() {
-        found = true;
-    }
-    if !found {
-        return false;
-    }
-    let Ok(mut next) = connection.begin().await else { return true };
-    let is_first = sqlx::query("ROLLBACK TO _sqlx_savepoint_1").execute(&mut *next).await.is_ok();
-    let _ = next.rollback().await;
-    !is_first
 }

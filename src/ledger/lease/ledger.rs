@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use super::super::call;
 use super::super::contract::{
-    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
+    Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Remainder,
+    Sealed,
 };
 use super::super::pending::Pending;
 use super::super::release::Release;
@@ -40,6 +41,8 @@ const NOT_HELD_GRACE: Duration = Duration::from_secs(5);
 /// [`DedupLayer::new`](crate::DedupLayer::new) selects it.
 pub struct Lease {
     adapter: Arc<dyn DedupAdapter>,
+    /// Whether the adapter stores types of events.
+    labels: bool,
     renewals: Arc<Renewals>,
     /// Keys that succeeded in this process and are not completed in the store yet.
     completing: Arc<Pending>,
@@ -58,6 +61,7 @@ impl Lease {
             return Err(ConfigError::UnsupportedByAdapter("leases"));
         }
         Ok(Self {
+            labels: adapter.abilities().inspection,
             adapter,
             renewals: Arc::default(),
             completing: Arc::default(),
@@ -188,7 +192,8 @@ impl Ledger for Lease {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         let (events, flat) = flatten(keys);
-        let (terms, store_timeout) = (context.leased_terms(events.len()), context.store_timeout);
+        let (terms, store_timeout) =
+            (context.leased_terms(&events, self.labels), context.store_timeout);
         // An event whose completion is pending is complete for this process.
         let (asked, pending) = self.completing.split(&flat);
         let claimed_at = Instant::now();
@@ -238,6 +243,8 @@ impl Ledger for Lease {
 }
 
 impl FailOpen for Lease {}
+
+impl CanShadow for Lease {}
 
 impl CanReplay for Lease {}
 

@@ -3,18 +3,18 @@ WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
-  SELECT t.key, a.token, a.retention,
+  SELECT t.key, a.token, a.retention, a.event_type,
     a.payload_sha256, a.response_status, a.response_headers, a.response_body
   FROM (
     SELECT a.key, a.namespace, a.id, a.token,
-      a.retention * interval '1 millisecond' AS retention,
+      a.retention * interval '1 millisecond' AS retention, a.event_type,
       a.payload_sha256, a.response_status, a.response_headers, a.response_body
     FROM settings, unnest(
       $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[],
-      $7::bytea[], $8::int2[], $9::text[], $10::bytea[]
+      $7::bytea[], $8::int2[], $9::text[], $10::bytea[], $11::text[]
     ) AS a (
       key, namespace, id, token, retention,
-      payload_sha256, response_status, response_headers, response_body
+      payload_sha256, response_status, response_headers, response_body, event_type
     )
   ) AS a
   JOIN {table} AS t ON t.key = a.key
@@ -36,6 +36,8 @@ UPDATE {table} AS t SET
   completed_at = clock_timestamp(),
   expires_at = clock_timestamp() + l.retention,
   -- A key that is claimed again after it has expired loses its audit.
+  event_type = CASE WHEN t.expires_at > clock_timestamp() THEN t.event_type
+    ELSE l.event_type END,
   (rerun_at, rerun_by, rerun_reason) = (
     SELECT t.rerun_at, t.rerun_by, t.rerun_reason WHERE t.expires_at > clock_timestamp()
   ),

@@ -6,22 +6,22 @@ WITH settings AS MATERIALIZED (
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at,
+  first_seen_at, completed_at, expires_at, event_type,
   payload_sha256, response_status, response_headers, response_body
 )
 SELECT a.key, a.namespace, a.id, a.token, NULL, 1, false,
-  clock_timestamp(), clock_timestamp(), clock_timestamp() + a.retention,
+  clock_timestamp(), clock_timestamp(), clock_timestamp() + a.retention, a.event_type,
   a.payload_sha256, a.response_status, a.response_headers, a.response_body
 FROM (
   SELECT a.key, a.namespace, a.id, a.token,
-    a.retention * interval '1 millisecond' AS retention,
+    a.retention * interval '1 millisecond' AS retention, a.event_type,
     a.payload_sha256, a.response_status, a.response_headers, a.response_body
   FROM settings, unnest(
     $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[],
-    $7::bytea[], $8::int2[], $9::text[], $10::bytea[]
+    $7::bytea[], $8::int2[], $9::text[], $10::bytea[], $11::text[]
   ) AS a (
     key, namespace, id, token, retention,
-    payload_sha256, response_status, response_headers, response_body
+    payload_sha256, response_status, response_headers, response_body, event_type
   )
 ) AS a
 ORDER BY a.key

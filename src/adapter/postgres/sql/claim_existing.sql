@@ -3,15 +3,15 @@ WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {claim_durable} AS durability
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
-  SELECT t.key, a.token, a.retention, a.lease
+  SELECT t.key, a.token, a.retention, a.lease, a.event_type
   FROM (
     SELECT a.key, a.namespace, a.id, a.token,
       a.retention * interval '1 millisecond' AS retention,
-      a.lease * interval '1 millisecond' AS lease
+      a.lease * interval '1 millisecond' AS lease, a.event_type
     FROM settings, unnest(
-      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[]
+      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[], $8::text[]
     ) AS a (
-      key, namespace, id, token, retention, lease
+      key, namespace, id, token, retention, lease, event_type
     )
   ) AS a
   JOIN {table} AS t ON t.key = a.key
@@ -36,6 +36,9 @@ UPDATE {table} AS t SET
   completed_at = NULL,
   expires_at = clock_timestamp() + l.retention,
   -- A key that is claimed again after it has expired loses its stored data and its audit.
+  event_type = CASE WHEN t.expires_at > clock_timestamp()
+      OR t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token
+    THEN t.event_type ELSE l.event_type END,
   (rerun_at, rerun_by, rerun_reason) = (
     SELECT t.rerun_at, t.rerun_by, t.rerun_reason
     WHERE t.expires_at > clock_timestamp()

@@ -4,14 +4,15 @@
 -- then. `IS NOT NULL` and `IS DISTINCT FROM ''` are always true: they only force the evaluation.
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at
+  first_seen_at, completed_at, expires_at, event_type
 )
 SELECT a.key, a.namespace, a.id, a.token, clock_timestamp() + a.lease, 1, false,
-  clock_timestamp(), NULL, clock_timestamp() + a.retention
+  clock_timestamp(), NULL, clock_timestamp() + a.retention, a.event_type
 FROM (
   SELECT $1::uuid AS key, $2::text AS namespace, $3::text AS id, $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
-    $7::int8 * interval '1 millisecond' AS lease
+    $7::int8 * interval '1 millisecond' AS lease,
+    $8::text AS event_type
   WHERE set_config('lock_timeout', $6::text, true) IS NOT NULL
     AND ({claim_durable}) IS DISTINCT FROM ''
 ) AS a

@@ -5,18 +5,18 @@ WITH settings AS MATERIALIZED (
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at
+  first_seen_at, completed_at, expires_at, event_type
 )
 SELECT a.key, a.namespace, a.id, a.token, clock_timestamp() + a.lease, 1, false,
-  clock_timestamp(), NULL, clock_timestamp() + a.retention
+  clock_timestamp(), NULL, clock_timestamp() + a.retention, a.event_type
 FROM (
   SELECT a.key, a.namespace, a.id, a.token,
     a.retention * interval '1 millisecond' AS retention,
-    a.lease * interval '1 millisecond' AS lease
+    a.lease * interval '1 millisecond' AS lease, a.event_type
   FROM settings, unnest(
-    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[]
+    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[], $8::text[]
   ) AS a (
-    key, namespace, id, token, retention, lease
+    key, namespace, id, token, retention, lease, event_type
   )
 ) AS a
 ORDER BY a.key

@@ -1,7 +1,8 @@
 -- Within a transaction: the same, complete at once.
 --
 -- `$1` to `$3` are keys, namespaces and ids; `$4` the token, `$5` the retention and `$6` the lease
--- of all of them; `$7` the keys' parts of the advisory locks; `$8` the lock that names the session.
+-- of all of them; `$7` the keys' parts of the advisory locks; `$8` the lock that names the session;
+-- `$9` the events' types.
 WITH settings AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS lock_timeout_before,
     current_setting('role') AS role,
@@ -14,14 +15,14 @@ WITH settings AS MATERIALIZED (
     $6::int8 * interval '1 millisecond' AS lease
 ), asked AS MATERIALIZED (
   -- A lock is only tried for: its holder may be a handler.
-  SELECT a.key, a.namespace, a.id, a.ordinal, s.token, s.retention, s.lease,
+  SELECT a.key, a.namespace, a.id, a.event_type, a.ordinal, s.token, s.retention, s.lease,
     pg_try_advisory_xact_lock(a.lock # {table_number}::oid::int8) AS locked
   FROM settings AS s,
-    unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY
-      AS a (key, namespace, id, lock, ordinal)
+    unnest($1::uuid[], $2::text[], $3::text[], $7::int8[], $9::text[]) WITH ORDINALITY
+      AS a (key, namespace, id, lock, event_type, ordinal)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
-  SELECT t.key, a.token, a.retention, a.lease
+  SELECT t.key, a.token, a.retention, a.lease, a.event_type
   FROM asked AS a
   JOIN {table} AS t ON t.key = a.key
   WHERE (
@@ -42,6 +43,8 @@ WITH settings AS MATERIALIZED (
     completed_at = clock_timestamp(),
     expires_at = clock_timestamp() + l.retention,
     -- A key that is claimed again after it has expired loses its stored data and its audit.
+    event_type = CASE WHEN t.expires_at > clock_timestamp() THEN t.event_type
+      ELSE l.event_type END,
     (rerun_at, rerun_by, rerun_reason) = (
       SELECT t.rerun_at, t.rerun_by, t.rerun_reason WHERE t.expires_at > clock_timestamp()
     ),

@@ -1,7 +1,8 @@
 -- Within a transaction: the same, complete at once.
 --
 -- `$1` to `$3` are keys, namespaces and ids; `$4` the token, `$5` the retention and `$6` the lease
--- of all of them; `$7` the keys' parts of the advisory locks; `$8` the lock that names the session.
+-- of all of them; `$7` the keys' parts of the advisory locks; `$8` the lock that names the session;
+-- `$9` the events' types.
 WITH settings AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS lock_timeout_before,
     current_setting('role') AS role,
@@ -14,18 +15,18 @@ WITH settings AS MATERIALIZED (
     $6::int8 * interval '1 millisecond' AS lease
 ), asked AS MATERIALIZED (
   -- A lock is only tried for: its holder may be a handler.
-  SELECT a.key, a.namespace, a.id, a.ordinal, s.token, s.retention, s.lease,
+  SELECT a.key, a.namespace, a.id, a.event_type, a.ordinal, s.token, s.retention, s.lease,
     pg_try_advisory_xact_lock(a.lock # {table_number}::oid::int8) AS locked
   FROM settings AS s,
-    unnest($1::uuid[], $2::text[], $3::text[], $7::int8[]) WITH ORDINALITY
-      AS a (key, namespace, id, lock, ordinal)
+    unnest($1::uuid[], $2::text[], $3::text[], $7::int8[], $9::text[]) WITH ORDINALITY
+      AS a (key, namespace, id, lock, event_type, ordinal)
 ), inserted AS (
   INSERT INTO {table} AS t (
     key, namespace, id, token, lease_until, attempts, takeover,
-    first_seen_at, completed_at, expires_at
+    first_seen_at, completed_at, expires_at, event_type
   )
   SELECT a.key, a.namespace, a.id, a.token, NULL, 1, false,
-    clock_timestamp(), clock_timestamp(), clock_timestamp() + a.retention
+    clock_timestamp(), clock_timestamp(), clock_timestamp() + a.retention, a.event_type
   FROM asked AS a
   WHERE a.locked
   ORDER BY a.key

@@ -1,7 +1,5 @@
 -- Within a transaction: completes its keys, as the last statement before COMMIT.
 --
--- `xmin` of a row that was written under a savepoint is the savepoint's number: `top` is false then,
--- and the handler may have leaked the savepoint.
 -- A completion must not be expired when it is written: the retention counts from the claim, and a
 -- handler may run for longer.
 UPDATE {table} AS t SET
@@ -12,4 +10,4 @@ UPDATE {table} AS t SET
 WHERE t.key = ANY ({keys}) AND t.token = '{token}' AND t.completed_at IS NULL
   -- Null in a transaction that has written nothing: not the one that claimed.
   AND pg_current_xact_id_if_assigned()::text = '{xid}'
-RETURNING t.xmin = pg_current_xact_id()::xid AS top
+RETURNING t.key

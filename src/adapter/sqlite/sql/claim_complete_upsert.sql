@@ -2,12 +2,12 @@
 -- A key that is claimed again after it has expired loses its audit.
 INSERT INTO {table} AS t (
   namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at,
+  first_seen_at, completed_at, expires_at, event_type,
   payload_sha256, response_status, response_headers, response_body
 )
 SELECT value ->> 0, value ->> 1, unhex(value ->> 2), NULL, 1, 0,
-  {now}, {now}, {now} + (value ->> 3),
-  unhex(value ->> 5), value ->> 6, value ->> 7, unhex(value ->> 8)
+  {now}, {now}, {now} + (value ->> 3), value ->> 5,
+  unhex(value ->> 6), value ->> 7, value ->> 8, unhex(value ->> 9)
 FROM json_each(?1)
 WHERE true
 ON CONFLICT (namespace, id) DO UPDATE SET
@@ -19,6 +19,7 @@ ON CONFLICT (namespace, id) DO UPDATE SET
     ELSE t.first_seen_at END,
   completed_at = excluded.completed_at,
   expires_at = excluded.expires_at,
+  event_type = CASE WHEN t.expires_at > {now} THEN t.event_type ELSE excluded.event_type END,
   (rerun_at, rerun_by, rerun_reason) = (
     SELECT t.rerun_at, t.rerun_by, t.rerun_reason WHERE t.expires_at > {now}
   ),

@@ -3,10 +3,10 @@
 -- expired loses its stored data and its audit.
 INSERT INTO {table} AS t (
   namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at
+  first_seen_at, completed_at, expires_at, event_type
 )
 SELECT value ->> 0, value ->> 1, unhex(value ->> 2), {now} + (value ->> 4), 1, 0,
-  {now}, NULL, {now} + (value ->> 3)
+  {now}, NULL, {now} + (value ->> 3), value ->> 5
 FROM json_each(?1)
 WHERE true
 ON CONFLICT (namespace, id) DO UPDATE SET
@@ -20,6 +20,9 @@ ON CONFLICT (namespace, id) DO UPDATE SET
     THEN excluded.first_seen_at ELSE t.first_seen_at END,
   completed_at = NULL,
   expires_at = excluded.expires_at,
+  event_type = CASE
+    WHEN t.expires_at > {now} OR (t.completed_at IS NULL AND t.token IS excluded.token)
+    THEN t.event_type ELSE excluded.event_type END,
   (rerun_at, rerun_by, rerun_reason) = (
     SELECT t.rerun_at, t.rerun_by, t.rerun_reason
     WHERE t.expires_at > {now} OR (t.completed_at IS NULL AND t.token IS excluded.token)

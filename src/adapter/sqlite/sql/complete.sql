@@ -5,12 +5,12 @@
 -- After a rerun was allowed, only the key's holder completes it: an earlier handler may still run.
 INSERT INTO {table} AS t (
   namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at,
+  first_seen_at, completed_at, expires_at, event_type,
   payload_sha256, response_status, response_headers, response_body
 )
 SELECT value ->> 0, value ->> 1, unhex(value ->> 2), NULL, 0, 0,
-  {now}, {now}, {now} + (value ->> 3),
-  unhex(value ->> 5), value ->> 6, value ->> 7, unhex(value ->> 8)
+  {now}, {now}, {now} + (value ->> 3), value ->> 5,
+  unhex(value ->> 6), value ->> 7, value ->> 8, unhex(value ->> 9)
 FROM json_each(?1)
 WHERE true
 ON CONFLICT (namespace, id) DO UPDATE SET
@@ -22,6 +22,7 @@ ON CONFLICT (namespace, id) DO UPDATE SET
   first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at
     ELSE excluded.first_seen_at END,
   expires_at = CASE WHEN t.expires_at <= {now} THEN excluded.expires_at ELSE t.expires_at END,
+  event_type = CASE WHEN t.completed_at IS NULL THEN t.event_type ELSE excluded.event_type END,
   rerun_at = CASE WHEN t.completed_at IS NULL THEN t.rerun_at END,
   rerun_by = CASE WHEN t.completed_at IS NULL THEN t.rerun_by END,
   rerun_reason = CASE WHEN t.completed_at IS NULL THEN t.rerun_reason END,

@@ -6,7 +6,7 @@ INSERT INTO {table} AS t (
   payload_sha256, response_status, response_headers, response_body
 )
 SELECT e.namespace, e.id, 0, 0, 0, 0,
-  unhex(value ->> 5), value ->> 6, value ->> 7, unhex(value ->> 8)
+  unhex(value ->> 6), value ->> 7, value ->> 8, unhex(value ->> 9)
 FROM json_each(?1)
 CROSS JOIN {table} AS e ON e.namespace = value ->> 0 AND e.id = value ->> 1
 WHERE e.completed_at IS NULL AND e.token = unhex(value ->> 2)

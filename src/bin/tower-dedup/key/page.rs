@@ -70,6 +70,7 @@ fn section(preset: &Preset) -> String {
     lines.extend(preset.max_body().map(|bytes| {
         format!("- Body: up to {} MiB ({})", bytes / (1024 * 1024), preset.max_body_basis())
     }));
+    lines.extend(preset.event_type_in_words().map(|words| format!("- Event type: {words}")));
     lines.extend(preset.handshakes().map(|words| format!("- Handshakes: {words}")));
     lines.extend(preset.unverified().map(|words| format!("- Not verified: {words}")));
     lines.push(format!("- [Source]({}); test `{test}`", preset.source()));
@@ -106,6 +107,8 @@ const PAGE_RULES: &str = "
   signed bytes are not documented.
 - **Body**: the largest body, if the sender documents it. The default
   [`body_limit`](crate::DedupLayer::body_limit) is not below it.
+- **Event type**: where the sender names the kind of an event. Operators see it in lists, and
+  [`Delivery::event_type`](crate::Delivery::event_type) returns it.
 - **Handshakes** reach the handler without deduplication.
 - **Not verified**: what the sender's own documentation does not state.
 - **Test**: the test in `tests/providers` that runs the preset on its samples.

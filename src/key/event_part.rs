@@ -1,0 +1,116 @@
+//! [`EventPart`]: the id and the type of one event, read together.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use super::id::event_type;
+use super::members::{Members, Names};
+use super::part::KeyPart;
+use super::request::RequestRef;
+use crate::error::KeyError;
+
+/// Reads the id and the type of one event, with one walk for all JSON pointers of both.
+#[derive(Clone)]
+pub(crate) struct EventPart {
+    id: KeyPart,
+    event_type: Option<KeyPart>,
+    /// Set if there is more than one pointer.
+    names: Option<Names>,
+}
+
+/// The id of one event, without a namespace, and the event's type.
+#[derive(Debug)]
+pub(crate) struct FoundId<'r> {
+    pub(crate) id: Cow<'r, str>,
+    pub(crate) event_type: Option<Arc<str>>,
+}
+
+impl EventPart {
+    pub(crate) fn new(id: KeyPart) -> Self {
+        Self { id, event_type: None, names: None }.with_names()
+    }
+
+    pub(crate) fn with_event_type(self, part: KeyPart) -> Self {
+        Self { event_type: Some(part), ..self }.with_names()
+    }
+
+    fn with_names(mut self) -> Self {
+        let mut names = Names::default();
+        let parts = [Some(&self.id), self.event_type.as_ref()];
+        let pointers: usize =
+            parts.into_iter().flatten().map(|part| part.add_names(&mut names)).sum();
+        self.names = (pointers > 1).then_some(names);
+        self
+    }
+
+    /// Returns the part of the id.
+    pub(super) fn id(&self) -> &KeyPart {
+        &self.id
+    }
+
+    /// Reads what the parts read from the head, as [`KeyPart::with_head_of`] does.
+    pub(super) fn with_head_of(&self, request: &RequestRef<'_>) -> Self {
+        Self {
+            id: self.id.with_head_of(request),
+            event_type: self.event_type.as_ref().map(|part| part.with_head_of(request)),
+            names: self.names.clone(),
+        }
+    }
+
+    pub(crate) fn read<'r>(
+        &self,
+        request: &RequestRef<'r>,
+    ) -> Result<Option<FoundId<'r>>, KeyError> {
+        let members = self.names.as_ref().and_then(|names| Members::read(request.body(), names));
+        if members.is_none() {
+            return self.read_parts(request);
+        }
+        let found = self.read_parts(&request.with_members(members.as_ref()))?;
+        Ok(found.map(FoundId::into_owned))
+    }
+
+    fn read_parts<'r>(&self, request: &RequestRef<'r>) -> Result<Option<FoundId<'r>>, KeyError> {
+        let Some(id) = self.id.read(request)? else { return Ok(None) };
+        let event_type = self.event_type.as_ref().and_then(|part| read_type(part, request));
+        Ok(Some(FoundId { id, event_type }))
+    }
+}
+
+/// Reads the type of an event. A malformed type is none, because a label must not make a delivery fail.
+pub(super) fn read_type(part: &KeyPart, request: &RequestRef<'_>) -> Option<Arc<str>> {
+    event_type(&part.read(request).ok()??)
+}
+
+impl FoundId<'_> {
+    pub(crate) fn into_owned(self) -> FoundId<'static> {
+        FoundId { id: self.id.into_owned().into(), event_type: self.event_type }
+    }
+
+    /// Adds the type, if it is one.
+    pub(crate) fn with_event_type(self, text: Option<&str>) -> Self {
+        Self { event_type: text.and_then(event_type), ..self }
+    }
+}
+
+impl<'r> From<Cow<'r, str>> for FoundId<'r> {
+    fn from(id: Cow<'r, str>) -> Self {
+        Self { id, event_type: None }
+    }
+}
+
+impl From<String> for FoundId<'_> {
+    fn from(id: String) -> Self {
+        Cow::<str>::Owned(id).into()
+    }
+}
+
+impl fmt::Debug for EventPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.id.fmt(f)?;
+        match &self.event_type {
+            Some(part) => write!(f, " of type {part:?}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! Modes: in shadow every delivery reaches the handler, with the verdict that it would have got. Off,
+//! the layer does nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tower::{Layer, ServiceExt};
+use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::testing::{Fault, StoreCall};
+use tower_dedup::{
+    ConfigError, DedupLayer, DedupResult, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
+    OnUnavailable, Replay, Verdict, Verified, key,
+};
+
+use crate::observe::{measured, observed};
+use crate::support::log::Log;
+use crate::support::multi_event::by_word;
+use crate::support::{
+    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, result, send, sqlite_url,
+    until,
+};
+
+type Store = Arc<Faulty<MemoryAdapter>>;
+
+const SOON: Duration = Duration::from_millis(50);
+
+fn store() -> Store {
+    faulty(MemoryAdapter::new())
+}
+
+fn shadow(store: &Store) -> DedupLayer {
+    DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON).mode(Mode::Shadow)
+}
+
+fn with_body(id: &str, body: &'static str) -> Request<Body> {
+    request(id).map(|_| Full::from(body))
+}
+
+fn without_key(body: &'static str) -> Request<Body> {
+    Request::post("/hook").body(Full::from(body)).unwrap()
+}
+
+async fn is_complete(store: &Store, id: &str) -> bool {
+    let entry = store.get(&dedup_key(id)).await.unwrap();
+    entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
+}
+
+/// Delivers a request to a layer in shadow. The handler responds with 418, and nothing but that may
+/// reach the client. Returns the verdict that the handler saw, after it was compared with the log.
+async fn judged(layer: &DedupLayer, log: &Log, request: Request<Body>) -> Verdict {
+    let handler = Handler::default().then(418);
+    let response = send(&layer.layer(handler.service()), request).await;
+    assert_eq!((response.status(), handler.runs()), (StatusCode::IM_A_TEAPOT, 1));
+    assert_eq!(result(&response), None);
+    assert!(response.extensions().get::<DedupResult>().is_none());
+    let (delivery, record) = (handler.last(), log.last("delivery"));
+    let verdict = delivery.verdict();
+    assert_eq!(delivery.is_unprotected(), verdict != Verdict::First);
+    assert_eq!((&*record["mode"], &*record["verdict"]), ("shadow", verdict.as_str()));
+    assert_eq!((&*record["outcome"], &*record["status"]), ("failed", "418"));
+    assert_eq!(record.contains_key("age_ms"), verdict.age().is_some());
+    assert_eq!(record.contains_key("attempt"), verdict == Verdict::First);
+    assert_eq!(record["payload"].len(), 16);
+    verdict
+}
+
+#[test]
+fn every_verdict_is_reported_and_the_client_gets_the_handlers_response() {
+    observed(async |log, snapshotter| {
+        let store = store();
+        let layer = shadow(&store);
+        assert_eq!(judged(&layer, &log, request("a")).await, Verdict::First);
+        assert_eq!(log.last("delivery")["payload"], "239f59ed55e737c7", "SHA-256 of `payload`");
+        let completes = layer.layer(Handler::default().service());
+        send(&completes, request("a")).await;
+        let verdict = judged(&layer, &log, request("a")).await;
+        assert!(matches!(verdict, Verdict::Duplicate { .. }), "{verdict:?}");
+        assert_eq!(log.last("delivery")["id"], dedup_key("a").log_id());
+        assert!(is_complete(&store, "a").await, "the failed duplicate changed nothing");
+
+        let holds = Handler::default();
+        holds.hold();
+        let running = tokio::spawn(layer.layer(holds.service()).oneshot(request("b")));
+        holds.running(1).await;
+        assert_eq!(judged(&layer, &log, request("b")).await, Verdict::InFlight);
+        holds.release();
+        running.await.unwrap().unwrap();
+
+        let compares = layer.clone().compare_payload(key::body_digest(), OnMismatch::Refuse);
+        send(&compares.layer(Handler::default().service()), with_body("c", "1")).await;
+        let verdict = judged(&compares, &log, with_body("c", "2")).await;
+        assert!(matches!(verdict, Verdict::Mismatch { .. }), "{verdict:?}");
+
+        let mut repeated = request("d");
+        repeated.headers_mut().append("webhook-id", HeaderValue::from_static("e"));
+        for bad in [without_key("body"), repeated, request("")] {
+            assert_eq!(judged(&layer, &log, bad).await, Verdict::NoKey);
+            let record = log.last("delivery");
+            assert!(record.contains_key("error") && !record.contains_key("id"), "{record:?}");
+        }
+        let two = DedupLayer::new(by_word(), Arc::clone(&store)).max_keys(1).mode(Mode::Shadow);
+        assert_eq!(judged(&two, &log, with_body("", "x y")).await, Verdict::NoKey);
+
+        for fault in [Fault::Fail, Fault::Hang, Fault::Panic, Fault::ExecuteAndFail] {
+            store.set(StoreCall::Claim, fault);
+            assert_eq!(judged(&layer, &log, request("f")).await, Verdict::Unavailable);
+            assert!(log.last("delivery").contains_key("error"), "{fault:?}");
+        }
+        store.set(StoreCall::Claim, Fault::None);
+
+        let full = DedupLayer::new(by_header(), Arc::clone(&store)).max_running(0);
+        assert_eq!(judged(&full.mode(Mode::Shadow), &log, request("g")).await, Verdict::Overloaded);
+
+        let verified = layer.clone().require_verified();
+        assert_eq!(judged(&verified, &log, request("h")).await, Verdict::Unverified);
+        let mut marked = request("h");
+        marked.extensions_mut().insert(Verified);
+        assert_eq!(judged(&verified, &log, marked).await, Verdict::First);
+
+        let counted = measured(&snapshotter);
+        let total = |verdict: &str| {
+            let labels = vec!["test".to_owned(), verdict.to_owned()];
+            counted.get(&("tower_dedup_shadow_total".to_owned(), labels)).copied()
+        };
+        for (verdict, times) in [
+            ("first", 5.0),
+            ("duplicate", 1.0),
+            ("in_flight", 1.0),
+            ("mismatch", 1.0),
+            ("no_key", 4.0),
+            ("unavailable", 4.0),
+            ("overloaded", 1.0),
+            ("unverified", 1.0),
+        ] {
+            // `a` twice, `b`, `c` and `h` were the first.
+            assert_eq!(total(verdict), Some(times), "{verdict}");
+        }
+    });
+}
+
+/// The layer that fails open completes the key afterwards, as under `Enforce`.
+#[tokio::test(start_paused = true)]
+async fn layer_that_fails_open_completes_its_key_in_shadow_too() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = shadow(&store).on_unavailable(OnUnavailable::Open);
+    store.set(StoreCall::Claim, Fault::Fail);
+    let response = send(&layer.layer(handler.service()), request("a")).await;
+    assert_eq!((response.status(), handler.runs()), (StatusCode::OK, 1));
+    let delivery = handler.last();
+    assert!(delivery.verdict() == Verdict::Unavailable && delivery.is_unprotected());
+    assert!(is_complete(&store, "a").await);
+}
+
+#[tokio::test]
+async fn errors_and_panics_of_a_duplicates_handler_reach_the_caller() {
+    let store = store();
+    let handler = Handler::default().then(200).then(1).then(0);
+    let service = shadow(&store).layer(handler.fallible());
+    assert_eq!(service.clone().oneshot(request("a")).await.unwrap().status(), 200);
+    let failed = service.clone().oneshot(request("a")).await.unwrap_err();
+    assert_eq!(failed, "the handler was told to fail");
+    let panicked = tokio::spawn(service.oneshot(request("a"))).await.unwrap_err();
+    let panic = panicked.into_panic();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"the handler was told to panic"));
+    assert!(is_complete(&store, "a").await);
+}
+
+#[tokio::test]
+async fn duplicate_in_shadow_gets_the_handlers_body_and_no_response_is_stored() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = shadow(&store).replay(Replay::new());
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    for _ in 0..2 {
+        let response = send(&service, request("a")).await;
+        assert_eq!(result(&response), None);
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "handled");
+    }
+    assert_eq!(store.calls(StoreCall::Fetch), 0);
+    handle.set_mode(Mode::Enforce).unwrap();
+    let replayed = send(&service, request("a")).await;
+    assert_eq!((result(&replayed), handler.runs()), (Some("duplicate"), 2));
+    assert!(replayed.into_body().collect().await.unwrap().to_bytes().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn handler_timeout_does_not_apply_in_shadow() {
+    let slow = tower::service_fn(async |_: Request<Body>| {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("slow")))
+    });
+    let service = shadow(&store()).handler_timeout(SOON).layer(slow);
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+}
+
+#[tokio::test]
+async fn panic_of_a_closure_of_the_layer_changes_no_response() {
+    let store = store();
+    let panics = KeyExtractor::from_fn("test", |_| panic!("the closure panics")).unwrap();
+    for mode in [Mode::Shadow, Mode::Off] {
+        let handler = Handler::default().then(202);
+        let layer = DedupLayer::new(panics.clone(), Arc::clone(&store)).mode(mode);
+        assert_eq!(send(&layer.layer(handler.service()), request("a")).await.status(), 202);
+        assert!(handler.last().id().starts_with("body_"));
+    }
+    let (log, _guard) = Log::of_this_thread();
+    let handler = Handler::default();
+    let layer = shadow(&store).success_when(|_| panic!("the closure panics"));
+    assert_eq!(send(&layer.layer(handler.service()), request("a")).await.status(), 200);
+    assert_eq!(log.last("delivery")["error"], "`success_when` panicked");
+    assert!(!is_complete(&store, "a").await);
+}
+
+/// Under a wrong key, two different events have one key. A handler that skips events loses none.
+#[tokio::test]
+async fn delivery_in_shadow_has_all_events_and_every_event_needs_to_run() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = DedupLayer::new(by_word(), Arc::clone(&store)).mode(Mode::Shadow);
+    let service = layer.layer(handler.service());
+    send(&service, with_body("", "a b")).await;
+    send(&service, with_body("", "b c c")).await;
+    let delivery = handler.last();
+    let ids: Vec<&str> = delivery.keys().map(tower_dedup::DedupKey::id).collect();
+    assert_eq!(ids, ["b", "c", "c"]);
+    assert_eq!(delivery.verdict(), Verdict::First, "`c` is new");
+    for id in ["b", "c", "unknown"] {
+        assert!(delivery.needs_run(&dedup_key(id)), "{id}");
+    }
+    assert!(delivery.mark_done(&dedup_key("c")) && delivery.needs_run(&dedup_key("c")));
+    assert!(!delivery.mark_done(&dedup_key("unknown")));
+    // The same idempotency keys as under `Enforce`.
+    let enforced = Handler::default();
+    let other = DedupLayer::new(by_word(), MemoryAdapter::new()).layer(enforced.service());
+    send(&other, with_body("", "b c c")).await;
+    assert_eq!(delivery.idempotency_key("mail"), enforced.last().idempotency_key("mail"));
+}
+
+#[tokio::test]
+async fn event_marked_as_done_in_shadow_is_complete_although_the_handler_fails() {
+    let store = store();
+    let marks = tower::service_fn(async |request: Request<Body>| {
+        let delivery = request.extensions().get::<tower_dedup::Delivery>().unwrap();
+        assert!(delivery.mark_done(&dedup_key("a")));
+        let mut response = http::Response::new(Body::default());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        Ok::<_, std::convert::Infallible>(response)
+    });
+    let layer = DedupLayer::new(by_word(), Arc::clone(&store)).mode(Mode::Shadow);
+    assert_eq!(send(&layer.layer(marks), with_body("", "a b")).await.status(), 500);
+    assert!(is_complete(&store, "a").await && !is_complete(&store, "b").await);
+}
+
+#[test]
+fn off_calls_no_store_and_reports_nothing() {
+    observed(async |log, snapshotter| {
+        let (store, handler) = (store(), Handler::default());
+        let layer = DedupLayer::new(by_header(), Arc::clone(&store)).max_running(0);
+        let service = layer.mode(Mode::Off).layer(handler.service());
+        send(&service, request("a")).await;
+        send(&service, request("a")).await;
+        let delivery = handler.last();
+        assert_eq!((delivery.id(), delivery.verdict()), ("a", Verdict::Off));
+        assert!(delivery.is_unprotected() && delivery.needs_run(delivery.key()));
+        send(&service, without_key("body")).await;
+        assert!(handler.last().id().starts_with("body_"));
+        send(&service, without_key("")).await;
+        assert_eq!((handler.runs(), handler.deliveries().len()), (4, 3), "the last has none");
+        assert_eq!((log.len(), store.calls(StoreCall::Claim)), (0, 0));
+        assert!(measured(&snapshotter).is_empty());
+    });
+}
+
+/// A handshake and a key that is missing by choice have no `Delivery` in any mode.
+#[tokio::test]
+async fn request_that_is_not_deduplicated_has_no_delivery_in_any_mode() {
+    for mode in [Mode::Enforce, Mode::Shadow, Mode::Off] {
+        let handler = Handler::default();
+        let layer = DedupLayer::new(by_header(), store()).on_missing_key(OnMissingKey::PassThrough);
+        let service = layer.mode(mode).layer(handler.service());
+        assert_eq!(send(&service, without_key("body")).await.status(), 200);
+        let get = Request::get("/").header("webhook-id", "a").body(Body::default()).unwrap();
+        assert_eq!(send(&service, get).await.status(), 200);
+        assert_eq!((handler.runs(), handler.deliveries().len()), (2, 0), "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn event_of_shadow_is_a_duplicate_after_the_switch_and_event_of_off_is_unknown() {
+    let (log, _guard) = Log::of_this_thread();
+    let (store, handler) = (store(), Handler::default());
+    let layer = shadow(&store);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    send(&service, request("in shadow")).await;
+    handle.set_mode(Mode::Off).unwrap();
+    send(&service, request("while off")).await;
+    handle.set_mode(Mode::Enforce).unwrap();
+    handle.set_mode(Mode::Enforce).unwrap();
+    assert_eq!(result(&send(&service, request("in shadow")).await), Some("duplicate"));
+    assert_eq!(result(&send(&service, request("while off")).await), None);
+    assert_eq!(handler.runs(), 3);
+    let changes = log.all("mode changed");
+    let changes: Vec<_> = changes.iter().map(|to| (&*to["from"], &*to["to"])).collect();
+    assert_eq!(changes, [("shadow", "off"), ("off", "enforce")], "each change is logged once");
+    assert!(log.all("mode changed").iter().all(|change| change["namespace"] == "test"));
+}
+
+#[test]
+fn mode_is_shared_by_clones_services_and_handles() {
+    let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
+    let (clone, handle) = (layer.clone(), layer.handle());
+    assert_eq!(handle.mode(), Mode::Enforce);
+    let _layer = layer.mode(Mode::Shadow);
+    assert_eq!((handle.mode(), clone.handle().mode()), (Mode::Shadow, Mode::Shadow));
+    handle.set_mode(Mode::Off).unwrap();
+    assert_eq!(clone.handle().mode(), Mode::Off);
+    for mode in [Mode::Enforce, Mode::Shadow, Mode::Off] {
+        assert_eq!(mode.to_string().parse(), Ok(mode));
+    }
+    let error = "Shadow".parse::<Mode>().unwrap_err().to_string();
+    assert_eq!(error, "`mode` must be `enforce`, `shadow` or `off`");
+}
+
+#[tokio::test]
+async fn transactional_layer_refuses_shadow_and_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
+    let handle = DedupLayer::transactional(by_header(), adapter).handle();
+    for mode in [Mode::Shadow, Mode::Off] {
+        let error = handle.set_mode(mode).unwrap_err();
+        assert!(matches!(error, ConfigError::UnsupportedByLedger(_)), "{error:?}");
+        let said = "the ledger does not support the modes shadow and off";
+        assert_eq!((error.to_string().as_str(), handle.mode()), (said, Mode::Enforce));
+    }
+    handle.set_mode(Mode::Enforce).unwrap();
+}
+
+#[tokio::test]
+async fn delivery_in_shadow_outlives_its_caller_and_delivery_of_off_does_not() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = shadow(&store);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    handler.hold();
+    assert!(polled(service.clone().oneshot(request("a")), 1, false).await.is_none());
+    handler.running(1).await;
+    handler.release();
+    handle.drain().await;
+    assert!(is_complete(&store, "a").await);
+
+    handle.set_mode(Mode::Off).unwrap();
+    let alive = Arc::new(());
+    let held = Arc::clone(&alive);
+    let never = tower::service_fn(move |_: Request<Body>| {
+        let held = Arc::clone(&held);
+        async move {
+            let _held = held;
+            std::future::pending::<Result<http::Response<Body>, std::convert::Infallible>>().await
+        }
+    });
+    let service = layer.layer(never);
+    let mut caller = Box::pin(service.oneshot(request("b")));
+    assert!(futures_util::poll!(&mut caller).is_pending());
+    let running = Arc::strong_count(&alive);
+    drop(caller);
+    assert!(Arc::strong_count(&alive) < running, "the handler was dropped");
+}
+
+/// A layer that enforces inside another one, over the same store and keys.
+async fn nested(outer: Mode, inner: Mode) -> (Handler, Store, Vec<Option<String>>) {
+    let (store, handler) = (store(), Handler::default());
+    let layer = |mode| DedupLayer::new(by_header(), Arc::clone(&store)).mode(mode);
+    let inner = layer(inner).inner_body::<Body>().layer(handler.service());
+    let service = layer(outer).inner_body::<Body>().layer(inner);
+    let mut results = Vec::new();
+    for _ in 0..2 {
+        let response = send(&service, request("a")).await;
+        assert_eq!(response.status(), 200);
+        results.push(result(&response).map(str::to_owned));
+    }
+    (handler, store, results)
+}
+
+#[tokio::test]
+async fn layer_inside_a_layer_that_is_off_enforces() {
+    let (handler, _, results) = nested(Mode::Off, Mode::Enforce).await;
+    assert_eq!((handler.runs(), results[1].as_deref()), (1, Some("duplicate")));
+    assert_eq!(handler.last().verdict(), Verdict::First, "the Delivery of the inner layer");
+}
+
+#[tokio::test]
+async fn layer_inside_a_layer_in_shadow_lets_its_claims_through_and_enforces_the_rest() {
+    let (handler, _, results) = nested(Mode::Shadow, Mode::Enforce).await;
+    assert_eq!((handler.runs(), results[1].as_deref()), (1, Some("duplicate")));
+}
+
+#[tokio::test]
+async fn layers_in_shadow_inside_each_other_judge_a_delivery_once() {
+    let (handler, store, results) = nested(Mode::Shadow, Mode::Shadow).await;
+    assert_eq!((handler.runs(), results), (2, vec![None, None]));
+    assert_eq!(store.calls(StoreCall::Claim), 2, "one for each delivery");
+    assert!(matches!(handler.last().verdict(), Verdict::Duplicate { .. }));
+}
+
+#[tokio::test]
+async fn layer_that_is_off_inside_another_one_leaves_its_delivery() {
+    let (handler, _, results) = nested(Mode::Enforce, Mode::Off).await;
+    assert_eq!((handler.runs(), results[1].as_deref()), (1, Some("duplicate")));
+    assert_eq!(handler.last().verdict(), Verdict::First);
+}
+
+/// On arrival, an event whose handler failed is lost under `Enforce`. Shadow shows it.
+#[tokio::test]
+async fn on_arrival_layer_judges_the_retry_of_a_failed_event_as_a_duplicate() {
+    let (store, handler) = (store(), Handler::default().then(500));
+    let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&store)).mode(Mode::Shadow);
+    let service = layer.layer(handler.service());
+    assert_eq!(send(&service, request("a")).await.status(), 500);
+    let retry = send(&service, request("a")).await;
+    assert_eq!((retry.status(), result(&retry), handler.runs()), (StatusCode::OK, None, 2));
+    assert!(matches!(handler.last().verdict(), Verdict::Duplicate { .. }));
+    assert!(handler.deliveries()[0].verdict() == Verdict::First);
+}
+
+/// The layer's 400, 409, 422, 500 and replayed responses are the handler's in shadow.
+#[tokio::test]
+async fn idempotency_key_layer_in_shadow_answers_nothing_itself() {
+    #[derive(Clone)]
+    struct Principal;
+    let scope = key::from_fn(|request| {
+        Ok(request.extensions().get::<Principal>().map(|_| "alice".to_owned()))
+    });
+    let store = store();
+    let layer = DedupLayer::idempotency_key(scope, Arc::clone(&store)).mode(Mode::Shadow);
+    let pay = |key: Option<&str>, body: &'static str, scoped: bool| {
+        let mut request = Request::post("/payments").body(Body::from(body)).unwrap();
+        if let Some(key) = key {
+            request.headers_mut().insert("idempotency-key", key.parse().unwrap());
+        }
+        if scoped {
+            request.extensions_mut().insert(Principal);
+        }
+        request
+    };
+    let holds = Handler::default();
+    holds.hold();
+    let running = tokio::spawn(layer.layer(holds.service()).oneshot(pay(Some("k0"), "1", true)));
+    holds.running(1).await;
+    let handler = Handler::default();
+    let service = layer.layer(handler.service());
+    let mut verdicts = Vec::new();
+    for request in [
+        pay(Some("k1"), "1", true),
+        pay(Some("k1"), "1", true),
+        pay(Some("k1"), "2", true),
+        pay(Some("k0"), "1", true),
+        pay(None, "1", true),
+        pay(Some("k1"), "1", false),
+    ] {
+        let response = send(&service, request).await;
+        assert_eq!((response.status(), response.headers().len()), (StatusCode::OK, 0));
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "handled");
+        verdicts.push(handler.deliveries().last().map(|delivery| delivery.verdict().as_str()));
+    }
+    let expected = ["first", "duplicate", "mismatch", "in_flight", "no_key", "no_key"];
+    assert_eq!(verdicts, expected.map(Some));
+    holds.release();
+    assert_eq!(running.await.unwrap().unwrap().status(), 200);
+}
+
+/// A delivery waits under `Enforce` for one that began in shadow, and is woken when it ends.
+#[tokio::test(start_paused = true)]
+async fn delivery_that_waits_is_woken_by_one_in_shadow() {
+    let (store, handler) = (store(), Handler::default());
+    let layer = shadow(&store).on_in_flight(OnInFlight::Wait(Duration::from_secs(60)));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    handler.hold();
+    let first = tokio::spawn(service.clone().oneshot(request("a")));
+    handler.running(1).await;
+    handle.set_mode(Mode::Enforce).unwrap();
+    let waits = tokio::spawn(service.oneshot(request("a")));
+    until(|| handle.waiting() == 1).await;
+    let released = tokio::time::Instant::now();
+    handler.release();
+    assert_eq!(result(&first.await.unwrap().unwrap()), None);
+    assert_eq!(result(&waits.await.unwrap().unwrap()), Some("duplicate"));
+    assert!(released.elapsed() < Duration::from_millis(2), "woken, before its next poll");
+    assert_eq!(handler.runs(), 1);
+}
