@@ -123,11 +123,13 @@ impl PostgresOptions {
     }
 
     /// Returns the table's name.
+    #[must_use]
     pub fn table_name(&self) -> &Identifier {
         &self.name.table
     }
 
     /// Returns the table's schema, if it is set.
+    #[must_use]
     pub fn schema_name(&self) -> Option<&str> {
         self.name.schema.as_deref()
     }

@@ -94,6 +94,7 @@ impl SqliteOptions {
     }
 
     /// Returns the table's name.
+    #[must_use]
     pub fn table_name(&self) -> &Identifier {
         &self.table
     }
