@@ -15,12 +15,12 @@ use crate::support::postgres::{Schema, Server};
 /// Returns the level and the text of a check.
 #[track_caller]
 fn line<'a>(ran: &'a Ran, check: &str) -> (&'a str, &'a str) {
-    let lines = ran.stdout.lines().filter_map(|line| {
+    let mut lines = ran.stdout.lines().filter_map(|line| {
         let (level, rest) = line.split_at_checked(9)?;
         let (name, found) = rest.split_at_checked(14)?;
         (name.trim_end() == check).then_some((level.trim_end(), found))
     });
-    lines.last().unwrap_or_else(|| panic!("no line {check}: {ran:?}"))
+    lines.next_back().unwrap_or_else(|| panic!("no line {check}: {ran:?}"))
 }
 
 #[track_caller]
