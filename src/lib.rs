@@ -67,6 +67,9 @@ pub mod guide {
     #[doc = include_str!("docs/incident.md")]
     pub mod incident {}
 
+    #[doc = include_str!("docs/command.md")]
+    pub mod command {}
+
     #[doc = include_str!("docs/rehearsal.md")]
     pub mod rehearsal {}
 

@@ -1,7 +1,6 @@
 //! The examples, run as programs.
 
 mod idempotency;
-mod key;
 mod programs;
 mod quickstart;
 mod receiver_page;

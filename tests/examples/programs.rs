@@ -12,7 +12,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
-use http::{HeaderMap, StatusCode};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -20,8 +19,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
-use tower_dedup::adapter::{CallTerms, DedupAdapter, PostgresAdapter, StoredResponse, Token};
-use tower_dedup::{DedupKey, provider};
+use tower_dedup::provider;
 
 use crate::support::postgres::Schema;
 use crate::support::sqlite_url;
@@ -371,73 +369,6 @@ async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
     assert_eq!(receiver.deliver("msg_1", "").await, first());
     assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 1)]));
     receiver.stop().await;
-}
-
-#[tokio::test]
-async fn inspect_looks_up_forgets_counts_and_purges() {
-    let schema = Schema::fresh();
-    let url = schema.url();
-    let inspect = async |args: &[&str]| run("inspect", &[&["--store", &url], args].concat()).await;
-    let missing = (false, "there is no such key\n".to_owned());
-    assert_eq!(inspect(&["get", "standard-webhooks", "msg_1"]).await, missing);
-    assert_eq!(inspect(&["forget", "standard-webhooks", "msg_1"]).await, missing);
-
-    let receiver = Server::start("receiver", &["--store", &url]).await;
-    assert_eq!(receiver.deliver("msg_1", "").await, first());
-    let (found, said) = inspect(&["get", "standard-webhooks", "msg_1"]).await;
-    assert!(found && said.contains("complete since 2"), "{said}");
-
-    assert!(inspect(&["forget", "standard-webhooks", "msg_1"]).await.0);
-    assert_eq!(receiver.deliver("msg_1", "").await, first());
-    assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 2)]));
-
-    let slow =
-        receiver.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_2");
-    let slow = tokio::spawn(slow.send());
-    let running = loop {
-        let (found, said) = inspect(&["get", "standard-webhooks", "msg_2"]).await;
-        if found {
-            break said;
-        }
-        assert!(!slow.is_finished(), "{}", receiver.said());
-    };
-    assert!(running.contains("running, under a lease until 2"), "{running}");
-    let (forgotten, said) = inspect(&["forget", "standard-webhooks", "msg_2"]).await;
-    assert!(!forgotten && said.contains("is running"), "{said}");
-
-    assert_eq!(inspect(&["count"]).await, (true, "2 keys\n".to_owned()));
-    let mut connection = PgConnection::connect(&url).await.unwrap();
-    let expired = "UPDATE webhook_deliveries SET expires_at = now() - interval '1 hour' \
-        WHERE completed_at IS NOT NULL";
-    sqlx::query(expired).execute(&mut connection).await.unwrap();
-    assert_eq!(
-        inspect(&["purge", "--keys-per-statement", "1"]).await,
-        (true, "1 keys purged\n".to_owned())
-    );
-    assert_eq!(inspect(&["count"]).await, (true, "1 keys\n".to_owned()));
-
-    let other = ["count", "--schema", schema.name(), "--table", "other"];
-    assert_eq!(inspect(&other).await, (true, "0 keys\n".to_owned()));
-    let (succeeded, said) = run("inspect", &["--store", "sqlite://no/such.db", "count"]).await;
-    assert!(!succeeded && said.contains("there is no file"), "{said}");
-}
-
-#[tokio::test]
-async fn inspect_prints_the_stored_data_of_a_complete_key() {
-    let schema = Schema::fresh();
-    let url = schema.url();
-    let adapter = PostgresAdapter::connect(&url).await.unwrap();
-    let key = DedupKey::new("stripe", "evt_1").unwrap();
-    let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "private".into());
-    let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600))
-        .with_payloads([(key.clone(), [0xab; 32])])
-        .with_response(response.into());
-    adapter.complete(&[key], &terms).await.unwrap();
-    let get = ["--store", &url, "get", "stripe", "evt_1"];
-    let (found, said) = run("inspect", &get).await;
-    assert!(found && said.contains(&format!("sha256 {}", "ab".repeat(32))), "{said}");
-    assert!(said.contains("response    201 Created, 7 bytes"), "{said}");
-    assert!(!said.contains("private"), "{said}");
 }
 
 #[tokio::test]

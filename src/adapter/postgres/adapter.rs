@@ -107,6 +107,9 @@ impl PostgresAdapter {
         self.0.migrate().await
     }
 
+    /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
+    pub const SCHEMA_VERSION: i32 = super::schema::VERSION;
+
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {

@@ -122,8 +122,26 @@ impl PostgresOptions {
         Ok(Self { statement_timeout: checked_timeout("statement_timeout", timeout)?, ..self })
     }
 
-    /// Reads a URL: its own parameters into these options, the others into sqlx's.
-    pub(super) fn read_url(mut self, url: &str) -> Result<(Self, PgConnectOptions), ConfigError> {
+    /// Returns the table's name.
+    #[must_use]
+    pub fn table_name(&self) -> &Identifier {
+        &self.name.table
+    }
+
+    /// Returns the table's schema, if it is set.
+    #[must_use]
+    pub fn schema_name(&self) -> Option<&str> {
+        self.name.schema.as_deref()
+    }
+
+    /// Reads a URL: the names of the table and the schema into these options, everything else into
+    /// sqlx's. For a pool of your own that is configured by the URL that
+    /// [`connect_with`](super::PostgresAdapter::connect_with) takes.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`], for a URL that `connect_with` refuses. The error does not contain the URL.
+    pub fn read_url(mut self, url: &str) -> Result<(Self, PgConnectOptions), ConfigError> {
         let (url, [table, schema]) = take_identifiers(url, ["dedup_table", "dedup_schema"])?;
         if let Some(table) = table {
             self = self.table(table);

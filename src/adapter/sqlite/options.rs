@@ -93,11 +93,19 @@ impl SqliteOptions {
         Ok(Self { write_lock_timeout: checked_timeout("write_lock_timeout", timeout)?, ..self })
     }
 
-    /// Reads a URL: its own parameter into these options, the others into sqlx's.
-    pub(super) fn read_url(
-        mut self,
-        url: &str,
-    ) -> Result<(Self, SqliteConnectOptions), ConfigError> {
+    /// Returns the table's name.
+    #[must_use]
+    pub fn table_name(&self) -> &Identifier {
+        &self.table
+    }
+
+    /// Reads a URL: the name of the table into these options, everything else into sqlx's. For a pool
+    /// of your own on the file that [`connect_with`](super::SqliteAdapter::connect_with) opens.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`], for a URL that `connect_with` refuses. The error does not contain the URL.
+    pub fn read_url(mut self, url: &str) -> Result<(Self, SqliteConnectOptions), ConfigError> {
         let (url, [table]) = take_identifiers(url, ["dedup_table"])?;
         if let Some(table) = table {
             self = self.table(table);

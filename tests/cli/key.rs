@@ -1,9 +1,6 @@
-//! The example `key` on every sample, and the guide's page that it prints.
-//!
-//! `cargo test` builds the example. `cargo test --test examples` runs the example as it was built last.
+//! `key` on every sample, and the guide's page that it prints.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
-use std::env::consts::EXE_SUFFIX;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
@@ -14,11 +11,9 @@ use serde_json::{Value, json};
 use tower_dedup::provider;
 
 fn key() -> Command {
-    let test = std::env::current_exe().unwrap();
-    let profile = test.ancestors().nth(2).unwrap();
-    let path = profile.join("examples").join(format!("key{EXE_SUFFIX}"));
-    assert!(path.exists(), "{} is missing: cargo build --examples", path.display());
-    Command::new(path)
+    let mut command = crate::command::command();
+    command.arg("key");
+    command
 }
 
 fn with_stdin(args: &[&str], stdin: &[u8]) -> Output {
@@ -30,7 +25,7 @@ fn with_stdin(args: &[&str], stdin: &[u8]) -> Output {
     process.wait_with_output().unwrap()
 }
 
-/// Returns the line that the example prints.
+/// Returns the line that the command prints.
 fn printed(args: &[&str], stdin: &[u8]) -> Value {
     let output = with_stdin(args, stdin);
     let stdout = String::from_utf8(output.stdout).unwrap();
@@ -40,7 +35,7 @@ fn printed(args: &[&str], stdin: &[u8]) -> Value {
     serde_json::from_str(&stdout).unwrap()
 }
 
-/// Returns the error that the example prints.
+/// Returns the error that the command prints.
 fn refusal(args: &[&str], stdin: &[u8]) -> String {
     let output = with_stdin(args, stdin);
     assert!(!output.status.success(), "{args:?}");
@@ -198,15 +193,15 @@ fn key_lists_every_preset_with_its_floor() {
 }
 
 #[test]
-fn page_of_presets_is_what_the_example_prints() {
-    let output = key().arg("--table").output().unwrap();
+fn page_of_presets_is_what_the_command_prints() {
+    let output = key().arg("--page").output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
     let page = fs::read_to_string(root().join("src/docs/providers.md")).unwrap();
     let differs = printed.lines().zip(page.lines()).find(|(printed, page)| printed != page);
     assert!(
         printed == page,
         "src/docs/providers.md is out of date; generate it:\n\
-         cargo run --example key -- --table > src/docs/providers.md\n\
+         cargo run --features cli -- key --page > src/docs/providers.md\n\
          first difference: {differs:?}"
     );
 }

@@ -1,0 +1,159 @@
+//! `doctor`: facts are gathered ([`postgres`], [`sqlite`]), then judged ([`judge_postgres`],
+//! [`judge_sqlite`]).
+
+mod judge_postgres;
+mod judge_sqlite;
+mod postgres;
+mod sqlite;
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tower_dedup::adapter::{PURGE_GRACE, Stats};
+
+use crate::failure::Failure;
+use crate::options::Doctor;
+use crate::output::{Output, printable, span};
+use crate::store::{TableState, Target};
+
+/// A purge deletes a key an hour after it expired, every ten minutes. A lag beyond this means that nothing
+/// purges.
+const LONGEST_LAG: Duration = PURGE_GRACE.saturating_add(Duration::from_secs(3_600));
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    Ok,
+    Warning,
+    Error,
+}
+
+/// One line of the report.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    level: Level,
+    found: String,
+    /// What to do; `None` if all is well.
+    advice: Option<String>,
+}
+
+impl Finding {
+    fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self { check, level: Level::Ok, found: found.into(), advice: None }
+    }
+
+    fn warning(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, level: Level::Warning, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn error(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, level: Level::Error, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn text(&self) -> String {
+        let level = match self.level {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Error => "error",
+        };
+        let advice = self.advice.iter().map(|advice| format!("\n{:9}{:14}-> {advice}", "", ""));
+        let found = printable(&self.found);
+        format!("{level:<9}{:<14}{found}{}", self.check, advice.collect::<String>())
+    }
+}
+
+/// Returns `false` if a finding is an error.
+pub(crate) async fn doctor(
+    target: &Target,
+    options: &Doctor,
+    output: Output,
+) -> Result<bool, Failure> {
+    let findings = match target {
+        Target::Postgres(postgres) => {
+            judge_postgres::judge(&postgres::gather(postgres).await?, options)
+        }
+        Target::Sqlite(sqlite) => judge_sqlite::judge(&sqlite::gather(sqlite).await?),
+    };
+    for finding in &findings {
+        output.print(finding, || finding.text())?;
+    }
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    let (errors, warnings) = (count(Level::Error), count(Level::Warning));
+    if !output.json {
+        output.print(&(), || format!("{errors} error(s), {warnings} warning(s)"))?;
+    }
+    Ok(errors == 0)
+}
+
+fn judge_table(state: &Result<TableState, String>) -> Finding {
+    match state {
+        Ok(TableState::Current) => Finding::ok("table", "exists, and is of this version"),
+        Ok(TableState::Missing) => {
+            Finding::error("table", "is missing", "run `tower-dedup migrate`, or set --table")
+        }
+        Ok(TableState::Older) => {
+            Finding::error("table", "is of an older version", "run `tower-dedup migrate`")
+        }
+        Err(error) => {
+            Finding::error("table", format!("cannot be read: {error}"), "see the other lines")
+        }
+    }
+}
+
+fn judge_purge(stats: &Result<Stats, String>) -> Finding {
+    const CHECK: &str = "purge";
+    match stats {
+        Ok(stats) => match stats.oldest_expired {
+            Some(lag) if lag > LONGEST_LAG => Finding::warning(
+                CHECK,
+                format!("the oldest expired key expired {} ago", span(lag)),
+                "look for `purging failed` in the service's log; purge now: `tower-dedup purge`",
+            ),
+            Some(lag) => {
+                Finding::ok(CHECK, format!("the oldest expired key expired {} ago", span(lag)))
+            }
+            None => Finding::ok(CHECK, "no expired key waits for its purge"),
+        },
+        Err(error) => Finding::warning(
+            CHECK,
+            format!("the statistics cannot be read: {error}"),
+            "see this error, and the other lines",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finding_shows_what_to_do() {
+        let finding = Finding::error("table", "is missing", "make it");
+        assert_eq!(
+            finding.text(),
+            "error    table         is missing\n                       -> make it"
+        );
+    }
+
+    #[test]
+    fn table_that_is_not_current_is_an_error() {
+        assert_eq!(judge_table(&Ok(TableState::Current)).level, Level::Ok);
+        assert_eq!(judge_table(&Ok(TableState::Missing)).level, Level::Error);
+        assert_eq!(judge_table(&Ok(TableState::Older)).level, Level::Error);
+        assert_eq!(judge_table(&Err("denied".to_owned())).level, Level::Error);
+    }
+
+    #[test]
+    fn purge_lag_of_two_hours_is_a_warning() {
+        let lag = |seconds| {
+            let mut stats = Stats::default();
+            stats.oldest_expired = Some(Duration::from_secs(seconds));
+            judge_purge(&Ok(stats)).level
+        };
+        assert_eq!(lag(7_200), Level::Ok);
+        assert_eq!(lag(7_201), Level::Warning);
+        assert_eq!(judge_purge(&Ok(Stats::default())).level, Level::Ok);
+        assert_eq!(judge_purge(&Err("denied".to_owned())).level, Level::Warning);
+    }
+}

@@ -1,0 +1,86 @@
+//! [`Failure`]: why a command could not answer, and its exit code.
+
+use std::io;
+
+use tower_dedup::{ConfigError, Error, ErrorKind, KeyError, sqlx};
+
+/// A usage error: an option, an argument, a file.
+pub(crate) const USAGE: u8 = 2;
+/// The store cannot be reached, or did not reply in time.
+pub(crate) const UNAVAILABLE: u8 = 3;
+/// The store refused the call.
+pub(crate) const REFUSED: u8 = 4;
+
+/// Why a command could not answer.
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+    /// The reader of stdout has gone, as `head` does: nothing is wrong.
+    pub(crate) is_broken_pipe: bool,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), is_broken_pipe: false }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(USAGE, message)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = match error.kind() {
+            ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Overloaded => UNAVAILABLE,
+            ErrorKind::Config => USAGE,
+            _ => REFUSED,
+        };
+        Self::new(code, in_one_line(&error))
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let is_broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
+        Self { code: USAGE, message: error.to_string(), is_broken_pipe }
+    }
+}
+
+/// The command's own statements. A server that replies with an error has refused the call, unless it ends
+/// or starts (class 57P).
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        let code = error.as_database_error().map(|error| error.code().unwrap_or_default());
+        let is_refusal = code.is_some_and(|code| !code.starts_with("57P"));
+        // sqlx's own texts for these contain no parameter of the connection.
+        Self::new(if is_refusal { REFUSED } else { UNAVAILABLE }, in_one_line(&error))
+    }
+}
+
+/// Returns the error and its causes in one line, without causes that the line already contains.
+pub(crate) fn in_one_line(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        next = cause.source();
+    }
+    line
+}

@@ -1,0 +1,53 @@
+//! `purge`.
+
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::store::{Access, Store, Target};
+
+#[derive(Serialize)]
+struct Purged {
+    purged: u64,
+}
+
+/// Purges one round: reads every key once. Ctrl-C is safe: each statement is a transaction of its own.
+pub(crate) async fn purge(
+    target: &Target,
+    keys_per_statement: u32,
+    output: Output,
+) -> Result<bool, Failure> {
+    let store = target.open(Access::Write).await?;
+    let purged = purge_open(&store, keys_per_statement).await;
+    store.close().await;
+    let purged = purged?;
+    output.print(&Purged { purged }, || format!("{purged} keys purged"))?;
+    Ok(true)
+}
+
+async fn purge_open(store: &Store, keys_per_statement: u32) -> Result<u64, Failure> {
+    // The expired keys, with those that expired within the last hour, which stay. The bar is drawn on
+    // a terminal only.
+    let expired = store.adapter.stats().await.map(|stats| stats.expired).unwrap_or_default();
+    let bar = ProgressBar::new(expired);
+    let style =
+        "{elapsed_precise} {bar:40} {human_pos} of about {human_len} expired keys, {eta} left";
+    bar.set_style(ProgressStyle::with_template(style).expect("a template"));
+    let mut total = 0;
+    loop {
+        let started = Instant::now();
+        let step = store.adapter.purge(keys_per_statement).await?;
+        total += step.deleted;
+        bar.set_length(expired.max(total));
+        bar.set_position(total);
+        if step.is_round_complete {
+            bar.finish_and_clear();
+            return Ok(total);
+        }
+        // Leaves the store to deliveries for the other half of the time.
+        tokio::time::sleep(started.elapsed()).await;
+    }
+}

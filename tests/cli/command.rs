@@ -1,0 +1,74 @@
+//! Runs the command.
+
+use std::env;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+
+/// The end of a run.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    /// Returns the lines of JSON on stdout.
+    pub(crate) fn json(&self) -> Vec<Value> {
+        let lines = self.stdout.lines().map(serde_json::from_str);
+        lines.collect::<Result<_, _>>().unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Returns everything that was printed.
+    pub(crate) fn said(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+
+    #[track_caller]
+    pub(crate) fn assert(&self, code: i32, words: &str) {
+        assert_eq!(self.code, code, "{self:?}");
+        assert!(self.said().contains(words), "{words:?} in {self:?}");
+    }
+}
+
+/// Returns the command without the settings of the tests' own environment.
+pub(crate) fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tower-dedup"));
+    command.env_remove("TOWER_DEDUP_STORE").env("USER", "grace").env("TERM", "dumb");
+    for (name, _) in env::vars_os() {
+        if name.to_string_lossy().starts_with("PG") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Runs the command on this store.
+pub(crate) async fn run(store: &str, args: &[&str]) -> Ran {
+    run_with(store, args, "").await
+}
+
+/// Runs the command on this store, with this text on its stdin.
+pub(crate) async fn run_with(store: &str, args: &[&str], stdin: &str) -> Ran {
+    let mut command = command();
+    command.env("TOWER_DEDUP_STORE", store).args(args);
+    end_of(command, stdin).await
+}
+
+pub(crate) async fn end_of(mut command: Command, stdin: &str) -> Ran {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process =
+        tokio::process::Command::from(command).kill_on_drop(true).spawn().expect("a command");
+    // The process may end before it has read all of stdin.
+    let _ = process.stdin.take().expect("a pipe").write_all(stdin.as_bytes()).await;
+    let ended = tokio::time::timeout(Duration::from_secs(60), process.wait_with_output()).await;
+    let output = ended.expect("the command ends").unwrap();
+    Ran {
+        code: output.status.code().expect("an exit code"),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}

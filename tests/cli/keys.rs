@@ -1,0 +1,351 @@
+//! `migrate`, `schema`, `get`, `list`, `stats`, `forget`, `rerun` and `purge`, on both SQL stores.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
+use tempfile::TempDir;
+use tower::ServiceBuilder;
+use tower_dedup::adapter::{self, CallTerms, MaintenanceAdapter, StoredResponse, Token};
+use tower_dedup::{DedupKey, DedupLayer};
+
+use crate::command::{Ran, run, run_with};
+use crate::support::postgres::Schema;
+use crate::support::{Handler, by_header, dedup_key, request, result, send, sqlite_url, terms};
+
+/// A fresh store of each kind.
+enum Place {
+    Sqlite(TempDir),
+    Postgres(Schema),
+}
+
+impl Place {
+    fn both() -> [Self; 2] {
+        [Self::Sqlite(tempfile::tempdir().unwrap()), Self::Postgres(Schema::fresh())]
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::Sqlite(dir) => sqlite_url(dir.path()),
+            Self::Postgres(schema) => schema.url(),
+        }
+    }
+
+    async fn adapter(&self) -> Arc<dyn MaintenanceAdapter> {
+        adapter::connect(&self.url()).await.unwrap()
+    }
+
+    async fn run(&self, args: &[&str]) -> Ran {
+        run(&self.url(), args).await
+    }
+
+    /// Sets a column of a key to a time in the past, in seconds.
+    async fn set_past(&self, column: &str, id: &str, seconds: u32) {
+        match self {
+            Self::Sqlite(_) => {
+                let mut connection = SqliteConnection::connect(&self.url()).await.unwrap();
+                let sql = format!(
+                    "UPDATE webhook_deliveries SET {column} = (unixepoch() - {seconds}) * 1000 WHERE id = '{id}'"
+                );
+                sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+            }
+            Self::Postgres(_) => {
+                let mut connection = PgConnection::connect(&self.url()).await.unwrap();
+                let sql = format!(
+                    "UPDATE webhook_deliveries SET {column} = now() - interval '{seconds} s' WHERE id = '{id}'"
+                );
+                sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+            }
+        }
+    }
+}
+
+/// Claims one key of each state: `run`, `gone`, `bad` and `done`.
+async fn fill(place: &Place) -> CallTerms {
+    let adapter = place.adapter().await;
+    let live = terms();
+    adapter.claim(&[dedup_key("run")], &live).await.unwrap();
+    let lapsed = CallTerms::on_completion(
+        Token::random(),
+        Duration::from_secs(3_600),
+        Duration::from_millis(1),
+    );
+    adapter.claim(&[dedup_key("gone")], &lapsed).await.unwrap();
+    let failed = terms();
+    adapter.claim(&[dedup_key("bad")], &failed).await.unwrap();
+    adapter.release(&[dedup_key("bad")], &failed).await.unwrap();
+    let done = terms();
+    adapter.claim(&[dedup_key("done")], &done).await.unwrap();
+    adapter.complete(&[dedup_key("done")], &done).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    adapter.close().await;
+    live
+}
+
+#[tokio::test]
+async fn command_looks_up_forgets_counts_and_purges() {
+    for place in Place::both() {
+        place.run(&["migrate"]).await.assert(0, "made");
+        place.run(&["get", "test", "msg_1"]).await.assert(1, "there is no such key\n");
+        place.run(&["forget", "test", "msg_1"]).await.assert(1, "there is no such key\n");
+
+        let adapter = place.adapter().await;
+        let handler = Handler::default();
+        let layer = DedupLayer::new(by_header(), adapter);
+        let runs = handler.clone();
+        let service =
+            ServiceBuilder::new().layer(layer).service(tower::service_fn(move |request| {
+                let run = runs.clone().run(request);
+                async move { Ok::<_, Infallible>(run.await.unwrap()) }
+            }));
+        let first = send(&service, request("msg_1")).await;
+        assert_eq!((first.status(), result(&first)), (StatusCode::OK, None));
+        let got = place.run(&["get", "test", "msg_1"]).await;
+        got.assert(0, "complete since 2");
+
+        place.run(&["forget", "test", "msg_1", "--yes"]).await.assert(0, "forgotten");
+        let again = send(&service, request("msg_1")).await;
+        assert_eq!((again.status(), result(&again)), (StatusCode::OK, None));
+        assert_eq!(handler.runs(), 2);
+
+        handler.hold();
+        let slow = service.clone();
+        let slow = tokio::spawn(async move { send(&slow, request("msg_2")).await.status() });
+        handler.running(1).await;
+        let running = place.run(&["get", "test", "msg_2"]).await;
+        running.assert(0, "running, under a lease until 2");
+        place.run(&["forget", "test", "msg_2", "--yes"]).await.assert(1, "is running");
+
+        place.run(&["stats"]).await.assert(0, "keys       2 ");
+        place.set_past("expires_at", "msg_1", 3_600).await;
+        let purged = place.run(&["purge", "--keys-per-statement", "1"]).await;
+        purged.assert(0, "1 keys purged\n");
+        place.run(&["stats"]).await.assert(0, "keys       1 ");
+        handler.release();
+        assert_eq!(slow.await.unwrap(), StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn get_prints_the_stored_data_of_a_complete_key() {
+    for place in Place::both() {
+        let adapter = place.adapter().await;
+        let key = DedupKey::new("stripe", "evt_1").unwrap();
+        let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "private".into());
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600))
+            .with_payloads([(key.clone(), [0xab; 32])])
+            .with_response(response.into());
+        adapter.complete(&[key], &terms).await.unwrap();
+        let got = place.run(&["get", "stripe", "evt_1"]).await;
+        got.assert(0, &format!("sha256 {}", "ab".repeat(32)));
+        got.assert(0, "response    201 Created, 7 bytes");
+        assert!(!got.said().contains("private"), "{got:?}");
+        let json = &place.run(&["get", "stripe", "evt_1", "--json"]).await.json()[0];
+        assert_eq!(json["response"], json!({ "status": 201, "bytes": 7 }));
+        assert_eq!(json["state"], "complete");
+    }
+}
+
+#[tokio::test]
+async fn get_of_an_unknown_key_is_one_object_without_a_state() {
+    for place in Place::both() {
+        place.run(&["migrate"]).await.assert(0, "");
+        let got = place.run(&["get", "test", "a", "--json"]).await;
+        assert_eq!(got.code, 1);
+        assert_eq!(got.json(), [json!({ "namespace": "test", "id": "a", "state": null })]);
+    }
+}
+
+#[tokio::test]
+async fn migrate_check_reports_work_and_changes_nothing() {
+    for place in Place::both() {
+        for _ in 0..2 {
+            place.run(&["migrate", "--check"]).await.assert(1, "missing");
+        }
+        place.run(&["migrate"]).await.assert(0, "made");
+        place.run(&["migrate", "--check"]).await.assert(0, "current");
+        place.run(&["migrate"]).await.assert(0, "is current");
+        let other = ["migrate", "--check", "--table", "other"];
+        place.run(&other).await.assert(1, "missing");
+    }
+}
+
+/// Every command that only reads is refused without a table, and makes none.
+#[tokio::test]
+async fn commands_make_no_table() {
+    for place in Place::both() {
+        if let Place::Sqlite(dir) = &place {
+            place.run(&["stats"]).await.assert(4, "there is no file");
+            assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+            // A file without the table.
+            place.run(&["migrate", "--table", "other"]).await.assert(0, "");
+        }
+        for args in [
+            &["get", "test", "a"][..],
+            &["list"],
+            &["stats"],
+            &["watch", "--once"],
+            &["forget", "test", "a", "--yes"],
+            &["rerun", "test", "a", "--reason", "x", "--yes"],
+            &["purge"],
+        ] {
+            place.run(args).await.assert(4, "run `tower-dedup migrate`");
+        }
+        place.run(&["doctor"]).await.assert(1, "is missing");
+        place.run(&["migrate", "--check"]).await.assert(1, "missing");
+    }
+}
+
+#[tokio::test]
+async fn schema_prints_what_makes_the_table() {
+    let [sqlite, postgres] = Place::both();
+    let printed = sqlite.run(&["schema", "--table", "seen"]).await;
+    printed.assert(0, "CREATE TABLE IF NOT EXISTS \"seen\"");
+    let Place::Postgres(schema) = &postgres else { unreachable!() };
+    let printed = postgres.run(&["schema"]).await;
+    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&mut connection).await.unwrap();
+    postgres.run(&["migrate", "--check"]).await.assert(0, "current");
+    // It needs no server.
+    let nowhere = run("postgres://nobody@127.0.0.1:1/none", &["schema", "--json"]).await;
+    assert_eq!(nowhere.json()[0]["table"], "webhook_deliveries");
+}
+
+#[tokio::test]
+async fn stats_counts_each_state() {
+    for place in Place::both() {
+        fill(&place).await;
+        let stats = &place.run(&["stats", "--json"]).await.json()[0];
+        let counts = ["rows", "in_flight", "lapsed", "failed", "complete", "expired"];
+        assert_eq!(counts.map(|name| stats[name].as_u64().unwrap()), [4, 1, 1, 1, 1, 0]);
+        assert_eq!(stats["is_exact"], true);
+        place.run(&["stats"]).await.assert(0, "in flight  1  oldest 0 s");
+    }
+}
+
+fn ids(keys: &[Value]) -> Vec<&str> {
+    let mut ids: Vec<_> = keys.iter().map(|key| key["id"].as_str().unwrap()).collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test]
+async fn list_selects_by_state_namespace_time_and_attempts() {
+    for place in Place::both() {
+        fill(&place).await;
+        place.adapter().await.claim(&[dedup_key("bad")], &terms()).await.unwrap();
+        place.set_past("first_seen_at", "done", 7_200).await;
+        for (args, expected) in [
+            (&[][..], &["bad", "done", "gone", "run"][..]),
+            (&["--state", "in-flight"], &["bad", "run"]),
+            (&["--state", "lapsed"], &["gone"]),
+            (&["--state", "failed"], &[]),
+            (&["--state", "complete"], &["done"]),
+            (&["--since", "1h"], &["bad", "gone", "run"]),
+            (&["--attempts-over", "1"], &["bad"]),
+            (&["--namespace", "test", "--since", "1d"], &["bad", "done", "gone", "run"]),
+            (&["--namespace", "tes"], &[]),
+        ] {
+            let listed = place.run(&[&["list", "--json"], args].concat()).await;
+            assert_eq!((listed.code, ids(&listed.json())), (0, expected.to_vec()), "{args:?}");
+        }
+        let table = place.run(&["list", "--state", "lapsed"]).await;
+        table.assert(0, "lapsed  test       gone  -     1         2");
+        place.run(&["list", "--namespace", "none"]).await.assert(0, "no keys\n");
+        let limited = place.run(&["list", "--limit", "3", "--json"]).await;
+        assert_eq!(limited.json().len(), 3);
+        limited.assert(0, "--limit 3 is reached");
+        place.run(&["list", "--state", "gone"]).await.assert(2, "in-flight");
+    }
+}
+
+#[tokio::test]
+async fn forget_asks_and_only_yes_confirms() {
+    for place in Place::both() {
+        fill(&place).await;
+        let forget = async |stdin| run_with(&place.url(), &["forget", "test", "done"], stdin).await;
+        for stdin in ["", "\n", "n\n", "yess\n"] {
+            let ran = forget(stdin).await;
+            ran.assert(1, "nothing was changed");
+            ran.assert(1, "complete since");
+        }
+        forget("y\n").await.assert(0, "forgotten");
+        forget("").await.assert(1, "there is no such key");
+    }
+}
+
+#[tokio::test]
+async fn rerun_lets_a_known_event_run_once_more_and_prints_the_audit() {
+    for place in Place::both() {
+        fill(&place).await;
+        let reason = "invoice \u{1f9fe} was not sent";
+        let args = ["rerun", "test", "done", "--by", "ada", "--reason", reason];
+        let declined = run_with(&place.url(), &args, "n\n").await;
+        declined.assert(1, "test/done: complete");
+        place.run(&["get", "test", "done"]).await.assert(0, "complete since");
+
+        let allowed = place.run(&[&args[..], &["--yes"]].concat()).await;
+        allowed.assert(0, "test/done: the next delivery runs\n  allowed at 2");
+        allowed.assert(0, &format!("by ada: {reason}\n"));
+        let got = place.run(&["get", "test", "done"]).await;
+        got.assert(0, &format!("by ada: {reason}\n"));
+        got.assert(0, "a rerun was allowed: the next delivery runs");
+        let claimed =
+            place.adapter().await.claim(&[dedup_key("done")], &terms()).await.unwrap().remove(0);
+        assert!(format!("{claimed:?}").contains("rerun: true"), "{claimed:?}");
+
+        let json = ["rerun", "test", "run", "bad", "none", "--reason", "x", "--yes", "--json"];
+        let ran = place.run(&json).await;
+        assert_eq!(ran.code, 1);
+        let results: Vec<_> = ran.json().iter().map(|line| line["result"].clone()).collect();
+        // In the order of the keys.
+        assert_eq!(results, ["allowed", "missing", "in-flight"]);
+        // The default of --by.
+        assert_eq!(ran.json()[0]["key"]["rerun"]["by"], "grace");
+        place.run(&["list", "--state", "failed"]).await.assert(0, "grace");
+        let long = "x".repeat(501);
+        for reason in ["", "a\nb", &long] {
+            let args = ["rerun", "test", "bad", "--reason", reason, "--yes"];
+            place.run(&args).await.assert(2, "1 to 500 bytes");
+        }
+    }
+}
+
+#[tokio::test]
+async fn hash_ids_prints_the_ids_of_the_logs() {
+    for place in Place::both() {
+        fill(&place).await;
+        let hash = format!("#{}", dedup_key("done").log_id());
+        for args in [
+            &["get", "test", "done"][..],
+            &["list", "--state", "complete"],
+            &["list", "--state", "complete", "--json"],
+            &["rerun", "test", "done", "--reason", "x", "--yes"],
+        ] {
+            let ran = place.run(&[args, &["--hash-ids"]].concat()).await;
+            ran.assert(0, &hash);
+            let said = ran.said().replace(&hash, "").replace("done", "DONE");
+            assert!(!said.contains("DONE"), "{ran:?}");
+        }
+    }
+}
+
+/// An id comes from outside: it must not command the operator's terminal.
+#[tokio::test]
+async fn control_characters_of_ids_are_escaped() {
+    for place in Place::both() {
+        let id = "\u{1b}[2Jevil\n";
+        let on_claim = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
+        place.adapter().await.claim(&[dedup_key(id)], &on_claim).await.unwrap();
+        for args in [&["get", "test", id][..], &["list"]] {
+            let ran = place.run(args).await;
+            ran.assert(0, "\\u{1b}[2Jevil\\n");
+            assert!(!ran.said().contains('\u{1b}'), "{ran:?}");
+        }
+        let listed = place.run(&["list", "--json"]).await.json();
+        assert_eq!(listed[0]["id"], id);
+    }
+}

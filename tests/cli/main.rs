@@ -1,0 +1,12 @@
+//! The command `tower-dedup`, run as a program.
+
+mod command;
+mod doctor_postgres;
+mod doctor_sqlite;
+mod key;
+mod keys;
+mod roles;
+mod secrets;
+#[path = "../support/mod.rs"]
+mod support;
+mod watch;
