@@ -71,7 +71,7 @@ impl TableSize {
         let total: u64 = self.blocks.iter().sum();
         if total <= STATS_BLOCKS {
             // Blocks that were added since are read too.
-            return Sample { ranges: vec![0..END], read: total, total };
+            return Sample { ranges: std::iter::once(0..END).collect(), read: total, total };
         }
         let ranges = SAMPLE_RANGES.min(self.range_length(STATS_BLOCKS));
         let (length, each) = (u64::from(self.length()), self.range_length(STATS_BLOCKS / ranges));
@@ -101,9 +101,9 @@ pub(super) struct Sample {
 
 impl Sample {
     /// Returns the statistics of the table from those of the ranges.
-    pub(super) fn scale(&self, read: Stats) -> Stats {
+    pub(super) fn scale(&self, read: &Stats) -> Stats {
         if self.read >= self.total {
-            return Stats { is_exact: true, ..read };
+            return Stats { is_exact: true, ..read.clone() };
         }
         let scale = |rows: u64| {
             let rows = u128::from(rows) * u128::from(self.total) / u128::from(self.read.max(1));
@@ -117,7 +117,7 @@ impl Sample {
             released: scale(read.released),
             complete: scale(read.complete),
             expired: scale(read.expired),
-            ..read
+            ..read.clone()
         }
     }
 }
@@ -228,7 +228,7 @@ mod tests {
             assert!(
                 first.start <= u64::from(size.length()) / 4 && last.end <= size.length().into()
             );
-            let stats = sample.scale(Stats { rows: sample.read * 40, ..Stats::default() });
+            let stats = sample.scale(&Stats { rows: sample.read * 40, ..Stats::default() });
             assert!(!stats.is_exact);
             let rows = size.blocks.iter().sum::<u64>() * 40;
             assert!(stats.rows.abs_diff(rows) < 2, "{} of {rows}", stats.rows);
@@ -240,7 +240,7 @@ mod tests {
         for blocks in [&[][..], &[0], &[2_048], &[1_024, 1_024]] {
             let sample = size(blocks).sample();
             assert_eq!(sample.ranges, [0..END]);
-            let stats = sample.scale(Stats { rows: 7, ..Stats::default() });
+            let stats = sample.scale(&Stats { rows: 7, ..Stats::default() });
             assert_eq!((stats.rows, stats.is_exact), (7, true));
         }
     }
