@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 /// The keys of a store by state, as a complete round of a purge left them.
+#[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "metrics only"))]
 pub(crate) struct TableCounts {
     pub(crate) in_flight: u64,
     pub(crate) lapsed: u64,

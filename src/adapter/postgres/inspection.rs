@@ -97,7 +97,7 @@ impl PostgresStore {
         for range in &sample.ranges {
             stats.add(&self.count(&range.into()).await.map_err(fault)?);
         }
-        Ok(Stats { bytes: Some(size.bytes), ..sample.scale(stats) })
+        Ok(Stats { bytes: Some(size.bytes), ..sample.scale(&stats) })
     }
 
     /// Reads one portion of a list.

@@ -101,26 +101,24 @@ pub(super) struct Sample {
 
 impl Sample {
     /// Returns the statistics of the table from those of the ranges.
-    pub(super) fn scale(&self, mut read: Stats) -> Stats {
-        read.is_exact = self.read >= self.total;
-        if read.is_exact {
-            return read;
+    pub(super) fn scale(&self, read: &Stats) -> Stats {
+        if self.read >= self.total {
+            return Stats { is_exact: true, ..read.clone() };
         }
         let scale = |rows: u64| {
             let rows = u128::from(rows) * u128::from(self.total) / u128::from(self.read.max(1));
             u64::try_from(rows).unwrap_or(u64::MAX)
         };
-        for rows in [
-            &mut read.rows,
-            &mut read.in_flight,
-            &mut read.lapsed,
-            &mut read.released,
-            &mut read.complete,
-            &mut read.expired,
-        ] {
-            *rows = scale(*rows);
+        Stats {
+            is_exact: false,
+            rows: scale(read.rows),
+            in_flight: scale(read.in_flight),
+            lapsed: scale(read.lapsed),
+            released: scale(read.released),
+            complete: scale(read.complete),
+            expired: scale(read.expired),
+            ..read.clone()
         }
-        read
     }
 }
 
@@ -230,7 +228,7 @@ mod tests {
             assert!(
                 first.start <= u64::from(size.length()) / 4 && last.end <= size.length().into()
             );
-            let stats = sample.scale(Stats { rows: sample.read * 40, ..Stats::default() });
+            let stats = sample.scale(&Stats { rows: sample.read * 40, ..Stats::default() });
             assert!(!stats.is_exact);
             let rows = size.blocks.iter().sum::<u64>() * 40;
             assert!(stats.rows.abs_diff(rows) < 2, "{} of {rows}", stats.rows);
@@ -242,7 +240,7 @@ mod tests {
         for blocks in [&[][..], &[0], &[2_048], &[1_024, 1_024]] {
             let sample = size(blocks).sample();
             assert_eq!(sample.ranges, [0..END]);
-            let stats = sample.scale(Stats { rows: 7, ..Stats::default() });
+            let stats = sample.scale(&Stats { rows: 7, ..Stats::default() });
             assert_eq!((stats.rows, stats.is_exact), (7, true));
         }
     }

@@ -85,12 +85,14 @@ impl SqliteStore {
                 Stats { is_exact: true, ..counted }
             }
         };
-        let bytes: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.bytes)))
-            .fetch_one(&self.readers)
-            .await
-            .map_err(fault)?;
-        stats.bytes = u64::try_from(bytes).ok();
+        stats.bytes = self.bytes().await.map_err(fault)?;
         Ok(stats)
+    }
+
+    /// Returns the size of the file.
+    pub(super) async fn bytes(&self) -> Result<Option<u64>, sqlx::Error> {
+        let bytes = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.bytes)));
+        bytes.fetch_one(&self.readers).await.map(|bytes: i64| u64::try_from(bytes).ok())
     }
 
     /// Returns the key before which a range has so many keys, if it has more.

@@ -80,7 +80,8 @@ impl SqliteStore {
             let left = Stats::default();
             return Ok(Step { at: walk.clone(), deleted, left, next: Some(walk) });
         }
-        let left = self.count(&walk.at, end, u32::MAX).await.map_err(fault)?;
+        let mut left = self.count(&walk.at, end, u32::MAX).await.map_err(fault)?;
+        left.bytes = self.bytes().await.map_err(fault)?;
         let at = walk.clone();
         let next = match next {
             Some(at) => Some(Walk { at, ..walk }),
