@@ -36,7 +36,10 @@ fn rows() -> BTreeMap<String, String> {
 
 /// Collects the kind of each metric that is described, its unit and its text.
 #[derive(Default)]
-struct Described(Mutex<BTreeMap<String, (&'static str, Option<Unit>, String)>>);
+struct Described(Mutex<Descriptions>);
+
+/// The kind, the unit and the text of each metric.
+type Descriptions = BTreeMap<String, (&'static str, Option<Unit>, String)>;
 
 impl Described {
     fn add(&self, kind: &'static str, name: &KeyName, unit: Option<Unit>, text: &SharedString) {

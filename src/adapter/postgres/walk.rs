@@ -239,7 +239,7 @@ mod tests {
     fn a_small_table_is_read_as_a_whole() {
         for blocks in [&[][..], &[0], &[2_048], &[1_024, 1_024]] {
             let sample = size(blocks).sample();
-            assert_eq!(sample.ranges, [0..END]);
+            assert!(matches!(&sample.ranges[..], [all] if *all == (0..END)));
             let stats = sample.scale(&Stats { rows: 7, ..Stats::default() });
             assert_eq!((stats.rows, stats.is_exact), (7, true));
         }
