@@ -11,6 +11,15 @@ pub(super) struct Place {
     pub(super) id: String,
 }
 
+/// Where a round of a purge stands.
+#[derive(Clone)]
+pub(super) struct Walk {
+    pub(super) at: Place,
+    pub(super) begun_at: Place,
+    /// Whether the round has reached the end of the table, and goes on from its beginning.
+    pub(super) has_wrapped: bool,
+}
+
 impl Place {
     /// Returns the place after all keys. A namespace has at most 64 bytes, so none is greater.
     pub(super) fn end() -> Self {

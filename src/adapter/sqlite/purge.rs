@@ -14,7 +14,7 @@ use super::super::inspection::{Purged, Stats};
 use super::super::sql::purge::Step;
 use super::errors::store_error;
 use super::inspection::read_place;
-use super::place::Place;
+use super::place::{Place, Walk};
 use super::sample::Sample;
 use super::store::SqliteStore;
 use crate::error::Error;
@@ -22,15 +22,6 @@ use crate::error::Error;
 const PURGING: &str = "purging";
 /// How many rows a step reads.
 const PORTION: u32 = 20_000;
-
-/// Where a round stands.
-#[derive(Clone)]
-pub(super) struct Walk {
-    at: Place,
-    begun_at: Place,
-    /// Whether the round has reached the end of the table, and goes on from its beginning.
-    has_wrapped: bool,
-}
 
 impl SqliteStore {
     /// Does one step: see [`purge`](super::super::contract::MaintenanceAdapter::purge). With

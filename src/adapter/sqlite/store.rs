@@ -20,7 +20,7 @@ use super::errors::{is_sql_error, store_error};
 use super::file::WatchedFile;
 use super::options::SqliteOptions;
 use super::params::{key_hash, keys_json, rows_in_order};
-use super::purge::Walk;
+use super::place::Walk;
 use super::statements::{Statements, VERSION};
 use super::write_lock::{WriteLock, write_lock_of};
 use crate::error::{Error, ErrorKind};
