@@ -68,7 +68,7 @@
 //! | `purged` | debug | expired keys were deleted |
 //! | `purging failed` | warn | a round of a purge failed, and the round before it did not |
 //! | `purging failed` | debug | a further round failed |
-//! | `purging does not succeed` | warn, once until a round succeeds | no round has succeeded for three intervals |
+//! | `purging does not succeed` | warn, once until a round succeeds | no portion has been deleted or read for three intervals |
 //! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
@@ -111,7 +111,7 @@
 //! | `tower_dedup_lane_restarts_total` | counter | `store` | connections that a lane of the queue has lost; the lane opens another one. `store` is `postgres`; the lanes of SQLite have no connection of their own |
 //! | `tower_dedup_shadow_total` | counter | `namespace`, `verdict` | deliveries in [shadow](crate::Mode::Shadow) by [verdict](crate::Verdict) |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
-//! | `tower_dedup_last_purge_timestamp_seconds` | gauge | | the Unix time at which the last round of a purge succeeded |
+//! | `tower_dedup_last_purge_timestamp_seconds` | gauge | | the Unix time at which the last round of a purge succeeded, or at which the first round began |
 //! | `tower_dedup_rows` | gauge | `state` | keys in the store's table, as the last round of a purge left them; `state` is `in_flight`, `lapsed`, `released`, `complete` or `expired` |
 //! | `tower_dedup_expired_rows` | gauge | | expired keys that the last round did not delete: they expired less than an hour ago |
 //! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |

@@ -2,8 +2,9 @@
 //!
 //! The loop belongs to a SQL adapter, or to a [`Purger`](crate::Purger).
 //!
-//! 1. A round deletes in portions until the store says that the round is complete, then waits for the
-//!    interval. After each portion it pauses for as long as the portion took, and for half a second at
+//! 1. A round deletes in portions until the store says that the round is complete. Then the loop waits for
+//!    the interval, or for nine times the length of the round if that is longer, up to six hours. So the
+//!    rounds over a large table take a tenth of the time. After each portion the loop pauses for as long as the portion took, and for half a second at
 //!    least unless the portion was full. So it uses a connection for half of the time at most, and a
 //!    walk through a large table reads a bounded number of bytes a second.
 //! 2. The first round starts within a minute, or within the interval if that is shorter. Every pause is
@@ -11,8 +12,8 @@
 //! 3. An error, a hang or a panic of the store ends one round; the loop goes on. The next round starts
 //!    after a second. After each further failure the pause doubles, up to the interval. Portions that
 //!    were deleted before the failure are counted.
-//! 4. The first failure is logged at WARN, and the next ones at DEBUG. If no round succeeds for three
-//!    intervals, that is logged at WARN once. After a success, both may be logged again.
+//! 4. The first failure is logged at WARN, and the next ones at DEBUG. If no portion succeeds for three
+//!    intervals, that is logged at WARN once. After a round that succeeds, both may be logged again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,11 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 /// The pause after the first failed round.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// After how many intervals without a successful round the loop warns.
+/// How many times longer than a round the pause after it is, at least.
+const PAUSE_PER_ROUND: u32 = 9;
+/// The longest pause because of a long round, if the interval is shorter.
+const LONGEST_PAUSE_OF_ROUND: Duration = Duration::from_secs(6 * 3_600);
+/// After how many intervals without a successful portion the loop warns.
 const STUCK_AFTER: u32 = 3;
 /// The shortest pause after a portion that was not full. Such a portion has read a bounded part of the
 /// table, so this bounds how much of it a second reads.
@@ -70,7 +75,8 @@ pub struct Purging {
 }
 
 impl Purging {
-    /// Deletes up to 1,000 keys in a statement, every ten minutes.
+    /// Deletes up to 1,000 keys in a statement, every ten minutes; in a large table less often, because
+    /// the pause is at least nine times as long as the round before it, up to six hours.
     pub const fn new() -> Self {
         Self { every: Some(Duration::from_secs(600)), keys_per_statement: 1_000 }
     }
@@ -135,19 +141,29 @@ impl Purging {
         let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.5..=1.0));
         let mut retry = FIRST_RETRY;
         let (mut succeeded_at, mut has_failed, mut is_stuck) = (Instant::now(), false, false);
+        let mut is_first = true;
         while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+            if std::mem::take(&mut is_first) {
+                observe::purge_begins();
+            }
+            let begun_at = Instant::now();
             // A task of its own, so that a panic of the store ends this round only.
             let ended = tokio::spawn(round.clone().run(stop.clone())).await;
-            let ended = ended.unwrap_or_else(|panic| {
-                Err(Error::new(ErrorKind::Unavailable, "purging keys").with_source(panic))
+            let (has_succeeded, ended) = ended.unwrap_or_else(|panic| {
+                let error = Error::new(ErrorKind::Unavailable, "purging keys").with_source(panic);
+                (false, Err(error))
             });
+            if has_succeeded {
+                succeeded_at = Instant::now();
+            }
             match ended {
                 Ok(Ended::Gone | Ended::Stopped) => return,
                 // The adapter may be closed.
                 Err(_) if stop.is_cancelled() => return,
                 Ok(Ended::Done) => {
-                    (pause, retry) = (every, FIRST_RETRY);
-                    (succeeded_at, has_failed, is_stuck) = (Instant::now(), false, false);
+                    let of_round = begun_at.elapsed().saturating_mul(PAUSE_PER_ROUND);
+                    pause = every.max(of_round.min(LONGEST_PAUSE_OF_ROUND));
+                    (retry, has_failed, is_stuck) = (FIRST_RETRY, false, false);
                 }
                 Err(error) => {
                     observe::purge_failed(&error, !has_failed);
@@ -192,13 +208,25 @@ struct Round {
 
 impl Round {
     /// Deletes until the store says that the round is complete. A stop waits for the current portion.
-    async fn run(self, stop: CancellationToken) -> Result<Ended, Error> {
+    /// Returns whether any portion has succeeded, too.
+    async fn run(self, stop: CancellationToken) -> (bool, Result<Ended, Error>) {
+        let mut has_succeeded = false;
+        let ended = self.portions(stop, &mut has_succeeded).await;
+        (has_succeeded, ended)
+    }
+
+    async fn portions(
+        self,
+        stop: CancellationToken,
+        has_succeeded: &mut bool,
+    ) -> Result<Ended, Error> {
         loop {
             let started = Instant::now();
             let Some(portion) = (self.portion)(self.keys) else { return Ok(Ended::Gone) };
             let purged = tokio::time::timeout(self.timeout, portion)
                 .await
                 .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))?;
+            *has_succeeded = true;
             let Some(purged) = purged else { return Ok(Ended::Done) };
             if purged.deleted > 0 {
                 observe::purged(purged.deleted);

@@ -17,14 +17,25 @@ pub(crate) struct TableCounts {
 /// Reports that a round of a purge has succeeded, and what it left if the store has counted it.
 #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
 pub(crate) fn purge_round(table: Option<&TableCounts>) {
+    set_last_purge();
+    #[cfg(feature = "metrics")]
+    if let Some(table) = table {
+        set(table);
+    }
+}
+
+/// Reports that the first round of a purge begins. Its time stands for the last success, so that an alert
+/// sees a purge that never succeeds.
+pub(crate) fn purge_begins() {
+    set_last_purge();
+}
+
+fn set_last_purge() {
     #[cfg(feature = "metrics")]
     {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         metrics::gauge!("tower_dedup_last_purge_timestamp_seconds")
             .set(now.unwrap_or_default().as_secs_f64());
-        if let Some(table) = table {
-            set(table);
-        }
     }
 }
 
