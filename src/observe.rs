@@ -237,4 +237,4 @@ pub(crate) use span::{delivery_span, store_span};
 #[cfg(feature = "postgres")]
 pub(crate) use store::lane_restarted;
 pub(crate) use store::store_call;
-pub(crate) use table::{TableCounts, purge_round};
+pub(crate) use table::{TableCounts, purge_begins, purge_round};

@@ -14,7 +14,7 @@ use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::dedup_key;
 use crate::support::effects::{Database, MINUTE, transactional, write};
-use crate::support::postgres::{Schema, Server, shared};
+use crate::support::postgres::{Schema, Server, create_partitions, shared};
 use crate::support::{FIRST, on_claim, request, result, rows, send, terms};
 
 fn one(id: &str) -> [DedupKey; 1] {
@@ -141,19 +141,9 @@ async fn table_partitioned_by_hash_of_the_key_works() {
             database.pool(3),
             PostgresOptions::new().batching(batching),
         );
-        for statement in adapter.schema_sql() {
-            let partitioned =
-                statement.replace(") WITH (fillfactor = 90)", ") PARTITION BY HASH (key)");
-            database.run(partitioned).await;
-        }
-        for part in 0..4 {
-            database
-                .run(format!(
-                    "CREATE TABLE part_{part} PARTITION OF webhook_deliveries \
-                     FOR VALUES WITH (MODULUS 4, REMAINDER {part}) WITH (fillfactor = 90)"
-                ))
-                .await;
-        }
+        let mut connection = database.effects.pool().acquire().await.unwrap();
+        create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
+        drop(connection);
         every_call_is_answered(&adapter, database.effects.pool()).await;
         lock_that_is_not_ours_is_in_flight(&adapter, database.effects.pool()).await;
         let service = transactional(&database.pool(3)).layer(tower::service_fn(write));

@@ -395,18 +395,22 @@ async fn role_without_delete_warns_once_and_a_grant_takes_effect() {
     let _recorder = metrics::set_default_local_recorder(&recorder);
     adapter.stats().await.unwrap();
     until(|| !log.beginning("purging is not permitted").is_empty()).await;
+    // The time of the first round. A round that may not purge is no success.
+    let begun = gauges(&snapshotter);
+    assert_eq!(begun.keys().collect::<Vec<_>>(), [LAST_PURGE]);
     place.stays().await;
-    // A round that may not purge is no success.
-    assert_eq!(gauges(&snapshotter).keys().len(), 0);
+    assert_eq!(gauges(&snapshotter), begun);
     assert_eq!(log.beginning("purging").len(), 1);
     let grant = format!("GRANT DELETE ON {}.webhook_deliveries TO {role}", schema.name());
     sqlx::raw_sql(AssertSqlSafe(grant)).execute(&mut owner).await.unwrap();
     place.is_purged().await;
-    until(|| gauges(&snapshotter).contains_key("tower_dedup_last_purge_timestamp_seconds")).await;
+    until(|| gauges(&snapshotter)[LAST_PURGE] > begun[LAST_PURGE]).await;
     pool.close().await;
     let drop_role = format!("DROP OWNED BY {role}; DROP ROLE {role}");
     sqlx::raw_sql(AssertSqlSafe(drop_role)).execute(&mut owner).await.unwrap();
 }
+
+const LAST_PURGE: &str = "tower_dedup_last_purge_timestamp_seconds";
 
 /// Returns the gauges by name, with the value of the label `state`.
 fn gauges(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {

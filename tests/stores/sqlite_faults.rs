@@ -156,11 +156,16 @@ async fn purge_that_does_not_get_the_write_lock_is_refused() {
     let file = File::new();
     let options = SqliteOptions::new().write_lock_timeout(Duration::from_millis(50));
     let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
+    adapter.claim(&[dedup_key("old")], &on_claim(&terms())).await.unwrap();
+    sqlx::query("UPDATE webhook_deliveries SET expires_at = 1")
+        .execute(&file.pool(1).await)
+        .await
+        .unwrap();
     let open = adapter.open(&[dedup_key("a")], &terms()).await.unwrap().transaction.unwrap();
     let refused = adapter.purge(10).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Refused);
     adapter.rollback(open).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(10).await.unwrap().deleted, 1);
 }
 
 /// Polls a call until it may hold the file, and then never again.

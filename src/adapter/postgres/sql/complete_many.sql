@@ -3,8 +3,7 @@
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. A row that was complete before is not written again.
 -- After a rerun was allowed, only the key's holder completes it: an earlier handler may still run.
--- `expires_at` stays unless the row has expired: it is indexed, and a row whose indexed columns
--- stay is a HOT update.
+-- `expires_at` stays unless the row has expired: the retention counts from the claim.
 -- Several keys. Rows are inserted in the order of `key`, so that two batches never deadlock.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability

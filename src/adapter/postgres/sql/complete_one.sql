@@ -3,8 +3,7 @@
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. A row that was complete before is not written again.
 -- After a rerun was allowed, only the key's holder completes it: an earlier handler may still run.
--- `expires_at` stays unless the row has expired: it is indexed, and a row whose indexed columns
--- stay is a HOT update.
+-- `expires_at` stays unless the row has expired: the retention counts from the claim.
 -- One key, as plain values: it costs as much as a plain INSERT.
 -- Postgres evaluates the WHERE of the subquery before it writes the row, and set_config() takes effect
 -- then. `IS NOT NULL` and `IS DISTINCT FROM ''` are always true: they only force the evaluation.
