@@ -99,7 +99,7 @@
 //! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | the time from the head of the request to the head of the response, or of the run |
 //! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `claim`, `renew`, `complete`, `release`; in transactions `begin`, `release_in`, `savepoint`, `commit`, `rollback`. `result` is `ok` or the kind of the error |
 //! | `tower_dedup_duplicate_age_seconds` | histogram | `namespace` | the time since the event of a duplicate was first seen. Ages near the retention mean that the retention is too short |
-//! | `tower_dedup_first_attempts_total` | counter | `namespace`, `result` | first attempts that ended; `result` is `completed` if the events of the attempt are complete, else `failed`. A handler that ran unprotected counts as a first attempt |
+//! | `tower_dedup_first_attempts_total` | counter | `namespace`, `result` | first attempts that ended; `result` is `completed` if the events of the attempt are complete, else `failed`; `cancelled` counts as `failed`. A handler that ran unprotected counts as a first attempt |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
 //! | `tower_dedup_reruns_total` | counter | `namespace` | events that ran because an operator allowed it |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that lost their lease |

@@ -44,6 +44,10 @@
 //! - Twilio, Square and HubSpot sign the public URL, which a server behind a proxy does not see.
 //!   `--public-url https://hooks.example.com` sets the part before the path.
 //!
+//! # Log
+//!
+//! `RUST_LOG` filters the log on stderr. `LOG_FORMAT=json` makes each record a line of JSON.
+//!
 //! # Misbehaviour
 //!
 //! Two query parameters make the handler misbehave:

@@ -14,12 +14,15 @@ pub(crate) fn log(default: &str) {
     log_and(default, Identity::new());
 }
 
-/// Logs to stderr and to another layer, both filtered by `RUST_LOG` or by this default.
+/// Logs to stderr and to another layer, both filtered by `RUST_LOG` or by this default. `LOG_FORMAT=json`
+/// makes each record a line of JSON.
 pub(crate) fn log_and(default: &str, other: impl Layer<Registry> + Send + Sync) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal());
+    let is_json = std::env::var("LOG_FORMAT").is_ok_and(|format| format == "json");
+    let stderr = if is_json { stderr.json().boxed() } else { stderr.boxed() };
     // One filter for all layers. With a filter for each, the next record is lost after sqlx has asked whether
     // its own is enabled: https://github.com/tokio-rs/tracing/issues/2519.
     tracing_subscriber::registry().with(other).with(stderr).with(filter).init();

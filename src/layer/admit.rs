@@ -185,7 +185,9 @@ where
         {
             return self.forward_nested(keys, body);
         }
-        let permit = self.service.gate.try_run();
+        // Under `Enforce`, a faulty request is refused before it takes a permit.
+        let is_sound = is_verified && fault.is_none();
+        let permit = if is_sound { self.service.gate.try_run() } else { None };
         let verdict = if !is_verified {
             Some(Verdict::Unverified)
         } else if fault.is_some() {
@@ -217,9 +219,10 @@ where
     /// Calls the inner service as if the layer were not there, except that a handler which takes a
     /// [`Delivery`] gets one.
     fn pass(mut self, body: Bytes) -> Dispatch<S, B, ResBody> {
-        if let Some((Some(keys), _)) = self.extract_leniently(&body)
-            && !self.is_nested(&keys, Delivery::is_judged)
-        {
+        // The `Delivery` of an outer layer stays: it knows which events are complete.
+        let outer = self.head.extensions.get::<Delivery>();
+        let is_judged = outer.is_some_and(|outer| outer.verdict() != Verdict::Off);
+        if !is_judged && let Some((Some(keys), _)) = self.extract_leniently(&body) {
             let keys = keys.without_payloads();
             let delivery = Delivery::unenforced(keys.events().into(), Verdict::Off, None);
             delivery.set_request(&keys);

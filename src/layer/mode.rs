@@ -53,19 +53,26 @@ pub enum Mode {
     /// 3. No delivery waits for another one, nor for a permit. A delivery that is not the first runs at
     ///    once, without a claim.
     /// 4. [`replay`](crate::DedupLayer::replay) and
-    ///    [`handler_timeout`](crate::DedupLayer::handler_timeout) do not apply.
+    ///    [`handler_timeout`](crate::DedupLayer::handler_timeout) do not apply. An event that was
+    ///    completed in shadow has no stored response after the switch.
     /// 5. The claim delays the handler, and the completion delays its response, each by
-    ///    [`store_timeout`](crate::DedupLayer::store_timeout) at most.
+    ///    [`store_timeout`](crate::DedupLayer::store_timeout) at most; a failed handler that has
+    ///    [marked](crate::Delivery::mark_done) events, by twice that.
     /// 6. A request whose key is missing by choice
     ///    ([`PassThrough`](crate::OnMissingKey::PassThrough)), a handshake and a method that is not
     ///    deduplicated are treated as under `Enforce`.
     /// 7. The handler's [`Delivery`](crate::Delivery) has all events of the request and the
     ///    [`verdict`](crate::Delivery::verdict). A request without a valid key has the SHA-256 of its
-    ///    body as its key, which is never claimed. If the body is empty too, there is no `Delivery`, and
-    ///    axum's extractor refuses the request as it does without the layer.
+    ///    body as its key, which is never claimed. If the body is empty too, or the namespace or scope is
+    ///    missing, there is no `Delivery`, and axum's extractor refuses the request as it does without the
+    ///    layer. This `Delivery` replaces that of an outer layer with other keys.
+    /// 8. No other layer with the same namespace may be inside: it would let the deliveries through whose
+    ///    claim this layer holds.
     Shadow,
     /// Calls the inner service as if the layer were not there: no call to the store, no permit, no task,
-    /// no log record, no metrics.
+    /// no log record, no metrics. A body that cannot be read is refused, logged and counted in every
+    /// mode. [`drain`](crate::DedupHandle::drain) does not wait for handlers that began while the layer
+    /// was off.
     ///
     /// The handler gets a `Delivery` as under `Shadow`, so that a handler that takes one works. Events
     /// that are handled while the layer is off are unknown: their retries run after the switch back.

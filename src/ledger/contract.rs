@@ -133,7 +133,7 @@ pub trait FailOpen: Ledger {}
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no modes",
     note = "the handler writes through the `DedupTx` of its claim, and a duplicate has no claim: run a \
-            lease ledger in shadow instead, on the same keys in another table"
+            lease ledger in shadow in its place, on a table of its own"
 )]
 pub trait CanShadow: Ledger {}
 
