@@ -315,8 +315,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// The store's own errors.
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>>;
 
-    /// Returns one portion of the keys that `filter` selects, at most `limit` of them, and where the
-    /// next portion begins. The first call passes no cursor.
+    /// Returns one portion of the keys that `filter` selects, at most `limit` of them (at least one),
+    /// and where the next portion begins. The first call passes no cursor.
     ///
     /// A call reads a bounded part of the store, in the store's physical order: beside load, a list
     /// costs little at a time. A key that is written during the list may be absent or occur twice. A key

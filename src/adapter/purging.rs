@@ -2,18 +2,20 @@
 //!
 //! The loop belongs to a SQL adapter, or to a [`Purger`](crate::Purger).
 //!
-//! 1. A round deletes in portions until the store says that the round is complete. Then the loop waits for
-//!    the interval, or for nine times the length of the round if that is longer, up to six hours. So the
-//!    rounds over a large table take a tenth of the time. After each portion the loop pauses for as long as the portion took, and for half a second at
-//!    least unless the portion was full. So it uses a connection for half of the time at most, and a
-//!    walk through a large table reads a bounded number of bytes a second.
+//! 1. A round deletes in portions until the store says that the round is complete. Then the loop waits
+//!    for the interval, or for nine times the length of the round if that is longer, up to six hours.
+//!    So the rounds over a large table take a tenth of the time. After each portion the loop pauses for
+//!    as long as the portion took, and for half a second at least unless the portion was full. So it
+//!    uses a connection for half of the time at most, and a walk through a large table reads a bounded
+//!    number of bytes a second.
 //! 2. The first round starts within a minute, or within the interval if that is shorter. Every pause is
 //!    jittered, so that replicas that start together do not purge together.
 //! 3. An error, a hang or a panic of the store ends one round; the loop goes on. The next round starts
 //!    after a second. After each further failure the pause doubles, up to the interval. Portions that
 //!    were deleted before the failure are counted.
 //! 4. The first failure is logged at WARN, and the next ones at DEBUG. If no portion succeeds for three
-//!    intervals, that is logged at WARN once. After a round that succeeds, both may be logged again.
+//!    intervals, or three of the longer pauses, that is logged at WARN once. After a round that
+//!    succeeds, both may be logged again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -141,6 +143,8 @@ impl Purging {
         let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.5..=1.0));
         let mut retry = FIRST_RETRY;
         let (mut succeeded_at, mut has_failed, mut is_stuck) = (Instant::now(), false, false);
+        // The interval, or the pause after the last round if that was longer.
+        let mut interval = every;
         let mut is_first = true;
         while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
             if std::mem::take(&mut is_first) {
@@ -162,13 +166,14 @@ impl Purging {
                 Err(_) if stop.is_cancelled() => return,
                 Ok(Ended::Done) => {
                     let of_round = begun_at.elapsed().saturating_mul(PAUSE_PER_ROUND);
-                    pause = every.max(of_round.min(LONGEST_PAUSE_OF_ROUND));
+                    interval = every.max(of_round.min(LONGEST_PAUSE_OF_ROUND));
+                    pause = interval;
                     (retry, has_failed, is_stuck) = (FIRST_RETRY, false, false);
                 }
                 Err(error) => {
                     observe::purge_failed(&error, !has_failed);
                     let since = succeeded_at.elapsed();
-                    if !is_stuck && since >= every.saturating_mul(STUCK_AFTER) {
+                    if !is_stuck && since >= interval.saturating_mul(STUCK_AFTER) {
                         observe::purge_stuck(&error, since);
                         is_stuck = true;
                     }

@@ -108,6 +108,8 @@ impl PostgresStore {
         limit: u32,
     ) -> Result<Listing, Error> {
         let fault = |error| store_error("listing keys", error);
+        // With 0, the list would never end.
+        let limit = limit.max(1);
         let from = after.map(Position::parse).transpose()?;
         let size = self.size().await.map_err(fault)?;
         let from = from.unwrap_or_else(|| Position { end: size.length(), ..Position::default() });

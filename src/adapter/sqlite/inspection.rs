@@ -47,6 +47,8 @@ impl SqliteStore {
         }
         let next = self.key_at(&from, &end, PORTION).await.map_err(fault)?;
         let since = filter.since.map(|since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
+        // With 0, the list would never end.
+        let limit = limit.max(1);
         let rows = self
             .in_range(&self.statements.list, &from, next.as_ref().unwrap_or(&end))
             .bind(filter.state.map(|state| state.to_string()))
