@@ -56,7 +56,8 @@ use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 /// # Observation
 ///
 /// A run has the log record, the metrics and the spans of a delivery: see [`observe`](crate::observe).
-/// Their namespace is that of the key, and the id is hashed.
+/// Their namespace is that of the key, and the id is hashed. Each namespace has time series of its own, and
+/// some memory for as long as the deduplicator lives: keep namespaces few, and put a tenant into the id.
 ///
 /// # Cancel safety
 ///

@@ -16,7 +16,7 @@
 //! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
 //! | `attempt`, `takeover`, `rerun` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |
-//! | `mode`, `verdict` | in [shadow](crate::Mode::Shadow): `shadow`, and the [verdict](crate::Verdict); `outcome` says how the handler ended |
+//! | `mode`, `verdict` | in [shadow](crate::Mode::Shadow): `shadow`, and the [verdict](crate::Verdict); `outcome` says how the handler ended. The level is warn at least if the verdict is `no_key`, `unavailable`, `overloaded` or `unverified` |
 //! | `payload` | in shadow: the first 16 hex digits of the SHA-256 of the body, or of the part that [`compare_payload`](crate::DedupLayer::compare_payload) names |
 //! | `status` | the status of the response; a run of a `Deduplicator` has none |
 //! | `duration_ms` | the time from the head of the request to the head of the response, or of the run |
@@ -112,7 +112,7 @@
 //! | `tower_dedup_shadow_total` | counter | `namespace`, `verdict` | deliveries in [shadow](crate::Mode::Shadow) by [verdict](crate::Verdict) |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
 //! | `tower_dedup_last_purge_timestamp_seconds` | gauge | | the Unix time at which the last round of a purge succeeded, or at which the first round began |
-//! | `tower_dedup_rows` | gauge | `state` | keys in the store's table, as the last round of a purge left them; `state` is `in_flight`, `lapsed`, `released`, `complete` or `expired` |
+//! | `tower_dedup_rows` | gauge | `state` | keys in the store's table, as the last round of a purge left them. Two SQL stores in one process share these gauges, and the last round counts; `state` is `in_flight`, `lapsed`, `released`, `complete` or `expired` |
 //! | `tower_dedup_expired_rows` | gauge | | expired keys that the last round did not delete: they expired less than an hour ago |
 //! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |
 //! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, when the last round began |

@@ -128,7 +128,12 @@ const MAX_TYPE_LEN: usize = 100;
 
 /// Returns `text` if it is the type of an event: 1 to 100 bytes without control characters.
 pub(crate) fn event_type(text: &str) -> Option<Arc<str>> {
-    let fits = (1..=MAX_TYPE_LEN).contains(&text.len()) && !text.contains(char::is_control);
+    // The type is shown on terminals, and it may be unverified: no control characters, and none that
+    // reorder a line.
+    let is_hidden = |char: char| {
+        char.is_control() || matches!(char, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let fits = (1..=MAX_TYPE_LEN).contains(&text.len()) && !text.contains(is_hidden);
     fits.then(|| text.into())
 }
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Method, Request, Response, request};
+use http::{Method, Request, Response, request, response};
 use http_body::Body;
 use tokio::time::{Instant, sleep_until, timeout};
 use tower_service::Service;
@@ -41,7 +41,7 @@ use super::body::{Buffered, ResponseBody, buffer_response};
 use super::config::ServiceState;
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::{LAST_PATHS, Path};
-use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay, Success};
+use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
 use super::report::ReportFields;
 use crate::adapter::{Payloads, StoredResponse};
 use crate::error::{Error, ErrorKind};
@@ -215,7 +215,7 @@ where
         let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
         let called = self.call_handler(&mut claim).await;
         let (mut outcome, mut ending) =
-            judge(called, &self.service.config.success, &mut self.report);
+            judge(called, |head| self.service.config.success.is(head), &mut self.report);
         let mut success = HandlerSuccess::default();
         if let (Ending::Inner(Ok(response)), Some(replay), [only]) =
             (&mut ending, &self.service.config.replay, self.keys.events())
@@ -330,14 +330,14 @@ where
 /// Decides whether the handler succeeded.
 pub(super) fn judge<ResBody, E>(
     called: Called<Response<ResBody>, E>,
-    success: &Success,
+    is_success: impl FnOnce(&response::Parts) -> bool,
     report: &mut ReportFields,
 ) -> (Outcome, Ending<ResBody, E>) {
     match called {
         Called::Returned(Ok(response)) => {
             let (head, body) = response.into_parts();
             report.status = Some(head.status);
-            let outcome = if success.is(&head) { Outcome::Completed } else { Outcome::Failed };
+            let outcome = if is_success(&head) { Outcome::Completed } else { Outcome::Failed };
             let response = Response::from_parts(head, ResponseBody::inner(body));
             (outcome, Ending::Inner(Ok(response)))
         }

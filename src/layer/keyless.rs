@@ -65,7 +65,7 @@ where
 {
     claim.attach(request.extensions_mut());
     let called = call(config.times.handler_timeout, || inner.call(request)).await;
-    let (outcome, ending) = judge(called, &config.success, report);
+    let (outcome, ending) = judge(called, |head| config.success.is(head), report);
     let is_success = outcome == Outcome::Completed;
     let settled = if is_success { claim.commit() } else { claim.rollback() };
     if let Err(error) = settled.await {

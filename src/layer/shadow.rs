@@ -11,14 +11,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response, request};
+use http::{Request, Response, request, response};
 use http_body::Body;
 use tower_service::Service;
 
 use super::answer::Ending;
-use super::body::ResponseBody;
-use super::config::{Config, ServiceState};
-use super::delivery::{Called, call, settle};
+use super::config::ServiceState;
+use super::delivery::{call, judge, settle};
 use super::gate::Permit;
 use super::paths::{LAST_PATHS, Path};
 use super::policy::OnUnavailable;
@@ -27,7 +26,7 @@ use crate::adapter::{Fetch, Payloads};
 use crate::delivery::{Delivery, Verdict};
 use crate::key::{Event, Keys, hex, sha256};
 use crate::ledger::{Begin, Claim, HandlerSuccess, Ledger};
-use crate::observe::{self, Outcome, ShadowFields};
+use crate::observe::{self, ShadowFields};
 
 /// What the layer has read of a request that reaches the handler under every verdict.
 pub(super) struct ReadKeys {
@@ -68,6 +67,10 @@ where
         self.report.age = verdict.age();
         self.report.shadow = Some(ShadowFields {
             verdict: verdict.as_str(),
+            is_fault: matches!(
+                verdict,
+                Verdict::NoKey | Verdict::Unavailable | Verdict::Overloaded | Verdict::Unverified
+            ),
             payload: payload_digest(&self.read, &self.body),
         });
         let Self { mut inner, head, body, read, path, mut report, permit, .. } = self;
@@ -84,7 +87,18 @@ where
             request.extensions_mut().insert(delivery);
         }
         let called = call(None, || inner.call(request.map(B::from))).await;
-        let (outcome, ending) = judge(called, config, &mut report);
+        // The handler's response is the ending even if `success_when` panics.
+        let mut has_panicked = false;
+        let is_success = |head: &response::Parts| {
+            catch_unwind(AssertUnwindSafe(|| config.success.is(head))).unwrap_or_else(|_panic| {
+                has_panicked = true;
+                false
+            })
+        };
+        let (outcome, ending) = judge(called, is_success, &mut report);
+        if has_panicked {
+            report.error = Some("`success_when` panicked".into());
+        }
         if let Some(claim) = claim {
             let held = claim.delivery().clone();
             if let Err(error) = settle(outcome, claim, &HandlerSuccess::default()).await {
@@ -130,34 +144,6 @@ where
             config.meters.handled_on_another_path(keys.first());
         }
         (verdict, None)
-    }
-}
-
-/// Decides whether the handler succeeded. Its response is the ending even if `success_when` panics.
-fn judge<ResBody, E>(
-    called: Called<Response<ResBody>, E>,
-    config: &Config,
-    report: &mut ReportFields,
-) -> (Outcome, Ending<ResBody, E>) {
-    match called {
-        Called::Returned(Ok(response)) => {
-            let (head, body) = response.into_parts();
-            report.status = Some(head.status);
-            let outcome = match catch_unwind(AssertUnwindSafe(|| config.success.is(&head))) {
-                Ok(true) => Outcome::Completed,
-                Ok(false) => Outcome::Failed,
-                Err(_) => {
-                    report.error = Some("`success_when` panicked".into());
-                    Outcome::Failed
-                }
-            };
-            let response = Response::from_parts(head, ResponseBody::inner(body));
-            (outcome, Ending::Inner(Ok(response)))
-        }
-        Called::Returned(Err(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
-        Called::Panicked(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
-        // The handler has no bound.
-        Called::TimedOut => unreachable!("a handler in shadow has no timeout"),
     }
 }
 

@@ -73,7 +73,10 @@ impl Report<'_> {
             | Outcome::Failed
             | Outcome::Partial
             | Outcome::Duplicate
-            | Outcome::InFlight => event!(INFO),
+            | Outcome::InFlight => match self.shadow {
+                Some(shadow) if shadow.is_fault => event!(WARN),
+                _ => event!(INFO),
+            },
             Outcome::Panicked
             | Outcome::Uncommitted
             | Outcome::BrokenResponse

@@ -3,6 +3,8 @@
 /// The fields of the log record of a delivery in shadow.
 pub(crate) struct ShadowFields {
     pub(crate) verdict: &'static str,
+    /// Whether the layer would have refused the delivery because of a fault.
+    pub(crate) is_fault: bool,
     /// The beginning of the payload's SHA-256, in hex.
     pub(crate) payload: String,
 }

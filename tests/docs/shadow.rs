@@ -32,6 +32,7 @@ async fn write_log(dir: &Path, key: KeyExtractor) {
     let log = File::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().json().with_writer(move || writer.clone()).finish();
+    crate::support::log::ask_all_subscribers();
     let _guard = tracing::subscriber::set_default(subscriber);
     let handler = Handler::default();
     let layer = DedupLayer::new(key, MemoryAdapter::new()).mode(Mode::Shadow);

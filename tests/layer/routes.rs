@@ -33,6 +33,7 @@ impl Log {
 
     /// Collects the log records of this thread while `run` runs.
     fn of(run: impl AsyncFnOnce()) -> Self {
+        crate::support::log::ask_all_subscribers();
         let log = Self::default();
         let subscriber = tracing_subscriber::registry().with(log.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

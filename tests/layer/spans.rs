@@ -14,7 +14,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::support::log::Fields;
+use crate::support::log::{Fields, ask_all_subscribers};
 use crate::support::{Handler, by_header, dedup_key, request, send, sqlite_url};
 
 /// A span: its name, its parent, its fields.
@@ -27,8 +27,15 @@ struct Span {
 }
 
 /// Collects spans, and the span in which each event is.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Spans(Arc<Mutex<Collected>>);
+
+impl Default for Spans {
+    fn default() -> Self {
+        ask_all_subscribers();
+        Self(Arc::default())
+    }
+}
 
 #[derive(Default)]
 struct Collected {

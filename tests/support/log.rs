@@ -1,15 +1,33 @@
 //! The log records of the crate, for tests.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
+use tracing::Dispatch;
 use tracing::field::{Field, Visit};
-use tracing::subscriber::DefaultGuard;
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
 use tracing_subscriber::layer::SubscriberExt;
 
 /// Collects the log records of the layer.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Log(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
+
+impl Default for Log {
+    fn default() -> Self {
+        ask_all_subscribers();
+        Self(Arc::default())
+    }
+}
+
+/// Lets a subscriber of this thread see its records whatever other threads do.
+///
+/// While the process has one subscriber, `tracing` asks only the thread that sends a kind of record for the
+/// first time whether anyone wants that kind. If that thread has no subscriber, the records of all threads
+/// are lost. With a second subscriber, `tracing` asks all.
+pub(crate) fn ask_all_subscribers() {
+    static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+    LazyLock::force(&SECOND);
+}
 
 impl Log {
     /// Returns the log records with this message.

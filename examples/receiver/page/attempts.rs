@@ -88,19 +88,19 @@ impl Attempts {
         let new = format!("try_{:08x}", rand::random::<u32>());
         let slow = |time: Duration| format!("?delay_ms={}", time.as_millis());
         match button {
-            Button::Once => self.deliver(&new, "", PAID)?.await,
-            Button::Again => self.deliver(id, "", PAID)?.await,
-            Button::OtherPayload => self.deliver(id, "", MORE)?.await,
+            Button::Once => finish(self.deliver(&new, "", PAID)?).await,
+            Button::Again => finish(self.deliver(id, "", PAID)?).await,
+            Button::OtherPayload => finish(self.deliver(id, "", MORE)?).await,
             Button::TwiceAtOnce => {
                 let (one, other) = (
                     self.deliver(&new, &slow(SHORT), PAID)?,
                     self.deliver(&new, &slow(SHORT), PAID)?,
                 );
-                tokio::join!(one, other);
+                tokio::join!(finish(one), finish(other));
             }
             // The page has to show the event while its handler runs.
             Button::Slowly => drop(tokio::spawn(self.deliver(&new, &slow(LONG), PAID)?)),
-            Button::Failing => self.deliver(&new, "?fail=500", PAID)?.await,
+            Button::Failing => finish(self.deliver(&new, "?fail=500", PAID)?).await,
         }
         Some(())
     }
@@ -134,4 +134,10 @@ impl Attempts {
             }
         })
     }
+}
+
+/// Waits for a delivery, which goes on if the browser hangs up.
+async fn finish(delivery: impl Future<Output = ()> + Send + 'static) {
+    // An error is a panic of the delivery, which the log shows.
+    let _ = tokio::spawn(delivery).await;
 }
