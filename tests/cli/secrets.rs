@@ -61,6 +61,27 @@ async fn help_and_usage_errors_do_not_print_the_environment() {
     run(&url, &["--help"]).await.assert(0, "Exit codes:");
 }
 
+/// An argument that is not where it belongs is part of the error of the command line.
+#[tokio::test]
+async fn url_in_the_wrong_place_is_not_printed() {
+    let url = &*format!("postgres://app:{SECRET}@host/app");
+    for args in [
+        &[url, "stats"][..],
+        &["stats", url],
+        &["stats", "--table", url],
+        &["stats", "--timeout", url],
+        &["list", "--state", url],
+        &["key", url],
+        &["key", "github", url],
+    ] {
+        let ran = run("", args).await;
+        assert_eq!((ran.code, &*ran.stdout), (2, ""), "{args:?}: {ran:?}");
+        assert!(!ran.said().contains(SECRET), "{ran:?}");
+        assert!(ran.stderr.contains("URL"), "{ran:?}");
+    }
+    run("", &[]).await.assert(2, "Usage: tower-dedup");
+}
+
 #[tokio::test]
 async fn errors_are_json_if_asked_for() {
     let ran = run("postgres://app@127.0.0.1:1/app", &["stats", "--json"]).await;

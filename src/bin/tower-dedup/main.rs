@@ -17,9 +17,11 @@ mod table;
 mod view;
 mod watch;
 
-use std::process::ExitCode;
+use std::io::{self, Write};
+use std::process::{self, ExitCode};
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
 use failure::Failure;
 use options::{Command, Options};
@@ -27,7 +29,7 @@ use output::Output;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = Options::try_parse().unwrap_or_else(|error| refuse(&error));
     let output = Output { json: options.global.json, hash_ids: options.global.hash_ids };
     match run(options, output).await {
         Ok(true) => ExitCode::SUCCESS,
@@ -38,6 +40,24 @@ async fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// Ends the process with help or a usage error. The error names the arguments, and one may be a URL with
+/// its password.
+fn refuse(error: &clap::Error) -> ! {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+
+    let is_help = matches!(
+        error.kind(),
+        DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion
+    );
+    if is_help || !error.to_string().contains("://") {
+        error.exit();
+    }
+    let usage = Options::command().render_usage();
+    // Nobody is left to tell if stderr is closed.
+    let _ = writeln!(io::stderr(), "error: {} (a URL is not printed)\n\n{usage}", error.kind());
+    process::exit(failure::USAGE.into())
 }
 
 /// Runs a command. Returns `false` if the answer is no.

@@ -83,13 +83,16 @@ fn find(name: &str) -> Result<Preset, String> {
                 std::iter::once(preset.name()).chain(preset.aliases().iter().copied())
             })
             .collect();
-        format!("no preset is named {name:?}; the presets are {}", known.join(", "))
+        // A URL of a store may have a password.
+        let name = if name.contains("://") { "by a URL".to_owned() } else { format!("{name:?}") };
+        format!("no preset is named {name}; the presets are {}", known.join(", "))
     })
 }
 
 fn outcome_line(preset: Preset, file: Option<&Path>) -> Result<String, Box<dyn Error>> {
     let file = file.filter(|file| *file != Path::new("-"));
     let name = file.map_or_else(|| "stdin".to_owned(), |file| file.display().to_string());
+    let name = if name.contains("://") { "a URL is no file".to_owned() } else { name };
     let text = match file {
         Some(file) => fs::read(file),
         None => {
