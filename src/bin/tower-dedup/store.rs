@@ -95,6 +95,7 @@ impl Target {
                 let mut options = PostgresOptions::new()
                     .batching(Batching::off())
                     .purging(Purging::off())
+                    // A session that is set read-only would reach the service through a pooler.
                     .make_table(false)
                     .try_statement_timeout(timeout)?;
                 if let Some(table) = global.table.clone() {
