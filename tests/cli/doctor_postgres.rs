@@ -65,6 +65,15 @@ async fn settings_of_the_server() {
     assert_line(&ran, "connections", "error", "2 process(es) with a pool of 5");
     assert_line(&run(&url, &["doctor"]).await, "connections", "warning", "need 14;");
 
+    // Sessions of other roles take connections of the database's limit, too.
+    execute(&url, "CREATE ROLE app SUPERUSER LOGIN; ALTER DATABASE postgres CONNECTION LIMIT 14")
+        .await;
+    let other = url.replace("//postgres", "//app");
+    let _session = PgConnection::connect(&other).await.unwrap();
+    let ran = run(&url, &["doctor"]).await;
+    assert_line(&ran, "connections", "error", "need 14; the database takes 13");
+    execute(&url, "ALTER DATABASE postgres CONNECTION LIMIT -1").await;
+
     let (standby, _server) = blocking(move || (server.standby(), server)).await;
     let ran = run(&standby.url(), &["doctor"]).await;
     assert_eq!(ran.code, 1);
@@ -164,10 +173,10 @@ async fn state_of_the_table() {
         (
             "INSERT INTO webhook_deliveries (key, namespace, id, attempts, takeover, first_seen_at, \
              completed_at, expires_at) SELECT gen_random_uuid(), 'test', 'old', 1, false, now(), \
-             now(), now() - interval '3 h'",
+             now(), now() - interval '26 h'",
             "purge",
             "warning",
-            "expired 3 h ago",
+            "expired 1 d 2 h ago",
         ),
         ("UPDATE webhook_deliveries_schema SET version = 0", "table", "error", "older"),
     ] {

@@ -1,6 +1,7 @@
 //! `migrate`, `schema`, `get`, `list`, `stats`, `forget`, `rerun` and `purge`, on both SQL stores.
 
 use std::convert::Infallible;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tower::ServiceBuilder;
 use tower_dedup::adapter::{self, CallTerms, MaintenanceAdapter, StoredResponse, Token};
 use tower_dedup::{DedupKey, DedupLayer};
 
-use crate::command::{Ran, run, run_with};
+use crate::command::{Ran, command, run, run_with};
 use crate::support::postgres::Schema;
 use crate::support::{Handler, by_header, dedup_key, request, result, send, sqlite_url, terms};
 
@@ -290,6 +291,7 @@ async fn rerun_lets_a_known_event_run_once_more_and_prints_the_audit() {
         let allowed = place.run(&[&args[..], &["--yes"]].concat()).await;
         allowed.assert(0, "test/done: the next delivery runs\n  allowed at 2");
         allowed.assert(0, &format!("by ada: {reason}\n"));
+        allowed.assert(0, "a second identity of the event needs a rerun too");
         let got = place.run(&["get", "test", "done"]).await;
         got.assert(0, &format!("by ada: {reason}\n"));
         got.assert(0, "a rerun was allowed: the next delivery runs");
@@ -347,5 +349,39 @@ async fn control_characters_of_ids_are_escaped() {
         }
         let listed = place.run(&["list", "--json"]).await.json();
         assert_eq!(listed[0]["id"], id);
+    }
+}
+
+/// A reader of stdout that has gone, as `head` has, does not turn a no into a yes.
+#[cfg(unix)]
+#[tokio::test]
+async fn broken_pipe_keeps_the_exit_code() {
+    for place in Place::both() {
+        let live = fill(&place).await;
+        let url = place.url();
+        for (args, code) in [
+            (&["rerun", "test", "run", "--reason", "x", "--yes"][..], 1),
+            (&["forget", "test", "run", "--yes"], 1),
+            (&["doctor", "--table", "other"], 1),
+            (&["get", "test", "none"], 1),
+            (&["get", "test", "run"], 0),
+            (&["list", "--json"], 0),
+            (&["watch", "--json"], 0),
+        ] {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut command = command();
+            command.env("TOWER_DEDUP_STORE", &url).args(args).stdout(writer);
+            let mut process = tokio::process::Command::from(command)
+                .stdin(Stdio::null())
+                .stderr(Stdio::null())
+                .kill_on_drop(true)
+                .spawn()
+                .unwrap();
+            let ended = tokio::time::timeout(Duration::from_secs(60), process.wait()).await;
+            assert_eq!(ended.expect("the command ends").unwrap().code(), Some(code), "{args:?}");
+        }
+        // Nothing was changed.
+        place.adapter().await.complete(&[dedup_key("run")], &live).await.unwrap();
     }
 }

@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
+use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
@@ -17,7 +18,7 @@ use crate::support::{sorted_keys, sqlite_url, terms};
 struct Watch {
     lines: Lines<BufReader<ChildStdout>>,
     /// Killed when it is dropped.
-    _process: Child,
+    process: Child,
 }
 
 impl Watch {
@@ -27,7 +28,7 @@ impl Watch {
         command.stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut process = command.spawn().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        Self { lines, _process: process }
+        Self { lines, process }
     }
 
     /// Returns the next line of which this is true.
@@ -102,4 +103,58 @@ async fn watch_of_a_file_has_no_rates() {
     assert!(second.contains("keys 0") && !second.contains("/s"), "{second}");
     let once = run(&url, &["watch", "--once", "--json"]).await;
     assert_eq!(once.json()[0]["rates_per_second"], Value::Null);
+}
+
+/// A command that reads does not make a table again that was dropped.
+#[tokio::test]
+async fn dropped_table_stays_dropped() {
+    let schema = Schema::fresh();
+    let url = schema.url();
+    run(&url, &["migrate"]).await.assert(0, "made");
+    let mut watch = Watch::start(&url, &[]);
+    watch.until(|line| line.contains("keys 0")).await;
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let drop = "DROP TABLE webhook_deliveries, webhook_deliveries_schema";
+    sqlx::raw_sql(drop).execute(&mut connection).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(60), watch.process.wait()).await;
+    assert_eq!(ended.expect("the command ends").unwrap().code(), Some(4));
+    run(&url, &["stats"]).await.assert(4, "the store has no table");
+    run(&url, &["migrate", "--check"]).await.assert(1, "missing");
+}
+
+/// A lock that another session holds ends no wait; `--timeout` does.
+#[tokio::test]
+async fn locked_table_is_waited_for_until_the_timeout() {
+    let schema = Schema::fresh();
+    let url = schema.url();
+    run(&url, &["migrate"]).await.assert(0, "made");
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let mut lock = connection.begin().await.unwrap();
+    let sql = "LOCK TABLE webhook_deliveries_schema IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(sql).execute(&mut *lock).await.unwrap();
+    for args in [&["get", "test", "a"][..], &["stats"], &["migrate", "--check"], &["watch"]] {
+        let ran = run(&url, &[args, &["--timeout", "300ms"]].concat()).await;
+        ran.assert(3, "the store timed out");
+    }
+    let ran = run(&url, &["doctor", "--timeout", "300ms"]).await;
+    ran.assert(1, "error    table         cannot be read: the store timed out");
+    lock.rollback().await.unwrap();
+    run(&url, &["stats", "--timeout", "10s"]).await.assert(0, "keys");
+}
+
+/// The counts of the rates wait for a lock of the catalog, and no other statement of `watch` does.
+#[tokio::test]
+async fn watch_goes_on_when_its_rates_are_locked() {
+    let server = blocking(Server::start).await;
+    let url = server.url();
+    run(&url, &["migrate"]).await.assert(0, "made");
+    let mut watch = Watch::start(&url, &["--timeout", "300ms"]);
+    watch.until(|line| line.contains("new ")).await;
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let mut lock = connection.begin().await.unwrap();
+    let sql = "LOCK TABLE pg_inherits IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(sql).execute(&mut *lock).await.unwrap();
+    watch.until(|line| line.contains("unavailable: the store timed out")).await;
+    lock.rollback().await.unwrap();
+    watch.until(|line| line.contains("keys 0")).await;
 }

@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Released, TransactionAdapter,
+    Claimed, Completed, DedupAdapter, Forgotten, Identifier, ListFilter, MaintenanceAdapter,
+    PostgresAdapter, PostgresOptions, Released, TransactionAdapter,
 };
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
@@ -29,6 +29,35 @@ async fn adapter(schema: &Schema) -> PostgresAdapter {
     let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
+}
+
+#[tokio::test]
+async fn only_migrate_makes_the_table_without_make_table() {
+    let schema = Schema::fresh();
+    let pool = pool(&schema.url()).await;
+    let adapter =
+        PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().make_table(false));
+    let key = [dedup_key("a")];
+    for _ in 0..2 {
+        for error in [
+            adapter.claim(&key, &terms()).await.unwrap_err(),
+            adapter.open(&key, &terms()).await.map(drop).unwrap_err(),
+            adapter.list(&ListFilter::new(), None, 1).await.map(drop).unwrap_err(),
+            adapter.stats().await.map(drop).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
+        }
+        adapter.migrate().await.unwrap();
+        assert_eq!(rows(&adapter).await, 0);
+        assert_eq!(adapter.claim(&key, &terms()).await.unwrap().len(), 1);
+        let older = "UPDATE webhook_deliveries_schema SET version = 0";
+        sqlx::query(older).execute(&pool).await.unwrap();
+        let other =
+            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().make_table(false));
+        assert_eq!(other.stats().await.unwrap_err().kind(), ErrorKind::Refused);
+        let drop = "DROP TABLE webhook_deliveries, webhook_deliveries_schema";
+        sqlx::raw_sql(drop).execute(&pool).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -41,6 +41,7 @@ pub struct PostgresOptions {
     pub(super) batching: Batching,
     pub(super) purging: Purging,
     pub(super) statement_timeout: Duration,
+    pub(super) makes_table: bool,
 }
 
 impl PostgresOptions {
@@ -53,6 +54,7 @@ impl PostgresOptions {
             batching: Batching::new(),
             purging: Purging::new(),
             statement_timeout: Duration::from_secs(5),
+            makes_table: true,
         }
     }
 
@@ -66,6 +68,15 @@ impl PostgresOptions {
     /// the first call finds the table, or makes it.
     pub fn schema(mut self, schema: Identifier) -> Self {
         self.name.schema = Some(schema.into_string());
+        self
+    }
+
+    /// Sets whether a call makes the table if it is missing. The default is `true`.
+    ///
+    /// With `false`, such a call returns [`ErrorKind::Refused`](crate::ErrorKind::Refused), and only
+    /// [`migrate`](super::PostgresAdapter::migrate) makes the table.
+    pub fn make_table(mut self, make: bool) -> Self {
+        self.makes_table = make;
         self
     }
 

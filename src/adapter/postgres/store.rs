@@ -119,7 +119,7 @@ impl PostgresStore {
         self.check_open()?;
         self.ensure_purge();
         if !self.has_schema.load(Ordering::Acquire) {
-            self.migrate().await?;
+            self.prepare(self.options.makes_table).await?;
         }
         Ok(self.statements())
     }
@@ -160,7 +160,7 @@ impl PostgresStore {
         if !found.exists
             || scalar::<i32>(&statements.version, connection).await.map_err(fault)? < VERSION
         {
-            self.migrate().await?;
+            self.prepare(self.options.makes_table).await?;
             return Ok(self.statements());
         }
         // A transaction that has written may have made the schema, and may roll it back. And a
@@ -173,12 +173,26 @@ impl PostgresStore {
 
     /// Finds the table, or makes it.
     pub(super) async fn migrate(&self) -> Result<(), Error> {
+        self.prepare(true).await
+    }
+
+    /// Finds the table. Makes it if it is missing and this is allowed.
+    async fn prepare(&self, may_make: bool) -> Result<(), Error> {
         let fault = |error| store_error("preparing the Postgres schema", error);
         let found = self.fetch(&self.find, Params::None).await.map_err(fault)?;
         let found = found.first().ok_or(sqlx::Error::RowNotFound).map_err(fault)?;
         let found = self.found(found)?;
         let statements = Arc::new(Statements::new(&found.name, self.options.claims));
-        if !found.exists || self.version(&statements).await.map_err(fault)? < VERSION {
+        // Without the table, and without the right to make it, the server's error says so.
+        let is_current = (found.exists || !may_make)
+            && self.version(&statements).await.map_err(fault)? >= VERSION;
+        if !is_current && !may_make {
+            return Err(Error::new(
+                ErrorKind::Refused,
+                "the Postgres schema is of an older version",
+            ));
+        }
+        if !is_current {
             let mut session = self.connections.get(Source::Pool).await.map_err(fault)?;
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = AssertSqlSafe(migration(&found.name));

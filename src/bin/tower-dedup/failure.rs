@@ -1,8 +1,11 @@
 //! [`Failure`]: why a command could not answer, and its exit code.
 
+use std::error::Error as _;
 use std::io;
 
 use tower_dedup::{ConfigError, Error, ErrorKind, KeyError, sqlx};
+
+use crate::store::NO_TABLE;
 
 /// A usage error: an option, an argument, a file.
 pub(crate) const USAGE: u8 = 2;
@@ -31,6 +34,10 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
+        let cause = error.source().and_then(|source| source.downcast_ref::<sqlx::Error>());
+        if cause.is_some_and(is_without_table) {
+            return Self::new(REFUSED, NO_TABLE);
+        }
         let code = match error.kind() {
             ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Overloaded => UNAVAILABLE,
             ErrorKind::Config => USAGE,
@@ -63,11 +70,20 @@ impl From<io::Error> for Failure {
 /// or starts (class 57P).
 impl From<sqlx::Error> for Failure {
     fn from(error: sqlx::Error) -> Self {
+        if is_without_table(&error) {
+            return Self::new(REFUSED, NO_TABLE);
+        }
         let code = error.as_database_error().map(|error| error.code().unwrap_or_default());
         let is_refusal = code.is_some_and(|code| !code.starts_with("57P"));
         // sqlx's own texts for these contain no parameter of the connection.
         Self::new(if is_refusal { REFUSED } else { UNAVAILABLE }, in_one_line(&error))
     }
+}
+
+/// Returns `true` if a table of Postgres was dropped.
+fn is_without_table(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code == "42P01")
 }
 
 /// Returns the error and its causes in one line, without causes that the line already contains.

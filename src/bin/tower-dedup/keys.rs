@@ -63,7 +63,7 @@ async fn list_open(
         for (key, entry) in portion.keys {
             let view = KeyView::new(output, &key, Some(&entry), filter.state);
             if output.json {
-                output.print(&view, String::new)?;
+                output.stream(&view, String::new)?;
             } else {
                 views.push(view);
             }
@@ -110,7 +110,10 @@ pub(crate) async fn forget(
     store.close().await;
     let (result, text) = match forgotten? {
         None => ("declined", "nothing was changed"),
-        Some(Forgotten::Removed) => ("forgotten", "forgotten: the next delivery runs"),
+        Some(Forgotten::Removed) => (
+            "forgotten",
+            "forgotten: the next delivery runs; forget a second identity of the event too",
+        ),
         Some(Forgotten::InFlight) => ("in-flight", "refused: the event is running"),
         Some(_) => ("missing", "there is no such key"),
     };
@@ -197,7 +200,7 @@ async fn rerun_open(
             view = entry.map(|entry| KeyView::new(output, key, Some(&entry), None));
             let rerun = view.as_ref().and_then(|view| view.entry.as_ref()?.rerun.as_ref());
             let text = rerun.map_or_else(|| "the audit cannot be read".to_owned(), RerunView::text);
-            audit = format!("\n  {text}");
+            audit = format!("\n  {text}\n  a second identity of the event needs a rerun too");
         }
         let id = output.id(key);
         let line = format!("{}/{}: {text}{audit}", printable(key.namespace()), printable(&id));

@@ -52,7 +52,8 @@ pub(crate) struct Global {
     /// Prints the first 16 hex digits of an id's SHA-256, as the logs do, in place of the id.
     #[arg(long, global = true)]
     pub(crate) hash_ids: bool,
-    /// How long to connect, and how long one statement may take: `500ms`, `10s`, `2m`.
+    /// How long to connect, and how long one statement may take: `500ms`, `10s`, `2m`. A statement over a
+    /// part of the table has six times as long.
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = timeout)]
     pub(crate) timeout: Duration,
 }

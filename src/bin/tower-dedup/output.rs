@@ -24,8 +24,19 @@ struct ErrorLine<'a> {
 }
 
 impl Output {
-    /// Prints one object as a line of JSON, or its text.
+    /// Prints one object as a line of JSON, or its text. A reader of stdout that has gone does not change
+    /// the answer of the command.
     pub(crate) fn print(
+        self,
+        object: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        self.stream(object, text)
+            .or_else(|failure| if failure.is_broken_pipe { Ok(()) } else { Err(failure) })
+    }
+
+    /// Prints one of many objects. A reader of stdout that has gone ends the command.
+    pub(crate) fn stream(
         self,
         object: &impl Serialize,
         text: impl FnOnce() -> String,
@@ -54,6 +65,11 @@ fn json(object: &impl Serialize) -> Result<String, Failure> {
 
 /// Asks a question that only `y` or `yes` confirms. The end of the input does not.
 pub(crate) fn confirm(question: &str) -> Result<bool, Failure> {
+    // Without a reader of the question, the command did nothing.
+    ask(question).map_err(|error| Failure::usage(error.to_string()))
+}
+
+fn ask(question: &str) -> io::Result<bool> {
     write!(io::stderr(), "{question} [y/N] ")?;
     io::stderr().flush()?;
     let mut reply = String::new();

@@ -18,7 +18,7 @@ use tower_dedup::sqlx::{self, AssertSqlSafe, ConnectOptions, Connection};
 use crate::failure::{Failure, REFUSED, UNAVAILABLE};
 use crate::options::Global;
 
-const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
+pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
 
 /// A store, before it is opened.
 pub(crate) enum Target {
@@ -49,6 +49,7 @@ pub(crate) enum Access {
 /// An open store, whose table exists.
 pub(crate) struct Store {
     pub(crate) adapter: Arc<dyn MaintenanceAdapter>,
+    timeout: Duration,
     pools: Pools,
 }
 
@@ -74,6 +75,16 @@ pub(crate) enum TableState {
     Current,
 }
 
+/// Ends this work after `--timeout`. sqlx itself waits without end for a lock or a silent network. Work
+/// that has ended leaves its connection unusable.
+pub(crate) async fn within<T>(
+    timeout: Duration,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let ended = tokio::time::timeout(timeout, work).await;
+    ended.unwrap_or_else(|_| Err(Failure::new(UNAVAILABLE, "the store timed out")))
+}
+
 impl Target {
     /// Reads the URL. Connects to nothing.
     pub(crate) fn new(global: &Global) -> Result<Self, Failure> {
@@ -84,6 +95,8 @@ impl Target {
                 let mut options = PostgresOptions::new()
                     .batching(Batching::off())
                     .purging(Purging::off())
+                    // A session that is set read-only would reach the service through a pooler.
+                    .make_table(false)
                     .try_statement_timeout(timeout)?;
                 if let Some(table) = global.table.clone() {
                     options = options.table(table);
@@ -126,8 +139,11 @@ impl Target {
         match self {
             Self::Postgres(postgres) => {
                 let mut connection = postgres.connect().await?;
-                let table = postgres.find(&mut connection).await?;
-                postgres.state(&mut connection, table.as_ref()).await
+                let work = async {
+                    let table = postgres.find(&mut connection).await?;
+                    postgres.state(&mut connection, table.as_ref()).await
+                };
+                within(postgres.timeout, work).await
             }
             Self::Sqlite(sqlite) if !sqlite.path().exists() => Ok(TableState::Missing),
             Self::Sqlite(sqlite) => sqlite.table(&mut sqlite.connect().await?).await,
@@ -189,13 +205,32 @@ impl Store {
         }
     }
 
+    /// Closes the connections: those of Postgres within `--timeout`, because the network may be silent.
     pub(crate) async fn close(&self) {
-        self.adapter.close().await;
         match &self.pools {
-            Pools::Postgres(pool, _) => pool.close().await,
-            Pools::Sqlite(Some(pool)) => pool.close().await,
-            Pools::Sqlite(None) => {}
+            Pools::Postgres(pool, _) => {
+                let close = async {
+                    self.adapter.close().await;
+                    pool.close().await;
+                };
+                // The server ends a connection whose process has ended.
+                let _ = tokio::time::timeout(self.timeout, close).await;
+            }
+            Pools::Sqlite(pool) => {
+                self.adapter.close().await;
+                if let Some(pool) = pool {
+                    pool.close().await;
+                }
+            }
         }
+    }
+
+    /// Ends this work after `--timeout`.
+    pub(crate) async fn within<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        within(self.timeout, work).await
     }
 }
 
@@ -253,9 +288,13 @@ impl Postgres {
 
     async fn open(&self) -> Result<Store, Failure> {
         let mut connection = self.connect().await?;
-        let table = self.find(&mut connection).await?;
-        let state = self.state(&mut connection, table.as_ref()).await?;
-        connection.close().await?;
+        let work = async {
+            let table = self.find(&mut connection).await?;
+            let state = self.state(&mut connection, table.as_ref()).await?;
+            connection.close().await?;
+            Ok((table, state))
+        };
+        let (table, state) = within(self.timeout, work).await?;
         let Some(table) = table.filter(|_| state == TableState::Current) else {
             return Err(Failure::new(REFUSED, NO_TABLE));
         };
@@ -266,7 +305,11 @@ impl Postgres {
     pub(crate) fn open_pool(&self, table: PgTable) -> Store {
         let pool = self.pool();
         let adapter = PostgresAdapter::with_options(pool.clone(), self.options.clone());
-        Store { adapter: Arc::new(adapter), pools: Pools::Postgres(pool, table) }
+        Store {
+            adapter: Arc::new(adapter),
+            timeout: self.timeout,
+            pools: Pools::Postgres(pool, table),
+        }
     }
 
     /// Returns the server, the database and the user; no password.
@@ -342,7 +385,7 @@ impl Sqlite {
         }
         if access == Access::Write {
             let adapter = Arc::new(self.writer().await?);
-            return Ok(Store { adapter, pools: Pools::Sqlite(None) });
+            return Ok(Store { adapter, timeout: self.timeout, pools: Pools::Sqlite(None) });
         }
         Ok(self.open_reader())
     }
@@ -352,6 +395,10 @@ impl Sqlite {
         let connect = self.for_reading();
         let pool = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(connect);
         let adapter = SqliteAdapter::with_options(pool.clone(), self.options.clone());
-        Store { adapter: Arc::new(adapter), pools: Pools::Sqlite(Some(pool)) }
+        Store {
+            adapter: Arc::new(adapter),
+            timeout: self.timeout,
+            pools: Pools::Sqlite(Some(pool)),
+        }
     }
 }

@@ -90,7 +90,7 @@ async fn read(
     };
     let stats = open.adapter.stats().await;
     let counts = match &stats {
-        Ok(_) => counts(&open).await,
+        Ok(_) => open.within(counts(&open)).await,
         Err(_) => Ok(None),
     };
     let read = stats.map_err(Failure::from).and_then(|stats| Ok((stats, counts?)));
@@ -131,7 +131,7 @@ fn show(
     if !is_live {
         let line = line(stats, rates.as_ref(), &at);
         let round = Round { at, stats: stats.into(), rates_per_second: rates };
-        return output.print(&round, || line);
+        return output.stream(&round, || line);
     }
     let rates = rates.map(|rates| {
         let rows = [

@@ -264,10 +264,12 @@ fn connections(server: &Server, asked: &Doctor) -> Finding {
     let shared = server.max_connections.saturating_sub(server.reserved);
     let free = shared.saturating_sub(server.others);
     let mut limits = vec![(free, "the server leaves")];
-    for (limit, name) in
-        [(server.role_limit, "the role may have"), (server.database_limit, "the database takes")]
-    {
-        limits.extend(u64::try_from(limit).ok().map(|limit| (limit, name)));
+    for (limit, others, name) in [
+        (server.role_limit, 0, "the role may have"),
+        (server.database_limit, server.database_others, "the database takes"),
+    ] {
+        let limit = u64::try_from(limit).ok();
+        limits.extend(limit.map(|limit| (limit.saturating_sub(others), name)));
     }
     let (limit, name) = limits.into_iter().min().unwrap_or((free, "the server leaves"));
     let found = format!(
@@ -335,6 +337,7 @@ mod tests {
             max_connections: 100,
             reserved: 3,
             others: 7,
+            database_others: 5,
             role_limit: -1,
             database_limit: -1,
             tls: Some(true),
@@ -506,6 +509,9 @@ mod tests {
         assert_eq!(judged(&server(), 87, 1), Error);
         assert_eq!(judged(&Server { role_limit: 13, ..server() }, 10, 1), Error);
         assert_eq!(judged(&Server { database_limit: 13, ..server() }, 10, 1), Error);
+        // 5 sessions of other roles are in the database.
+        assert_eq!(judged(&Server { database_limit: 18, ..server() }, 10, 1), Error);
+        assert_eq!(judged(&Server { database_limit: 19, ..server() }, 10, 1), Warning);
         assert_eq!(judged(&Server { max_connections: 2, ..server() }, 10, 1), Error);
         assert_eq!(judged(&server(), u32::MAX, u32::MAX), Error);
     }

@@ -6,7 +6,6 @@ use crate::output::bytes;
 
 /// The adapter checkpoints the WAL long before.
 const LARGE_WAL: u64 = 64 << 20;
-const FULL: i64 = 2;
 /// File systems of a network: WAL mode needs memory that all processes share.
 const NETWORK: [&str; 12] = [
     "nfs",
@@ -41,7 +40,6 @@ fn judge_database(database: &Database) -> Vec<Finding> {
     let mut findings = vec![
         Finding::ok("version", format!("SQLite {}", database.version)),
         journal(&database.journal_mode),
-        synchronous(database.synchronous),
         quick_check(&database.quick_check),
         judge_table(&database.state),
     ];
@@ -109,17 +107,6 @@ fn journal(mode: &str) -> Finding {
     )
 }
 
-fn synchronous(level: i64) -> Finding {
-    if level >= FULL {
-        return Finding::ok("synchronous", "FULL is the default, and the adapter sets it");
-    }
-    Finding::warning(
-        "synchronous",
-        "the default is below FULL",
-        "set synchronous to FULL in a pool of your own: a power cut loses completed keys",
-    )
-}
-
 fn quick_check(check: &QuickCheck) -> Finding {
     const CHECK: &str = "quick_check";
     match check {
@@ -152,7 +139,6 @@ mod tests {
         Database {
             version: "3.50.0".to_owned(),
             journal_mode: "wal".to_owned(),
-            synchronous: 2,
             state: Ok(TableState::Current),
             quick_check: QuickCheck::Passed(Duration::from_millis(3)),
             stats: Some(Ok(tower_dedup::adapter::Stats::default())),
@@ -212,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn database_must_be_in_wal_mode_and_durable() {
+    fn database_must_be_in_wal_mode() {
         let with = |check: &str, database: Database| {
             level_of(check, |facts| facts.database = Ok(database))
         };
@@ -220,7 +206,6 @@ mod tests {
             with("journal", Database { journal_mode: "delete".into(), ..database() }),
             Warning
         );
-        assert_eq!(with("synchronous", Database { synchronous: 1, ..database() }), Warning);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tower_dedup::sqlx::postgres::PgConnection;
 use tower_dedup::sqlx::{self, AssertSqlSafe, Connection, Decode, Row, Type};
 
 use crate::failure::{Failure, REFUSED, in_one_line};
-use crate::store::{Postgres, TableState};
+use crate::store::{Postgres, TableState, within};
 
 /// How often the round trip is measured. The fastest counts.
 const ROUND_TRIPS: usize = 5;
@@ -59,6 +59,8 @@ pub(super) struct Server {
     pub(super) reserved: u64,
     /// Sessions of other roles.
     pub(super) others: u64,
+    /// Those of this database.
+    pub(super) database_others: u64,
     /// Negative if there is no limit.
     pub(super) role_limit: i64,
     pub(super) database_limit: i64,
@@ -85,21 +87,32 @@ pub(super) struct Table {
 }
 
 pub(super) async fn gather(postgres: &Postgres) -> Result<Facts, Failure> {
+    let timeout = postgres.timeout;
     let mut connection = postgres.connect().await?;
-    let (round_trip, clock_ahead) = clock(&mut connection).await?;
-    let server = json(&mut connection, include_str!("../sql/server.sql")).await?;
-    let found = postgres.find(&mut connection).await?;
-    let state = postgres.state(&mut connection, found.as_ref()).await;
-    let state = state.map_err(|failure| failure.message);
-    let table = match &found {
-        Some(table) => {
-            let sql = include_str!("../sql/table_facts.sql").replace("$1", &table.oid.to_string());
-            Some(json(&mut connection, &sql).await?)
-        }
-        None => None,
+    let work = async {
+        let (round_trip, clock_ahead) = clock(&mut connection).await?;
+        let server = json(&mut connection, include_str!("../sql/server.sql")).await?;
+        let found = postgres.find(&mut connection).await?;
+        let table = match &found {
+            Some(table) => {
+                let sql =
+                    include_str!("../sql/table_facts.sql").replace("$1", &table.oid.to_string());
+                Some(json(&mut connection, &sql).await?)
+            }
+            None => None,
+        };
+        Ok((round_trip, clock_ahead, server, found, table))
     };
-    let pooler = pooler(postgres, &mut connection).await?;
-    connection.close().await?;
+    let (round_trip, clock_ahead, server, found, table) = within(timeout, work).await?;
+    let pooler = within(timeout, pooler(postgres, &mut connection)).await?;
+    // The last, because a lock of the version table leaves the connection unusable.
+    let work = async {
+        let state = postgres.state(&mut connection, found.as_ref()).await;
+        // What was read stands.
+        let _ = connection.close().await;
+        state
+    };
+    let state = within(timeout, work).await.map_err(|failure| failure.message);
     let mut stats = None;
     if let Some(table) = found.filter(|_| state == Ok(TableState::Current)) {
         let store = postgres.open_pool(table);

@@ -29,8 +29,6 @@ pub(super) struct Facts {
 pub(super) struct Database {
     pub(super) version: String,
     pub(super) journal_mode: String,
-    /// Of a connection with the defaults of this build, as a pool of your own opens it.
-    pub(super) synchronous: i64,
     pub(super) state: Result<TableState, String>,
     pub(super) quick_check: QuickCheck,
     /// `None` if the table is not usable.
@@ -95,7 +93,6 @@ async fn database(sqlite: &Sqlite) -> Result<Database, Failure> {
     let mut connection = sqlite.connect().await?;
     let version = scalar(&mut connection, "SELECT sqlite_version()").await?;
     let journal_mode = scalar(&mut connection, "PRAGMA journal_mode").await?;
-    let synchronous = sqlx::query_scalar("PRAGMA synchronous").fetch_one(&mut connection).await?;
     let state = sqlite.table(&mut connection).await.map_err(|failure| failure.message);
     let mut stats = None;
     if state == Ok(TableState::Current) {
@@ -105,7 +102,7 @@ async fn database(sqlite: &Sqlite) -> Result<Database, Failure> {
     }
     // The connection is not closed: a check that goes on would keep it.
     let quick_check = quick_check(connection, sqlite.timeout).await;
-    Ok(Database { version, journal_mode, synchronous, state, quick_check, stats })
+    Ok(Database { version, journal_mode, state, quick_check, stats })
 }
 
 async fn quick_check(mut connection: SqliteConnection, longest: Duration) -> QuickCheck {

@@ -22,6 +22,9 @@ SELECT to_json(f)::text FROM (
       + coalesce(current_setting('reserved_connections', true), '0')::bigint AS reserved,
     (SELECT count(*) FROM pg_stat_activity AS a, pg_roles AS r
       WHERE r.rolname = current_user AND a.datid IS NOT NULL AND a.usesysid <> r.oid) AS others,
+    (SELECT count(*) FROM pg_stat_activity AS a, pg_roles AS r
+      WHERE r.rolname = current_user AND a.datname = current_database() AND a.usesysid <> r.oid)
+      AS database_others,
     (SELECT r.rolconnlimit FROM pg_roles AS r WHERE r.rolname = current_user) AS role_limit,
     (SELECT d.datconnlimit FROM pg_database AS d WHERE d.datname = current_database())
       AS database_limit,
