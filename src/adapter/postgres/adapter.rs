@@ -54,10 +54,11 @@ impl PostgresAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`], with a [`ConfigError`] as its source, for a URL that cannot be read,
-    /// and for a URL that names several hosts or has `target_session_attrs` or `load_balance_hosts`,
-    /// because `sqlx` would not choose between servers. [`ErrorKind::Unavailable`] if the database
-    /// cannot be reached.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with a [`ConfigError`] as its source, for a
+    /// URL that cannot be read, and for a URL that names several hosts or has
+    /// `target_session_attrs` or `load_balance_hosts`, because `sqlx` would not choose between
+    /// servers. [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the database cannot be
+    /// reached.
     ///
     /// [`ConfigError`]: crate::ConfigError
     pub async fn connect(url: &str) -> Result<Self, Error> {
@@ -101,8 +102,9 @@ impl PostgresAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Refused`] if the role may not create the schema, [`ErrorKind::Unavailable`] if the
-    /// database cannot be reached; the next call tries again.
+    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused) if the role may not create the schema,
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the database cannot be reached;
+    /// the next call tries again.
     pub async fn migrate(&self) -> Result<(), Error> {
         self.0.migrate().await
     }
