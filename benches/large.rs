@@ -12,13 +12,16 @@ use std::time::{Duration, Instant};
 #[path = "shared/mod.rs"]
 mod shared;
 
-use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, callers};
-use shared::database::{Database, assert_found};
+use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, old_id};
+use shared::database::Database;
 use shared::goals::grouped;
 use shared::rounds::{Caller, Load, load, median};
 use shared::run::runtime;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
-use tower_dedup::adapter::{KeyState, ListFilter, MaintenanceAdapter, PostgresAdapter};
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::{
+    KeyState, ListFilter, MaintenanceAdapter, PostgresAdapter, PostgresOptions, Purging,
+};
 
 const CALLERS: usize = 64;
 const TIME: Duration = Duration::from_secs(5);
@@ -36,8 +39,11 @@ fn main() {
 }
 
 async fn measure(database: &Database, rows: u64) {
-    let (schema, adapter) = database.adapter().await;
+    let (schema, _) = database.adapter().await;
     let pool = PgPool::connect(&schema.url()).await.expect("PostgreSQL");
+    // The purge is measured, so no task purges beside it.
+    let options = PostgresOptions::new().purging(Purging::off());
+    let adapter = PostgresAdapter::with_options(pool.clone(), options);
     println!("\n| beside {} rows | |\n|---|---|", grouped_u64(rows));
 
     let start = Instant::now();
@@ -57,7 +63,9 @@ async fn measure(database: &Database, rows: u64) {
     sizes(&pool, rows, "").await;
 
     let ours = Ours(adapter.clone());
-    assert_found(&ours, rows).await;
+    for number in [rows / EXPIRED + 1, rows / 2, rows] {
+        ours.duplicate(&DedupKey::new(NAMESPACE, &old_id(number)).expect("a key")).await;
+    }
     rate("claims a second, 64 callers", Claims(ours.clone())).await;
     rate("claims and completions a second, 64 callers", Events(ours.clone())).await;
     // The expired rows are no duplicates.
@@ -79,11 +87,11 @@ async fn measure(database: &Database, rows: u64) {
 #[derive(Clone)]
 struct Recent<S>(Duplicates<S>, u64);
 
-impl<S: shared::calls::Store> Caller for Recent<S> {
+impl<S: Store> Caller for Recent<S> {
     async fn call(&mut self) {
         let Self(duplicates, rows) = self;
         let number = rand::random_range(*rows - duplicates.keys + 1..=*rows);
-        let key = tower_dedup::DedupKey::new(NAMESPACE, &shared::calls::old_id(number));
+        let key = DedupKey::new(NAMESPACE, &old_id(number));
         duplicates.store.duplicate(&key.expect("a key")).await;
     }
 }
@@ -168,13 +176,13 @@ async fn sizes(pool: &PgPool, rows: u64, when: &str) {
 
 /// Loads complete rows, 0.02 s apart; the first ones have expired. Without a primary key.
 async fn fill(pool: &PgPool, rows: u64) {
-    run(
-        pool,
-        "ALTER SYSTEM SET max_wal_size = '8GB'; \
-         ALTER TABLE webhook_deliveries DROP CONSTRAINT webhook_deliveries_pkey",
-    )
-    .await;
-    run(pool, "SELECT pg_reload_conf()").await;
+    for sql in [
+        "ALTER SYSTEM SET max_wal_size = '8GB'",
+        "SELECT pg_reload_conf()",
+        "ALTER TABLE webhook_deliveries DROP CONSTRAINT webhook_deliveries_pkey",
+    ] {
+        run(pool, sql).await;
+    }
     let expired = rows / EXPIRED;
     for start in (0..rows).step_by(usize::try_from(CHUNK).expect("a chunk")) {
         let end = rows.min(start + CHUNK);
