@@ -155,16 +155,35 @@ impl Stats {
     /// Adds the keys of another part of the same store.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn add(&mut self, part: &Self) {
-        self.rows += part.rows;
-        self.in_flight += part.in_flight;
-        self.lapsed += part.lapsed;
-        self.released += part.released;
-        self.complete += part.complete;
-        self.expired += part.expired;
+        let mut part = part.clone();
+        for (sum, keys) in self.counts().into_iter().zip(part.counts()) {
+            *sum = sum.saturating_add(*keys);
+        }
         self.oldest_in_flight = self.oldest_in_flight.max(part.oldest_in_flight);
         self.oldest_lapsed = self.oldest_lapsed.max(part.oldest_lapsed);
         self.oldest_expired = self.oldest_expired.max(part.oldest_expired);
         self.bytes = self.bytes.max(part.bytes);
+    }
+
+    /// Returns the statistics with each number of keys changed, for an estimate.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn map_counts(mut self, change: impl Fn(u64) -> u64) -> Self {
+        for keys in self.counts() {
+            *keys = change(*keys);
+        }
+        self
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    fn counts(&mut self) -> [&mut u64; 6] {
+        [
+            &mut self.rows,
+            &mut self.in_flight,
+            &mut self.lapsed,
+            &mut self.released,
+            &mut self.complete,
+            &mut self.expired,
+        ]
     }
 }
 

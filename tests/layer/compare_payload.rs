@@ -23,21 +23,22 @@ fn event(id: &str, body: &'static str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Body::from(body)).unwrap()
 }
 
-/// The status and the result header of the answer.
 const DAY: Duration = Duration::from_secs(86_400);
 
+/// The status and the result header of the answer.
 macro_rules! answer {
     ($service:expr, $request:expr) => {{
         let answer = send($service, $request).await;
         (answer.status().as_u16(), result(&answer).map(str::to_owned))
     }};
 }
+pub(crate) use answer;
 
-fn ran() -> (u16, Option<String>) {
+pub(crate) fn ran() -> (u16, Option<String>) {
     (200, None)
 }
 
-fn duplicate() -> (u16, Option<String>) {
+pub(crate) fn duplicate() -> (u16, Option<String>) {
     (200, Some("duplicate".to_owned()))
 }
 

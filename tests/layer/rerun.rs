@@ -9,6 +9,7 @@ use tower_dedup::adapter::{EntryState, MaintenanceAdapter, RerunOrder, RerunRepl
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, key, provider};
 
+use crate::compare_payload::{answer, duplicate, ran};
 use crate::support::ledgers::{AnyLayer, Operated};
 use crate::support::log::Log;
 use crate::support::{
@@ -22,21 +23,6 @@ fn order() -> RerunOrder {
 async fn allow(operator: &dyn MaintenanceAdapter, keys: &[DedupKey]) {
     let allowed = operator.allow_rerun(keys, &order()).await.unwrap();
     assert_eq!(allowed, vec![RerunReply::Allowed; keys.len()]);
-}
-
-macro_rules! answer {
-    ($service:expr, $request:expr) => {{
-        let answer = send($service, $request).await;
-        (answer.status().as_u16(), result(&answer).map(str::to_owned))
-    }};
-}
-
-fn ran() -> (u16, Option<String>) {
-    (200, None)
-}
-
-fn duplicate() -> (u16, Option<String>) {
-    (200, Some("duplicate".to_owned()))
 }
 
 async fn allowed_event_runs_once_more<S: Operated>(setup: S) {

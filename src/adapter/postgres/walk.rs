@@ -109,16 +109,7 @@ impl Sample {
             let rows = u128::from(rows) * u128::from(self.total) / u128::from(self.read.max(1));
             u64::try_from(rows).unwrap_or(u64::MAX)
         };
-        Stats {
-            is_exact: false,
-            rows: scale(read.rows),
-            in_flight: scale(read.in_flight),
-            lapsed: scale(read.lapsed),
-            released: scale(read.released),
-            complete: scale(read.complete),
-            expired: scale(read.expired),
-            ..read.clone()
-        }
+        Stats { is_exact: false, ..read.clone().map_counts(scale) }
     }
 }
 

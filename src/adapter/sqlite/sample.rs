@@ -65,7 +65,7 @@ impl<'s> Sample<'s> {
             if counted.rows > u64::from(MAX_NAMESPACE) {
                 large.push(first.namespace);
             } else {
-                add(&mut total, &counted, 1);
+                total.add(&counted);
             }
         }
         large.shuffle(&mut rand::rng());
@@ -76,12 +76,14 @@ impl<'s> Sample<'s> {
             while walks < (WALKS / walked.len()) as u64
                 && let Some(walk) = self.walk(namespace).await?
             {
-                add(&mut rows, &walk, 1);
+                rows.add(&walk);
                 walks += 1;
             }
-            add(&mut sum, &divided(rows, walks.max(1)), large.len() as u64);
+            let (walks, each) = (walks.max(1), large.len() as u64);
+            sum.add(&rows.map_counts(|keys| (keys / walks).saturating_mul(each)));
         }
-        add(&mut total, &divided(sum, walked.len().max(1) as u64), 1);
+        let walked = walked.len().max(1) as u64;
+        total.add(&sum.map_counts(|keys| keys / walked));
         Ok(total)
     }
 
@@ -124,7 +126,7 @@ impl<'s> Sample<'s> {
                 self.prefixes.insert(place.clone(), groups);
             }
             let Some(groups) = self.prefixes.get_mut(&place) else { return Ok(None) };
-            add(&mut rows, &groups.small, weight);
+            rows.add(&groups.small.clone().map_counts(|keys| keys.saturating_mul(weight)));
             if groups.large.is_empty() {
                 return Ok(Some(rows));
             }
@@ -154,38 +156,10 @@ impl<'s> Sample<'s> {
             if counted.rows > u64::from(MAX_GROUP) {
                 groups.large.push(group);
             } else {
-                add(&mut groups.small, &counted, 1);
+                groups.small.add(&counted);
             }
         }
         groups.large.shuffle(&mut rand::rng());
         Ok(groups)
     }
-}
-
-fn add(total: &mut Stats, part: &Stats, times: u64) {
-    let add =
-        |total: &mut u64, rows: u64| *total = total.saturating_add(rows.saturating_mul(times));
-    add(&mut total.rows, part.rows);
-    add(&mut total.in_flight, part.in_flight);
-    add(&mut total.lapsed, part.lapsed);
-    add(&mut total.released, part.released);
-    add(&mut total.complete, part.complete);
-    add(&mut total.expired, part.expired);
-    total.oldest_in_flight = total.oldest_in_flight.max(part.oldest_in_flight);
-    total.oldest_lapsed = total.oldest_lapsed.max(part.oldest_lapsed);
-    total.oldest_expired = total.oldest_expired.max(part.oldest_expired);
-}
-
-fn divided(mut stats: Stats, by: u64) -> Stats {
-    for rows in [
-        &mut stats.rows,
-        &mut stats.in_flight,
-        &mut stats.lapsed,
-        &mut stats.released,
-        &mut stats.complete,
-        &mut stats.expired,
-    ] {
-        *rows /= by;
-    }
-    stats
 }
