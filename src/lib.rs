@@ -141,3 +141,7 @@ pub use purger::{Purger, PurgerHandle};
 /// ```
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
+
+/// The crate redis, in the version whose connections this crate takes.
+#[cfg(feature = "redis")]
+pub use redis;

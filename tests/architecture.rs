@@ -56,7 +56,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["contract"],
             &["purging", "transaction"],
             &["sql"],
-            &["memory", "sqlite", "postgres"],
+            &["memory", "sqlite", "postgres", "redis"],
             &["connect"],
         ],
     ),
@@ -120,6 +120,7 @@ const LEVELS: &[(&str, Levels)] = &[
 const FOREIGN: &[(&str, &[&str])] = &[
     ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator", "lib"]),
     ("axum_core", &["extract", "layer::body"]),
+    ("redis", &["adapter", "lib"]),
 ];
 
 const MAX_LINES: usize = 600;

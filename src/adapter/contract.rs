@@ -222,13 +222,16 @@ pub struct Abilities {
     /// [`allow_rerun`](MaintenanceAdapter::allow_rerun): it holds the names of its keys, and the
     /// [types](CallTerms::event_type_for) of their events.
     pub inspection: bool,
+    /// The store deletes expired keys by itself, [`PURGE_GRACE`] after they have expired:
+    /// [`purge`](MaintenanceAdapter::purge) has nothing to delete.
+    pub expires_keys: bool,
 }
 
 impl Abilities {
     /// Returns no ability.
     #[must_use]
     pub const fn new() -> Self {
-        Self { leases: false, stored_data: false, inspection: false }
+        Self { leases: false, stored_data: false, inspection: false, expires_keys: false }
     }
 
     /// Adds [`leases`](Self::leases).
@@ -249,6 +252,13 @@ impl Abilities {
     #[must_use]
     pub const fn with_inspection(mut self) -> Self {
         self.inspection = true;
+        self
+    }
+
+    /// Adds [`expires_keys`](Self::expires_keys).
+    #[must_use]
+    pub const fn with_expires_keys(mut self) -> Self {
+        self.expires_keys = true;
         self
     }
 

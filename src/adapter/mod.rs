@@ -43,6 +43,8 @@ mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purging;
+#[cfg(feature = "redis")]
+mod redis;
 mod replies;
 mod rerun;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -54,6 +56,8 @@ mod terms;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
+#[cfg(feature = "redis")]
+pub use self::redis::{LossKind, RedisAdapter, RedisConnection, RedisOptions, StoreLoss};
 pub use connect::connect;
 pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture};
 pub use inspection::{Cursor, KeyState, ListFilter, Listing, Purged, Stats};

@@ -1,0 +1,24 @@
+//! The Redis adapter, for Redis and Valkey: one server, Sentinel, Cluster.
+//!
+//! 1. Each key of this crate is one string of Redis. Each operation is one Lua script over one key, so it
+//!    is atomic on every topology. There is no bare `SET NX`: a client may repeat a command whose reply
+//!    was lost, and a repeated `SET NX` takes its own first attempt for a duplicate.
+//! 2. Every script is idempotent by the caller's token.
+//! 3. The value is the truth: it holds the state, the token and the times. Redis's own TTL only purges:
+//!    it ends [`PURGE_GRACE`](super::PURGE_GRACE) after the retention and after the lease.
+//! 4. All times are those of the server's clock, by `TIME` in the script.
+//! 5. A duplicate writes nothing.
+//! 6. The keys of one call are claimed in their order.
+
+mod adapter;
+mod connections;
+mod errors;
+mod losses;
+mod options;
+mod script;
+mod value;
+
+pub use adapter::RedisAdapter;
+pub use connections::RedisConnection;
+pub use losses::{LossKind, StoreLoss};
+pub use options::RedisOptions;

@@ -1,0 +1,1 @@
+//! The packed value of one key: its layout, and what its bytes say.
