@@ -330,7 +330,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
     ///
     /// A call reads a bounded part of the store, in the store's physical order: beside load, a list
     /// costs little at a time. A key that is written during the list may be absent or occur twice. A key
-    /// that is stuck is not written, so the list has it. Changes nothing.
+    /// that is stuck is not written, so the list has it. An unreadable key is left out, and
+    /// [counted](Listing::unreadable). Changes nothing.
     ///
     /// # Errors
     ///

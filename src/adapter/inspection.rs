@@ -83,13 +83,15 @@ pub struct Listing {
     pub keys: Vec<(DedupKey, Entry)>,
     /// Where the next portion begins; `None` after the last portion.
     pub next: Option<Cursor>,
+    /// How many keys of this portion are left out, because their data is unreadable.
+    pub unreadable: u64,
 }
 
 impl Listing {
     /// Returns a portion.
     #[must_use]
     pub const fn new(keys: Vec<(DedupKey, Entry)>, next: Option<Cursor>) -> Self {
-        Self { keys, next }
+        Self { keys, next, unreadable: 0 }
     }
 }
 

@@ -13,7 +13,7 @@ use sqlx::{ConnectOptions, Connection, PgConnection};
 use tower::Layer;
 use tower::util::BoxCloneService;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, ListFilter, MaintenanceAdapter,
     PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData, StoredResponse,
     Token,
 };
@@ -90,7 +90,7 @@ async fn each_caller_gets_the_data_it_asked_for<A: DedupAdapter>(adapter: &A) {
 }
 
 /// `corrupt` makes the row of key 7 unreadable, which all callers of the row read.
-async fn unreadable_row_fails_only_its_callers<A: DedupAdapter>(
+async fn unreadable_row_fails_only_its_callers<A: MaintenanceAdapter>(
     adapter: &A,
     corrupt: impl AsyncFnOnce(),
 ) {
@@ -115,6 +115,9 @@ async fn unreadable_row_fails_only_its_callers<A: DedupAdapter>(
             }
         }
     }
+    let listing = adapter.list(&ListFilter::new(), None, 100).await.unwrap();
+    assert_eq!((listing.keys.len(), listing.unreadable), (KEYS - 1, 1));
+    assert!(listing.keys.iter().all(|(key, _)| key.id() != "7"));
 }
 
 /// `corrupt` makes the response of key 7 unreadable.

@@ -134,9 +134,15 @@ impl PostgresStore {
             let next = Position { block, end: from.end, ..Position::default() };
             (block < from.end).then(|| next.cursor())
         };
-        let keys: Result<Vec<_>, Error> =
-            rows.iter().filter_map(|row| listed(row).transpose()).collect();
-        Ok(Listing::new(keys?, next))
+        let mut listing = Listing::new(Vec::new(), next);
+        for row in &rows {
+            match listed(row) {
+                Ok(Some(key)) => listing.keys.push(key),
+                Ok(None) => {}
+                Err(_) => listing.unreadable += 1,
+            }
+        }
+        Ok(listing)
     }
 
     /// Counts rows by their states.

@@ -13,6 +13,7 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteRow};
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::inspection::{Cursor, ListFilter, Listing, Stats};
+use super::super::replies::Entry;
 use super::super::stored::Fetch;
 use super::errors::store_error;
 use super::params::{read_labels, read_row};
@@ -61,17 +62,14 @@ impl SqliteStore {
             .map_err(fault)?;
         let mut listing = Listing::new(Vec::new(), next.map(|next| next.cursor()));
         for (row, number) in rows.iter().zip(0..) {
-            let place = read_place(row).map_err(fault)?;
             if number == limit {
-                listing.next = Some(place.cursor());
+                listing.next = Some(read_place(row).map_err(fault)?.cursor());
                 break;
             }
-            let corrupt = |error| Error::new(ErrorKind::Corrupt, LISTING).with_source(error);
-            let key = DedupKey::new(&place.namespace, &place.id).map_err(corrupt)?;
-            let labels = read_labels(row).map_err(fault)?;
-            if let Some(mut entry) = read_row(row, Fetch::Nothing).entry(labels)? {
-                entry.stored = None;
-                listing.keys.push((key, entry));
+            match listed(row) {
+                Ok(Some(key)) => listing.keys.push(key),
+                Ok(None) => {}
+                Err(_) => listing.unreadable += 1,
             }
         }
         Ok(listing)
@@ -132,6 +130,16 @@ impl SqliteStore {
             .bind(&end.namespace)
             .bind(&end.id)
     }
+}
+
+/// Returns the key and the entry of a row; `None` for an expired row.
+fn listed(row: &SqliteRow) -> Result<Option<(DedupKey, Entry)>, Error> {
+    let fault = |error| store_error(LISTING, error);
+    let place = read_place(row).map_err(fault)?;
+    let key = DedupKey::new(&place.namespace, &place.id)
+        .map_err(|error| Error::new(ErrorKind::Corrupt, LISTING).with_source(error))?;
+    let entry = read_row(row, Fetch::Nothing).entry(read_labels(row).map_err(fault)?)?;
+    Ok(entry.map(|entry| (key, Entry { stored: None, ..entry })))
 }
 
 pub(super) fn read_place(row: &SqliteRow) -> Result<Place, sqlx::Error> {

@@ -32,7 +32,7 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
     let store = target.open(Access::Read).await?;
     let listed = list_open(&store, &filter, options.limit, output).await;
     store.close().await;
-    let (views, is_complete) = listed?;
+    let (views, is_complete, unreadable) = listed?;
     if !output.json {
         let head = ["STATE", "NAMESPACE", "ID", "TYPE", "ATTEMPTS", "FIRST SEEN", "RERUN BY"];
         let head = head.map(str::to_owned).to_vec();
@@ -43,22 +43,27 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
         };
         output.print(&(), || text)?;
     }
+    if unreadable > 0 {
+        eprintln!("{unreadable} keys are left out, because their data is unreadable");
+    }
     if !is_complete {
         eprintln!("--limit {} is reached: there may be more keys", options.limit);
     }
     Ok(true)
 }
 
-/// Lists up to `limit` keys. With JSON, each is printed as it comes, and none is returned.
+/// Lists up to `limit` keys. With JSON, each is printed as it comes, and none is returned. Also returns
+/// whether the list is complete, and how many keys are unreadable.
 async fn list_open(
     store: &Store,
     filter: &ListFilter,
     limit: u32,
     output: Output,
-) -> Result<(Vec<KeyView>, bool), Failure> {
-    let (mut views, mut left, mut after) = (Vec::new(), limit, None);
+) -> Result<(Vec<KeyView>, bool, u64), Failure> {
+    let (mut views, mut left, mut after, mut unreadable) = (Vec::new(), limit, None, 0);
     loop {
         let portion = store.adapter.list(filter, after.as_ref(), left.min(PORTION)).await?;
+        unreadable += portion.unreadable;
         left = left.saturating_sub(u32::try_from(portion.keys.len()).unwrap_or(u32::MAX));
         for (key, entry) in portion.keys {
             let view = KeyView::new(output, &key, Some(&entry), filter.state);
@@ -69,8 +74,8 @@ async fn list_open(
             }
         }
         match portion.next {
-            None => return Ok((views, true)),
-            Some(_) if left == 0 => return Ok((views, false)),
+            None => return Ok((views, true, unreadable)),
+            Some(_) if left == 0 => return Ok((views, false, unreadable)),
             next => after = next,
         }
     }
