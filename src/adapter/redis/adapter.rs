@@ -45,6 +45,10 @@ impl RedisAdapter {
     ///
     /// Those of [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
+        let mut options = options;
+        if let Some((_, prefix)) = url.split_once("dedup_prefix=") {
+            options.prefix = prefix.to_owned();
+        }
         let connections = Connections::from_url(url, &options)?;
         let names = KeyNames::new(&options.prefix);
         Ok(Self(Arc::new(Shared { connections, names, closed: AtomicBool::new(false) })))
