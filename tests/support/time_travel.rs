@@ -50,7 +50,8 @@ pub(crate) fn shift_keys(connection: &mut redis::Connection, prefix: &str, by: i
         if ends > 0 then ends = moved(ends) end
         local times = struct.pack('>I6I6I6', first, expires, ends)
         value = string.sub(value, 1, 5) .. times .. string.sub(value, 24)
-        local deleted = math.max(expires, flags % 2 == 1 and 0 or ends) + 3600000
+        -- Redis keeps a key until its last millisecond is over.
+        local deleted = math.max(expires, flags % 2 == 1 and 0 or ends) + 3600000 - 1
         redis.call('SET', KEYS[1], value, 'PXAT', string.format('%.0f', deleted))
     ";
     let script = redis::Script::new(SHIFT);
