@@ -16,6 +16,7 @@ mod errors;
 mod losses;
 mod options;
 mod script;
+mod url;
 mod value;
 
 pub use adapter::RedisAdapter;
