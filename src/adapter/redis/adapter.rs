@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::connections::Connections;
-use super::losses::StoreLoss;
+use super::follow::Follower;
+use super::losses::{StoreLoss, StoredLoss};
 use super::options::RedisOptions;
 use crate::error::Error;
 
@@ -14,7 +15,8 @@ use crate::error::Error;
 pub struct RedisAdapter(Arc<Shared>);
 
 struct Shared {
-    connections: Connections,
+    connections: Arc<Connections>,
+    follower: Follower,
     options: RedisOptions,
 }
 
@@ -34,13 +36,24 @@ impl RedisAdapter {
     ///
     /// Those of [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        let connections = Connections::from_url(url, &options)?;
-        Ok(Self(Arc::new(Shared { connections, options })))
+        let connections = Arc::new(Connections::from_url(url, &options)?);
+        let follower = Follower::new(&options);
+        Ok(Self(Arc::new(Shared { connections, follower, options })))
     }
 
     /// Returns the losses that this process has found, the newest last, 64 at most.
     #[must_use]
     pub fn losses(&self) -> Vec<StoreLoss> {
-        Vec::new()
+        self.0.follower.losses()
+    }
+
+    /// Returns the losses that all processes with this store and prefix have found, the newest last, 64 at
+    /// most. The store keeps them for 30 days after the last one, unless it loses them too.
+    ///
+    /// # Errors
+    ///
+    /// The store could not be read.
+    pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
+        self.0.follower.stored_losses(&self.0.connections).await
     }
 }

@@ -11,14 +11,19 @@
 //! 6. The keys of one call are claimed in their order.
 
 mod adapter;
+mod canary;
 mod connections;
 mod errors;
+mod follow;
+mod history;
 mod losses;
 mod options;
+mod rounds;
 mod script;
+mod topology;
 mod value;
 
 pub use adapter::RedisAdapter;
 pub use connections::RedisConnection;
-pub use losses::{LossKind, StoreLoss};
+pub use losses::{LossKind, StoreLoss, StoredLoss};
 pub use options::RedisOptions;
