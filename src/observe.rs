@@ -84,7 +84,6 @@
 //! | `the store may have lost acknowledged writes` | warn | Redis evicted keys (`evicted`, once a minute at most), or has a new replication history (`suspected`); the fields are the same |
 //! | `losses of the store are not followed` | warn, once until it works again | Redis does not reply to the poll that looks for losses, or refuses it |
 //! | `losses of the store are followed again` | info | the poll works again |
-//! | `INFO is not permitted` | warn, once | Redis refuses `INFO`, so only the canary key shows losses |
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
 //! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
@@ -204,6 +203,8 @@ mod delivery;
 pub(crate) mod describe;
 mod error_text;
 mod event;
+#[cfg(feature = "redis")]
+mod losses;
 #[cfg(feature = "memory")]
 mod memory;
 mod meters;
@@ -211,8 +212,6 @@ mod outcome;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purge;
-#[cfg(feature = "redis")]
-mod redis;
 mod run;
 mod settings;
 mod shadow;
@@ -225,6 +224,8 @@ pub(crate) use delivery::Report;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use event::marks_not_committed;
 pub(crate) use event::{lease_lost, mismatch, rerun, response_not_stored, takeover, unprotected};
+#[cfg(feature = "redis")]
+pub(crate) use losses::{losses_followed_again, losses_not_followed, store_loss};
 #[cfg(feature = "memory")]
 pub(crate) use memory::{evicted, evicting, nearly_full};
 pub(crate) use meters::{Meters, MetersByNamespace};
@@ -234,8 +235,6 @@ pub(crate) use postgres::{not_encrypted, session_not_terminated};
 #[cfg(feature = "postgres")]
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};
-#[cfg(feature = "redis")]
-pub(crate) use redis::{info_refused, losses_followed_again, losses_not_followed, store_loss};
 pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;

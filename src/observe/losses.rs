@@ -1,4 +1,4 @@
-//! Records and counters of losses in Redis.
+//! Records and counters of writes that a store has lost.
 
 use super::error_text::chain;
 use crate::error::Error;
@@ -46,13 +46,4 @@ pub(crate) fn losses_not_followed(error: &Error) {
 /// Reports that losses are looked for again.
 pub(crate) fn losses_followed_again() {
     tracing::info!(target: "tower_dedup", "losses of the store are followed again");
-}
-
-/// Reports that the server refuses `INFO`.
-pub(crate) fn info_refused(error: &Error) {
-    tracing::warn!(
-        target: "tower_dedup",
-        error = chain(error),
-        "INFO is not permitted: a loss by a failover shows less often; allow `+info` to this user"
-    );
 }
