@@ -18,6 +18,6 @@ pub(crate) fn redis_is_unfit(server: &impl Display, fault: &(dyn std::error::Err
 pub(crate) fn redis_without_info() {
     tracing::warn!(
         target: "tower_dedup",
-        "the Redis server refuses INFO: evictions and losses are not noticed"
+        "the Redis server refuses INFO: evictions are not noticed, and losses by the canary key only"
     );
 }
