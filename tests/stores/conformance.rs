@@ -19,7 +19,7 @@ use tower_dedup::conformance::{SharedStore, Store};
 
 use crate::support::postgres::{Schema, create_partitions, shared};
 use crate::support::redis::{connection, fresh_prefix, shared as shared_redis, with_prefix};
-use crate::support::time_travel::{milliseconds, shift_file, shift_keys, shift_schema};
+use crate::support::time_travel::{milliseconds, shift_file, shift_redis, shift_schema};
 
 struct Memory(Arc<MemoryAdapter>);
 
@@ -375,7 +375,7 @@ struct Redis {
 
 impl Redis {
     fn shift(&self, by: i64) {
-        shift_keys(&mut connection(shared_redis()).unwrap(), &self.prefix, by);
+        shift_redis(&mut connection(shared_redis()).unwrap(), &self.prefix, by);
     }
 }
 
