@@ -1,21 +1,67 @@
 //! [`RedisAdapter`]: its calls and its maintenance.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::connections::Connections;
-use super::losses::StoreLoss;
+use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::super::rerun::{RerunOrder, RerunReply};
+use super::super::terms::CallTerms;
+use super::connections::{Connections, RedisConnection};
+use super::follow::Follower;
+use super::key_names::KeyNames;
+use super::losses::{StoreLoss, StoredLoss};
 use super::options::RedisOptions;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
 
 /// Keeps keys in Redis or Valkey: one server, Sentinel, or Cluster.
+///
+/// 1. Each key is one string of Redis, `PREFIX:NAMESPACE:ID`, with a value of 39 bytes and what is stored
+///    with the key. Redis deletes the string [`PURGE_GRACE`](super::PURGE_GRACE) after the key has expired.
+/// 2. All times are those of the server's clock, in milliseconds. After a failover it is the clock of another
+///    machine: leases and retentions move by the difference.
+/// 3. A server that is restarted without persistence, flushed, or replaced in a failover may lose writes
+///    that it had acknowledged. Under the lease ledger, an event of that time may run twice, and none is
+///    lost. [`losses`](Self::losses) returns the losses that were found.
+/// 4. A call over several keys is no transaction: see [`DedupAdapter`]. If one key fails after another was
+///    sent, the outcome of the call is unknown.
+///
+/// # Errors
+///
+/// [`Refused`](ErrorKind::Refused) for a refusal of the server, such as `READONLY`, `NOPERM` or
+/// `CLUSTERDOWN`; [`Full`](ErrorKind::Full) for a claim at `maxmemory`;
+/// [`Corrupt`](ErrorKind::Corrupt) for a value of a newer version, of another program, or of another type.
+/// After [`Timeout`](ErrorKind::Timeout) and [`Unavailable`](ErrorKind::Unavailable) the outcome is
+/// unknown.
+///
+/// # Why not the transactional ledger?
+///
+/// The handler's writes are in another store, and no commit covers both. So this does not compile:
+///
+/// ```compile_fail,E0277
+/// # use tower_dedup::{DedupLayer, adapter::RedisAdapter, key};
+/// # async fn layer() -> Result<(), tower_dedup::Error> {
+/// let redis = RedisAdapter::connect("redis://127.0.0.1").await?;
+/// let dedup = DedupLayer::transactional(key::header("webhook-id").namespace("acme"), redis);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Clone
 ///
 /// A clone is another handle to the same connections and the same state.
 #[derive(Clone)]
 pub struct RedisAdapter(Arc<Shared>);
 
-struct Shared {
-    connections: Connections,
-    options: RedisOptions,
+pub(super) struct Shared {
+    pub(super) connections: Arc<Connections>,
+    pub(super) names: KeyNames,
+    follower: Follower,
+    closed: AtomicBool,
 }
 
 impl RedisAdapter {
@@ -23,7 +69,11 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a URL that cannot be read.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with a [`ConfigError`](crate::ConfigError) as its
+    /// source, for a URL that cannot be read, and for a server that evicts keys, is older than version
+    /// 6.2, or is of another kind than the URL says.
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) or
+    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) if the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_with(url, RedisOptions::new()).await
     }
@@ -34,13 +84,145 @@ impl RedisAdapter {
     ///
     /// Those of [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
+        let options = options.with_url(url)?;
         let connections = Connections::from_url(url, &options)?;
-        Ok(Self(Arc::new(Shared { connections, options })))
+        connections.connect().await?;
+        Ok(Self::of(connections, &options))
+    }
+
+    /// Returns an adapter over a connection of yours.
+    ///
+    /// Its servers are checked before the first call: a server that may not be used refuses every call
+    /// with [`ErrorKind::Refused`](crate::ErrorKind::Refused). [`close`](MaintenanceAdapter::close)
+    /// leaves the connection open.
+    #[must_use]
+    pub fn new(connection: impl Into<RedisConnection>) -> Self {
+        let options = RedisOptions::new();
+        Self::of(Connections::from_own(connection.into(), &options), &options)
+    }
+
+    /// Returns an adapter over a connection of yours, with these options. Those of the connection itself
+    /// have no effect: its timeouts, passwords and certificates are yours.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit together.
+    pub fn with_options(
+        connection: impl Into<RedisConnection>,
+        options: RedisOptions,
+    ) -> Result<Self, Error> {
+        options.checked()?;
+        Ok(Self::of(Connections::from_own(connection.into(), &options), &options))
+    }
+
+    fn of(connections: Connections, options: &RedisOptions) -> Self {
+        let (connections, closed) = (Arc::new(connections), AtomicBool::new(false));
+        let names = KeyNames::new(&options.prefix);
+        let follower = Follower::new(options);
+        Self(Arc::new(Shared { connections, names, follower, closed }))
     }
 
     /// Returns the losses that this process has found, the newest last, 64 at most.
     #[must_use]
     pub fn losses(&self) -> Vec<StoreLoss> {
-        Vec::new()
+        self.0.follower.losses()
+    }
+
+    /// Returns the losses that all processes with this store and prefix have found, the newest last, 64 at
+    /// most. The store keeps them for 30 days after the last one, unless it loses them too.
+    ///
+    /// # Errors
+    ///
+    /// The store could not be read.
+    pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
+        let shared = self.shared()?;
+        shared.follower.stored_losses(&shared.connections).await
+    }
+
+    fn shared(&self) -> Result<&Shared, Error> {
+        if self.0.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+        }
+        self.0.follower.ensure(&self.0.connections);
+        Ok(&self.0)
+    }
+}
+
+impl fmt::Debug for RedisAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisAdapter").field("names", &self.0.names).finish_non_exhaustive()
+    }
+}
+
+/// Defines the method as a call of the scripts.
+macro_rules! call {
+    ($method:ident -> $reply:ty) => {
+        fn $method<'a>(
+            &'a self,
+            keys: &'a [DedupKey],
+            terms: &'a CallTerms,
+        ) -> StoreFuture<'a, Vec<$reply>> {
+            Box::pin(async move { self.shared()?.$method(keys, terms).await })
+        }
+    };
+}
+
+impl DedupAdapter for RedisAdapter {
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data().with_inspection().with_expires_keys()
+    }
+
+    call!(claim -> Claimed);
+    call!(release -> Released);
+    call!(renew -> Renewed);
+    call!(complete -> Completed);
+}
+
+impl MaintenanceAdapter for RedisAdapter {
+    /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
+    fn purge(&self, _limit: u32) -> StoreFuture<'_, Purged> {
+        Box::pin(async move { self.shared().map(|_| Purged::new(0, true)) })
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        Box::pin(async move { self.shared()?.forget(key).await })
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move { self.shared()?.get(key).await })
+    }
+
+    /// Reads keys by `SCAN`, which visits every key of the database, those of other programs too. A call
+    /// visits at most about 20,000 keys.
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        Box::pin(async move { self.shared()?.list(filter, after, limit).await })
+    }
+
+    /// Reads up to 100,000 keys of each primary by `SCAN` and `GET`: several seconds. If a primary has
+    /// more keys, those of other programs included, the numbers are estimated by its `DBSIZE`. The size in
+    /// bytes is not known.
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async move { self.shared()?.stats().await })
+    }
+
+    fn allow_rerun<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        order: &'a RerunOrder,
+    ) -> StoreFuture<'a, Vec<RerunReply>> {
+        Box::pin(async move { self.shared()?.allow_rerun(keys, order).await })
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            self.0.closed.store(true, Ordering::Release);
+            self.0.follower.stop();
+            self.0.connections.close().await;
+        })
     }
 }
