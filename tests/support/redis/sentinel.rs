@@ -104,11 +104,12 @@ impl SentinelSet {
         named.all(|next| next == first).then_some(first)
     }
 
-    /// Waits until the Sentinels name one primary, that says it is one, and that has this many replicas.
+    /// Waits until the Sentinels name one primary, that says it is one, and that has this many replicas
+    /// or more.
     pub(crate) async fn settled(&self, replicas: usize) -> usize {
         wait_until("a primary with its replicas", || {
             let primary = self.primary()?;
-            (self.replicas_of(primary)? == replicas && self.is_known()).then_some(primary)
+            (self.replicas_of(primary)? >= replicas && self.is_known()).then_some(primary)
         })
         .await
     }
@@ -132,12 +133,9 @@ impl SentinelSet {
     /// Starts a killed server as a replica of the primary. Returns when it follows it.
     pub(crate) async fn restart_as_replica(&self, number: usize) {
         let primary = wait_until("a primary", || self.primary()).await;
-        self.servers[number].start_again_with(&[&self.follow(primary)]);
-        wait_until("a replica that follows", || {
-            let status = self.servers[number].info("master_link_status");
-            (status.as_deref() == Some("up")).then_some(())
-        })
-        .await;
+        let server = &self.servers[number];
+        server.start_again_with(&[&self.follow(primary)]);
+        wait_until("a replica that follows", || follows(server).then_some(())).await;
     }
 
     /// Cuts a server from the other servers and from the Sentinels. Clients still reach it.
@@ -171,7 +169,10 @@ impl SentinelSet {
     /// Returns the number of replicas that follow this server, if it is a primary.
     fn replicas_of(&self, number: usize) -> Option<usize> {
         let info: String = self.servers[number].ask(&["INFO", "replication"]).ok()?;
-        info.contains("role:master").then(|| info.matches("state=online").count())
+        // The primary calls a replica `online` while the replica still loads the data.
+        let online = info.matches("state=online").count();
+        let loaded = self.servers.iter().filter(|server| follows(server)).count();
+        info.contains("role:master").then_some(online.min(loaded))
     }
 
     /// Returns whether each Sentinel knows the two others and two replicas.
@@ -186,4 +187,9 @@ impl SentinelSet {
             says("num-slaves") && says("num-other-sentinels")
         })
     }
+}
+
+/// Returns whether a server is a replica that is connected and has the data of its primary.
+fn follows(server: &Server) -> bool {
+    server.info("master_link_status").as_deref() == Some("up")
 }
