@@ -70,7 +70,8 @@ impl Connections {
     ) -> Result<Value, Error> {
         let mut connection = self.connection(context).await?;
         let form = Form { knows_flags: true, force_write: false };
-        let reply = match connection.send_packed_command(&call.by_hash(form)).await {
+        let reply = connection.send_packed_command(&call.by_hash(form)).await;
+        let reply = match reply.and_then(Value::extract_error) {
             Err(error) if is_unknown_script(&error) => {
                 connection.send_packed_command(&call.by_text(form)).await
             }
