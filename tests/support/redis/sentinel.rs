@@ -26,22 +26,23 @@ impl SentinelSet {
 
     /// Starts servers with more lines of configuration.
     pub(crate) fn start_with(directives: &[&str]) -> Self {
-        Self::started(directives, false)
+        Self::started(directives, false, 1_000)
     }
 
     /// Starts servers whose network can be [cut](Self::cut). Each link is the address of its server, for
     /// clients too.
     pub(crate) fn start_linked(directives: &[&str]) -> Self {
-        Self::started(directives, true)
+        Self::started(directives, true, 1_000)
     }
 
-    /// Returns the set that all tests of this process share. No test may stop a part of it.
+    /// Returns the set that all tests of this process share. No test may stop a part of it. Its primary may
+    /// be silent for a minute, because the machine may be busy.
     pub(crate) fn shared() -> &'static Self {
         static SHARED: OnceLock<SentinelSet> = OnceLock::new();
-        SHARED.get_or_init(Self::start)
+        SHARED.get_or_init(|| Self::started(&[], false, 60_000))
     }
 
-    fn started(directives: &[&str], linked: bool) -> Self {
+    fn started(directives: &[&str], linked: bool, down_after_ms: u32) -> Self {
         let mut set = Self { servers: Vec::new(), sentinels: Vec::new(), links: Vec::new() };
         for number in 0..3 {
             let mut lines: Vec<_> = directives.iter().map(|line| (*line).to_owned()).collect();
@@ -63,7 +64,7 @@ impl SentinelSet {
         for _ in 0..3 {
             let lines = [
                 format!("sentinel monitor {NAME} 127.0.0.1 {port} 2"),
-                format!("sentinel down-after-milliseconds {NAME} 1000"),
+                format!("sentinel down-after-milliseconds {NAME} {down_after_ms}"),
                 format!("sentinel failover-timeout {NAME} 3000"),
                 format!("sentinel parallel-syncs {NAME} 2"),
             ];
