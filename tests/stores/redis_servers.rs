@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::redis::{
     Cluster, SentinelSet, Server, command, connection, fresh_prefix, keys_of, shared, wait_until,
 };
-use crate::support::time_travel::shift_keys;
+use crate::support::time_travel::shift_redis;
 
 #[test]
 fn server_keeps_its_port_and_loses_its_data_only_when_told() {
@@ -128,7 +128,7 @@ fn time_travel_moves_the_times_of_a_value_and_its_expiry() {
         set.query::<()>(&mut connection).unwrap();
     }
     command(&["SET", "p::canary:1", "1"]).query::<()>(&mut connection).unwrap();
-    shift_keys(&mut connection, "p", -600);
+    shift_redis(&mut connection, "p", -600);
     assert_eq!(server.run::<Vec<u8>>(&["GET", "p:n:1"]), packed([400, 4_400, 0]));
     assert_eq!(server.run::<Vec<u8>>(&["GET", "p:n:2"]), packed([400, never, 2_400]));
     let left: u64 = server.run(&["PTTL", "p:n:1"]);
@@ -136,6 +136,6 @@ fn time_travel_moves_the_times_of_a_value_and_its_expiry() {
     let expires_at = u128::from(left) + now.as_millis();
     assert!(expires_at.abs_diff(u128::from(expiry - 600)) < 500, "{expires_at}");
     // An expiry in the past deletes the key.
-    shift_keys(&mut connection, "p", -40_000_000_000_000);
+    shift_redis(&mut connection, "p", -40_000_000_000_000);
     assert_eq!(server.run::<u8>(&["EXISTS", "p:n:1", "p:n:2"]), 0);
 }

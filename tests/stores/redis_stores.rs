@@ -10,7 +10,7 @@ use tower_dedup::conformance::{SharedStore, Store};
 use crate::support::redis::{
     Cluster, SentinelSet, Server, connection, fresh_prefix, shared, with_prefix,
 };
-use crate::support::time_travel::{milliseconds, shift_keys};
+use crate::support::time_travel::{milliseconds, shift_redis};
 
 pub(crate) trait Topology: Send + Sync + 'static {
     /// Returns the URL for the adapter.
@@ -91,7 +91,7 @@ pub(crate) struct On<T> {
 impl<T: Topology> On<T> {
     fn shift(&self, by: i64) {
         for url in T::primaries() {
-            shift_keys(&mut connection(&url).unwrap(), &self.prefix, by);
+            shift_redis(&mut connection(&url).unwrap(), &self.prefix, by);
         }
     }
 }

@@ -10,9 +10,10 @@ use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::terms::CallTerms;
-use super::connections::Connections;
+use super::connections::{Connections, RedisConnection};
+use super::follow::Follower;
 use super::key_names::KeyNames;
-use super::losses::StoreLoss;
+use super::losses::{StoreLoss, StoredLoss};
 use super::options::RedisOptions;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -24,8 +25,9 @@ use crate::key::DedupKey;
 pub struct RedisAdapter(Arc<Shared>);
 
 pub(super) struct Shared {
-    pub(super) connections: Connections,
+    pub(super) connections: Arc<Connections>,
     pub(super) names: KeyNames,
+    follower: Follower,
     closed: AtomicBool,
 }
 
@@ -34,7 +36,11 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a URL that cannot be read.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with a [`ConfigError`](crate::ConfigError) as its
+    /// source, for a URL that cannot be read, and for a server that evicts keys, is older than version
+    /// 6.2, or is of another kind than the URL says.
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) or
+    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) if the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_with(url, RedisOptions::new()).await
     }
@@ -45,25 +51,66 @@ impl RedisAdapter {
     ///
     /// Those of [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        let mut options = options;
-        if let Some((_, prefix)) = url.split_once("dedup_prefix=") {
-            options.prefix = prefix.to_owned();
-        }
+        let options = options.with_url(url)?;
         let connections = Connections::from_url(url, &options)?;
+        connections.connect().await?;
+        Ok(Self::of(connections, &options))
+    }
+
+    /// Returns an adapter over a connection of yours.
+    ///
+    /// Its servers are checked before the first call: a server that may not be used refuses every call
+    /// with [`ErrorKind::Refused`](crate::ErrorKind::Refused). [`close`](MaintenanceAdapter::close)
+    /// leaves the connection open.
+    #[must_use]
+    pub fn new(connection: impl Into<RedisConnection>) -> Self {
+        let options = RedisOptions::new();
+        Self::of(Connections::from_own(connection.into(), &options), &options)
+    }
+
+    /// Returns an adapter over a connection of yours, with these options. Those of the connection itself
+    /// have no effect: its timeouts, passwords and certificates are yours.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit together.
+    pub fn with_options(
+        connection: impl Into<RedisConnection>,
+        options: RedisOptions,
+    ) -> Result<Self, Error> {
+        options.checked()?;
+        Ok(Self::of(Connections::from_own(connection.into(), &options), &options))
+    }
+
+    fn of(connections: Connections, options: &RedisOptions) -> Self {
+        let (connections, closed) = (Arc::new(connections), AtomicBool::new(false));
         let names = KeyNames::new(&options.prefix);
-        Ok(Self(Arc::new(Shared { connections, names, closed: AtomicBool::new(false) })))
+        let follower = Follower::new(options);
+        Self(Arc::new(Shared { connections, names, follower, closed }))
     }
 
     /// Returns the losses that this process has found, the newest last, 64 at most.
     #[must_use]
     pub fn losses(&self) -> Vec<StoreLoss> {
-        Vec::new()
+        self.0.follower.losses()
+    }
+
+    /// Returns the losses that all processes with this store and prefix have found, the newest last, 64 at
+    /// most. The store keeps them for 30 days after the last one, unless it loses them too.
+    ///
+    /// # Errors
+    ///
+    /// The store could not be read.
+    pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
+        let shared = self.shared()?;
+        shared.follower.stored_losses(&shared.connections).await
     }
 
     fn shared(&self) -> Result<&Shared, Error> {
         if self.0.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
         }
+        self.0.follower.ensure(&self.0.connections);
         Ok(&self.0)
     }
 }
@@ -141,6 +188,7 @@ impl MaintenanceAdapter for RedisAdapter {
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
             self.0.closed.store(true, Ordering::Release);
+            self.0.follower.stop();
             self.0.connections.close().await;
         })
     }
