@@ -4,6 +4,7 @@ use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
+use futures_util::future::join_all;
 use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind, Value};
 
 use super::connections::{Connections, Primary};
@@ -46,7 +47,9 @@ pub(super) struct Questions {
 impl Questions {
     /// Returns the primaries with their slots.
     pub(super) async fn nodes(&self, connections: &Connections) -> Result<Vec<Node>, Error> {
-        let primaries = connections.primaries().await?;
+        let mut primaries = connections.primaries().await?;
+        // A server that may not be used has a record of its own.
+        join_all(primaries.iter().map(|primary| connections.check(primary))).await;
         if !self.is_single.load(Ordering::Relaxed)
             && let Some(first) = primaries.first()
         {
@@ -58,6 +61,8 @@ impl Questions {
                 Err(error) => return Err(error),
             }
         }
+        // Sentinel may have named another one.
+        primaries = connections.primaries().await?;
         let all = |primary| Node { primary, slots: vec![(0, 16_383)] };
         Ok(primaries.into_iter().map(all).collect())
     }
