@@ -22,6 +22,7 @@ mod redis_links;
 mod redis_losses;
 mod redis_servers;
 mod redis_stores;
+mod redis_topologies;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_large;
