@@ -170,6 +170,44 @@ async fn repeated_call_whose_reply_was_lost_gets_its_own_claim() {
 }
 
 #[tokio::test]
+async fn refusal_after_a_lost_reply_leaves_the_outcome_unknown() {
+    let (server, other) = (Server::start(), Server::start());
+    let proxy = Proxy::to("127.0.0.1", server.port()).await;
+    let adapter = connect(&format!("redis://127.0.0.1:{}", proxy.port())).await;
+    claim(&adapter, "warm", &terms()).await.unwrap();
+    let (terms, port) = (terms(), other.port().to_string());
+    proxy.set(0, Cut::SilentUnanswered);
+    let (claimed, ()) = tokio::join!(claim(&adapter, "a", &terms), async {
+        sleep(Duration::from_millis(300)).await;
+        server.run::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+    });
+    let error = claimed.unwrap_err();
+    // The key was claimed. `Refused` would say that nothing was stored.
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
+}
+
+#[test]
+fn connection_that_a_dead_runtime_was_opening_is_opened_by_another_runtime() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (server, terms) = (Server::start(), terms());
+    let first = runtime();
+    let adapter = first.block_on(connect(&server.url()));
+    disconnect(&server);
+    server.stop();
+    let bound = Duration::from_millis(100);
+    first.block_on(async {
+        timeout(bound, claim(&adapter, "a", &terms)).await.unwrap_err();
+    });
+    drop(first);
+    server.cont();
+    let second = runtime();
+    assert_eq!(attempt(second.block_on(claim(&adapter, "a", &terms))), 1);
+    // Its connection ends with its runtime.
+    drop(second);
+    assert_eq!(attempt(runtime().block_on(claim(&adapter, "a", &terms))), 1);
+}
+
+#[tokio::test]
 async fn forgotten_scripts_are_sent_again() {
     let server = Server::start();
     let adapter = connect(&server.url()).await;

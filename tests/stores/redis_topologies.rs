@@ -44,7 +44,8 @@ async fn calls_reach_the_new_master_after_sentinel_has_chosen_it() {
     // The new master becomes a replica: its connections are closed, or refused as READONLY.
     set.restart_as_replica(0).await;
     set.settled(2).await;
-    set.sentinels()[0].run::<()>(&["SENTINEL", "FAILOVER", set.name()]);
+    let words = ["SENTINEL", "FAILOVER", set.name()];
+    wait_until("another failover", || set.sentinels()[0].ask::<()>(&words).ok()).await;
     set.failover_from(new).await;
     claim_again(&adapter, "c").await;
 }
@@ -212,8 +213,14 @@ async fn cluster_client_of_the_user_works() {
 async fn pair() -> (Server, Server) {
     let primary = Server::start();
     let replica = Server::start_with(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
-    let is_online = || primary.info("slave0").filter(|slave| slave.contains("state=online"));
-    wait_until("a replica", is_online).await;
+    // A replica is online before it acknowledges its first write.
+    wait_until("a replica", || {
+        let mut connection = primary.connection().unwrap();
+        redis::cmd("SET").arg("a").arg(1).query::<()>(&mut connection).unwrap();
+        let wait = redis::cmd("WAIT").arg(1).arg(1_000).query::<u32>(&mut connection);
+        (wait.unwrap() == 1).then_some(())
+    })
+    .await;
     (primary, replica)
 }
 
@@ -281,8 +288,6 @@ async fn release_of_a_claim_on_arrival_waits_for_the_replica_that_there_is() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     replica.cont();
     // The key is gone: the first call has deleted it.
-    wait_until("a replica", || primary.info("slave0").filter(|slave| slave.contains("online")))
-        .await;
     assert_eq!(adapter.release(&keys, &arrival).await.unwrap(), [Released::NotHeld]);
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
 
