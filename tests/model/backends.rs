@@ -13,7 +13,7 @@ use tower_dedup::adapter::{
 
 use super::support::postgres::Schema;
 use super::support::redis::{command, connection, fresh_prefix, keys_of, shared, with_prefix};
-use super::support::time_travel::{age_file, age_schema, milliseconds, shift_keys};
+use super::support::time_travel::{age_file, age_schema, milliseconds, shift_redis};
 
 pub(crate) trait Backend {
     type Adapter: MaintenanceAdapter;
@@ -184,6 +184,6 @@ impl Backend for Redis {
     }
 
     async fn advance(&mut self, by: Duration) {
-        shift_keys(&mut self.connection, &self.prefix, -milliseconds(by));
+        shift_redis(&mut self.connection, &self.prefix, -milliseconds(by));
     }
 }

@@ -37,29 +37,6 @@ pub(crate) async fn shift_schema(connection: &mut PgConnection, schema: &str, by
     update.execute(connection).await.unwrap();
 }
 
-/// Moves all times of the keys with this prefix by this many milliseconds, and deletes the keys that Redis
-/// would have deleted then. `connection` leads to the server that has the keys.
-pub(crate) fn shift_keys(connection: &mut redis::Connection, prefix: &str, by: i64) {
-    // The times of a value are three numbers of 6 bytes, from the 6th byte on.
-    const SHIFT: &str = r"
-        local value = redis.call('GET', KEYS[1])
-        if not value then return end
-        local flags, first, expires, ends = struct.unpack('>BxxxI6I6I6', value, 2)
-        local function moved(at) return math.min(math.max(at + ARGV[1], 1), 2^48 - 1) end
-        first, expires = moved(first), moved(expires)
-        if ends > 0 then ends = moved(ends) end
-        local times = struct.pack('>I6I6I6', first, expires, ends)
-        value = string.sub(value, 1, 5) .. times .. string.sub(value, 24)
-        -- Redis keeps a key until its last millisecond is over.
-        local deleted = math.max(expires, flags % 2 == 1 and 0 or ends) + 3600000 - 1
-        redis.call('SET', KEYS[1], value, 'PXAT', string.format('%.0f', deleted))
-    ";
-    let script = redis::Script::new(SHIFT);
-    for key in super::redis::keys_of(connection, prefix).unwrap() {
-        script.key(key).arg(by).invoke::<()>(connection).unwrap();
-    }
-}
-
 pub(crate) fn milliseconds(by: Duration) -> i64 {
     i64::try_from(by.as_millis()).unwrap()
 }
@@ -79,7 +56,8 @@ local first_seen_at, expires_at, ends_at = struct.unpack('>I6I6I6', value, 6)
 local times = struct.pack('>I6I6I6', moved(first_seen_at), moved(expires_at), moved(ends_at))
 redis.call('SET', KEYS[1], value:sub(1, 5) .. times .. value:sub(24), 'KEEPTTL')
 local left, now = redis.call('PTTL', KEYS[1]), redis.call('TIME')
-local purged_at = now[1] * 1000 + math.floor(now[2] / 1000) + left
+-- PTTL and TIME may differ by a millisecond within a script. A key that is purged now must be gone.
+local purged_at = now[1] * 1000 + math.floor(now[2] / 1000) + left - 2
 if left >= 0 and purged_at < never then
     redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', math.max(1, purged_at + by)))
 end
