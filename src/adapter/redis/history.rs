@@ -328,6 +328,7 @@ mod tests {
             ),
             // Another history: a restart, or two promotions between two polls.
             ("restarted", b(0), intact(3), Some((Suspected, since(3)))),
+            ("restarted at the same offset", b(400), intact(3), Some((Suspected, since(3)))),
             ("restarted, first canary", b(0), Canary::New, Some((Suspected, since(3)))),
             ("promoted twice", b(400).after("c", 300), intact(3), Some((Suspected, since(3)))),
             ("restarted old", b(0), Canary::Behind(since(1)), Some((Rewound, since(1)))),
@@ -421,14 +422,14 @@ mod tests {
     #[test]
     fn marks_keep_a_bound_for_a_long_time() {
         let mut marks = Marks::default();
-        for second in 0..100_000 {
+        for second in 0..6_000 {
             marks.push(time(second), second * 10);
         }
         assert!(marks.0.len() <= MAX_MARKS);
-        for second in [0, 10, 50_000, 90_000, 99_900, 99_990, 99_999] {
+        for second in [0, 10, 3_000, 5_000, 5_900, 5_990, 5_999] {
             let bound = marks.last_below(second * 10 + 1).unwrap();
             let off = time(second).duration_since(bound).expect("no later than the mark");
-            let age = Duration::from_secs(99_999 - second);
+            let age = Duration::from_secs(5_999 - second);
             assert!(off <= age / 20 + Duration::from_secs(1), "{second}: {off:?}");
         }
         assert_eq!(marks.last_below(0), None);
