@@ -71,6 +71,8 @@
 //! | `purging does not succeed` | warn, once until a round succeeds | no portion has been deleted or read for three intervals |
 //! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
+//! | `the Redis server may not be used` | error | it evicts keys, is too old, or is of another kind than the URL says: every call is refused until it is mended |
+//! | `the Redis server refuses INFO` | warn, once | its access rules hide evictions, and losses that only replication offsets show |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
@@ -80,6 +82,10 @@
 //! | `the table of the SQLite store is gone` | warn | the table is made again, without its keys |
 //! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
+//! | `the store lost acknowledged writes` | error | Redis has an older state than it had acknowledged (`kind` `rewound`), or was emptied (`emptied`). `primary` is the server. What was acknowledged from `since_ms` on may be lost (Unix time in ms, 0 for any time). The loss happened after `last_intact_ms` |
+//! | `the store may have lost acknowledged writes` | warn | Redis evicted keys (`evicted`, once a minute at most), or has a new replication history (`suspected`); the fields are the same |
+//! | `losses of the store are not followed` | warn, once until it works again | Redis does not reply to the poll that looks for losses, or refuses it |
+//! | `losses of the store are followed again` | info | the poll works again |
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
 //! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
@@ -117,6 +123,7 @@
 //! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |
 //! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, when the last round began |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
+//! | `tower_dedup_store_losses_total` | counter | `kind` | losses of acknowledged writes that a `RedisAdapter` has found; `kind` is `rewound`, `emptied`, `evicted` or `suspected` |
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
 //!
@@ -198,6 +205,8 @@ mod delivery;
 pub(crate) mod describe;
 mod error_text;
 mod event;
+#[cfg(feature = "redis")]
+mod losses;
 #[cfg(feature = "memory")]
 mod memory;
 mod meters;
@@ -205,6 +214,8 @@ mod outcome;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purge;
+#[cfg(feature = "redis")]
+mod redis;
 mod run;
 mod settings;
 mod shadow;
@@ -217,6 +228,8 @@ pub(crate) use delivery::Report;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use event::marks_not_committed;
 pub(crate) use event::{lease_lost, mismatch, rerun, response_not_stored, takeover, unprotected};
+#[cfg(feature = "redis")]
+pub(crate) use losses::{losses_followed_again, losses_not_followed, store_loss};
 #[cfg(feature = "memory")]
 pub(crate) use memory::{evicted, evicting, nearly_full};
 pub(crate) use meters::{Meters, MetersByNamespace};
@@ -226,6 +239,8 @@ pub(crate) use postgres::{not_encrypted, session_not_terminated};
 #[cfg(feature = "postgres")]
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};
+#[cfg(feature = "redis")]
+pub(crate) use redis::{redis_is_unfit, redis_without_info};
 pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;

@@ -57,7 +57,9 @@ mod terms;
 mod transaction;
 
 #[cfg(feature = "redis")]
-pub use self::redis::{LossKind, RedisAdapter, RedisConnection, RedisOptions, StoreLoss};
+pub use self::redis::{
+    LossKind, RedisAdapter, RedisConnection, RedisOptions, StoreLoss, StoredLoss,
+};
 pub use connect::connect;
 pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture};
 pub use inspection::{Cursor, KeyState, ListFilter, Listing, Purged, Stats};
@@ -75,6 +77,6 @@ pub use sql::{Batching, Identifier};
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub use stored::{Fetch, StoredData, StoredResponse};
 pub use terms::{CallTerms, Permanence, Token};
-pub(crate) use terms::{DuplicateNote, EventTypes, Payloads};
+pub(crate) use terms::{DuplicateNote, EventTypes, Pairs, Payloads};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{OpenTransaction, Opened, TransactionAdapter};
