@@ -28,7 +28,7 @@ const LIFETIME: Duration = Duration::from_secs(30 * 86_400);
 pub struct StoreLoss {
     /// How the loss shows.
     pub kind: LossKind,
-    /// The address of the primary that has lost writes.
+    /// The address of the primary that does not have the writes.
     pub primary: String,
     /// Writes acknowledged from this time on may be lost, by this machine's clock. The Unix epoch if
     /// writes of any age may be lost: always for `Emptied` and `Evicted`.
@@ -137,7 +137,7 @@ impl LossLog {
             .arg(record.to_string())
             .arg(MAX_LOSSES)
             .arg(LIFETIME.as_millis().to_string());
-        connections.run(&call, "storing a loss").await.map(drop)
+        connections.run_at_once(&call, "storing a loss").await.map(drop)
     }
 
     /// Returns the losses in the store, the newest last. Skips records of a version that this one cannot

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
@@ -14,7 +15,7 @@ use super::failure::{Failure, is_unknown_script, is_unreadable_script};
 use super::fitness::{ServerInfo, info};
 use super::lane::Durability;
 use super::node::durability;
-use super::slots::SlotMap;
+use super::slots::{ALL_SLOTS, Shards, SlotMap};
 
 /// A connection of yours, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new).
 ///
@@ -84,9 +85,7 @@ impl Own {
     /// Runs a script. Checks the servers before the first call.
     pub(super) async fn run(&self, call: &ScriptCall, durably: bool) -> Result<Value, Failure> {
         if !self.is_checked.load(Ordering::Acquire) {
-            for primary in self.primaries().await? {
-                self.check(&primary).await?;
-            }
+            self.check().await?;
             self.is_checked.store(true, Ordering::Release);
         }
         let form = || Form {
@@ -188,20 +187,32 @@ impl Own {
     }
 
     pub(super) async fn primaries(&self) -> Result<Vec<Address>, Failure> {
+        Ok(self.shards().await?.into_iter().map(|(primary, _)| primary).collect())
+    }
+
+    pub(super) async fn shards(&self) -> Result<Shards, Failure> {
         // The connection does not say where it leads.
         let own = Address { host: "connection".to_owned(), port: 0 };
         if !matches!(self.connection.0, Kind::Cluster(_)) {
-            return Ok(vec![own]);
+            return Ok(vec![(own, vec![ALL_SLOTS])]);
         }
         let mut command = Cmd::new();
         command.arg("CLUSTER").arg("SLOTS");
         let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
         let slots = SlotMap::read(self.route(&command, any).await?, &own);
-        Ok(slots.map(|slots| slots.primaries()).unwrap_or_default())
+        Ok(slots.map(|slots| slots.shards()).unwrap_or_default())
     }
 
-    /// Asks a primary whether it may be used.
-    pub(super) async fn check(&self, primary: &Address) -> Result<(), Failure> {
+    /// Asks every primary whether it may be used.
+    pub(super) async fn check(&self) -> Result<(), Failure> {
+        let primaries = self.primaries().await?;
+        join_all(primaries.iter().map(|primary| self.check_one(primary)))
+            .await
+            .into_iter()
+            .collect()
+    }
+
+    async fn check_one(&self, primary: &Address) -> Result<(), Failure> {
         let mut replies = Vec::new();
         for section in ["server", "memory"] {
             match self.ask(primary, &info(section)).await {
