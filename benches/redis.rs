@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, IntoConnectionInfo, Value};
+use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, Value};
 use rustix::time::{ClockId, clock_gettime};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{RedisAdapter, Token};
@@ -221,7 +221,11 @@ impl Raw {
         let info = url.into_connection_info().expect("a URL");
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = Client::open(info.set_tcp_settings(tcp)).expect("a URL");
-        Self(client.get_multiplexed_async_connection().await.expect("Redis"))
+        // The adapter's default.
+        let config =
+            AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(1)));
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        Self(connection.await.expect("Redis"))
     }
 
     async fn query<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> T {

@@ -49,24 +49,23 @@ pub(super) fn bounded<'c, T: 'c>(
     checked(operation, bound, call, |_| true)
 }
 
-#[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
 fn checked<'c, T: 'c>(
     operation: Operation,
     bound: Duration,
     call: impl FnOnce() -> StoreFuture<'c, T> + Send,
     is_whole: impl Fn(&T) -> bool + Send,
 ) -> impl Future<Output = Result<T, Error>> + Send {
+    let start = Instant::now();
+    let span = observe::store_span(operation[0]);
+    // Outside of the future, which would store `call` beside its future. `None` after a panic.
+    let mut called = catch_unwind(AssertUnwindSafe(|| span.in_scope(call))).ok();
     async move {
-        let start = Instant::now();
-        let span = observe::store_span(operation[0]);
-        // A statement of its own: the scrutinee of a `match` would stay in the future.
-        let called = catch_unwind(AssertUnwindSafe(|| span.in_scope(call))).ok();
         let panicked = || {
             // The panic hook has reported the panic itself.
             let context = format!("{}: the adapter panicked", operation[1]);
             Err(Error::new(ErrorKind::Unavailable, context))
         };
-        let reply = if let Some(mut call) = called {
+        let reply = if let Some(call) = &mut called {
             // Set at the first wait: a store in memory replies without a timer.
             let mut deadline = None;
             let reply = poll_fn(|cx| {
