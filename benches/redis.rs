@@ -14,18 +14,19 @@ use rustix::time::{ClockId, clock_gettime};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{RedisAdapter, Token};
 
-#[path = "shared/redis_server.rs"]
-mod server;
 #[path = "shared/mod.rs"]
 mod shared;
+#[allow(dead_code, reason = "of the tests")]
+#[path = "../tests/support/redis/mod.rs"]
+mod support;
 
-use server::Server;
 use shared::calls::{Claims, Duplicates, Events, LEASE, NAMESPACE, Ours, RETENTION, Store};
 use shared::calls::{callers, fresh_key, old_id};
 use shared::goals::grouped;
 use shared::ratios::{heading, report};
 use shared::rounds::{Caller, Load, in_turn, load, median};
 use shared::run::{Run, runtime};
+use support::Server;
 
 /// The number of complete keys on the server before a measurement.
 const FEW: u64 = 10_000;
