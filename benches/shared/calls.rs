@@ -10,8 +10,8 @@ use tower_dedup::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Token};
 use super::rounds::Caller;
 
 pub(crate) const NAMESPACE: &str = "bench";
-const RETENTION: Duration = Duration::from_secs(30 * 86_400);
-const LEASE: Duration = Duration::from_secs(60);
+pub(crate) const RETENTION: Duration = Duration::from_secs(30 * 86_400);
+pub(crate) const LEASE: Duration = Duration::from_secs(60);
 
 pub(crate) fn terms(token: Token) -> CallTerms {
     CallTerms::on_completion(token, RETENTION, LEASE)

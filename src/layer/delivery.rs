@@ -407,3 +407,28 @@ pub(super) fn settle<C: Claim>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http_body_util::Full;
+    use tower::util::BoxCloneSyncService;
+
+    use super::*;
+    use crate::ledger::Lease;
+
+    type Handler = BoxCloneSyncService<Request<Full<Bytes>>, Response<Full<Bytes>>, Infallible>;
+
+    fn size_of_future<A, F: Future>(_: impl FnOnce(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Common allocators are faster up to 1,024 bytes.
+    #[test]
+    fn both_boxes_of_a_delivery_are_small() {
+        let delivery = Run::<Handler, Lease, Full<Bytes>>::to_the_end;
+        let sizes = [size_of::<Run<Handler, Lease, Full<Bytes>>>(), size_of_future(delivery)];
+        assert!(sizes.iter().all(|size| *size <= 1_024), "{sizes:?}");
+    }
+}

@@ -1,28 +1,33 @@
 //! [`Script`]: a Lua script, and [`ScriptCall`]: one call of it over one key.
 //!
-//! A script is sent as it stands in its file, after the prelude, without lines of comment.
+//! A script is sent as it stands in its file, without lines of comment, between the prelude and the
+//! epilogue.
 
 use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, ToRedisArgs};
 
-/// What most scripts begin with: the row of the key, and how it is written.
+/// What most scripts begin with: it reads the row of the key.
 const PRELUDE: &str = include_str!("lua/prelude.lua");
+
+/// What most scripts end with: it writes the row.
+const EPILOGUE: &str = include_str!("lua/epilogue.lua");
 
 /// Scripts that free memory soon work at `maxmemory`: a completion that is refused would lead to a second
 /// run.
 const ALLOW_OOM: &str = " flags=allow-oom";
 
-/// Declares scripts that begin with the prelude. Each is named after its file in the folder `lua`.
+/// Declares scripts that write a row. Each is named after its file in the folder `lua`.
 macro_rules! scripts {
     ($($name:ident = $file:literal, $flags:expr;)+) => {
         $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(&format!("{}\n{}", code(PRELUDE), code(include_str!($file))), $flags)
+            Script::new(&[PRELUDE, include_str!($file), EPILOGUE].map(code).join("\n"), $flags)
         });)+
 
         #[cfg(test)]
         const ALL: &[(&str, &LazyLock<Script>)] = &[
             $(($file, &$name),)+
+            ("lua/forget.lua", &FORGET),
             ("lua/get.lua", &GET),
             ("lua/canary.lua", &CANARY),
             ("lua/push_loss.lua", &PUSH_LOSS),
@@ -35,9 +40,13 @@ scripts! {
     RENEW = "lua/renew.lua", "";
     COMPLETE = "lua/complete.lua", ALLOW_OOM;
     RELEASE = "lua/release.lua", ALLOW_OOM;
-    FORGET = "lua/forget.lua", ALLOW_OOM;
     ALLOW_RERUN = "lua/allow_rerun.lua", "";
 }
+
+/// Deletes a key.
+pub(super) static FORGET: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(&[PRELUDE, include_str!("lua/forget.lua")].map(code).join("\n"), ALLOW_OOM)
+});
 
 /// Reads a key.
 pub(super) static GET: LazyLock<Script> =
@@ -111,7 +120,7 @@ pub(super) struct ScriptCall {
 impl ScriptCall {
     /// `key` is the key of Redis.
     pub(super) fn new(script: &'static Script, key: Vec<u8>) -> Self {
-        Self { script, key, args: Cmd::new() }
+        Self { script, key, args: Cmd::with_capacity(8, 128) }
     }
 
     /// Adds an argument: the script's `ARGV[2]` and so on. `ARGV[1]` is `1` for
@@ -141,7 +150,7 @@ impl ScriptCall {
     }
 
     fn command(&self, name: &str, script: &str, form: Form) -> Cmd {
-        let mut command = Cmd::new();
+        let mut command = Cmd::with_capacity(16, script.len() + self.key.len() + 128);
         command.arg(name).arg(script).arg(1).arg(&self.key).arg(u8::from(form.force_write));
         for arg in self.args.args_iter() {
             if let Arg::Simple(arg) = arg {

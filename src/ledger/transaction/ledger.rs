@@ -63,7 +63,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         let terms = context.leased_terms(&events, true);
         let bound = store_timeout.saturating_add(adapter.open_timeout());
         let opened =
-            bounded("begin", "opening a transaction", bound, || adapter.open(&asked, &terms))
+            bounded(&["begin", "opening a transaction"], bound, || adapter.open(&asked, &terms))
                 .await?;
         if opened.replies.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
@@ -75,7 +75,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         };
         if !resolution.release.is_empty() {
             let keys = &resolution.release;
-            bounded("release_in", "releasing keys", store_timeout, || {
+            bounded(&["release_in", "releasing keys"], store_timeout, || {
                 adapter.release_in(&mut transaction, keys, &terms)
             })
             .await?;
@@ -84,10 +84,10 @@ impl<DB: Database> Ledger for Transactional<DB> {
         if resolution.new.is_empty() {
             if complete.is_empty() {
                 let rollback = || adapter.rollback(transaction);
-                bounded("rollback", "rolling back", store_timeout, rollback).await?;
+                bounded(&["rollback", "rolling back"], store_timeout, rollback).await?;
             } else {
                 let commit = || adapter.commit(transaction, &complete, &terms);
-                bounded("commit", "completing keys", store_timeout, commit).await?;
+                bounded(&["commit", "completing keys"], store_timeout, commit).await?;
             }
             return Ok(resolution.without_new());
         }

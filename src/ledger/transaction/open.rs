@@ -32,7 +32,7 @@ impl<DB: Database> OpenDelivery<DB> {
     pub(super) async fn open(&self) -> Result<OpenTransaction<DB>, Error> {
         let bound = self.store_timeout.saturating_add(self.adapter.open_timeout());
         let open = || self.adapter.open(&self.keys, &self.terms);
-        let opened = bounded("begin", "opening a transaction", bound, open).await?;
+        let opened = bounded(&["begin", "opening a transaction"], bound, open).await?;
         opened.transaction.ok_or_else(|| {
             Error::new(ErrorKind::Corrupt, "opening a transaction: the adapter opened none")
         })
@@ -44,7 +44,7 @@ impl<DB: Database> OpenDelivery<DB> {
         savepoint: u32,
         replaces: Option<u32>,
     ) -> Result<(), Error> {
-        bounded("savepoint", "setting a savepoint", self.store_timeout, || {
+        bounded(&["savepoint", "setting a savepoint"], self.store_timeout, || {
             self.adapter.savepoint(transaction, savepoint, replaces)
         })
         .await
@@ -57,7 +57,8 @@ impl<DB: Database> OpenDelivery<DB> {
         success: &HandlerSuccess,
     ) -> Result<(), Error> {
         let commit = || Box::pin(self.commit_all(transaction, marks, success)) as _;
-        bounded("commit", "committing the handler's transaction", self.store_timeout, commit).await
+        bounded(&["commit", "committing the handler's transaction"], self.store_timeout, commit)
+            .await
     }
 
     async fn commit_all(
@@ -88,9 +89,12 @@ impl<DB: Database> OpenDelivery<DB> {
         marks: &Savepoints,
     ) -> Result<(), Error> {
         let end = || Box::pin(self.commit_marked(transaction, marks)) as _;
-        let ended =
-            bounded("rollback", "rolling the handler's transaction back", self.store_timeout, end)
-                .await;
+        let ended = bounded(
+            &["rollback", "rolling the handler's transaction back"],
+            self.store_timeout,
+            end,
+        )
+        .await;
         if let (Err(error), true) = (&ended, marks.sent > 0) {
             self.report_marks(error);
         }

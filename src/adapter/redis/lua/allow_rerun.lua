@@ -6,21 +6,17 @@
 --
 -- ARGV: 2 the section of the rerun without its time: 16 bytes nonce, then who and why.
 -- Replies: {0} allowed; {1} missing; {2} in flight.
-if row and row.rerun ~= '' and string.sub(row.rerun, 7, 22) == string.sub(ARGV[2], 1, 16) then
-  if force then write(row) end
-  return {0}
+local reply = {0}
+if rerun ~= '' and string.sub(rerun, 7, 22) == string.sub(ARGV[2], 1, 16) then
+  if not force then return reply end
+else
+  if state == 'leased' then return {2} end
+  if state == 'missing' or state == 'expired' then return {1} end
+  if complete then token, ends_at = nil, 0 end
+  complete = false
+  -- A completion without a claim has run the event once.
+  attempts = math.max(attempts, 1)
+  expires_at = math.max(expires_at, math.min(now + 7 * 86400000, MAX_TIME))
+  rerun = struct.pack('>I6', now) .. ARGV[2]
+  data_flags, data = 0, ''
 end
-if state == 'leased' then return {2} end
-if state == 'missing' or state == 'expired' then return {1} end
-if row.complete then
-  row.token = nil
-  row.ends_at = 0
-end
-row.complete = false
--- A completion without a claim has run the event once.
-row.attempts = math.max(row.attempts, 1)
-row.expires_at = math.max(row.expires_at, after(7 * 86400000))
-row.rerun = struct.pack('>I6', now) .. ARGV[2]
-row.data_flags, row.data = 0, ''
-write(row)
-return {0}

@@ -5,28 +5,22 @@
 --
 -- ARGV: 2 token, 3 retention, 4 section of the event type, 5 flags and 6 sections of the data to store.
 -- Replies: {0} held; {1} lease lost; {2} inserted.
-local is_mine = row ~= nil and row.token == ARGV[2]
-local is_over = row == nil or row.expires_at <= now
-if row and not is_over then
-  if row.complete then
-    if force and is_mine then write(row) end
-    return {is_mine and 0 or 1}
-  end
-  if row.rerun ~= '' and not is_mine then return {1} end
-end
+local is_mine = token == ARGV[2]
+local is_over = expires_at <= now
+local reply = {is_mine and 0 or 1}
 
-local reply = is_mine and 0 or 1
-if not row or row.complete then
-  row = new_row(ARGV[3], ARGV[4])
-  row.token = ARGV[2]
-  row.attempts = 0
-  reply = 2
-elseif is_over then
-  -- A completion must not be expired when it is written. Otherwise the retention counts from the claim.
-  row.expires_at = after(ARGV[3])
+if complete and not is_over then
+  if not (force and is_mine) then return reply end
+else
+  if rerun ~= '' and not is_mine and not is_over then return reply end
+  if state == 'missing' or complete then
+    attempts, takeover, first_seen_at, rerun, event_type = 0, false, now, '', ARGV[4]
+    token, reply = ARGV[2], {2}
+  end
+  if is_over then
+    -- A completion must not be expired when it is written. Otherwise the retention counts from the claim.
+    expires_at = math.min(now + ARGV[3], MAX_TIME)
+  end
+  complete, ends_at = true, now
+  data_flags, data = tonumber(ARGV[5]), ARGV[6]
 end
-row.complete = true
-row.ends_at = now
-row.data_flags, row.data = tonumber(ARGV[5]), ARGV[6]
-write(row)
-return {reply}

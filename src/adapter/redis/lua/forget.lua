@@ -1,4 +1,4 @@
--- Deletes a key, unless a live lease holds it.
+-- Deletes a key, unless a live lease holds it. No epilogue follows.
 --
 -- Replies: {0} removed; {1} missing; {2} in flight.
 if state == 'leased' then return {2} end

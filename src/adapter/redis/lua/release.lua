@@ -2,8 +2,8 @@
 --
 -- ARGV: 2 token, 3 '1' to release a row that is complete at once, '0' to release an incomplete row.
 -- Replies: {0} released; {1} not held.
-if not row or row.token ~= ARGV[2] or row.complete ~= (ARGV[3] == '1') then
-  if force and not row then
+if token ~= ARGV[2] or complete ~= (ARGV[3] == '1') then
+  if force and not stored then
     -- The first call may have deleted the row on another connection. `WAIT` waits for this write, which
     -- follows the first one.
     redis.call('SET', key, '', 'PX', 1000)
@@ -11,14 +11,11 @@ if not row or row.token ~= ARGV[2] or row.complete ~= (ARGV[3] == '1') then
   end
   return {1}
 end
-if row.complete and row.rerun == '' then
+if complete and rerun == '' then
   redis.call('DEL', key)
   return {0}
 end
 -- The row stays, with its attempts and the audit of a rerun.
-row.token = nil
-row.complete = false
-row.ends_at = 0
-row.data_flags, row.data = 0, ''
-write(row)
-return {0}
+token, complete, ends_at = nil, false, 0
+data_flags, data = 0, ''
+local reply = {0}

@@ -2,9 +2,10 @@
 --
 -- ARGV: 2 token, 3 retention, 4 lease, 5 section of the event type.
 -- Replies: {0} held; {1} lost.
-if row and (row.complete or row.token ~= ARGV[2]) then return {1} end
-row = row or new_row(ARGV[3], ARGV[5])
-row.token = ARGV[2]
-row.ends_at = after(ARGV[4])
-write(row)
-return {0}
+if stored and (complete or token ~= ARGV[2]) then return {1} end
+if not stored then
+  expires_at, event_type = math.min(now + ARGV[3], MAX_TIME), ARGV[5]
+end
+token = ARGV[2]
+ends_at = math.min(now + ARGV[4], MAX_TIME)
+local reply = {0}
