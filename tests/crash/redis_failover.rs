@@ -45,6 +45,30 @@ impl Primaries for SentinelSet {
     }
 }
 
+impl Primaries for Cluster {
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    fn servers(&self) -> &[Server] {
+        self.nodes()
+    }
+
+    fn primary(&self, turn: usize) -> (usize, Vec<usize>) {
+        let slot = [0, 8_000, 16_000][turn % 3];
+        let primary = self.owner_of(slot).expect("the nodes agree");
+        let words = ["CLUSTER", "REPLICAS", &self.ids()[primary]];
+        let replicas: Vec<String> = self.nodes()[primary].run(&words);
+        let is_replica = |id: &String| replicas.iter().any(|line| line.starts_with(&**id));
+        (primary, (0..6).filter(|number| is_replica(&self.ids()[*number])).collect())
+    }
+
+    async fn restart(&self, number: usize) {
+        self.nodes()[number].start_again();
+        self.settled().await;
+    }
+}
+
 pub(super) async fn adapters(url: &str, count: usize) -> Vec<RedisAdapter> {
     let mut adapters = Vec::new();
     for _ in 0..count {
@@ -112,4 +136,9 @@ async fn killed_five_times(primaries: &impl Primaries) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sentinel_primary_killed_five_times_loses_no_event_and_tells_what_runs_again() {
     killed_five_times(&SentinelSet::start()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cluster_primary_killed_five_times_loses_no_event_and_tells_what_runs_again() {
+    killed_five_times(&Cluster::start()).await;
 }

@@ -52,7 +52,9 @@ type Runs = Mutex<HashMap<String, Vec<Run>>>;
 
 /// Senders that deliver each event twice at once, until both deliveries are acknowledged.
 pub(super) struct Load {
-    pub(super) kind: LedgerKind,
+    kind: LedgerKind,
+    /// Before the number of each event. The loads of one test share a server.
+    tag: String,
     pub(super) adapters: Vec<RedisAdapter>,
     services: Vec<Service>,
     handles: Vec<DedupHandle>,
@@ -68,7 +70,6 @@ pub(super) struct Load {
 /// What the effects of a load show, and the losses that its adapters have reported.
 #[derive(Debug)]
 pub(super) struct Verdict {
-    pub(super) sent: usize,
     /// The events that took effect more than once.
     pub(super) doubled: usize,
     pub(super) losses: Vec<StoreLoss>,
@@ -82,18 +83,20 @@ impl Load {
     /// On arrival both go to one service, because another process may treat a claim of unknown outcome
     /// as complete.
     pub(super) fn start(kind: LedgerKind, adapters: Vec<RedisAdapter>) -> Arc<Self> {
-        let load = Self::idle(kind, adapters);
-        let senders = (0..SENDERS).map(|_| tokio::spawn(Arc::clone(&load).sends())).collect();
-        *load.senders.lock().unwrap() = senders;
-        load
+        Self::start_tagged(kind, adapters, "event")
     }
 
-    /// The same, without senders.
-    pub(super) fn idle(kind: LedgerKind, adapters: Vec<RedisAdapter>) -> Arc<Self> {
+    /// The same, with ids that begin with this text.
+    pub(super) fn start_tagged(
+        kind: LedgerKind,
+        adapters: Vec<RedisAdapter>,
+        tag: &str,
+    ) -> Arc<Self> {
         let runs: Arc<Runs> = Arc::default();
         let (services, handles) =
             adapters.iter().map(|adapter| service(kind, adapter.clone(), &runs)).unzip();
-        Arc::new(Self {
+        let load = Arc::new(Self {
+            tag: format!("{tag}-{kind:?}"),
             kind,
             adapters,
             services,
@@ -105,7 +108,10 @@ impl Load {
             answers: Mutex::default(),
             slowest: Mutex::default(),
             senders: Mutex::default(),
-        })
+        });
+        let senders = (0..SENDERS).map(|_| tokio::spawn(Arc::clone(&load).sends())).collect();
+        *load.senders.lock().unwrap() = senders;
+        load
     }
 
     async fn sends(self: Arc<Self>) {
@@ -120,7 +126,7 @@ impl Load {
     /// Delivers the event until it is acknowledged.
     async fn deliver(&self, event: usize, copy: usize) {
         let service = &self.services[(event + copy) % self.services.len()];
-        let id = id(event);
+        let id = self.id(event);
         loop {
             let asked = Instant::now();
             let response = send(service, request(&id)).await;
@@ -141,6 +147,10 @@ impl Load {
             }
             pause(30).await;
         }
+    }
+
+    fn id(&self, event: usize) -> String {
+        format!("{}-{event}", self.tag)
     }
 
     /// Delivers this many new events, each until it is acknowledged. Returns how long that took.
@@ -169,16 +179,10 @@ impl Load {
         self.answers.lock().unwrap().clone()
     }
 
-    /// Returns how often this answer was given: the status, and the result header or `handler`.
-    pub(super) fn answered(&self, answer: &str) -> usize {
-        self.answers.lock().unwrap().get(answer).copied().unwrap_or_default()
-    }
-
     /// Waits until each adapter has reported a loss that it found at this time or later.
     pub(super) async fn until_told(&self, since: SystemTime) {
-        let told = |adapter: &RedisAdapter| {
-            adapter.losses().iter().any(|loss| loss.found_at >= since)
-        };
+        let told =
+            |adapter: &RedisAdapter| adapter.losses().iter().any(|loss| loss.found_at >= since);
         let all = async {
             while !self.adapters.iter().all(told) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -219,7 +223,8 @@ impl Load {
         assert!(slowest < ANSWERED, "a delivery was answered after {slowest:?}");
 
         let (runs, losses) = (self.runs.lock().unwrap(), self.losses());
-        let lost: Vec<_> = (0..sent).map(id).filter(|id| !runs.contains_key(id)).collect();
+        let lost: Vec<_> =
+            (0..sent).map(|event| self.id(event)).filter(|id| !runs.contains_key(id)).collect();
         assert!(lost.is_empty(), "{:?}: lost {lost:?}; {losses:#?}; {answers:?}", self.kind);
         let mut doubled = 0;
         for (id, runs) in runs.iter().filter(|(_, runs)| runs.len() > 1) {
@@ -232,8 +237,11 @@ impl Load {
                 assert!(told, "{:?}: {id} ran again, untold: {runs:#?}; {losses:#?}", self.kind);
             }
         }
-        println!("{:?}: {sent} events, {doubled} doubled, slowest {slowest:?}, {answers:?}", self.kind);
-        Verdict { sent, doubled, losses, answers }
+        println!(
+            "{:?}: {sent} events, {doubled} doubled, slowest {slowest:?}, {answers:?}",
+            self.kind
+        );
+        Verdict { doubled, losses, answers }
     }
 
     /// Waits until no write continues in the background. On arrival a release continues for 20 s if
@@ -251,10 +259,6 @@ impl Load {
 /// writes from `since` until `found_at`.
 fn overlap(run: &Run, loss: &StoreLoss) -> bool {
     run.start <= loss.found_at && loss.since <= run.end
-}
-
-fn id(event: usize) -> String {
-    format!("event-{event}")
 }
 
 pub(super) async fn pause(most: u64) {

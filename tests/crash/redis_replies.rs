@@ -31,17 +31,14 @@ impl Lossy {
     async fn before(server: impl FnOnce(u16) -> Server) -> (Self, Server) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let lossy = Self {
-            port,
-            next: Arc::default(),
-            at_random: Arc::default(),
-            lost: Arc::default(),
-        };
+        let lossy =
+            Self { port, next: Arc::default(), at_random: Arc::default(), lost: Arc::default() };
         let server = server(port);
         let (shared, to) = (lossy.clone(), server.port());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (shared, server) = (shared.clone(), TcpStream::connect(("127.0.0.1", to)).await);
+                let (shared, server) =
+                    (shared.clone(), TcpStream::connect(("127.0.0.1", to)).await);
                 tokio::spawn(async move { shared.pass(client, server.unwrap()).await });
             }
         });

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::{
-    CallTerms, Completed, DedupAdapter, LossKind, RedisAdapter, Released, Token,
+    CallTerms, Completed, DedupAdapter, LossKind, MaintenanceAdapter, RedisAdapter, Released, Token,
 };
 
 use super::redis_failover::{adapters, end, go_on, loads, recover};

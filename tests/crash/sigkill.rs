@@ -15,6 +15,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
+use futures_util::future::join_all;
 use sqlx::Connection;
 use sqlx::sqlite::{Sqlite, SqliteConnection};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -22,6 +23,7 @@ use tokio::process::{Child, Command};
 use tower_dedup::adapter::{RedisAdapter, SqliteAdapter};
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
+use crate::support::redis::Server;
 use crate::support::{by_header, sqlite_url};
 
 const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
@@ -222,20 +224,19 @@ async fn transaction_of_a_killed_process_leaves_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_under_load_and_sigkill_loses_no_event() {
-    loses_no_event(&[]).await;
+    loses_no_event(2, &[]).await;
 }
 
-/// Two receivers share one store, and one of them is killed repeatedly under load. The sender
-/// retries until every event is acknowledged. No event is lost. An event runs twice only if a
-/// process died.
-async fn loses_no_event(settings: &[(&str, &str)]) {
+/// Receivers share one store, and one of them is killed repeatedly under load. The sender retries
+/// until every event is acknowledged. No event is lost. An event runs twice only if a process died.
+async fn loses_no_event(receivers: usize, settings: &[(&str, &str)]) {
     const EVENTS: usize = 150;
     const KILLS: usize = 6;
     let dir = tempfile::tempdir().unwrap();
     let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().unwrap();
-    let (mut first, first_url) = spawn(dir.path(), settings).await;
-    let (_second, second_url) = spawn(dir.path(), settings).await;
-    let urls = Arc::new(std::sync::Mutex::new([first_url, second_url]));
+    let all = join_all((0..receivers).map(|_| spawn(dir.path(), settings))).await;
+    let (mut children, urls): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    let urls = Arc::new(std::sync::Mutex::new(urls));
     let senders = (0..12).map(|sender| {
         let (client, urls) = (client.clone(), Arc::clone(&urls));
         tokio::spawn(async move {
@@ -244,7 +245,7 @@ async fn loses_no_event(settings: &[(&str, &str)]) {
             for event in (sender / 2..EVENTS).step_by(6) {
                 loop {
                     tries += 1;
-                    let url = urls.lock().unwrap()[tries % 2].clone();
+                    let url = urls.lock().unwrap()[tries % receivers].clone();
                     let id = format!("event-{event}");
                     if deliver(&client, &url, &id, 30).await == Some(200) {
                         break;
@@ -257,9 +258,9 @@ async fn loses_no_event(settings: &[(&str, &str)]) {
     let senders: Vec<_> = senders.collect();
     for kill in 0..KILLS {
         tokio::time::sleep(Duration::from_millis(60 + 35 * kill as u64)).await;
-        first.kill().await.unwrap();
+        children[0].kill().await.unwrap();
         let (child, url) = spawn(dir.path(), settings).await;
-        first = child;
+        children[0] = child;
         urls.lock().unwrap()[0] = url;
     }
     for sender in senders {
@@ -286,5 +287,5 @@ async fn loses_no_event(settings: &[(&str, &str)]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_lease_under_load_and_sigkill_loses_no_event() {
     let server = Server::start();
-    loses_no_event(&[(REDIS, &server.url())]).await;
+    loses_no_event(4, &[(REDIS, &server.url())]).await;
 }
