@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tower_dedup::adapter::{LossKind, RedisAdapter};
+use tower_dedup::adapter::{LossKind, RedisAdapter, RedisOptions};
 
 use super::redis_load::{LedgerKind, Load, RECOVERED, Verdict};
 use crate::support::redis::{Cluster, SentinelSet, Server};
@@ -69,10 +69,12 @@ impl Primaries for Cluster {
     }
 }
 
+/// Connects adapters that look for losses often, so that they report short times.
 pub(super) async fn adapters(url: &str, count: usize) -> Vec<RedisAdapter> {
+    let options = RedisOptions::new().follow_every(Some(Duration::from_millis(200)));
     let mut adapters = Vec::new();
     for _ in 0..count {
-        adapters.push(RedisAdapter::connect(url).await.unwrap());
+        adapters.push(RedisAdapter::connect_with(url, options.clone()).await.unwrap());
     }
     adapters
 }
