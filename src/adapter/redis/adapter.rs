@@ -56,8 +56,7 @@ impl RedisAdapter {
         connections.connect().await?;
         let names = KeyNames::new(&options.prefix);
         let follower = Follower::new(&options);
-        let closed = AtomicBool::new(false);
-        Ok(Self(Arc::new(Shared { connections, names, follower, closed })))
+        Ok(Self(Arc::new(Shared { connections, names, follower, closed: AtomicBool::new(false) })))
     }
 
     /// Returns the losses that this process has found, the newest last, 64 at most.
@@ -73,7 +72,8 @@ impl RedisAdapter {
     ///
     /// The store could not be read.
     pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
-        self.0.follower.stored_losses(&self.0.connections).await
+        let shared = self.shared()?;
+        shared.follower.stored_losses(&shared.connections).await
     }
 
     fn shared(&self) -> Result<&Shared, Error> {
