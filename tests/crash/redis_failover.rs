@@ -10,17 +10,19 @@ use tower_dedup::adapter::{LossKind, RedisAdapter, RedisOptions};
 use super::redis_load::{LedgerKind, Load, RECOVERED, Verdict};
 use crate::support::redis::{Cluster, SentinelSet, Server};
 
-const KILLS: usize = 5;
-/// Replicas stop for this time before their primary dies, so that it has acknowledged writes that they
-/// never receive. Nobody takes them for dead in this time.
-const LAG: Duration = Duration::from_millis(400);
+/// Every other primary is cut from its replicas for this time before it dies, so that it has acknowledged
+/// writes that they never receive. Nobody takes it for dead in this time.
+const CUT: Duration = Duration::from_millis(500);
 
 /// Primaries that are replaced when they die.
 trait Primaries: Sync {
     fn url(&self) -> String;
     fn servers(&self) -> &[Server];
-    /// Returns a primary, and the replicas of it. Another one each turn, if there are several.
-    fn primary(&self, turn: usize) -> (usize, Vec<usize>);
+    /// Returns a primary: another one each turn, if there are several.
+    fn primary(&self, turn: usize) -> usize;
+    /// Cuts a primary from the other servers.
+    fn cut(&self, primary: usize);
+    fn heal(&self, primary: usize);
     /// Starts a killed primary as a replica of its successor, and waits until it follows.
     fn restart(&self, number: usize) -> impl Future<Output = ()> + Send;
 }
@@ -34,9 +36,16 @@ impl Primaries for SentinelSet {
         self.servers()
     }
 
-    fn primary(&self, _: usize) -> (usize, Vec<usize>) {
-        let primary = self.primary().expect("the Sentinels agree");
-        (primary, (0..3).filter(|number| *number != primary).collect())
+    fn primary(&self, _: usize) -> usize {
+        self.primary().expect("the Sentinels agree")
+    }
+
+    fn cut(&self, primary: usize) {
+        self.cut_from_peers(primary);
+    }
+
+    fn heal(&self, primary: usize) {
+        self.heal(primary);
     }
 
     async fn restart(&self, number: usize) {
@@ -54,13 +63,16 @@ impl Primaries for Cluster {
         self.nodes()
     }
 
-    fn primary(&self, turn: usize) -> (usize, Vec<usize>) {
-        let slot = [0, 8_000, 16_000][turn % 3];
-        let primary = self.owner_of(slot).expect("the nodes agree");
-        let words = ["CLUSTER", "REPLICAS", &self.ids()[primary]];
-        let replicas: Vec<String> = self.nodes()[primary].run(&words);
-        let is_replica = |id: &String| replicas.iter().any(|line| line.starts_with(&**id));
-        (primary, (0..6).filter(|number| is_replica(&self.ids()[*number])).collect())
+    fn primary(&self, turn: usize) -> usize {
+        self.owner_of([0, 8_000, 16_000][turn % 3]).expect("the nodes agree")
+    }
+
+    fn cut(&self, primary: usize) {
+        self.cut_from_peers(primary);
+    }
+
+    fn heal(&self, _: usize) {
+        self.heal();
     }
 
     async fn restart(&self, number: usize) {
@@ -69,9 +81,16 @@ impl Primaries for Cluster {
     }
 }
 
-/// Connects adapters that look for losses often, so that they report short times.
+/// Adapters look for losses often, so that they report short times.
+fn often() -> RedisOptions {
+    RedisOptions::new().follow_every(Some(Duration::from_millis(200)))
+}
+
 pub(super) async fn adapters(url: &str, count: usize) -> Vec<RedisAdapter> {
-    let options = RedisOptions::new().follow_every(Some(Duration::from_millis(200)));
+    adapters_with(url, count, often()).await
+}
+
+async fn adapters_with(url: &str, count: usize, options: RedisOptions) -> Vec<RedisAdapter> {
     let mut adapters = Vec::new();
     for _ in 0..count {
         adapters.push(RedisAdapter::connect_with(url, options.clone()).await.unwrap());
@@ -81,10 +100,13 @@ pub(super) async fn adapters(url: &str, count: usize) -> Vec<RedisAdapter> {
 
 /// Starts a load of each ledger, with two adapters each.
 pub(super) async fn loads(url: &str) -> [Arc<Load>; 2] {
-    [
-        Load::start(LedgerKind::Lease, adapters(url, 2).await),
-        Load::start(LedgerKind::OnArrival, adapters(url, 2).await),
-    ]
+    loads_with(url, often()).await
+}
+
+async fn loads_with(url: &str, options: RedisOptions) -> [Arc<Load>; 2] {
+    let lease = adapters_with(url, 2, options.clone()).await;
+    let arrival = adapters_with(url, 2, options).await;
+    [Load::start(LedgerKind::Lease, lease), Load::start(LedgerKind::OnArrival, arrival)]
 }
 
 /// Waits until both loads have delivered for a while.
@@ -106,30 +128,38 @@ pub(super) async fn end(loads: &[Arc<Load>; 2]) -> [Verdict; 2] {
     [lease, arrival]
 }
 
-async fn killed_five_times(primaries: &impl Primaries) {
-    let loads = loads(&primaries.url()).await;
+/// Kills primaries under load, one after the other.
+async fn killed(primaries: &impl Primaries, kills: usize, options: RedisOptions) -> [Verdict; 2] {
+    let loads = loads_with(&primaries.url(), options).await;
     let mut recovered = Vec::new();
-    for turn in 0..KILLS {
+    for turn in 0..kills {
         go_on(&loads).await;
-        let (primary, replicas) = primaries.primary(turn);
-        let servers = primaries.servers();
-        // Every other primary dies before its replicas have received its last writes.
-        let lagging = if turn % 2 == 0 { &replicas[..] } else { &[] };
-        lagging.iter().for_each(|replica| servers[*replica].stop());
-        if !lagging.is_empty() {
-            tokio::time::sleep(LAG).await;
+        let primary = primaries.primary(turn);
+        let is_cut = turn % 2 == 0;
+        if is_cut {
+            primaries.cut(primary);
+            tokio::time::sleep(CUT).await;
         }
         let killed_at = SystemTime::now();
-        servers[primary].kill();
-        lagging.iter().for_each(|replica| servers[*replica].cont());
+        primaries.servers()[primary].kill();
+        if is_cut {
+            primaries.heal(primary);
+        }
         recovered.push(recover(&loads).await);
         tokio::join!(loads[0].until_told(killed_at), loads[1].until_told(killed_at));
         primaries.restart(primary).await;
     }
     println!("recovered after {recovered:?}");
-    for verdict in end(&loads).await {
-        assert!(verdict.doubled > 0, "no acknowledged write was lost: {verdict:#?}");
+    let verdicts = end(&loads).await;
+    for verdict in &verdicts {
         assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
+    }
+    verdicts
+}
+
+async fn killed_five_times(primaries: &impl Primaries) {
+    for verdict in killed(primaries, 5, often()).await {
+        assert!(verdict.doubled > 0, "no acknowledged write was lost: {verdict:#?}");
         let proven = verdict.losses.iter().any(|loss| loss.kind == LossKind::Rewound);
         assert!(proven, "no loss is proven: {:#?}", verdict.losses);
     }
@@ -137,10 +167,28 @@ async fn killed_five_times(primaries: &impl Primaries) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sentinel_primary_killed_five_times_loses_no_event_and_tells_what_runs_again() {
-    killed_five_times(&SentinelSet::start()).await;
+    killed_five_times(&SentinelSet::start_linked(&[])).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn cluster_primary_killed_five_times_loses_no_event_and_tells_what_runs_again() {
-    killed_five_times(&Cluster::start()).await;
+    killed_five_times(&Cluster::start_linked(&[])).await;
+}
+
+/// A write counts once a replica has it, and the replica with the most writes is promoted.
+async fn killed_with_wait_replicas(primaries: &impl Primaries) {
+    let options = often().wait_replicas(1, Duration::from_millis(500));
+    for verdict in killed(primaries, 3, options).await {
+        assert_eq!(verdict.doubled, 0, "{verdict:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_primary_killed_with_wait_replicas_loses_and_doubles_nothing() {
+    killed_with_wait_replicas(&SentinelSet::start_linked(&[])).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cluster_primary_killed_with_wait_replicas_loses_and_doubles_nothing() {
+    killed_with_wait_replicas(&Cluster::start_linked(&[])).await;
 }

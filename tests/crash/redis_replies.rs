@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use redis::cluster::ClusterClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower_dedup::adapter::{
@@ -119,8 +120,7 @@ fn other(terms: &CallTerms) -> CallTerms {
     }
 }
 
-async fn claim_is_first_to_its_own_token(lossy: &Lossy, url: &str) {
-    let adapter = RedisAdapter::connect(url).await.unwrap();
+async fn claim_is_first_to_its_own_token(lossy: &Lossy, adapter: RedisAdapter) {
     adapter.claim(&[dedup_key("warm")], &terms()).await.unwrap();
     for replies in [1, 2] {
         for terms in [terms(), on_claim(&terms())] {
@@ -140,13 +140,22 @@ async fn claim_is_first_to_its_own_token(lossy: &Lossy, url: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn claim_repeated_after_a_lost_reply_is_first_on_one_server() {
     let (lossy, _server, url) = server().await;
-    claim_is_first_to_its_own_token(&lossy, &url).await;
+    claim_is_first_to_its_own_token(&lossy, RedisAdapter::connect(&url).await.unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn claim_repeated_after_a_lost_reply_is_first_in_a_cluster() {
     let (lossy, _server, url) = cluster().await;
-    claim_is_first_to_its_own_token(&lossy, &url).await;
+    claim_is_first_to_its_own_token(&lossy, RedisAdapter::connect(&url).await.unwrap()).await;
+}
+
+/// The cluster client of the crate `redis` repeats the command by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn claim_repeated_by_the_users_cluster_client_is_first() {
+    let (lossy, _server, _) = cluster().await;
+    let client = ClusterClient::new(vec![format!("redis://127.0.0.1:{}", lossy.port)]).unwrap();
+    let connection = client.get_async_connection().await.unwrap();
+    claim_is_first_to_its_own_token(&lossy, RedisAdapter::new(connection)).await;
 }
 
 /// No event is acknowledged without having run, and none runs twice.
