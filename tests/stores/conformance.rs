@@ -16,6 +16,7 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::conformance::{SharedStore, Store};
 
+use super::redis_stores::{Redis, RedisCluster, RedisReplicated, RedisSentinel};
 use crate::support::postgres::{Schema, create_partitions, shared};
 use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
 
@@ -434,6 +435,10 @@ everything!(
     postgres_partitioned = Partitioned,
     sqlite_unbatched = UnbatchedFile,
     boxed = Boxed,
+    redis = Redis,
+    redis_sentinel = RedisSentinel,
+    redis_cluster = RedisCluster,
+    redis_replicated = RedisReplicated,
 );
 
 /// Expands the macro for an adapter with the ability `inspection`.
@@ -456,6 +461,10 @@ inspection!(
     postgres_partitioned = Partitioned,
     sqlite_unbatched = UnbatchedFile,
     boxed = Boxed,
+    redis = Redis,
+    redis_sentinel = RedisSentinel,
+    redis_cluster = RedisCluster,
+    redis_replicated = RedisReplicated,
 );
 
 mod plain {
@@ -473,4 +482,16 @@ mod postgres_partitioned_processes {
 
 mod postgres_processes {
     tower_dedup::process_conformance_suite!(super::Postgres);
+}
+
+mod redis_processes {
+    tower_dedup::process_conformance_suite!(super::Redis);
+}
+
+mod redis_sentinel_processes {
+    tower_dedup::process_conformance_suite!(super::RedisSentinel);
+}
+
+mod redis_cluster_processes {
+    tower_dedup::process_conformance_suite!(super::RedisCluster);
 }

@@ -19,6 +19,7 @@ mod queue_order;
 mod queue_processes;
 mod redis_links;
 mod redis_servers;
+mod redis_stores;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_large;
