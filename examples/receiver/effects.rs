@@ -1,4 +1,4 @@
-//! The effects of the handlers: one row per run, in the store that holds the keys.
+//! The effects of the handlers: one row per run, in the store that holds the keys or in `--effects`.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -86,14 +86,15 @@ impl Table for Postgres {
 }
 
 impl Effects {
-    /// Opens the table in the store at this URL. An adapter has connected to the store before.
+    /// Opens the table in the database at this URL.
     pub(crate) async fn connect(url: &str) -> Result<Self> {
         if url.starts_with("memory:") {
             return Ok(Self::Memory(Arc::default()));
         }
         if url.starts_with("sqlite:") {
-            // The adapter has created the file in WAL mode.
-            let options = url.parse::<SqliteConnectOptions>()?.synchronous(SqliteSynchronous::Full);
+            // The adapter has created its own file, in WAL mode. Another file keeps its mode.
+            let options = url.parse::<SqliteConnectOptions>()?.create_if_missing(true);
+            let options = options.synchronous(SqliteSynchronous::Full);
             let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
             sqlx::query(CREATE).execute(&pool).await?;
             return Ok(Self::Sqlite(pool));

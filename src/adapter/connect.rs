@@ -12,6 +12,9 @@ use crate::error::{ConfigError, Error};
 /// | `memory:` | `MemoryAdapter` with its default capacity | `memory` |
 /// | `sqlite://path/to/file.db` | `SqliteAdapter` | `sqlite` |
 /// | `postgres://user@host/database` | `PostgresAdapter` | `postgres` |
+/// | `redis://user@host/0`, `rediss://…` with TLS | `RedisAdapter` | `redis` |
+/// | `redis+sentinel://host:port,host:port/master`, `rediss+sentinel://…` | `RedisAdapter` | `redis` |
+/// | `redis+cluster://host:port,host:port`, `rediss+cluster://…` | `RedisAdapter` | `redis` |
 ///
 /// # Errors
 ///
@@ -33,11 +36,17 @@ pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
         "postgres" | "postgresql" => Ok(Arc::new(super::PostgresAdapter::connect(url).await?)),
         #[cfg(not(feature = "postgres"))]
         "postgres" | "postgresql" => Err(disabled("postgres")),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+        | "rediss+cluster" => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
+        #[cfg(not(feature = "redis"))]
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+        | "rediss+cluster" => Err(disabled("redis")),
         other => Err(ConfigError::UnknownScheme(other.to_owned()).into()),
     }
 }
 
-#[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres")))]
+#[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres", feature = "redis")))]
 fn disabled(scheme: &'static str) -> Error {
     ConfigError::FeatureDisabled { scheme, feature: scheme }.into()
 }
