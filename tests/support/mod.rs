@@ -8,6 +8,7 @@ pub(crate) mod log;
 pub(crate) mod multi_event;
 pub(crate) mod postgres;
 pub(crate) mod proxy;
+pub(crate) mod redis;
 pub(crate) mod time_travel;
 
 use std::convert::Infallible;

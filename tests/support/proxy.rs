@@ -44,14 +44,21 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Starts a proxy to the server of these options.
     pub(crate) async fn start(options: &PgConnectOptions) -> Self {
+        Self::to(options.get_host(), options.get_port()).await
+    }
+
+    /// Starts a proxy to any server whose client waits for each reply.
+    pub(crate) async fn to(host: &str, port: u16) -> Self {
+        let server = (host.to_owned(), port);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let proxy = Self { port, trap: Arc::default(), silenced: watch::Sender::new(0) };
-        let (trap, server) = (Arc::clone(&proxy.trap), server(options));
+        let trap = Arc::clone(&proxy.trap);
         let silenced = proxy.silenced.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let server = TcpStream::connect(&server).await.unwrap();
+                // The server does not listen: the drop closes the client's connection.
+                let Ok(server) = TcpStream::connect(&server).await else { continue };
                 let (trap, mut silenced) = (Arc::clone(&trap), silenced.subscribe());
                 // If either side is gone, the drop closes the other.
                 tokio::spawn(async move {
@@ -64,6 +71,10 @@ impl Proxy {
             }
         });
         proxy
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     /// Returns the options, changed to connect through the proxy. Without TLS: with a TLS feature a
@@ -102,10 +113,6 @@ impl Proxy {
         }
         trap.messages.last().map(|message| String::from_utf8_lossy(message).into_owned())
     }
-}
-
-fn server(options: &PgConnectOptions) -> (String, u16) {
-    (options.get_host().to_owned(), options.get_port())
 }
 
 /// A small message is one read, and two messages are two reads, because the client waits for each

@@ -1,0 +1,114 @@
+//! The servers that other tests use: topologies come up, fail over and heal.
+
+use std::time::Duration;
+
+use crate::support::redis::{Cluster, SentinelSet, Server, command, fresh_prefix, keys_of, shared};
+
+#[test]
+fn server_keeps_its_port_and_loses_its_data_only_when_told() {
+    let server = Server::start_with(&["appendonly yes", "appendfsync always"]);
+    server.run::<()>(&["SET", "a", "1"]);
+    server.restart();
+    assert_eq!(server.run::<String>(&["GET", "a"]), "1");
+    server.restart_empty();
+    assert_eq!(server.run::<Option<String>>(&["GET", "a"]), None);
+    assert!(server.version() >= (6, 2, 0));
+}
+
+#[test]
+fn stopped_server_is_silent_until_it_continues() {
+    let server = Server::start();
+    server.run::<()>(&["SET", "a", "1"]);
+    let mut connection = server.connection().unwrap();
+    connection.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    server.stop();
+    let error = command(&["GET", "a"]).query::<String>(&mut connection).unwrap_err();
+    assert!(error.is_timeout(), "{error}");
+    server.cont();
+    assert_eq!(server.run::<String>(&["GET", "a"]), "1");
+}
+
+#[test]
+fn tests_of_one_server_see_their_own_keys() {
+    let (mut connection, prefix) =
+        (crate::support::redis::connection(shared()).unwrap(), fresh_prefix());
+    let key = format!("{prefix}:test:1");
+    command(&["SET", &key, "1"]).query::<()>(&mut connection).unwrap();
+    assert_eq!(keys_of(&mut connection, &prefix).unwrap(), [key.as_bytes()]);
+    assert!(keys_of(&mut connection, &fresh_prefix()).unwrap().is_empty());
+    command(&["DEL", &key]).query::<()>(&mut connection).unwrap();
+}
+
+#[tokio::test]
+async fn sentinel_promotes_a_replica_when_the_primary_is_killed() {
+    let set = SentinelSet::start();
+    set.servers()[0].run::<()>(&["SET", "a", "1"]);
+    set.servers()[0].run::<u32>(&["WAIT", "2", "1000"]);
+    assert_eq!(set.kill_primary(), 0);
+    let new = set.failover_from(0).await;
+    assert_eq!(set.servers()[new].run::<String>(&["GET", "a"]), "1");
+    set.restart_as_replica(0).await;
+    assert_eq!(set.settled(2).await, new);
+}
+
+#[tokio::test]
+async fn sentinel_set_has_two_primaries_while_the_first_one_is_cut_off() {
+    let set = SentinelSet::start_linked(&[]);
+    set.cut_from_peers(0);
+    let new = set.failover_from(0).await;
+    for number in [0, new] {
+        set.servers()[number].run::<()>(&["SET", "a", &number.to_string()]);
+        // A client that comes through the link.
+        let url = format!("redis://127.0.0.1:{}", set.port(number));
+        let mut client = crate::support::redis::connection(&url).unwrap();
+        command(&["SET", "b", "1"]).query::<()>(&mut client).unwrap();
+    }
+    set.heal(0);
+    assert_eq!(set.settled(2).await, new);
+    assert_eq!(set.servers()[0].run::<String>(&["GET", "a"]), new.to_string());
+}
+
+#[tokio::test]
+async fn cluster_promotes_a_replica_when_a_primary_is_killed() {
+    let cluster = Cluster::start();
+    let old = cluster.kill_primary_of("a").await;
+    let new = cluster.failover_from(old, "a").await;
+    assert_eq!(new, old + 3);
+    cluster.nodes()[new].run::<()>(&["SET", "a", "1"]);
+    cluster.nodes()[old].start_again();
+    cluster.settled().await;
+    assert_eq!(cluster.primary_of("a").await, new);
+}
+
+#[tokio::test]
+async fn cluster_moves_a_slot_with_its_keys() {
+    let cluster = Cluster::start();
+    let from = cluster.primary_of("{a}").await;
+    for number in 0..100 {
+        cluster.nodes()[from].run::<()>(&["SET", &format!("{{a}}{number}"), "1"]);
+    }
+    let to = (from + 1) % 3;
+    cluster.move_slot(cluster.slot_of("{a}"), to).await;
+    assert_eq!(cluster.nodes()[to].run::<String>(&["GET", "{a}99"]), "1");
+    cluster.nodes()[from].ask::<String>(&["GET", "{a}99"]).unwrap_err();
+}
+
+#[tokio::test]
+async fn cluster_has_two_primaries_of_a_slot_while_the_first_one_is_cut_off() {
+    let cluster = Cluster::start_linked(&[]);
+    let old = cluster.primary_of("a").await;
+    cluster.cut_from_peers(old);
+    // A node that is cut off refuses commands once it sees itself in a minority.
+    cluster.nodes()[old].run::<()>(&["SET", "a", "old"]);
+    let new = old + 3;
+    for _ in 0..1_000 {
+        if cluster.nodes()[new].ask::<()>(&["SET", "a", "new"]).is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    cluster.heal();
+    cluster.settled().await;
+    assert_eq!(cluster.primary_of("a").await, new);
+    assert_eq!(cluster.nodes()[new].run::<String>(&["GET", "a"]), "new");
+}

@@ -1,0 +1,402 @@
+//! Redis servers for the tests: private ones, deleted when the tests end, or the server that
+//! `TEST_REDIS_URL` names. Valkey serves as well.
+
+mod cluster;
+mod link;
+mod sentinel;
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult};
+
+pub(crate) use cluster::Cluster;
+pub(crate) use sentinel::SentinelSet;
+
+/// Names a server to use in place of a private one. The tests write keys into it and remove them.
+pub(crate) const URL: &str = "TEST_REDIS_URL";
+
+const MISSING: &str = "no Redis server program (redis-server or valkey-server) is found. \
+     Install it (apt-get install redis-server, dnf install valkey, brew install redis), \
+     or set REDIS_SERVER to its path, or TEST_REDIS_URL to the URL of a server that runs. \
+     Tests of Sentinel, of Cluster and of faults need the program";
+
+/// The server's keeper. It lives in a process group of its own and executes the lines of its stdin.
+/// The pipe breaks when the test's process ends, even by SIGKILL. Then the keeper kills the server
+/// and deletes its folder.
+///
+/// PIPE is ignored, because the keeper must clean up even if the test is dead when it replies.
+const KEEPER: &str = r#"
+program=$1
+trap '' PIPE
+trap 'exit 1' HUP INT TERM
+dir=$(mktemp -d "$2/tower-dedup-redis.XXXXXX" 2>&1) || { echo "$dir"; exit 1; }
+pid=
+end() {
+    [ -z "$pid" ] || { kill -9 "$pid"; wait "$pid"; }
+    pid=
+} 2>/dev/null
+# A child that writes a snapshot may outlive the server for a moment.
+trap 'end; rm -rf "$dir" || { sleep 1; rm -rf "$dir"; }' EXIT
+echo "$dir"
+exec 2>>"$dir/log"
+while read -r command argument; do
+    case $command in
+    start)
+        "$program" "$dir/redis.conf" $argument </dev/null >>"$dir/log" 2>&1 &
+        pid=$!
+        ;;
+    kill) end ;;
+    stop) kill -STOP "$pid" ;;
+    cont) kill -CONT "$pid" ;;
+    esac
+    echo "$pid"
+done
+"#;
+
+/// A private server of this process.
+pub(crate) struct Server {
+    keeper: Mutex<Keeper>,
+    dir: PathBuf,
+    port: u16,
+    directives: Vec<String>,
+    is_sentinel: bool,
+}
+
+struct Keeper {
+    process: Child,
+    /// `None` when the keeper was told to end.
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Server {
+    /// Starts a server without persistence. Blocks; inside a runtime, a worker waits.
+    pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with more lines of configuration, such as `appendonly yes`.
+    pub(crate) fn start_with(directives: &[&str]) -> Self {
+        Self::started(|_| directives.iter().map(|line| (*line).to_owned()).collect(), false)
+    }
+
+    /// Starts a server with the lines of configuration that `directives` returns for its port.
+    fn started(directives: impl Fn(u16) -> Vec<String>, is_sentinel: bool) -> Self {
+        let mut keeper = Keeper::start();
+        let dir = keeper.answer();
+        assert!(dir.starts_with('/'), "no folder for Redis: {dir}");
+        let (keeper, dir) = (Mutex::new(keeper), PathBuf::from(dir));
+        let mut server = Self { keeper, dir, port: 0, directives: Vec::new(), is_sentinel };
+        // Another process may take the port before the server does.
+        for _ in 0..5 {
+            server.port = free_port();
+            server.directives = directives(server.port);
+            if server.launch(&[]) {
+                return server;
+            }
+        }
+        panic!("Redis does not start:\n{}", server.log());
+    }
+
+    /// Returns `redis://127.0.0.1:PORT`.
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address())
+    }
+
+    /// Returns `127.0.0.1:PORT`.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Returns the folder of all its files.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns the log of all its runs.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("log")).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// Kills the server by SIGKILL. Its port refuses connections until
+    /// [`start_again`](Self::start_again).
+    pub(crate) fn kill(&self) {
+        self.tell("kill");
+    }
+
+    /// Stops the server by SIGSTOP: its connections stay open and silent.
+    pub(crate) fn stop(&self) {
+        self.tell("stop");
+    }
+
+    /// Ends [`stop`](Self::stop).
+    pub(crate) fn cont(&self) {
+        self.tell("cont");
+    }
+
+    /// Starts a killed server on the same port, with what its folder has. Returns when it replies.
+    pub(crate) fn start_again(&self) {
+        self.start_again_with(&[]);
+    }
+
+    /// The same, with more lines of configuration for this run.
+    pub(crate) fn start_again_with(&self, directives: &[&str]) {
+        assert!(self.launch(directives), "Redis does not start again:\n{}", self.log());
+    }
+
+    /// Kills the server and starts it again.
+    pub(crate) fn restart(&self) {
+        self.kill();
+        self.start_again();
+    }
+
+    /// Kills the server, deletes its data, and starts it again. A node of a cluster stays one.
+    pub(crate) fn restart_empty(&self) {
+        self.kill();
+        self.delete_data();
+        self.start_again();
+    }
+
+    /// Deletes the snapshot and the append-only file of a killed server.
+    pub(crate) fn delete_data(&self) {
+        let _ = fs::remove_dir_all(self.dir.join("appendonlydir"));
+        for file in ["appendonly.aof", "dump.rdb"] {
+            let _ = fs::remove_file(self.dir.join(file));
+        }
+    }
+
+    /// Opens a connection. Each of its calls blocks, for five seconds at most.
+    pub(crate) fn connection(&self) -> RedisResult<Connection> {
+        connection(&self.url())
+    }
+
+    /// Runs one command on a connection of its own. Blocks.
+    pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        command(words).query(&mut self.connection()?)
+    }
+
+    /// Runs one command that must succeed.
+    #[track_caller]
+    pub(crate) fn run<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        match self.ask(words) {
+            Ok(value) => value,
+            Err(error) => panic!("{words:?}: {error}\n{}", self.log()),
+        }
+    }
+
+    /// Returns one field of `INFO`, if the server replies and has the field.
+    pub(crate) fn info(&self, field: &str) -> Option<String> {
+        let info: String = self.ask(&["INFO", "everything"]).ok()?;
+        field_of(&info, field)
+    }
+
+    /// Returns the version of Redis, or that of Redis which Valkey claims to be: major, minor, patch.
+    pub(crate) fn version(&self) -> (u32, u32, u32) {
+        let version = self.info("redis_version").expect("a version");
+        let mut parts = version.split('.').map(|part| part.parse().expect("a number"));
+        let mut next = || parts.next().expect("three numbers");
+        (next(), next(), next())
+    }
+
+    /// Returns `false` if another process has the port.
+    fn launch(&self, more: &[&str]) -> bool {
+        let conf = self.dir.join("redis.conf");
+        // A Sentinel keeps its state in this file.
+        if !(self.is_sentinel && conf.exists()) {
+            let (port, dir) = (self.port, self.dir.display());
+            let mut lines = format!("port {port}\nbind 127.0.0.1\ndir {dir}\n");
+            if !self.is_sentinel {
+                lines.push_str("save \"\"\nrepl-diskless-sync-delay 0\n");
+            }
+            for line in self.directives.iter().map(String::as_str).chain(more.iter().copied()) {
+                lines.push_str(line);
+                lines.push('\n');
+            }
+            fs::write(conf, lines).expect("a configuration");
+        }
+        let known = self.log().len();
+        let pid = self.tell(if self.is_sentinel { "start --sentinel" } else { "start" });
+        block_until("the start of Redis", || {
+            if self.info("process_id").as_deref() == Some(&pid) {
+                return Some(true);
+            }
+            let log = self.log();
+            let failed = ["listening socket", "Failed listening", "FATAL", "Bad directive"];
+            let failed = failed.iter().any(|text| log[known..].contains(text));
+            failed.then_some(false)
+        })
+    }
+
+    /// Returns the keeper's answer: the process id of the server.
+    fn tell(&self, command: &str) -> String {
+        // A test that has panicked here has reported why.
+        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        let commands = keeper.commands.as_mut().expect("a keeper until the drop");
+        writeln!(commands, "{command}").expect("the keeper of Redis lives");
+        keeper.answer()
+    }
+}
+
+impl Keeper {
+    fn start() -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", KEEPER, "keeper"]).arg(program()).arg(env::temp_dir());
+        apart(&mut command);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = command.spawn().expect("`sh` starts");
+        Self {
+            commands: process.stdin.take(),
+            answers: BufReader::new(process.stdout.take().expect("a pipe")),
+            process,
+        }
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).expect("the keeper of Redis answers");
+        line.trim_end().to_owned()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.commands.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Puts the keeper into a process group of its own, so that it does not get the tests' signals
+/// (Ctrl-C).
+#[cfg(unix)]
+fn apart(command: &mut Command) {
+    std::os::unix::process::CommandExt::process_group(command, 0);
+}
+
+#[cfg(not(unix))]
+fn apart(_: &mut Command) {
+    panic!("a private Redis server needs a Unix: set {URL}");
+}
+
+/// Returns the server program. `scripts/redis` looks in the same places.
+fn program() -> PathBuf {
+    if let Some(program) = env::var_os("REDIS_SERVER").filter(|program| !program.is_empty()) {
+        let program = PathBuf::from(program);
+        assert!(program.is_file(), "REDIS_SERVER={}: {MISSING}", program.display());
+        return program;
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/bin", "/usr/local/bin", "/opt/homebrew/bin"];
+    let dirs: Vec<_> = env::split_paths(&path).chain(usual.map(PathBuf::from)).collect();
+    let names = ["redis-server", "valkey-server"];
+    let mut programs = names.iter().flat_map(|name| dirs.iter().map(move |dir| dir.join(name)));
+    programs.find(|program| program.is_file()).expect(MISSING)
+}
+
+/// Returns a free port below the ephemeral range, whose port of the cluster bus (10,000 higher) is
+/// free and below that range too. While a server is down, the system may give an ephemeral port to
+/// any client.
+fn free_port() -> u16 {
+    let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let mut ports = (0..1_000).map(|_| rand::random_range(15_000..22_000));
+    ports.find(|port| free(*port) && free(*port + 10_000)).expect("a free port")
+}
+
+/// Returns a command of these words.
+pub(crate) fn command(words: &[&str]) -> Cmd {
+    let mut command = Cmd::new();
+    command.arg(words);
+    command
+}
+
+/// Opens a connection to one server. Each of its calls blocks, for five seconds at most.
+pub(crate) fn connection(url: &str) -> RedisResult<Connection> {
+    let connection = Client::open(url)?.get_connection_with_timeout(Duration::from_secs(1))?;
+    connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+    Ok(connection)
+}
+
+/// Returns one field of the text that `INFO` or `CLUSTER INFO` returns.
+fn field_of(info: &str, field: &str) -> Option<String> {
+    let mut values = info.lines().filter_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    values.next().map(|value| value.trim_end().to_owned())
+}
+
+/// How long servers have to reach a state. A failover takes two to four seconds.
+const BOUND: Duration = Duration::from_secs(30);
+
+/// Waits until `ready` returns a value. Blocks.
+#[track_caller]
+fn block_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(begun.elapsed() < BOUND, "{what}: not within {BOUND:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until `ready` returns a value. `ready` may block for a moment.
+async fn wait_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(begun.elapsed() < BOUND, "{what}: not within {BOUND:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Returns the URL of the server that all tests of this process share. The first call may start the
+/// server.
+pub(crate) fn shared() -> &'static str {
+    static SHARED: OnceLock<(String, Option<Server>)> = OnceLock::new();
+    let (url, _) = SHARED.get_or_init(|| match env::var(URL) {
+        Ok(url) if !url.is_empty() => (url, None),
+        _ => {
+            let server = Server::start();
+            (server.url(), Some(server))
+        }
+    });
+    url
+}
+
+/// Returns a prefix of keys for one test, so that tests can share a server.
+pub(crate) fn fresh_prefix() -> String {
+    format!("test-{:016x}", rand::random::<u64>())
+}
+
+/// Returns the URL with this prefix of keys as its parameter.
+pub(crate) fn with_prefix(url: &str, prefix: &str) -> String {
+    let and = if url.contains('?') { '&' } else { '?' };
+    format!("{url}{and}dedup_prefix={prefix}")
+}
+
+/// Returns all keys of Redis with this prefix that one server has.
+pub(crate) fn keys_of(connection: &mut Connection, prefix: &str) -> RedisResult<Vec<Vec<u8>>> {
+    let (mut keys, mut cursor) = (Vec::new(), 0_u64);
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(format!("{prefix}:*")).arg("COUNT").arg(1_000);
+        let page: Vec<Vec<u8>>;
+        (cursor, page) = scan.query(connection)?;
+        keys.extend(page);
+        if cursor == 0 {
+            return Ok(keys);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! [`SentinelSet`]: a primary, two replicas and three Sentinels.
+
+use std::sync::OnceLock;
+
+use super::link::{Cut, Link};
+use super::{Server, block_until, wait_until};
+
+/// The name of the primary in the Sentinels.
+const NAME: &str = "mymaster";
+
+/// A primary with two replicas, and three Sentinels, of which two decide. A primary that is silent for a
+/// second is replaced, about three seconds after its death.
+pub(crate) struct SentinelSet {
+    servers: Vec<Server>,
+    sentinels: Vec<Server>,
+    /// One before each server, if the network can be cut.
+    links: Vec<Link>,
+}
+
+impl SentinelSet {
+    /// Starts the servers, and returns when all Sentinels know all of them. Takes about three seconds and
+    /// blocks.
+    pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts servers with more lines of configuration.
+    pub(crate) fn start_with(directives: &[&str]) -> Self {
+        Self::started(directives, false)
+    }
+
+    /// Starts servers whose network can be [cut](Self::cut). Each link is the address of its server, for
+    /// clients too.
+    pub(crate) fn start_linked(directives: &[&str]) -> Self {
+        Self::started(directives, true)
+    }
+
+    /// Returns the set that all tests of this process share. No test may stop a part of it.
+    pub(crate) fn shared() -> &'static Self {
+        static SHARED: OnceLock<SentinelSet> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    fn started(directives: &[&str], linked: bool) -> Self {
+        let mut set = Self { servers: Vec::new(), sentinels: Vec::new(), links: Vec::new() };
+        for number in 0..3 {
+            let mut lines: Vec<_> = directives.iter().map(|line| (*line).to_owned()).collect();
+            if linked {
+                let link = Link::start();
+                lines.push("replica-announce-ip 127.0.0.1".to_owned());
+                lines.push(format!("replica-announce-port {}", link.port()));
+                set.links.push(link);
+            }
+            let follow = (number > 0).then(|| set.follow(0));
+            set.servers
+                .push(Server::started(|_| lines.iter().chain(&follow).cloned().collect(), false));
+            if let Some(link) = set.links.last() {
+                link.lead_to(set.servers[number].port());
+            }
+        }
+        block_until("two replicas", || set.replicas_of(0).filter(|replicas| *replicas == 2));
+        let port = set.port(0);
+        for _ in 0..3 {
+            let lines = [
+                format!("sentinel monitor {NAME} 127.0.0.1 {port} 2"),
+                format!("sentinel down-after-milliseconds {NAME} 1000"),
+                format!("sentinel failover-timeout {NAME} 3000"),
+                format!("sentinel parallel-syncs {NAME} 2"),
+            ];
+            set.sentinels.push(Server::started(|_| lines.to_vec(), true));
+        }
+        block_until("Sentinels that know each other", || set.is_known().then_some(()));
+        set
+    }
+
+    /// Returns `redis+sentinel://HOST:PORT,HOST:PORT,HOST:PORT/mymaster`.
+    pub(crate) fn url(&self) -> String {
+        let addresses: Vec<_> = self.sentinels.iter().map(Server::address).collect();
+        format!("redis+sentinel://{}/{NAME}", addresses.join(","))
+    }
+
+    /// Returns the name of the primary in the Sentinels.
+    pub(crate) fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// Returns the three servers. Server 0 is the first primary.
+    pub(crate) fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    pub(crate) fn sentinels(&self) -> &[Server] {
+        &self.sentinels
+    }
+
+    /// Returns the number of the server that all running Sentinels name as the primary.
+    pub(crate) fn primary(&self) -> Option<usize> {
+        let mut named = self.sentinels.iter().filter_map(|sentinel| {
+            let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME];
+            let (_, port): (String, String) = sentinel.ask(&words).ok()?;
+            (0..3).find(|number| self.port(*number).to_string() == port)
+        });
+        let first = named.next()?;
+        named.all(|next| next == first).then_some(first)
+    }
+
+    /// Waits until the Sentinels name one primary, that says it is one, and that has this many replicas.
+    pub(crate) async fn settled(&self, replicas: usize) -> usize {
+        wait_until("a primary with its replicas", || {
+            let primary = self.primary()?;
+            (self.replicas_of(primary)? == replicas && self.is_known()).then_some(primary)
+        })
+        .await
+    }
+
+    /// Waits until another server than this one is the primary. Returns its number.
+    pub(crate) async fn failover_from(&self, old: usize) -> usize {
+        wait_until("a failover", || {
+            let new = self.primary().filter(|new| *new != old)?;
+            self.replicas_of(new).map(|_| new)
+        })
+        .await
+    }
+
+    /// Kills the primary. Returns its number.
+    pub(crate) fn kill_primary(&self) -> usize {
+        let primary = block_until("a primary", || self.primary());
+        self.servers[primary].kill();
+        primary
+    }
+
+    /// Starts a killed server as a replica of the primary. Returns when it follows it.
+    pub(crate) async fn restart_as_replica(&self, number: usize) {
+        let primary = wait_until("a primary", || self.primary()).await;
+        self.servers[number].start_again_with(&[&self.follow(primary)]);
+        wait_until("a replica that follows", || {
+            let status = self.servers[number].info("master_link_status");
+            (status.as_deref() == Some("up")).then_some(())
+        })
+        .await;
+    }
+
+    /// Cuts a server from the other servers and from the Sentinels. Clients still reach it.
+    pub(crate) fn cut_from_peers(&self, number: usize) {
+        self.link(number).cut(Cut::peers());
+    }
+
+    /// Cuts a server from everybody.
+    pub(crate) fn cut(&self, number: usize) {
+        self.link(number).cut(Cut { clients: true, ..Cut::peers() });
+    }
+
+    /// Ends all cuts of a server.
+    pub(crate) fn heal(&self, number: usize) {
+        self.link(number).cut(Cut::default());
+    }
+
+    fn link(&self, number: usize) -> &Link {
+        self.links.get(number).expect("a set from start_linked")
+    }
+
+    /// Returns the port by which clients and other servers know a server.
+    pub(crate) fn port(&self, number: usize) -> u16 {
+        self.links.get(number).map_or_else(|| self.servers[number].port(), Link::port)
+    }
+
+    fn follow(&self, number: usize) -> String {
+        format!("replicaof 127.0.0.1 {}", self.port(number))
+    }
+
+    /// Returns the number of replicas that follow this server, if it is a primary.
+    fn replicas_of(&self, number: usize) -> Option<usize> {
+        let info: String = self.servers[number].ask(&["INFO", "replication"]).ok()?;
+        info.contains("role:master").then(|| info.matches("state=online").count())
+    }
+
+    /// Returns whether each Sentinel knows the two others and two replicas.
+    fn is_known(&self) -> bool {
+        self.sentinels.iter().all(|sentinel| {
+            let words = ["SENTINEL", "MASTER", NAME];
+            let fields: Vec<String> = sentinel.ask(&words).unwrap_or_default();
+            let says = |field: &str| {
+                let at = fields.iter().position(|name| name == field);
+                at.is_some_and(|at| fields[at + 1] == "2")
+            };
+            says("num-slaves") && says("num-other-sentinels")
+        })
+    }
+}
