@@ -153,7 +153,7 @@ pub struct Stats {
 
 impl Stats {
     /// Adds the keys of another part of the same store.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     pub(super) fn add(&mut self, part: &Self) {
         let mut part = part.clone();
         for (sum, keys) in self.counts().into_iter().zip(part.counts()) {
@@ -166,7 +166,7 @@ impl Stats {
     }
 
     /// Returns the statistics with each number of keys changed, for an estimate.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     pub(super) fn map_counts(mut self, change: impl Fn(u64) -> u64) -> Self {
         for keys in self.counts() {
             *keys = change(*keys);
@@ -174,7 +174,7 @@ impl Stats {
         self
     }
 
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     fn counts(&mut self) -> [&mut u64; 6] {
         [
             &mut self.rows,

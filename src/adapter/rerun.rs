@@ -38,7 +38,7 @@ impl RerunOrder {
     }
 
     /// Returns an order as a row holds it.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     pub(super) fn stored(by: String, reason: String) -> Self {
         Self { by, reason }
     }

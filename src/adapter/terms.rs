@@ -49,6 +49,7 @@ pub struct CallTerms {
     fetch: Fetch,
     payloads: Option<Payloads>,
     event_types: Option<EventTypes>,
+    pairs: Option<Pairs>,
     response: Option<Arc<StoredResponse>>,
     duplicate_note: Option<DuplicateNote>,
 }
@@ -76,6 +77,10 @@ pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
 /// The type of each key's event, sorted by key.
 pub(crate) type EventTypes = Arc<[(DedupKey, Arc<str>)]>;
 
+/// The two identities of each event that has two, in their order; sorted by the first one. No two pairs
+/// share a key.
+pub(crate) type Pairs = Arc<[(DedupKey, DedupKey)]>;
+
 impl CallTerms {
     /// Returns terms under [`Permanence::OnClaim`].
     #[must_use]
@@ -97,6 +102,7 @@ impl CallTerms {
             fetch: Fetch::Nothing,
             payloads: None,
             event_types: None,
+            pairs: None,
             response: None,
             duplicate_note: None,
         }
@@ -148,6 +154,21 @@ impl CallTerms {
         let types = self.event_types.as_deref()?;
         let index = types.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
         Some(&types[index].1)
+    }
+
+    /// Adds the pairs of keys that are identities of one event. A store that claims key by key needs them:
+    /// of two calls with the same pair, one must get both keys.
+    pub(crate) fn with_sorted_pairs(mut self, pairs: Pairs) -> Self {
+        self.pairs = Some(pairs);
+        self
+    }
+
+    /// Returns the later identity of the event whose earlier identity this key is.
+    #[cfg(feature = "redis")]
+    pub(super) fn pair_of(&self, key: &DedupKey) -> Option<&DedupKey> {
+        let pairs = self.pairs.as_deref()?;
+        let index = pairs.binary_search_by(|(first, _)| first.cmp(key)).ok()?;
+        Some(&pairs[index].1)
     }
 
     #[cfg(feature = "postgres")]

@@ -12,7 +12,7 @@ use http::Extensions;
 
 use super::retry::PendingWrites;
 use crate::adapter::{
-    CallTerms, DuplicateNote, EventTypes, Fetch, Payloads, Permanence, StoredResponse, Token,
+    CallTerms, DuplicateNote, EventTypes, Fetch, Pairs, Payloads, Permanence, StoredResponse, Token,
 };
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -271,6 +271,9 @@ impl BeginContext {
         if let Some(types) = labels.then(|| event_types(events)).flatten() {
             terms = terms.with_sorted_event_types(types);
         }
+        if let Some(pairs) = pairs(events) {
+            terms = terms.with_sorted_pairs(pairs);
+        }
         match &self.payloads {
             Some(payloads) => terms.with_sorted_payloads(Arc::clone(payloads)),
             None => terms,
@@ -293,6 +296,17 @@ fn event_types(events: &[Event]) -> Option<EventTypes> {
     }
     types.sort_unstable();
     (!types.is_empty()).then(|| types.into())
+}
+
+/// Returns the identities of the events that have two; `None` if no event has.
+fn pairs(events: &[Event]) -> Option<Pairs> {
+    let pair = |event: &Event| {
+        let (key, second) = (event.key().clone(), event.second_identity()?.clone());
+        Some(if key < second { (key, second) } else { (second, key) })
+    };
+    let mut pairs: Vec<_> = events.iter().filter_map(pair).collect();
+    pairs.sort_unstable();
+    (!pairs.is_empty()).then(|| pairs.into())
 }
 
 /// How a handler succeeded.

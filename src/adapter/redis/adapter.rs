@@ -1,11 +1,21 @@
 //! [`RedisAdapter`]: its calls and its maintenance.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
+use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::super::rerun::{RerunOrder, RerunReply};
+use super::super::terms::CallTerms;
 use super::connections::Connections;
+use super::key_names::KeyNames;
 use super::losses::StoreLoss;
 use super::options::RedisOptions;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
 
 /// Keeps keys in Redis or Valkey: one server, Sentinel, or Cluster.
 ///
@@ -13,9 +23,10 @@ use crate::error::Error;
 #[derive(Clone)]
 pub struct RedisAdapter(Arc<Shared>);
 
-struct Shared {
-    connections: Connections,
-    options: RedisOptions,
+pub(super) struct Shared {
+    pub(super) connections: Connections,
+    pub(super) names: KeyNames,
+    closed: AtomicBool,
 }
 
 impl RedisAdapter {
@@ -35,12 +46,98 @@ impl RedisAdapter {
     /// Those of [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
         let connections = Connections::from_url(url, &options)?;
-        Ok(Self(Arc::new(Shared { connections, options })))
+        let names = KeyNames::new(&options.prefix);
+        Ok(Self(Arc::new(Shared { connections, names, closed: AtomicBool::new(false) })))
     }
 
     /// Returns the losses that this process has found, the newest last, 64 at most.
     #[must_use]
     pub fn losses(&self) -> Vec<StoreLoss> {
         Vec::new()
+    }
+
+    fn shared(&self) -> Result<&Shared, Error> {
+        if self.0.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+        }
+        Ok(&self.0)
+    }
+}
+
+impl fmt::Debug for RedisAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisAdapter").field("names", &self.0.names).finish_non_exhaustive()
+    }
+}
+
+/// Defines the method as a call of the scripts.
+macro_rules! call {
+    ($method:ident -> $reply:ty) => {
+        fn $method<'a>(
+            &'a self,
+            keys: &'a [DedupKey],
+            terms: &'a CallTerms,
+        ) -> StoreFuture<'a, Vec<$reply>> {
+            Box::pin(async move { self.shared()?.$method(keys, terms).await })
+        }
+    };
+}
+
+impl DedupAdapter for RedisAdapter {
+    fn abilities(&self) -> Abilities {
+        Abilities::new().with_leases().with_stored_data().with_inspection().with_expires_keys()
+    }
+
+    call!(claim -> Claimed);
+    call!(release -> Released);
+    call!(renew -> Renewed);
+    call!(complete -> Completed);
+}
+
+impl MaintenanceAdapter for RedisAdapter {
+    /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
+    fn purge(&self, _limit: u32) -> StoreFuture<'_, Purged> {
+        Box::pin(async move { self.shared().map(|_| Purged::new(0, true)) })
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+        Box::pin(async move { self.shared()?.forget(key).await })
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move { self.shared()?.get(key).await })
+    }
+
+    /// Reads keys by `SCAN`, which visits every key of the database, those of other programs too. A call
+    /// visits at most about 20,000 keys.
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        Box::pin(async move { self.shared()?.list(filter, after, limit).await })
+    }
+
+    /// Reads up to 100,000 keys of each primary by `SCAN` and `GET`: several seconds. If a primary has
+    /// more keys, those of other programs included, the numbers are estimated by its `DBSIZE`. The size in
+    /// bytes is not known.
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async move { self.shared()?.stats().await })
+    }
+
+    fn allow_rerun<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        order: &'a RerunOrder,
+    ) -> StoreFuture<'a, Vec<RerunReply>> {
+        Box::pin(async move { self.shared()?.allow_rerun(keys, order).await })
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            self.0.closed.store(true, Ordering::Release);
+            self.0.connections.close().await;
+        })
     }
 }

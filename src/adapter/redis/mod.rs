@@ -8,11 +8,15 @@
 //!    it ends [`PURGE_GRACE`](super::PURGE_GRACE) after the retention and after the lease.
 //! 4. All times are those of the server's clock, by `TIME` in the script.
 //! 5. A duplicate writes nothing.
-//! 6. The keys of one call are claimed in their order.
+//! 6. The two identities of one event are claimed in their order; the keys of different events are not:
+//!    see `calls`.
 
 mod adapter;
+mod calls;
 mod connections;
 mod errors;
+mod inspection;
+mod key_names;
 mod losses;
 mod options;
 mod script;

@@ -1,14 +1,58 @@
 //! [`Script`]: a Lua script, and [`ScriptCall`]: one call of it over one key.
+//!
+//! A script is sent as it stands in its file, after the prelude, without lines of comment.
+
+use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, ToRedisArgs};
+
+/// What most scripts begin with: the row of the key, and how it is written.
+const PRELUDE: &str = include_str!("lua/prelude.lua");
+
+/// Scripts that free memory soon work at `maxmemory`: a completion that is refused would lead to a second
+/// run.
+const ALLOW_OOM: &str = " flags=allow-oom";
+
+/// Declares scripts that begin with the prelude. Each is named after its file in the folder `lua`.
+macro_rules! scripts {
+    ($($name:ident = $file:literal, $flags:expr;)+) => {
+        $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
+            Script::new(&format!("{}\n{}", code(PRELUDE), code(include_str!($file))), $flags)
+        });)+
+
+        #[cfg(test)]
+        const ALL: &[(&str, &LazyLock<Script>)] = &[$(($file, &$name),)+ ("lua/get.lua", &GET)];
+    };
+}
+
+scripts! {
+    CLAIM = "lua/claim.lua", "";
+    RENEW = "lua/renew.lua", "";
+    COMPLETE = "lua/complete.lua", ALLOW_OOM;
+    RELEASE = "lua/release.lua", ALLOW_OOM;
+    FORGET = "lua/forget.lua", ALLOW_OOM;
+    ALLOW_RERUN = "lua/allow_rerun.lua", "";
+}
+
+/// Reads a key.
+pub(super) static GET: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&code(include_str!("lua/get.lua")), " flags=no-writes"));
+
+/// Returns a file without lines of comment and without empty lines.
+fn code(file: &str) -> String {
+    let is_code = |line: &&str| !line.is_empty() && !line.trim_start().starts_with("--");
+    file.lines().filter(is_code).collect::<Vec<_>>().join("\n")
+}
 
 /// A Lua script of this crate. Every script reads and writes one key.
 #[derive(Debug)]
 pub(super) struct Script {
-    /// Begins with `#!lua`, and with the script's flags. Needs a server from 7.0 on, which refuses it at
-    /// once if the server is a replica.
+    /// Begins with `#!lua`, and with the script's flags. Needs a server from 7.0 on. A replica, and a
+    /// server at `maxmemory`, refuse the whole script before it begins, unless a flag allows it.
     flagged: Text,
-    /// Without that line, for servers before 7.0.
+    /// Without that line, for servers before 7.0. These refuse the first command that writes, which is
+    /// the only one of each script, so nothing is stored either. At `maxmemory` they refuse completions
+    /// and releases too.
     plain: Text,
 }
 
@@ -92,5 +136,36 @@ impl ScriptCall {
             }
         }
         command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `UPDATE_GOLDEN=1 cargo test --lib --all-features golden` rewrites the file.
+    #[test]
+    fn scripts_are_those_of_the_golden_file() {
+        const FILE: &str = "src/adapter/redis/lua/golden.txt";
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+        let texts = ALL.iter().map(|(name, script)| format!("-- {name}\n{}\n", script.flagged.lua));
+        let found = texts.collect::<Vec<_>>().join("\n");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, &found).unwrap();
+        }
+        let golden = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            golden == found,
+            "the scripts differ from {FILE}; after a review, run `UPDATE_GOLDEN=1 cargo test golden`"
+        );
+    }
+
+    #[test]
+    fn plain_form_differs_by_the_first_line_only() {
+        for (name, script) in ALL {
+            let (first, rest) = script.flagged.lua.split_once('\n').unwrap();
+            assert!(first.starts_with("#!lua") && rest == script.plain.lua, "{name}");
+            assert_ne!(script.flagged.sha1, script.plain.sha1);
+        }
     }
 }

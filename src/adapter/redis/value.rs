@@ -1,1 +1,274 @@
 //! The packed value of one key: its layout, and what its bytes say.
+//!
+//! All numbers are big endian. Times are milliseconds since the Unix epoch by the server's clock, at most
+//! 2^48 - 1. `lua/prelude.lua` reads and writes the same.
+//!
+//! | offset | bytes | |
+//! |---|---|---|
+//! | 0 | 1 | the version of the layout: 1 |
+//! | 1 | 1 | flags: complete, has a token, takeover, and one for each section |
+//! | 2 | 3 | attempts, saturating |
+//! | 5 | 6 | first seen at |
+//! | 11 | 6 | expires at |
+//! | 17 | 6 | completed at; the end of the lease of an incomplete row; 0 of a released row |
+//! | 23 | 16 | token, zeros without |
+//! | 39 | | the sections: rerun, event type, payload digest, response |
+//!
+//! The first rule that applies decides the state of a row:
+//!
+//! 1. *leased*: incomplete, with a token, and the lease ends in the future.
+//! 2. *expired*: `expires_at` has passed.
+//! 3. *complete*: complete.
+//! 4. *lapsed*: with a token.
+//! 5. *released*: without a token.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::super::inspection::KeyState;
+use super::super::replies::{Entry, EntryState};
+use super::super::rerun::{Rerun, RerunOrder};
+use super::super::stored::{StoredData, StoredResponse};
+use crate::error::{Error, ErrorKind};
+
+const VERSION: u8 = 1;
+
+const COMPLETE: u8 = 0x01;
+const HAS_TOKEN: u8 = 0x02;
+const TAKEOVER: u8 = 0x04;
+const RERUN: u8 = 0x08;
+const EVENT_TYPE: u8 = 0x10;
+const PAYLOAD_DIGEST: u8 = 0x20;
+const RESPONSE: u8 = 0x40;
+
+/// A row, as its value holds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Row<'v> {
+    is_complete: bool,
+    has_token: bool,
+    takeover: bool,
+    attempts: u32,
+    first_seen_at: u64,
+    expires_at: u64,
+    ends_at: u64,
+    /// When a rerun was allowed, who allowed it, and why.
+    rerun: Option<(u64, &'v str, &'v str)>,
+    event_type: Option<&'v str>,
+    data: Data<'v>,
+}
+
+/// The stored data of a row.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Data<'v> {
+    payload_sha256: Option<[u8; 32]>,
+    /// The status, the headers and the body.
+    response: Option<(u16, &'v [u8], &'v [u8])>,
+}
+
+/// The state of a key, and how long ago it began or ended.
+pub(super) struct Standing {
+    /// `None` for an expired row.
+    pub(super) state: Option<KeyState>,
+    /// The time since the row was first seen (in flight), since its lease lapsed, or since it expired.
+    pub(super) for_ms: u64,
+}
+
+impl<'v> Row<'v> {
+    /// Reads a value; `None` for one that is unreadable, or of another version.
+    pub(super) fn read(value: &'v [u8]) -> Option<Self> {
+        let mut rest = Reader(value);
+        if rest.number(1)? != u64::from(VERSION) {
+            return None;
+        }
+        let flags = rest.take(1)?[0];
+        let attempts = u32::try_from(rest.number(3)?).ok()?;
+        let (first_seen_at, expires_at, ends_at) =
+            (rest.number(6)?, rest.number(6)?, rest.number(6)?);
+        rest.take(16)?;
+        let mut rerun = None;
+        if flags & RERUN != 0 {
+            let at = rest.number(6)?;
+            rest.take(16)?;
+            rerun = Some((at, rest.text(2)?, rest.text(2)?));
+        }
+        let event_type = if flags & EVENT_TYPE == 0 { None } else { Some(rest.text(1)?) };
+        let data = Data::read(flags & (PAYLOAD_DIGEST | RESPONSE), &mut rest)?;
+        let is_whole = rest.0.is_empty() && flags < 0x80;
+        is_whole.then_some(Self {
+            is_complete: flags & COMPLETE != 0,
+            has_token: flags & HAS_TOKEN != 0,
+            takeover: flags & TAKEOVER != 0,
+            attempts,
+            first_seen_at,
+            expires_at,
+            ends_at,
+            rerun,
+            event_type,
+            data,
+        })
+    }
+
+    pub(super) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    pub(super) fn first_seen_at(&self) -> u64 {
+        self.first_seen_at
+    }
+
+    /// Returns the state at this time.
+    pub(super) fn standing(&self, now: u64) -> Standing {
+        let since = |at: u64| now.saturating_sub(at);
+        let lease_until = if self.is_complete { 0 } else { self.ends_at };
+        let (state, for_ms) = if !self.is_complete && self.has_token && self.ends_at > now {
+            (Some(KeyState::InFlight), since(self.first_seen_at))
+        } else if self.expires_at <= now {
+            // An incomplete key expires with its lease, if that ends later.
+            (None, since(self.expires_at.max(lease_until)))
+        } else if self.is_complete {
+            (Some(KeyState::Complete), since(self.first_seen_at))
+        } else if self.has_token {
+            (Some(KeyState::Lapsed), since(self.ends_at))
+        } else {
+            (Some(KeyState::Released), since(self.first_seen_at))
+        };
+        Standing { state, for_ms }
+    }
+
+    /// Returns the entry of the row at this time; `None` for an expired row.
+    pub(super) fn entry(&self, now: u64) -> Option<Entry> {
+        let state = match self.standing(now).state? {
+            KeyState::Complete => EntryState::Complete { completed_at: wall(self.ends_at) },
+            KeyState::Released => EntryState::Released,
+            KeyState::InFlight | KeyState::Lapsed => {
+                EntryState::InFlight { lease_until: wall(self.ends_at) }
+            }
+        };
+        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
+        let mut entry = entry.with_attempts(self.attempts, self.takeover);
+        if self.is_complete {
+            let stored = self.data.stored(true);
+            entry.response_is_unreadable = stored.is_err();
+            let stored = stored.unwrap_or_else(|_| StoredData::new(self.data.payload_sha256, None));
+            entry.stored = Some(Arc::new(stored));
+        }
+        entry.event_type = self.event_type.map(str::to_owned);
+        entry.rerun = self.rerun.map(|(at, by, reason)| {
+            Rerun::new(wall(at), RerunOrder::stored(by.to_owned(), reason.to_owned()))
+        });
+        Some(entry)
+    }
+}
+
+impl<'v> Data<'v> {
+    /// Reads the sections that a claim returned with a duplicate; `None` for unreadable ones.
+    pub(super) fn from_reply(flags: u8, sections: &'v [u8]) -> Option<Self> {
+        let mut rest = Reader(sections);
+        let data = Self::read(flags, &mut rest)?;
+        (rest.0.is_empty() && flags & !(PAYLOAD_DIGEST | RESPONSE) == 0).then_some(data)
+    }
+
+    fn read(flags: u8, rest: &mut Reader<'v>) -> Option<Self> {
+        let mut data = Self::default();
+        if flags & PAYLOAD_DIGEST != 0 {
+            data.payload_sha256 = Some(rest.take(32)?.try_into().ok()?);
+        }
+        if flags & RESPONSE != 0 {
+            let status = u16::try_from(rest.number(2)?).ok()?;
+            data.response = Some((status, rest.bytes(4)?, rest.bytes(4)?));
+        }
+        Some(data)
+    }
+
+    /// Returns the stored data, with its response or without.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for an unreadable response.
+    pub(super) fn stored(&self, with_response: bool) -> Result<StoredData, Error> {
+        let response = self.response.filter(|_| with_response);
+        let response = response.map(|(status, headers, body)| {
+            let headers = std::str::from_utf8(headers).map_err(|error| {
+                Error::new(ErrorKind::Corrupt, "reading a stored response").with_source(error)
+            })?;
+            StoredResponse::from_stored(status.into(), headers, body.to_vec()).map(Arc::new)
+        });
+        Ok(StoredData::new(self.payload_sha256, response.transpose()?))
+    }
+}
+
+/// Returns the section of an event's type: empty without one.
+pub(super) fn event_type_section(event_type: Option<&str>) -> Vec<u8> {
+    let Some(text) = event_type else { return Vec::new() };
+    // A type has at most 100 bytes.
+    let length = u8::try_from(text.len()).unwrap_or(u8::MAX);
+    [&[length], &text.as_bytes()[..length.into()]].concat()
+}
+
+/// Returns the flags and the sections of the data that is stored with a complete key.
+///
+/// # Errors
+///
+/// [`ErrorKind::Refused`] for a response of 4 GiB or more.
+pub(super) fn data_sections(stored: Option<&StoredData>) -> Result<(u8, Vec<u8>), Error> {
+    let (mut flags, mut sections) = (0, Vec::new());
+    let Some(stored) = stored else { return Ok((flags, sections)) };
+    if let Some(digest) = &stored.payload_sha256 {
+        flags |= PAYLOAD_DIGEST;
+        sections.extend_from_slice(digest);
+    }
+    if let Some(response) = &stored.response {
+        flags |= RESPONSE;
+        sections.extend(response.status.as_u16().to_be_bytes());
+        for part in [response.headers_json().as_bytes(), &response.body] {
+            let length = u32::try_from(part.len()).map_err(|error| {
+                Error::new(ErrorKind::Refused, "storing a response").with_source(error)
+            })?;
+            sections.extend(length.to_be_bytes());
+            sections.extend_from_slice(part);
+        }
+    }
+    Ok((flags, sections))
+}
+
+/// Returns the section of a rerun without its time, which the server adds.
+pub(super) fn rerun_section(nonce: [u8; 16], order: &RerunOrder) -> Vec<u8> {
+    let mut section = nonce.to_vec();
+    for text in [order.by(), order.reason()] {
+        // An order has at most 500 bytes of each.
+        let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
+        section.extend(length.to_be_bytes());
+        section.extend_from_slice(&text.as_bytes()[..length.into()]);
+    }
+    section
+}
+
+/// The bytes of a value that are not read yet. Every read fails at the end.
+struct Reader<'v>(&'v [u8]);
+
+impl<'v> Reader<'v> {
+    fn take(&mut self, bytes: usize) -> Option<&'v [u8]> {
+        let (taken, rest) = self.0.split_at_checked(bytes)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    /// Reads a number of at most 8 bytes.
+    fn number(&mut self, bytes: usize) -> Option<u64> {
+        Some(self.take(bytes)?.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+    }
+
+    /// Reads bytes after their length, which has `size` bytes.
+    fn bytes(&mut self, size: usize) -> Option<&'v [u8]> {
+        let length = usize::try_from(self.number(size)?).ok()?;
+        self.take(length)
+    }
+
+    fn text(&mut self, size: usize) -> Option<&'v str> {
+        std::str::from_utf8(self.bytes(size)?).ok()
+    }
+}
+
+fn wall(ms: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_millis(ms)).unwrap_or(UNIX_EPOCH)
+}

@@ -127,7 +127,7 @@ impl Server {
 
     /// Returns the log of all its runs.
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.dir.join("log")).unwrap_or_else(|error| error.to_string())
+        fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
 
     /// Kills the server by SIGKILL. Its port refuses connections until

@@ -1,0 +1,328 @@
+//! The calls of a layer: one script for each key.
+//!
+//! 1. The keys of a call go to their primaries at the same time, 64 at once: each key stands alone.
+//! 2. The two identities of one event go one after the other, in key order. The second one is claimed only
+//!    if the first one was; otherwise it is only looked at. So of two deliveries with the same pair, one
+//!    gets both keys: without this rule each could get one, and no handler would run.
+//! 3. After an error of one key, no further key is sent, and the calls under way are waited for. The
+//!    outcome of the call is unknown if the outcome of any key is, or if any key has its reply.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::Value;
+
+use super::super::replies::{Claimed, Completed, Forgotten, Released, Renewed, Seen};
+use super::super::rerun::{RerunOrder, RerunReply};
+use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Permanence};
+use super::adapter::Shared;
+use super::script::{self, Script, ScriptCall};
+use super::value::{Data, data_sections, event_type_section, rerun_section};
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+const CLAIMING: &str = "claiming keys";
+const RELEASING: &str = "releasing keys";
+const RENEWING: &str = "renewing leases";
+const COMPLETING: &str = "completing keys";
+const FORGETTING: &str = "forgetting a key";
+const ALLOWING: &str = "allowing a rerun";
+
+/// How many keys of one call are sent at once.
+const MAX_CONCURRENT: usize = 64;
+
+/// A key that was claimed complete this long ago, by one call for two identities, has its second identity
+/// by now: the call has ended.
+const PAIR_SETTLED: Duration = Duration::from_secs(60);
+
+impl Shared {
+    pub(super) async fn claim(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Vec<Claimed>, Error> {
+        if let [key] = keys {
+            return Ok(vec![self.claim_one(key, terms, false).await?]);
+        }
+        let (pairs, places): (Vec<_>, Vec<_>) = pairs(keys, terms).into_iter().unzip();
+        let calls = pairs.into_iter().map(|(key, second)| self.claim_pair(key, second, terms));
+        let mut replies: Vec<_> = keys.iter().map(|_| None).collect();
+        for ((first, second), (place, second_place)) in all(calls.collect()).await?.into_iter().zip(places)
+        {
+            replies[place] = Some(first);
+            if let (Some(second), Some(place)) = (second, second_place) {
+                replies[place] = Some(second);
+            }
+        }
+        replies.into_iter().collect::<Option<_>>().ok_or_else(|| unreadable(CLAIMING))
+    }
+
+    /// Claims a key, and then the other identity of its event.
+    async fn claim_pair(
+        &self,
+        key: &DedupKey,
+        second: Option<&DedupKey>,
+        terms: &CallTerms,
+    ) -> Result<(Claimed, Option<Claimed>), Error> {
+        let first = self.claim_one(key, terms, false).await?;
+        let Some(second) = second else { return Ok((first, None)) };
+        let only_look = match &first {
+            Claimed::First { .. } => false,
+            Claimed::InFlight => true,
+            // Under a lease, the event of a complete key has run, and its call has both keys no more. A
+            // claim that is complete at once may still be about to claim the second one.
+            Claimed::Duplicate(seen) => {
+                terms.permanence() == Permanence::OnClaim && seen.age < PAIR_SETTLED
+            }
+        };
+        let second = self.claim_one(second, terms, only_look).await;
+        Ok((first, Some(second.map_err(Error::with_unknown_outcome)?)))
+    }
+
+    async fn claim_one(
+        &self,
+        key: &DedupKey,
+        terms: &CallTerms,
+        only_look: bool,
+    ) -> Result<Claimed, Error> {
+        let (lease, stored) = match terms.permanence() {
+            Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
+            Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
+        };
+        let (flags, sections) = data_sections(stored.as_ref())?;
+        let fetch = match terms.fetch() {
+            Fetch::Nothing => 0,
+            Fetch::Digest => 1,
+            Fetch::DigestAndResponse => 2,
+        };
+        let call = self
+            .call(&script::CLAIM, key)
+            .arg(terms.token().as_bytes())
+            .arg(terms.retention_ms())
+            .arg(lease)
+            .arg(fetch)
+            .arg(event_type_section(terms.event_type_for(key)))
+            .arg(flags)
+            .arg(sections)
+            .arg(u8::from(only_look));
+        let reply = Reply::read(self.connections.run(&call, CLAIMING).await?, CLAIMING)?;
+        claimed(&reply, terms.fetch())
+    }
+
+    pub(super) async fn release(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Vec<Released>, Error> {
+        all(keys.iter().map(|key| self.release_one(key, terms)).collect()).await
+    }
+
+    async fn release_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Released, Error> {
+        let on_claim = terms.permanence() == Permanence::OnClaim;
+        let call = self
+            .call(&script::RELEASE, key)
+            .arg(terms.token().as_bytes())
+            .arg(u8::from(on_claim));
+        // If a failover loses this release, the retry is a duplicate, and its handler never runs.
+        let reply = if on_claim {
+            self.connections.run_durably(&call, RELEASING).await?
+        } else {
+            self.connections.run(&call, RELEASING).await?
+        };
+        Reply::read(reply, RELEASING)?.one_of(&[Released::Released, Released::NotHeld])
+    }
+
+    pub(super) async fn renew(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Vec<Renewed>, Error> {
+        all(keys.iter().map(|key| self.renew_one(key, terms)).collect()).await
+    }
+
+    async fn renew_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Renewed, Error> {
+        let call = self
+            .call(&script::RENEW, key)
+            .arg(terms.token().as_bytes())
+            .arg(terms.retention_ms())
+            .arg(terms.lease_ms())
+            .arg(event_type_section(terms.event_type_for(key)));
+        let reply = Reply::read(self.connections.run(&call, RENEWING).await?, RENEWING)?;
+        reply.one_of(&[Renewed::Held, Renewed::Lost])
+    }
+
+    pub(super) async fn complete(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Vec<Completed>, Error> {
+        all(keys.iter().map(|key| self.complete_one(key, terms)).collect()).await
+    }
+
+    async fn complete_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Completed, Error> {
+        let (flags, sections) = data_sections(terms.stored_data_for(key).as_ref())?;
+        let call = self
+            .call(&script::COMPLETE, key)
+            .arg(terms.token().as_bytes())
+            .arg(terms.retention_ms())
+            .arg(event_type_section(terms.event_type_for(key)))
+            .arg(flags)
+            .arg(sections);
+        let reply = Reply::read(self.connections.run(&call, COMPLETING).await?, COMPLETING)?;
+        reply.one_of(&[Completed::Held, Completed::LeaseLost, Completed::Inserted])
+    }
+
+    pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+        let reply = self.connections.run(&self.call(&script::FORGET, key), FORGETTING).await?;
+        Reply::read(reply, FORGETTING)?
+            .one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
+    }
+
+    pub(super) async fn allow_rerun(
+        &self,
+        keys: &[DedupKey],
+        order: &RerunOrder,
+    ) -> Result<Vec<RerunReply>, Error> {
+        all(keys.iter().map(|key| self.allow_rerun_of(key, order)).collect()).await
+    }
+
+    async fn allow_rerun_of(
+        &self,
+        key: &DedupKey,
+        order: &RerunOrder,
+    ) -> Result<RerunReply, Error> {
+        // One for each call: a repetition of the command by the client is no second rerun.
+        let section = rerun_section(rand::random(), order);
+        let call = self.call(&script::ALLOW_RERUN, key).arg(section);
+        let reply = Reply::read(self.connections.run(&call, ALLOWING).await?, ALLOWING)?;
+        reply.one_of(&[RerunReply::Allowed, RerunReply::Missing, RerunReply::InFlight])
+    }
+
+    pub(super) fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
+        ScriptCall::new(script, self.names.name(key))
+    }
+}
+
+/// A key and the later identity of its event, and the places of both in the call.
+type Pair<'k> = ((&'k DedupKey, Option<&'k DedupKey>), (usize, Option<usize>));
+
+/// Returns the keys of a claim, with each later identity beside the earlier one.
+fn pairs<'k>(keys: &'k [DedupKey], terms: &CallTerms) -> Vec<Pair<'k>> {
+    let mut is_second = vec![false; keys.len()];
+    let mut pairs = Vec::with_capacity(keys.len());
+    for (place, key) in keys.iter().enumerate() {
+        if is_second[place] {
+            continue;
+        }
+        let second = terms.pair_of(key).and_then(|second| keys.binary_search(second).ok());
+        if let Some(second) = second {
+            is_second[second] = true;
+        }
+        pairs.push(((key, second.map(|second| &keys[second])), (place, second)));
+    }
+    pairs
+}
+
+/// Waits for the calls of several keys: rules 1 and 3. Returns their replies in the same order.
+pub(super) async fn all<T, F: Future<Output = Result<T, Error>>>(
+    calls: Vec<F>,
+) -> Result<Vec<T>, Error> {
+    let mut replies: Vec<Option<T>> = calls.iter().map(|_| None).collect();
+    let mut waiting = calls.into_iter().enumerate();
+    let mut running = FuturesUnordered::new();
+    let mut failed: Option<Error> = None;
+    loop {
+        while failed.is_none()
+            && running.len() < MAX_CONCURRENT
+            && let Some((place, call)) = waiting.next()
+        {
+            running.push(async move { (place, call.await) });
+        }
+        match running.next().await {
+            Some((place, Ok(reply))) => replies[place] = Some(reply),
+            Some((_, Err(error))) => failed = Some(more_uncertain(failed, error)),
+            None => break,
+        }
+    }
+    match failed {
+        Some(error) if replies.iter().any(Option::is_some) => Err(error.with_unknown_outcome()),
+        Some(error) => Err(error),
+        None => Ok(replies.into_iter().flatten().collect()),
+    }
+}
+
+/// Returns the error after which less is known. After unreadable data the store executes nothing later.
+fn more_uncertain(one: Option<Error>, other: Error) -> Error {
+    let rank = |error: &Error| (error.is_unknown(), error.kind() != ErrorKind::Corrupt);
+    match one {
+        Some(one) if rank(&one) >= rank(&other) => one,
+        _ => other,
+    }
+}
+
+/// The reply of a script: integers, the first of which names the case, and bytes of stored data.
+struct Reply {
+    values: Vec<Value>,
+    case: usize,
+    context: &'static str,
+}
+
+impl Reply {
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for the reply of a script that cannot read the value, and for a reply of no
+    /// script of this version.
+    fn read(reply: Value, context: &'static str) -> Result<Self, Error> {
+        let Value::Array(values) = reply else { return Err(unreadable(context)) };
+        match values.first() {
+            Some(Value::Int(case @ 0..=2)) => {
+                let case = usize::try_from(*case).map_err(|_| unreadable(context))?;
+                Ok(Self { values, case, context })
+            }
+            _ => Err(unreadable(context)),
+        }
+    }
+
+    fn one_of<T: Copy>(&self, replies: &[T]) -> Result<T, Error> {
+        replies.get(self.case).copied().ok_or_else(|| unreadable(self.context))
+    }
+
+    fn number<T: TryFrom<i64>>(&self, place: usize) -> Result<T, Error> {
+        match self.values.get(place) {
+            Some(Value::Int(number)) => T::try_from(*number).map_err(|_| unreadable(self.context)),
+            _ => Err(unreadable(self.context)),
+        }
+    }
+}
+
+fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
+    match reply.case {
+        0 => Ok(Claimed::First {
+            attempt: reply.number(1)?,
+            takeover: reply.number::<u8>(2)? != 0,
+            rerun: reply.number::<u8>(3)? != 0,
+        }),
+        1 => {
+            let seen = Seen::new(Duration::from_millis(reply.number(1)?));
+            if fetch == Fetch::Nothing {
+                return Ok(Claimed::Duplicate(seen));
+            }
+            let flags = reply.number(2)?;
+            let data = match reply.values.get(3) {
+                Some(Value::BulkString(sections)) => Data::from_reply(flags, sections),
+                _ => None,
+            };
+            let data = data.ok_or_else(|| unreadable(CLAIMING))?;
+            let stored = data.stored(fetch == Fetch::DigestAndResponse)?;
+            Ok(Claimed::Duplicate(seen.with_stored(stored.into())))
+        }
+        _ => Ok(Claimed::InFlight),
+    }
+}
+
+pub(super) fn unreadable(context: &'static str) -> Error {
+    Error::new(ErrorKind::Corrupt, context)
+}

@@ -1,0 +1,309 @@
+//! Lists and statistics, for operators.
+//!
+//! 1. A list goes through the primaries in the order of their addresses, and through the keys of each by
+//!    `SCAN`. `SCAN` returns every key that is there all the time.
+//! 2. One step of `SCAN` may return more keys than the portion has place for. The cursor then names the
+//!    keys that are left.
+//! 3. A cursor of a primary that is gone is refused: positions of `SCAN` mean nothing to another server.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use serde::{Deserialize, Serialize};
+
+use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
+use super::super::replies::Entry;
+use super::adapter::Shared;
+use super::calls::{all, unreadable};
+use super::connections::Primary;
+use super::script;
+use super::value::Row;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+const READING: &str = "reading a key";
+const COUNTING: &str = "reading statistics";
+const LISTING: &str = "listing keys";
+
+/// How many keys one call of a list visits, about.
+const PORTION: usize = 20_000;
+/// How many keys of a primary are counted one by one.
+const MAX_COUNTED: usize = 100_000;
+/// How many keys one step visits.
+const STEP: usize = 1_000;
+
+/// Where a list goes on. Its text is JSON.
+#[derive(Debug, Serialize, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+struct Place {
+    primary: String,
+    /// The position of `SCAN`; `None` after the last one.
+    scan: Option<u64>,
+    /// The keys of Redis that the step before has returned too many.
+    left: Vec<String>,
+}
+
+impl Place {
+    fn start_of(primary: &Primary) -> Self {
+        Self { primary: primary.address.clone(), scan: Some(0), left: Vec::new() }
+    }
+
+    fn text(&self) -> String {
+        // A struct of texts and numbers always serializes.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    fn read(cursor: &Cursor) -> Option<Self> {
+        let place: Self = serde_json::from_str(cursor.as_str()).ok()?;
+        (place.text() == cursor.as_str()).then_some(place)
+    }
+}
+
+impl Shared {
+    pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+        let reply = self.connections.run(&self.call(&script::GET, key), READING).await?;
+        let (now, value) = match reply {
+            Value::Array(values) => match <[Value; 2]>::try_from(values) {
+                Ok([Value::Int(now), value]) => (now, value),
+                _ => return Err(unreadable(READING)),
+            },
+            _ => return Err(unreadable(READING)),
+        };
+        let now = u64::try_from(now).map_err(|_| unreadable(READING))?;
+        match value {
+            Value::Nil => Ok(None),
+            Value::BulkString(value) => {
+                Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
+            }
+            _ => Err(unreadable(READING)),
+        }
+    }
+
+    pub(super) async fn list(
+        &self,
+        filter: &ListFilter,
+        after: Option<&Cursor>,
+        limit: u32,
+    ) -> Result<Listing, Error> {
+        let refused = || Error::new(ErrorKind::Refused, "listing keys after a cursor");
+        let primaries = self.sorted_primaries().await?;
+        let (mut at, mut place) = match after {
+            None => match primaries.first() {
+                Some(first) => (0, Place::start_of(first)),
+                None => return Ok(Listing::default()),
+            },
+            Some(cursor) => {
+                let place = Place::read(cursor).ok_or_else(refused)?;
+                let at = primaries.iter().position(|primary| primary.address == place.primary);
+                (at.ok_or_else(refused)?, place)
+            }
+        };
+        // With 0, the list would never end.
+        let limit = usize::try_from(limit.max(1)).unwrap_or(usize::MAX);
+        let pattern = self.names.pattern(filter.namespace.as_deref());
+        let (mut listing, mut visited) = (Listing::default(), 0);
+        loop {
+            let mut names: BTreeSet<String> = std::mem::take(&mut place.left).into_iter().collect();
+            if names.is_empty() {
+                let Some(position) = place.scan else {
+                    at += 1;
+                    match primaries.get(at) {
+                        Some(primary) => place = Place::start_of(primary),
+                        None => return Ok(listing),
+                    }
+                    continue;
+                };
+                if visited >= PORTION || listing.keys.len() == limit {
+                    break;
+                }
+                let step = (limit - listing.keys.len()).clamp(10, STEP);
+                visited += step;
+                let (next, found) =
+                    self.scan(&primaries[at], position, Some(&pattern), step, LISTING).await?;
+                place.scan = (next != 0).then_some(next);
+                names = found.into_iter().collect();
+            }
+            let now = self.now(&primaries[at], LISTING).await?;
+            let mut names = names.into_iter();
+            while listing.keys.len() < limit {
+                let rest = limit - listing.keys.len();
+                let some: Vec<String> = names.by_ref().take(rest.min(STEP)).collect();
+                if some.is_empty() {
+                    break;
+                }
+                listing.keys.extend(self.selected(filter, some, now).await?);
+            }
+            place.left = names.collect();
+            if !place.left.is_empty() {
+                break;
+            }
+        }
+        listing.next = Some(Cursor::new(place.text()));
+        Ok(listing)
+    }
+
+    /// Reads keys, and returns those that the filter selects.
+    async fn selected(
+        &self,
+        filter: &ListFilter,
+        names: Vec<String>,
+        now: u64,
+    ) -> Result<Vec<(DedupKey, Entry)>, Error> {
+        // A key of the adapter itself, and one of another program, is none.
+        let keys = names.into_iter().filter_map(|name| Some((self.names.key(name.as_bytes())?, name)));
+        let is_of_namespace = |key: &DedupKey| {
+            filter.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
+        };
+        let keys: Vec<_> = keys.filter(|(key, _)| is_of_namespace(key)).collect();
+        let values = all(keys.iter().map(|(_, name)| self.value(name, LISTING)).collect()).await?;
+        let mut selected = Vec::new();
+        for ((key, _), value) in keys.into_iter().zip(values) {
+            let Some(value) = value else { continue };
+            let row = Row::read(&value).ok_or_else(|| unreadable(LISTING))?;
+            if selects(filter, &row, now)
+                && let Some(mut entry) = row.entry(now)
+            {
+                entry.stored = None;
+                entry.response_is_unreadable = false;
+                selected.push((key, entry));
+            }
+        }
+        Ok(selected)
+    }
+
+    pub(super) async fn stats(&self) -> Result<Stats, Error> {
+        let mut stats = Stats { is_exact: true, ..Stats::default() };
+        for primary in self.sorted_primaries().await? {
+            let (is_exact, part) = self.stats_of(&primary).await?;
+            stats.is_exact &= is_exact;
+            stats.add(&part);
+        }
+        Ok(stats)
+    }
+
+    /// Returns the statistics of one primary, and whether they are exact.
+    async fn stats_of(&self, primary: &Primary) -> Result<(bool, Stats), Error> {
+        let mut size = Cmd::new();
+        size.arg("DBSIZE");
+        let size = self.connections.ask(primary, &size, COUNTING).await?;
+        let Value::Int(size) = size else { return Err(unreadable(COUNTING)) };
+        let size = u64::try_from(size).unwrap_or_default();
+        let now = self.now(primary, COUNTING).await?;
+        // In a small database a key could be visited twice while it is resized.
+        let (mut position, mut visited, mut names) = (0, 0_u64, BTreeSet::new());
+        let is_exact = loop {
+            let (next, found) = self.scan(primary, position, None, STEP, COUNTING).await?;
+            visited += found.len() as u64;
+            names.extend(found.into_iter().filter(|name| self.names.key(name.as_bytes()).is_some()));
+            position = next;
+            if position == 0 {
+                break true;
+            }
+            if visited >= MAX_COUNTED as u64 {
+                break false;
+            }
+        };
+        let mut stats = Stats::default();
+        let names: Vec<String> = names.into_iter().collect();
+        for names in names.chunks(STEP) {
+            let values = names.iter().map(|name| self.value(name, COUNTING)).collect();
+            for value in all(values).await?.into_iter().flatten() {
+                count(&mut stats, &value, now);
+            }
+        }
+        if !is_exact {
+            let scale = |keys: u64| {
+                let scaled = u128::from(keys) * u128::from(size) / u128::from(visited.max(1));
+                u64::try_from(scaled).unwrap_or(u64::MAX)
+            };
+            stats = stats.map_counts(scale);
+        }
+        Ok((is_exact, stats))
+    }
+
+    async fn sorted_primaries(&self) -> Result<Vec<Primary>, Error> {
+        let mut primaries = self.connections.primaries().await?;
+        primaries.sort_by(|one, other| one.address.cmp(&other.address));
+        Ok(primaries)
+    }
+
+    /// Returns the clock of a primary.
+    async fn now(&self, primary: &Primary, context: &'static str) -> Result<u64, Error> {
+        let mut time = Cmd::new();
+        time.arg("TIME");
+        let reply = self.connections.ask(primary, &time, context).await?;
+        let read: Result<(u64, u64), _> = redis::from_redis_value(reply);
+        let (seconds, microseconds) = read.map_err(|_| unreadable(context))?;
+        Ok(seconds.saturating_mul(1_000).saturating_add(microseconds / 1_000))
+    }
+
+    /// Takes a step of `SCAN` on a primary. Returns the next position, 0 at the end, and keys of Redis. A
+    /// key that is not UTF-8 is not of this crate.
+    async fn scan(
+        &self,
+        primary: &Primary,
+        position: u64,
+        pattern: Option<&str>,
+        step: usize,
+        context: &'static str,
+    ) -> Result<(u64, Vec<String>), Error> {
+        let mut scan = Cmd::new();
+        scan.arg("SCAN").arg(position);
+        if let Some(pattern) = pattern {
+            scan.arg("MATCH").arg(pattern);
+        }
+        // Keys of another type are not of this crate.
+        scan.arg("COUNT").arg(step).arg("TYPE").arg("string");
+        let reply = self.connections.ask(primary, &scan, context).await?;
+        let read: Result<(u64, Vec<Vec<u8>>), _> = redis::from_redis_value(reply);
+        let (next, names) = read.map_err(|_| unreadable(context))?;
+        Ok((next, names.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect()))
+    }
+
+    async fn value(&self, name: &str, context: &'static str) -> Result<Option<Vec<u8>>, Error> {
+        let mut get = Cmd::new();
+        get.arg("GET").arg(name);
+        match self.connections.send(&get, context).await? {
+            Value::Nil => Ok(None),
+            Value::BulkString(value) => Ok(Some(value)),
+            _ => Err(unreadable(context)),
+        }
+    }
+}
+
+/// Counts a row. An unreadable one is counted without a state.
+fn count(stats: &mut Stats, value: &[u8], now: u64) {
+    stats.rows += 1;
+    let Some(row) = Row::read(value) else { return };
+    let standing = row.standing(now);
+    let age = Some(Duration::from_millis(standing.for_ms));
+    match standing.state {
+        Some(KeyState::InFlight) => {
+            stats.in_flight += 1;
+            stats.oldest_in_flight = stats.oldest_in_flight.max(age);
+        }
+        Some(KeyState::Lapsed) => {
+            stats.lapsed += 1;
+            stats.oldest_lapsed = stats.oldest_lapsed.max(age);
+        }
+        Some(KeyState::Released) => stats.released += 1,
+        Some(KeyState::Complete) => stats.complete += 1,
+        None => {
+            stats.expired += 1;
+            stats.oldest_expired = stats.oldest_expired.max(age);
+        }
+    }
+}
+
+fn selects(filter: &ListFilter, row: &Row<'_>, now: u64) -> bool {
+    let state = row.standing(now).state;
+    let since = |since: Duration| {
+        let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        row.first_seen_at() >= now.saturating_sub(ms)
+    };
+    state.is_some()
+        && (filter.state.is_none() || filter.state == state)
+        && filter.since.is_none_or(since)
+        && filter.attempts_over.is_none_or(|attempts| row.attempts() > attempts)
+}
