@@ -80,6 +80,11 @@
 //! | `the table of the SQLite store is gone` | warn | the table is made again, without its keys |
 //! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
+//! | `the store lost acknowledged writes` | error | Redis has an older state than it had acknowledged (`kind` `rewound`), or was emptied (`emptied`). `primary` is the server. What was acknowledged from `since_ms` on may be lost (Unix time in ms, 0 for any time). The loss happened after `last_intact_ms` |
+//! | `the store may have lost acknowledged writes` | warn | Redis evicted keys (`evicted`, once a minute at most), or has a new replication history (`suspected`); the fields are the same |
+//! | `losses of the store are not followed` | warn, once until it works again | Redis does not reply to the poll that looks for losses, or refuses it |
+//! | `losses of the store are followed again` | info | the poll works again |
+//! | `INFO is not permitted` | warn, once | Redis refuses `INFO`, so only the canary key shows losses |
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
 //! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
@@ -117,6 +122,7 @@
 //! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |
 //! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, when the last round began |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
+//! | `tower_dedup_store_losses_total` | counter | `kind` | losses of acknowledged writes that a `RedisAdapter` has found; `kind` is `rewound`, `emptied`, `evicted` or `suspected` |
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
 //!
@@ -205,6 +211,8 @@ mod outcome;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purge;
+#[cfg(feature = "redis")]
+mod redis;
 mod run;
 mod settings;
 mod shadow;
@@ -226,6 +234,8 @@ pub(crate) use postgres::{not_encrypted, session_not_terminated};
 #[cfg(feature = "postgres")]
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};
+#[cfg(feature = "redis")]
+pub(crate) use redis::{info_refused, losses_followed_again, losses_not_followed, store_loss};
 pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;

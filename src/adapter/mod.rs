@@ -57,7 +57,9 @@ mod terms;
 mod transaction;
 
 #[cfg(feature = "redis")]
-pub use self::redis::{LossKind, RedisAdapter, RedisConnection, RedisOptions, StoreLoss};
+pub use self::redis::{
+    LossKind, RedisAdapter, RedisConnection, RedisOptions, StoreLoss, StoredLoss,
+};
 pub use connect::connect;
 pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture};
 pub use inspection::{Cursor, KeyState, ListFilter, Listing, Purged, Stats};

@@ -106,6 +106,12 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         Count,
         "Live keys that a full memory store has forgotten",
     ),
+    (
+        "tower_dedup_store_losses_total",
+        Counter,
+        Count,
+        "Losses of acknowledged writes that Redis has shown, by kind",
+    ),
 ];
 
 /// Describes every metric of this crate, with its unit, to the recorder of the

@@ -11,8 +11,9 @@ use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Rene
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::terms::CallTerms;
 use super::connections::Connections;
+use super::follow::Follower;
 use super::key_names::KeyNames;
-use super::losses::StoreLoss;
+use super::losses::{StoreLoss, StoredLoss};
 use super::options::RedisOptions;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -24,8 +25,9 @@ use crate::key::DedupKey;
 pub struct RedisAdapter(Arc<Shared>);
 
 pub(super) struct Shared {
-    pub(super) connections: Connections,
+    pub(super) connections: Arc<Connections>,
     pub(super) names: KeyNames,
+    follower: Follower,
     closed: AtomicBool,
 }
 
@@ -45,21 +47,33 @@ impl RedisAdapter {
     ///
     /// Those of [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        let connections = Connections::from_url(url, &options)?;
+        let connections = Arc::new(Connections::from_url(url, &options)?);
         let names = KeyNames::new(&options.prefix);
-        Ok(Self(Arc::new(Shared { connections, names, closed: AtomicBool::new(false) })))
+        let follower = Follower::new(&options);
+        Ok(Self(Arc::new(Shared { connections, names, follower, closed: AtomicBool::new(false) })))
     }
 
     /// Returns the losses that this process has found, the newest last, 64 at most.
     #[must_use]
     pub fn losses(&self) -> Vec<StoreLoss> {
-        Vec::new()
+        self.0.follower.losses()
+    }
+
+    /// Returns the losses that all processes with this store and prefix have found, the newest last, 64 at
+    /// most. The store keeps them for 30 days after the last one, unless it loses them too.
+    ///
+    /// # Errors
+    ///
+    /// The store could not be read.
+    pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
+        self.0.follower.stored_losses(&self.0.connections).await
     }
 
     fn shared(&self) -> Result<&Shared, Error> {
         if self.0.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
         }
+        self.0.follower.ensure(&self.0.connections);
         Ok(&self.0)
     }
 }
@@ -137,6 +151,7 @@ impl MaintenanceAdapter for RedisAdapter {
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
             self.0.closed.store(true, Ordering::Release);
+            self.0.follower.stop();
             self.0.connections.close().await;
         })
     }

@@ -1,10 +1,31 @@
-//! [`StoreLoss`]: acknowledged writes that the store has lost, as far as they show.
+//! [`StoreLoss`]: acknowledged writes that the store has lost, as far as they show; and [`LossLog`].
 
-use std::time::SystemTime;
+use std::collections::VecDeque;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Writes that the store had acknowledged and does not have any more.
+use serde_json::json;
+
+use super::connections::Connections;
+use super::script::{Script, ScriptCall};
+use crate::error::{Error, ErrorKind};
+use crate::observe;
+
+static PUSH: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("lua/push_loss.lua"), " flags=allow-oom"));
+
+/// How many losses a process keeps, and how many records the store keeps.
+const MAX_LOSSES: usize = 64;
+/// How long the store keeps its records after the last one.
+const LIFETIME: Duration = Duration::from_secs(30 * 86_400);
+
+/// Writes that the store had acknowledged and does not have any more, or may not have.
 ///
 /// Under the lease ledger, no event is lost by it: an event of this time may run a second time.
+///
+/// A loss is found by polling. Writes of the moment between the first call of an adapter and its first
+/// poll are not covered. If two servers are primary at the same time, writes to the one that is demoted
+/// later may come after `found_at`: the processes that wrote them report a loss of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreLoss {
@@ -12,8 +33,11 @@ pub struct StoreLoss {
     pub kind: LossKind,
     /// The address of the primary that has lost writes.
     pub primary: String,
-    /// Writes from this time on may be lost, by this machine's clock.
+    /// Writes acknowledged from this time on may be lost, by this machine's clock. The Unix epoch if
+    /// writes of any age may be lost: always for `Emptied` and `Evicted`.
     pub since: SystemTime,
+    /// The last poll that showed no loss, by this machine's clock. The loss happened after it.
+    pub last_intact: SystemTime,
     /// When the loss was found, by this machine's clock.
     pub found_at: SystemTime,
 }
@@ -22,17 +46,21 @@ pub struct StoreLoss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossKind {
-    /// A new primary's history ends before writes that the old primary had acknowledged.
+    /// The store has an older state than the one it had acknowledged. For example, a new primary's history
+    /// ends before writes that the old primary had acknowledged.
     Rewound,
     /// A key that this process had written is gone: the store was flushed, or restarted empty.
     Emptied,
-    /// The server evicted keys to free memory. They may be keys of another program.
+    /// The server evicted keys to free memory. They may be keys of another program. Told once a minute at
+    /// most.
     Evicted,
     /// The replication history is a new one, so a loss can neither be shown nor excluded.
     Suspected,
 }
 
 impl LossKind {
+    const ALL: [Self; 4] = [Self::Rewound, Self::Emptied, Self::Evicted, Self::Suspected];
+
     /// Returns a short name for logs and metric labels.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -43,4 +71,109 @@ impl LossKind {
             Self::Suspected => "suspected",
         }
     }
+}
+
+/// A loss in the list that all processes of a store share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredLoss {
+    /// The adapter that has found the loss: a random text, new with each adapter. Several adapters report
+    /// the same loss.
+    pub process: String,
+    /// The loss. Its times are those of that adapter's machine, in milliseconds.
+    pub loss: StoreLoss,
+}
+
+/// The losses that this process has found.
+#[derive(Debug)]
+pub(super) struct LossLog {
+    process: String,
+    /// The key of the shared list.
+    key: Vec<u8>,
+    found: Mutex<VecDeque<StoreLoss>>,
+}
+
+impl LossLog {
+    pub(super) fn new(prefix: &str) -> Self {
+        let process = format!("{:016x}", rand::random::<u64>());
+        let key = format!("{prefix}::losses").into_bytes();
+        Self { process, key, found: Mutex::default() }
+    }
+
+    /// Returns the name of this adapter.
+    pub(super) fn process(&self) -> &str {
+        &self.process
+    }
+
+    /// Returns the losses, the newest last.
+    pub(super) fn found(&self) -> Vec<StoreLoss> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// Reports a loss and keeps it.
+    pub(super) fn tell(&self, loss: StoreLoss) {
+        let is_certain = matches!(loss.kind, LossKind::Rewound | LossKind::Emptied);
+        let (since, intact) = (millis(loss.since), millis(loss.last_intact));
+        observe::store_loss(loss.kind.as_str(), is_certain, &loss.primary, since, intact);
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.len() == MAX_LOSSES {
+            found.pop_front();
+        }
+        found.push_back(loss);
+    }
+
+    /// Adds a loss to the list in the store.
+    pub(super) async fn push(
+        &self,
+        connections: &Connections,
+        loss: &StoreLoss,
+    ) -> Result<(), Error> {
+        let record = json!({
+            "process": self.process,
+            "kind": loss.kind.as_str(),
+            "primary": loss.primary,
+            "since": millis(loss.since),
+            "last_intact": millis(loss.last_intact),
+            "found_at": millis(loss.found_at),
+        });
+        let call = ScriptCall::new(&PUSH, self.key.clone())
+            .arg(record.to_string())
+            .arg(MAX_LOSSES)
+            .arg(LIFETIME.as_millis().to_string());
+        connections.run(&call, "storing a loss").await.map(drop)
+    }
+
+    /// Returns the losses in the store, the newest last. Skips records of a version that this one cannot
+    /// read.
+    pub(super) async fn stored(&self, connections: &Connections) -> Result<Vec<StoredLoss>, Error> {
+        let context = "reading the losses";
+        let mut command = redis::cmd("LRANGE");
+        command.arg(&self.key).arg(0).arg(-1);
+        let reply = connections.send(&command, context).await?;
+        let records: Vec<Vec<u8>> = redis::from_redis_value(reply)
+            .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))?;
+        Ok(records.iter().rev().filter_map(|record| read(record)).collect())
+    }
+}
+
+fn read(record: &[u8]) -> Option<StoredLoss> {
+    let record: serde_json::Value = serde_json::from_slice(record).ok()?;
+    let text = |name: &str| record[name].as_str();
+    let time = |name: &str| UNIX_EPOCH.checked_add(Duration::from_millis(record[name].as_u64()?));
+    Some(StoredLoss {
+        process: text("process")?.to_owned(),
+        loss: StoreLoss {
+            kind: LossKind::ALL.into_iter().find(|kind| Some(kind.as_str()) == text("kind"))?,
+            primary: text("primary")?.to_owned(),
+            since: time("since")?,
+            last_intact: time("last_intact")?,
+            found_at: time("found_at")?,
+        },
+    })
+}
+
+/// Rounds down, so that `since` stays a bound.
+fn millis(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -13,16 +13,21 @@
 
 mod adapter;
 mod calls;
+mod canary;
 mod connections;
 mod errors;
+mod follow;
+mod history;
 mod inspection;
 mod key_names;
 mod losses;
 mod options;
+mod rounds;
 mod script;
+mod topology;
 mod value;
 
 pub use adapter::RedisAdapter;
 pub use connections::RedisConnection;
-pub use losses::{LossKind, StoreLoss};
+pub use losses::{LossKind, StoreLoss, StoredLoss};
 pub use options::RedisOptions;

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::contract::StoreFuture;
 use super::super::inspection::Purged;
-use super::super::purging::{Portion, Purging, TIMEOUT};
+use super::super::purging::{Portion, Purging, TIMEOUT, is_clock_paused};
 
 /// At most one task at a time. It ends when this is dropped or stopped.
 pub(in crate::adapter) struct PurgeTask {
@@ -81,12 +81,4 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
-}
-
-/// Returns `true` if tokio's clock is paused, as in a test. Its pauses would end at once, and the store's
-/// clock does not follow it.
-fn is_clock_paused() -> bool {
-    let before = std::time::Instant::now();
-    let now = tokio::time::Instant::now().into_std();
-    now < before || now > std::time::Instant::now()
 }

@@ -1,0 +1,123 @@
+//! [`Follower`]: the task that looks for writes that the store has lost.
+//!
+//! The first call of an adapter starts the task on the runtime of that call. The task ends with the adapter,
+//! with `close` and with that runtime; a later call on another runtime starts it again. It does nothing
+//! while tokio's clock is paused.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+use super::super::purging::is_clock_paused;
+use super::connections::Connections;
+use super::losses::{LossLog, StoreLoss, StoredLoss};
+use super::options::RedisOptions;
+use super::rounds::Rounds;
+use super::topology::CONTEXT;
+use crate::error::{Error, ErrorKind};
+use crate::observe;
+
+/// Longer than the bounds of the calls. It ends a round in which a call hangs.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// At most one task at a time. It ends when this is dropped or stopped.
+pub(super) struct Follower {
+    /// `None` if nothing is followed.
+    every: Option<Duration>,
+    prefix: String,
+    log: Arc<LossLog>,
+    is_running: Arc<AtomicBool>,
+    stop: CancellationToken,
+}
+
+impl Follower {
+    pub(super) fn new(options: &RedisOptions) -> Self {
+        Self {
+            every: options.follow_every,
+            prefix: options.prefix.clone(),
+            log: Arc::new(LossLog::new(&options.prefix)),
+            is_running: Arc::new(AtomicBool::new(options.follow_every.is_none())),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Starts the task on the current runtime, unless one exists. Each call of an adapter asks: one atomic
+    /// load. The task does not own the connections.
+    pub(super) fn ensure(&self, connections: &Arc<Connections>) {
+        if self.is_running.load(Ordering::Acquire) {
+            return;
+        }
+        let (Some(every), Ok(runtime)) = (self.every, Handle::try_current()) else { return };
+        if self.stop.is_cancelled()
+            || is_clock_paused()
+            || self.is_running.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        // A runtime that ends drops the task, and so the guard. The next call starts a task again.
+        let running = Running(Arc::clone(&self.is_running));
+        let (connections, stop) = (Arc::downgrade(connections), self.stop.clone());
+        let rounds = Rounds::new(self.prefix.clone(), Arc::clone(&self.log));
+        runtime.spawn(async move {
+            let _running = running;
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                () = follow(rounds, every, &connections) => {}
+            }
+        });
+    }
+
+    /// Returns the losses that this process has found, the newest last.
+    pub(super) fn losses(&self) -> Vec<StoreLoss> {
+        self.log.found()
+    }
+
+    /// Returns the losses that all processes have found, the newest last.
+    pub(super) async fn stored_losses(
+        &self,
+        connections: &Connections,
+    ) -> Result<Vec<StoredLoss>, Error> {
+        self.log.stored(connections).await
+    }
+
+    /// Ends the task at once, for good.
+    pub(super) fn stop(&self) {
+        self.stop.cancel();
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Running(Arc<AtomicBool>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+async fn follow(mut rounds: Rounds, every: Duration, connections: &Weak<Connections>) {
+    let mut is_failing = false;
+    while !is_clock_paused() {
+        let Some(strong) = connections.upgrade() else { return };
+        let round = tokio::time::timeout(ROUND_TIMEOUT, rounds.run(&strong)).await;
+        drop(strong);
+        let timeout = |_| Err(Error::new(ErrorKind::Timeout, CONTEXT));
+        let round = round.unwrap_or_else(timeout);
+        match &round {
+            Ok(()) if is_failing => observe::losses_followed_again(),
+            Err(error) if !is_failing => observe::losses_not_followed(error),
+            _ => {}
+        }
+        is_failing = round.is_err();
+        tokio::time::sleep(every).await;
+    }
+}

@@ -1,0 +1,182 @@
+//! [`Rounds`]: the rounds of a [`Follower`](super::follow::Follower), over all primaries of a store.
+//!
+//! 1. Each round asks every primary for its replication state, and then reads and writes its canary. The
+//!    canary comes last: it finds a loss that is too late for the offset of its round.
+//! 2. A round decides nothing about a primary that it does not reach. The next round compares with the last
+//!    one that reached it.
+//! 3. In a cluster, a primary that is gone has a successor: the one that continues its history, else the
+//!    one that is new and owns the slot of its canary.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::future::join_all;
+
+use super::canary::CanaryKey;
+use super::connections::Connections;
+use super::history::History;
+use super::losses::{LossLog, StoreLoss};
+use super::topology::{Info, Node, Questions};
+use crate::error::Error;
+
+/// How long a primary that has left the cluster is remembered, in case that its successor appears.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// How many losses wait for the store to accept them.
+const MAX_UNSTORED: usize = 64;
+
+pub(super) struct Rounds {
+    prefix: String,
+    log: Arc<LossLog>,
+    questions: Questions,
+    shards: Vec<Shard>,
+    /// Losses that the store's list does not have yet.
+    unstored: Vec<StoreLoss>,
+}
+
+/// A primary, and those that took its place.
+struct Shard {
+    address: String,
+    history: History,
+    canary: Option<CanaryKey>,
+    /// The last poll that decided something.
+    polled_at: SystemTime,
+    gone_at: Option<Instant>,
+}
+
+impl Rounds {
+    pub(super) fn new(prefix: String, log: Arc<LossLog>) -> Self {
+        let questions = Questions::default();
+        Self { prefix, log, questions, shards: Vec::new(), unstored: Vec::new() }
+    }
+
+    /// Polls every primary once.
+    ///
+    /// # Errors
+    ///
+    /// The first error of a primary. The other primaries were polled.
+    pub(super) async fn run(&mut self, connections: &Connections) -> Result<(), Error> {
+        let nodes = self.questions.nodes(connections).await?;
+        let infos = nodes.iter().map(|node| self.questions.info(connections, &node.primary));
+        let infos = join_all(infos).await;
+        let nodes: Vec<_> = nodes.into_iter().zip(infos).collect();
+        self.assign(&nodes);
+        let poller = Poller {
+            prefix: &self.prefix,
+            log: &self.log,
+            questions: &self.questions,
+            connections,
+        };
+        let polls = self.shards.iter_mut().filter_map(|shard| {
+            let node = nodes.iter().find(|(node, _)| node.primary.address == shard.address)?;
+            let info = node.1.as_ref().ok()?;
+            Some(poller.poll(shard, &node.0, info))
+        });
+        let mut result = Ok(());
+        for poll in join_all(polls).await {
+            match poll {
+                Ok(loss) => self.unstored.extend(loss),
+                Err(error) => result = Err(error),
+            }
+        }
+        let excess = self.unstored.len().saturating_sub(MAX_UNSTORED);
+        self.unstored.drain(..excess);
+        while let Some(loss) = self.unstored.first() {
+            if self.log.push(connections, loss).await.is_err() {
+                break;
+            }
+            self.unstored.remove(0);
+        }
+        let unreached = nodes.into_iter().find_map(|(_, info)| info.err());
+        unreached.map_or(result, Err)
+    }
+
+    /// Gives each shard its primary.
+    fn assign(&mut self, nodes: &[(Node, Result<Info, Error>)]) {
+        let is_taken = |shards: &[Shard], node: &Node| {
+            shards.iter().any(|shard| shard.address == node.primary.address)
+        };
+        let mut free: Vec<_> =
+            nodes.iter().filter(|(node, _)| !is_taken(&self.shards, node)).collect();
+        for shard in &mut self.shards {
+            if nodes.iter().any(|(node, _)| node.primary.address == shard.address) {
+                shard.gone_at = None;
+                continue;
+            }
+            let continues = |(_, info): &&(Node, Result<Info, Error>)| matches!(info, Ok(Info::Primary(now)) if shard.history.is_continued_by(now));
+            let slot = shard.canary.as_ref().map(CanaryKey::slot);
+            let owns = |(node, _): &&(Node, _)| slot.is_some_and(|slot| node.owns(slot));
+            let successor = free.iter().position(|it| continues(it));
+            if let Some(at) = successor.or_else(|| free.iter().position(|it| owns(it))) {
+                shard.address.clone_from(&free.remove(at).0.primary.address);
+                shard.gone_at = None;
+            } else {
+                shard.gone_at.get_or_insert_with(Instant::now);
+            }
+        }
+        self.shards.retain(|shard| shard.gone_at.is_none_or(|gone| gone.elapsed() < REMEMBERED));
+        // A node that was not reached may turn out to be a successor.
+        for (node, _) in free.into_iter().filter(|(_, info)| info.is_ok()) {
+            self.shards.push(Shard {
+                address: node.primary.address.clone(),
+                history: History::default(),
+                canary: None,
+                polled_at: SystemTime::now(),
+                gone_at: None,
+            });
+        }
+    }
+}
+
+struct Poller<'a> {
+    prefix: &'a str,
+    log: &'a LossLog,
+    questions: &'a Questions,
+    connections: &'a Connections,
+}
+
+impl Poller<'_> {
+    /// Checks the canary of a primary, and decides.
+    async fn poll(
+        &self,
+        shard: &mut Shard,
+        node: &Node,
+        info: &Info,
+    ) -> Result<Option<StoreLoss>, Error> {
+        // A slot that moves takes its keys along, so a canary that has moved is no loss.
+        if !shard.canary.as_ref().is_some_and(|canary| node.owns(canary.slot())) {
+            shard.canary = CanaryKey::new(self.prefix, self.log.process(), &node.slots);
+        }
+        let Some(canary) = &mut shard.canary else { return Ok(None) };
+        let polled_at = SystemTime::now();
+        let found = canary.check(self.connections).await?;
+        let mut now = match info {
+            Info::Primary(now) => Some(now.clone()),
+            Info::Refused => None,
+        };
+        // A failover between the two commands: the canary is the new primary's, the offset is not.
+        if found.is_bad() && now.is_some() {
+            now = match self.questions.info(self.connections, &node.primary).await? {
+                Info::Primary(now) => Some(now),
+                Info::Refused => None,
+            };
+        }
+        let loss = shard.history.judge(now.as_ref(), found).map(|verdict| StoreLoss {
+            kind: verdict.kind,
+            primary: shard.address.clone(),
+            since: verdict.since.unwrap_or(SystemTime::UNIX_EPOCH),
+            last_intact: shard.polled_at,
+            found_at: SystemTime::now(),
+        });
+        if found.is_bad() {
+            canary.restart();
+        }
+        if let Some(now) = now {
+            shard.history.record(now);
+        }
+        shard.polled_at = polled_at;
+        if let Some(loss) = &loss {
+            self.log.tell(loss.clone());
+        }
+        Ok(loss)
+    }
+}

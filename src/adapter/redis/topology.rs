@@ -1,0 +1,142 @@
+//! [`Node`]: a primary with its slots, and what `INFO` says of it.
+
+use std::error::Error as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind, Value};
+
+use super::connections::{Connections, Primary};
+use super::history::Observation;
+use crate::error::{Error, ErrorKind};
+use crate::observe;
+
+pub(super) const CONTEXT: &str = "looking for lost writes";
+
+/// A primary, and what it says of itself.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) primary: Primary,
+    /// The ranges of its slots, each with its last slot.
+    pub(super) slots: Vec<(u16, u16)>,
+}
+
+impl Node {
+    pub(super) fn owns(&self, slot: u16) -> bool {
+        self.slots.iter().any(|&(first, last)| (first..=last).contains(&slot))
+    }
+}
+
+/// What a server replies to `INFO`.
+#[derive(Debug)]
+pub(super) enum Info {
+    Primary(Observation),
+    /// The server refuses the command, or hides a field.
+    Refused,
+}
+
+/// How a store is asked.
+#[derive(Debug, Default)]
+pub(super) struct Questions {
+    /// The store is not a cluster.
+    is_single: AtomicBool,
+    /// `INFO` knows one section a call: before Redis 7.0.
+    one_section: AtomicBool,
+    has_warned: AtomicBool,
+}
+
+impl Questions {
+    /// Returns the primaries with their slots.
+    pub(super) async fn nodes(&self, connections: &Connections) -> Result<Vec<Node>, Error> {
+        let primaries = connections.primaries().await?;
+        if !self.is_single.load(Ordering::Relaxed)
+            && let Some(first) = primaries.first()
+        {
+            let mut command = redis::cmd("CLUSTER");
+            command.arg("SLOTS");
+            match connections.ask(first, &command, CONTEXT).await {
+                Ok(reply) => return Ok(nodes(reply)),
+                Err(error) if is_reply(&error) => self.is_single.store(true, Ordering::Relaxed),
+                Err(error) => return Err(error),
+            }
+        }
+        let all = |primary| Node { primary, slots: vec![(0, 16_383)] };
+        Ok(primaries.into_iter().map(all).collect())
+    }
+
+    /// Asks a server for its replication state.
+    ///
+    /// # Errors
+    ///
+    /// Those of the connections, and [`ErrorKind::Refused`] for a replica.
+    pub(super) async fn info(
+        &self,
+        connections: &Connections,
+        primary: &Primary,
+    ) -> Result<Info, Error> {
+        let mut command = redis::cmd("INFO");
+        if !self.one_section.load(Ordering::Relaxed) {
+            command.arg(&["server", "replication", "stats"]);
+        }
+        let mut at = SystemTime::now();
+        let mut reply = connections.ask(primary, &command, CONTEXT).await;
+        if reply.as_ref().is_err_and(is_reply) && !self.one_section.swap(true, Ordering::Relaxed) {
+            at = SystemTime::now();
+            reply = connections.ask(primary, &redis::cmd("INFO"), CONTEXT).await;
+        }
+        let text = match reply {
+            Ok(reply) => redis::from_redis_value::<String>(reply).unwrap_or_default(),
+            Err(error) if is_reply(&error) => {
+                if !self.has_warned.swap(true, Ordering::Relaxed) {
+                    observe::info_refused(&error);
+                }
+                return Ok(Info::Refused);
+            }
+            Err(error) => return Err(error),
+        };
+        if text.lines().any(|line| line.trim() == "role:slave") {
+            return Err(Error::new(ErrorKind::Refused, CONTEXT));
+        }
+        Ok(Observation::read(&text, at).map_or(Info::Refused, Info::Primary))
+    }
+}
+
+/// Returns `true` if the server has replied that it does not execute the command at all.
+fn is_reply(error: &Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<RedisError>());
+    cause.is_some_and(|cause| {
+        matches!(
+            cause.kind(),
+            RedisKind::Server(ServerErrorKind::ResponseError | ServerErrorKind::NoPerm)
+        )
+    })
+}
+
+/// Reads a reply of `CLUSTER SLOTS`.
+fn nodes(reply: Value) -> Vec<Node> {
+    let mut nodes: Vec<Node> = Vec::new();
+    for range in list(reply) {
+        let mut range = list(range).into_iter();
+        let (Some(Value::Int(first)), Some(Value::Int(last)), Some(primary)) =
+            (range.next(), range.next(), range.next())
+        else {
+            continue;
+        };
+        let mut primary = list(primary).into_iter();
+        let host = primary.next().and_then(|host| redis::from_redis_value::<String>(host).ok());
+        let (Some(host), Some(Value::Int(port))) = (host, primary.next()) else { continue };
+        let (Ok(first), Ok(last)) = (u16::try_from(first), u16::try_from(last)) else { continue };
+        let address = format!("{host}:{port}");
+        match nodes.iter_mut().find(|node| node.primary.address == address) {
+            Some(node) => node.slots.push((first, last)),
+            None => {
+                nodes.push(Node { primary: Primary { address }, slots: vec![(first, last)] });
+            }
+        }
+    }
+    nodes
+}
+
+fn list(value: Value) -> Vec<Value> {
+    if let Value::Array(values) = value { values } else { Vec::new() }
+}
