@@ -329,6 +329,23 @@ pub enum ConfigError {
     /// The Postgres URL has a parameter that chooses between servers, which `sqlx` ignores. Give one
     /// address that leads to the primary.
     UnsupportedUrlParameter(&'static str),
+    /// The Redis URL has a parameter other than `dedup_prefix`. The error does not contain its name, which
+    /// may be a part of a password.
+    UnknownUrlParameter,
+    /// The Redis URL names several hosts, and its scheme stands for one server.
+    SeveralRedisHosts,
+    /// The Redis server is of another kind than the scheme of the URL says.
+    #[non_exhaustive]
+    WrongRedisScheme {
+        /// The scheme for this server, without TLS.
+        scheme: &'static str,
+    },
+    /// The Redis server is older than version 6.2, or the Valkey server is a copy of such a version.
+    RedisTooOld,
+    /// The Redis server evicts keys when its memory is full, and an evicted key is forgotten. Set
+    /// `maxmemory-policy noeviction` on the server, or accept the evictions by
+    /// `RedisOptions::evictable`.
+    RedisEvictsKeys,
     /// No adapter has this URL scheme.
     UnknownScheme(String),
     /// The adapter for this URL scheme needs a cargo feature that is off.
@@ -393,6 +410,20 @@ impl fmt::Display for ConfigError {
                 f,
                 "the URL parameter `{name}` is not supported: give one address that leads to the \
                  primary"
+            ),
+            Self::UnknownUrlParameter => {
+                f.write_str("the store URL has a parameter other than `dedup_prefix`")
+            }
+            Self::SeveralRedisHosts => f.write_str(
+                "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`",
+            ),
+            Self::WrongRedisScheme { scheme } => {
+                write!(f, "the server is of another kind: use the scheme `{scheme}`")
+            }
+            Self::RedisTooOld => f.write_str("the Redis server is older than version 6.2"),
+            Self::RedisEvictsKeys => f.write_str(
+                "the Redis server evicts keys: set `maxmemory-policy noeviction`, or accept it with \
+                 `evictable`",
             ),
             Self::UnknownScheme(scheme) => write!(f, "no adapter for the scheme `{scheme}:`"),
             Self::FeatureDisabled { scheme, feature } => {

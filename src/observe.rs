@@ -71,6 +71,8 @@
 //! | `purging does not succeed` | warn, once until a round succeeds | no portion has been deleted or read for three intervals |
 //! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
+//! | `the Redis server may not be used` | error | it evicts keys, is too old, or is of another kind than the URL says: every call is refused until it is mended |
+//! | `the Redis server refuses INFO` | warn, once | its access rules hide evictions and losses |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
@@ -235,7 +237,10 @@ pub(crate) use postgres::{not_encrypted, session_not_terminated};
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};
 #[cfg(feature = "redis")]
-pub(crate) use redis::{info_refused, losses_followed_again, losses_not_followed, store_loss};
+pub(crate) use redis::{
+    info_refused, losses_followed_again, losses_not_followed, redis_is_unfit, redis_without_info,
+    store_loss,
+};
 pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;

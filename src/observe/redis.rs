@@ -1,4 +1,6 @@
-//! Records and counters of losses in Redis.
+//! Records and counters of the Redis adapter.
+
+use std::fmt::Display;
 
 use super::error_text::chain;
 use crate::error::Error;
@@ -54,5 +56,23 @@ pub(crate) fn info_refused(error: &Error) {
         target: "tower_dedup",
         error = chain(error),
         "INFO is not permitted: a loss by a failover shows less often; allow `+info` to this user"
+    );
+}
+
+/// Reports that calls are refused until the server is mended.
+pub(crate) fn redis_is_unfit(server: &impl Display, fault: &(dyn std::error::Error + 'static)) {
+    tracing::error!(
+        target: "tower_dedup",
+        server = %server,
+        error = chain(fault),
+        "the Redis server may not be used: every call is refused until it is mended"
+    );
+}
+
+/// Reports that a server does not say whether it evicts keys.
+pub(crate) fn redis_without_info() {
+    tracing::warn!(
+        target: "tower_dedup",
+        "the Redis server refuses INFO: evictions and losses are not noticed"
     );
 }

@@ -36,7 +36,11 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a URL that cannot be read.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with a [`ConfigError`](crate::ConfigError) as its
+    /// source, for a URL that cannot be read, and for a server that evicts keys, is older than version
+    /// 6.2, or is of another kind than the URL says.
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) or
+    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) if the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_with(url, RedisOptions::new()).await
     }
@@ -47,7 +51,9 @@ impl RedisAdapter {
     ///
     /// Those of [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
+        let options = options.with_url(url)?;
         let connections = Arc::new(Connections::from_url(url, &options)?);
+        connections.connect().await?;
         let names = KeyNames::new(&options.prefix);
         let follower = Follower::new(&options);
         Ok(Self(Arc::new(Shared { connections, names, follower, closed: AtomicBool::new(false) })))

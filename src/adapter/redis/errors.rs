@@ -27,3 +27,17 @@ fn kind(error: &RedisError) -> ErrorKind {
         _ => ErrorKind::Unavailable,
     }
 }
+
+/// Returns the code of a refusal: `READONLY`, `OOM`, `NOPERM`.
+pub(super) fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    // Before 7.0, the error of a command in a script is a part of the script's error:
+    // `ERR Error running script (call to f_…): @user_script:1: -OOM command not allowed …`.
+    match error.detail() {
+        Some(detail) if code == "ERR" && detail.starts_with("Error running script") => {
+            let (_, inner) = detail.rsplit_once(": -")?;
+            inner.split(' ').next()
+        }
+        _ => Some(code),
+    }
+}

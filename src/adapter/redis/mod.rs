@@ -25,6 +25,7 @@ mod options;
 mod rounds;
 mod script;
 mod topology;
+mod url;
 mod value;
 
 pub use adapter::RedisAdapter;

@@ -88,7 +88,7 @@ pub(super) struct Form {
 }
 
 /// One call of a script. Repeated as it is, it has the same effect.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ScriptCall {
     script: &'static Script,
     key: Vec<u8>,

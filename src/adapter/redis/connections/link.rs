@@ -1,0 +1,324 @@
+//! [`Link`]: the connection to one server, or to the master that Sentinel names.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Client, Cmd, Pipeline, RedisError, Value};
+
+use super::super::options::RedisOptions;
+use super::super::script::{Form, ScriptCall};
+use super::super::url::Address;
+use super::failure::{
+    Failure, is_of_another_master, is_of_the_connection, is_unknown_script, is_unreadable_script,
+};
+use super::fitness::ServerInfo;
+use super::sentinel::Sentinel;
+use super::single::Single;
+use super::target::{connect, warn_without_info};
+use crate::error::ConfigError;
+use crate::observe;
+
+/// How long the verdict about an unfit server holds. Then a call asks the server again.
+const VERDICT_HOLDS: Duration = Duration::from_secs(1);
+
+/// Where a link leads.
+pub(super) enum Target {
+    Server { client: Client, address: Address, in_cluster: bool },
+    Sentinel(Sentinel),
+}
+
+/// The connection to a target. It is opened when it is first needed, and anew after it has failed.
+pub(super) struct Link {
+    target: Target,
+    response_timeout: Duration,
+    connect_timeout: Duration,
+    evictable: bool,
+    live: Arc<Single<Live>>,
+}
+
+/// An open connection.
+pub(super) struct Live {
+    connection: MultiplexedConnection,
+    address: Address,
+    knows_flags: AtomicBool,
+    fitness: Mutex<Fitness>,
+    opened: Instant,
+    /// When the first command was sent whose caller went away, if no reply has come since: in
+    /// milliseconds after `opened`, plus 1. 0 for none.
+    abandoned_at: AtomicU64,
+}
+
+struct Fitness {
+    fault: Option<ConfigError>,
+    asked_at: Instant,
+}
+
+impl Link {
+    /// `extra` is added to the response timeout.
+    pub(super) fn new(target: Target, options: &RedisOptions, extra: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            target,
+            response_timeout: options.response_timeout + extra,
+            connect_timeout: options.connect_timeout,
+            evictable: options.evictable,
+            live: Single::new(),
+        })
+    }
+
+    /// Returns the address of the server. That of a master is known after the first connection.
+    pub(super) fn address(&self) -> Option<Address> {
+        match &self.target {
+            Target::Server { address, .. } => Some(address.clone()),
+            Target::Sentinel(_) => self.live.current().map(|live| live.address.clone()),
+        }
+    }
+
+    /// Returns the open connection. Opens it, if there is none.
+    pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<Live>, Failure> {
+        if let Some(live) = self.live.current()
+            && live.is_silent(self.response_timeout)
+        {
+            self.live.forget(&live);
+        }
+        let link = Arc::clone(self);
+        self.live.get(move || async move { link.open().await }).await
+    }
+
+    pub(super) fn close(&self) {
+        self.live.close();
+    }
+
+    /// Runs a script.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        call: &ScriptCall,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        let live = self.fit().await?;
+        let form = live.form(false);
+        let reply = match self.command(&live, &call.by_hash(form), asking).await {
+            Err(Failure::Redis(error)) if is_unknown_script(&error) => {
+                self.command(&live, &call.by_text(form), asking).await
+            }
+            reply => reply,
+        };
+        match reply {
+            Err(Failure::Redis(error)) if form.knows_flags && is_unreadable_script(&error) => {
+                live.forgets_flags();
+                self.command(&live, &call.by_text(live.form(false)), asking).await
+            }
+            reply => reply,
+        }
+    }
+
+    /// Sends a command.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        command: &Cmd,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        let live = self.live().await?;
+        self.command(&live, command, asking).await
+    }
+
+    async fn command(
+        &self,
+        live: &Arc<Live>,
+        command: &Cmd,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        if asking {
+            let mut pipeline = Pipeline::with_capacity(2);
+            pipeline.cmd("ASKING").add_command(command.clone());
+            let replies = self.pipeline(live, &pipeline).await?;
+            // Both are sent at once: `ASKING` holds for the next command of the connection.
+            let reply = replies.into_iter().nth(1).unwrap_or(Value::Nil);
+            return self.checked(live, reply.extract_error());
+        }
+        let unanswered = Unanswered::of(live);
+        let reply = live.connection.clone().send_packed_command(command).await;
+        unanswered.end(reply.is_ok());
+        // A script's error is a value of its reply.
+        self.checked(live, reply.and_then(Value::extract_error))
+    }
+
+    /// Sends commands at once. A refusal is a value among the replies.
+    pub(super) async fn pipeline(
+        &self,
+        live: &Arc<Live>,
+        pipeline: &Pipeline,
+    ) -> Result<Vec<Value>, Failure> {
+        let unanswered = Unanswered::of(live);
+        let replies =
+            live.connection.clone().send_packed_commands(pipeline, 0, pipeline.len()).await;
+        unanswered.end(replies.is_ok());
+        self.checked(live, replies)
+    }
+
+    /// Drops the connection after an error that says that it is of no use any more.
+    pub(super) fn checked<T>(
+        &self,
+        live: &Arc<Live>,
+        reply: Result<T, RedisError>,
+    ) -> Result<T, Failure> {
+        reply.map_err(|error| {
+            let is_moved = match &self.target {
+                Target::Sentinel(_) => is_of_another_master(&error),
+                // The name of the server may lead to another one by now.
+                Target::Server { .. } => error.code() == Some("READONLY"),
+            };
+            if is_moved || is_of_the_connection(&error) {
+                self.live.forget(live);
+            }
+            Failure::Redis(error)
+        })
+    }
+
+    /// Returns the connection, if its server may be used.
+    pub(super) async fn fit(self: &Arc<Self>) -> Result<Arc<Live>, Failure> {
+        let live = self.live().await?;
+        let is_old = {
+            let fitness = live.fitness();
+            fitness.fault.is_some() && fitness.asked_at.elapsed() >= VERDICT_HOLDS
+        };
+        if is_old {
+            self.ask_fitness(&live).await?;
+        }
+        match live.fault() {
+            None => Ok(live),
+            Some(fault) => Err(Failure::Unfit(fault)),
+        }
+    }
+
+    /// Asks the server again whether it may be used, and Sentinel whether it is the master.
+    pub(super) async fn check(self: &Arc<Self>) -> Result<(), Failure> {
+        let live = self.live().await?;
+        self.ask_fitness(&live).await?;
+        if let Target::Sentinel(sentinel) = &self.target
+            && let Some(address) = sentinel.master_now().await
+            && address != live.address
+        {
+            // The connection to the old master works for as long as the old master does.
+            self.live.forget(&live);
+            self.live().await?;
+            return Ok(());
+        }
+        match live.fault() {
+            None => Ok(()),
+            Some(fault) => Err(Failure::Unfit(fault)),
+        }
+    }
+
+    async fn ask_fitness(&self, live: &Arc<Live>) -> Result<(), Failure> {
+        let asked = ServerInfo::ask(&mut live.connection.clone()).await;
+        let info = self.checked(live, asked)?.unwrap_or_default();
+        if matches!(self.target, Target::Sentinel(_)) && !info.is_master() {
+            self.live.forget(live);
+        }
+        live.judge(info.fault(self.evictable, self.in_cluster()));
+        Ok(())
+    }
+
+    /// Returns the number of replicas that take the server's writes now.
+    pub(super) async fn replicas(&self, live: &Arc<Live>) -> Result<u32, Failure> {
+        let asked = ServerInfo::ask(&mut live.connection.clone()).await;
+        Ok(self.checked(live, asked)?.map_or(0, |info| info.replicas()))
+    }
+
+    fn in_cluster(&self) -> bool {
+        matches!(self.target, Target::Server { in_cluster: true, .. })
+    }
+
+    /// Ends by itself, because each of its steps has a timeout.
+    async fn open(&self) -> Result<Live, Failure> {
+        let timeouts = (self.connect_timeout, self.response_timeout);
+        let (connection, info, address) = match &self.target {
+            Target::Server { client, address, .. } => {
+                let (connection, info) = connect(client, timeouts).await?;
+                (connection, info, address.clone())
+            }
+            Target::Sentinel(sentinel) => sentinel.connect(timeouts).await?,
+        };
+        if info.is_none() {
+            warn_without_info();
+        }
+        let info = info.unwrap_or_default();
+        let live = Live {
+            connection,
+            address,
+            knows_flags: AtomicBool::new(info.knows_flags()),
+            fitness: Mutex::new(Fitness { fault: None, asked_at: Instant::now() }),
+            opened: Instant::now(),
+            abandoned_at: AtomicU64::new(0),
+        };
+        live.judge(info.fault(self.evictable, self.in_cluster()));
+        Ok(live)
+    }
+}
+
+impl Live {
+    pub(super) fn form(&self, force_write: bool) -> Form {
+        Form { knows_flags: self.knows_flags.load(Ordering::Relaxed), force_write }
+    }
+
+    pub(super) fn forgets_flags(&self) {
+        self.knows_flags.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn fault(&self) -> Option<ConfigError> {
+        self.fitness().fault.clone()
+    }
+
+    fn judge(&self, fault: Option<ConfigError>) {
+        let mut fitness = self.fitness();
+        if let Some(fault) = &fault
+            && fitness.fault.as_ref() != Some(fault)
+        {
+            observe::redis_is_unfit(&self.address, fault);
+        }
+        *fitness = Fitness { fault, asked_at: Instant::now() };
+    }
+
+    fn fitness(&self) -> MutexGuard<'_, Fitness> {
+        self.fitness.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `true` if callers have gone without a reply for as long as a reply may take.
+    fn is_silent(&self, response_timeout: Duration) -> bool {
+        let since = self.abandoned_at.load(Ordering::Relaxed);
+        since > 0 && Duration::from_millis(since - 1) + response_timeout <= self.opened.elapsed()
+    }
+}
+
+/// A command that has no reply yet.
+struct Unanswered<'l> {
+    live: &'l Live,
+    since: Instant,
+}
+
+impl<'l> Unanswered<'l> {
+    fn of(live: &'l Live) -> Self {
+        Self { live, since: Instant::now() }
+    }
+
+    fn end(self, replied: bool) {
+        if replied && self.live.abandoned_at.load(Ordering::Relaxed) != 0 {
+            self.live.abandoned_at.store(0, Ordering::Relaxed);
+        }
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    /// The caller has gone, perhaps because its own bound is shorter than the response timeout.
+    fn drop(&mut self) {
+        let sent = self.since.saturating_duration_since(self.live.opened).as_millis();
+        let sent = u64::try_from(sent).unwrap_or(u64::MAX - 1) + 1;
+        let none =
+            self.live.abandoned_at.compare_exchange(0, sent, Ordering::Relaxed, Ordering::Relaxed);
+        drop(none);
+    }
+}

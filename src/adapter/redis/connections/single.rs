@@ -1,0 +1,130 @@
+//! [`Single`]: a value that one task at a time makes for all.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use super::failure::Failure;
+
+/// A value that is made when it is first needed, and made anew when it is of no use any more.
+///
+/// The task that makes it belongs to no caller: it goes on if a caller is dropped. It must end by
+/// itself.
+pub(super) struct Single<T>(Mutex<State<T>>);
+
+enum State<T> {
+    Empty,
+    Made(Arc<T>),
+    Making {
+        result: Pending<T>,
+        /// What callers get in the meantime.
+        old: Option<Arc<T>>,
+    },
+    Closed,
+}
+
+type Pending<T> = watch::Receiver<Option<Result<Arc<T>, Failure>>>;
+
+impl<T: Send + Sync + 'static> Single<T> {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State::Empty)))
+    }
+
+    /// Returns the value. Makes it if there is none, and waits until it is made.
+    pub(super) async fn get<F>(
+        self: &Arc<Self>,
+        make: impl FnOnce() -> F,
+    ) -> Result<Arc<T>, Failure>
+    where
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let mut result = {
+            let mut state = self.lock();
+            match &*state {
+                State::Made(value) | State::Making { old: Some(value), .. } => {
+                    return Ok(Arc::clone(value));
+                }
+                State::Closed => return Err(Failure::Closed),
+                State::Making { result, .. } if result.has_changed().is_ok() => result.clone(),
+                // The task has ended without a result: its runtime has ended, or it has panicked.
+                State::Making { .. } | State::Empty => self.start(&mut state, make, None),
+            }
+        };
+        match result.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(result)) => result.clone(),
+            _ => Err(Failure::Interrupted),
+        }
+    }
+
+    /// Starts to replace the value, unless it is another one by now. Callers get `old` in the meantime.
+    pub(super) fn renew<F>(self: &Arc<Self>, old: &Arc<T>, make: impl FnOnce() -> F)
+    where
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let mut state = self.lock();
+        let is_stale = match &*state {
+            State::Made(value) => Arc::ptr_eq(value, old),
+            State::Making { result, .. } => result.has_changed().is_err(),
+            State::Empty | State::Closed => false,
+        };
+        if is_stale {
+            self.start(&mut state, make, Some(Arc::clone(old)));
+        }
+    }
+
+    /// Drops the value, unless it is another one by now.
+    pub(super) fn forget(&self, value: &Arc<T>) {
+        let mut state = self.lock();
+        if matches!(&*state, State::Made(current) if Arc::ptr_eq(current, value)) {
+            *state = State::Empty;
+        }
+    }
+
+    /// Returns the value, if there is one.
+    pub(super) fn current(&self) -> Option<Arc<T>> {
+        match &*self.lock() {
+            State::Made(value) | State::Making { old: Some(value), .. } => Some(Arc::clone(value)),
+            State::Making { old: None, .. } | State::Empty | State::Closed => None,
+        }
+    }
+
+    /// Drops the value. From now on, [`get`](Self::get) fails.
+    pub(super) fn close(&self) {
+        *self.lock() = State::Closed;
+    }
+
+    fn start<F>(
+        self: &Arc<Self>,
+        state: &mut State<T>,
+        make: impl FnOnce() -> F,
+        old: Option<Arc<T>>,
+    ) -> Pending<T>
+    where
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let (sender, result) = watch::channel(None);
+        let (single, making) = (Arc::clone(self), make());
+        tokio::spawn(async move {
+            let made = making.await.map(Arc::new);
+            single.end(&made);
+            sender.send_replace(Some(made));
+        });
+        *state = State::Making { result: result.clone(), old };
+        result
+    }
+
+    fn end(&self, made: &Result<Arc<T>, Failure>) {
+        let mut state = self.lock();
+        let State::Making { old, .. } = &mut *state else { return };
+        *state = match (made, old.take()) {
+            (Ok(value), _) => State::Made(Arc::clone(value)),
+            (Err(_), Some(old)) => State::Made(old),
+            (Err(_), None) => State::Empty,
+        };
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
