@@ -297,7 +297,8 @@ fn effects_url(options: &Options) -> Result<&str, String> {
         None if is_redis(&options.store) => Ok("sqlite://effects.db"),
         None => Ok(&options.store),
         Some(_) if matches!(options.ledger, LedgerKind::Transactional) => {
-            Err("--ledger transactional writes the effects to the store: leave --effects out".into())
+            Err("--ledger transactional writes the effects to the store: leave --effects out"
+                .into())
         }
         Some(url) if url.starts_with("sqlite:") || url.starts_with("postgres") => Ok(url),
         Some(_) => Err("--effects needs a database: sqlite://FILE or postgres://…".into()),
@@ -305,7 +306,7 @@ fn effects_url(options: &Options) -> Result<&str, String> {
 }
 
 fn is_redis(url: &str) -> bool {
-    url.starts_with("redis")
+    url.starts_with("redis") || url.starts_with("valkey")
 }
 
 /// Returns the kind of the store. Its URL may have a password.
@@ -313,8 +314,8 @@ fn store_in_words(url: &str) -> &'static str {
     match url.split(':').next() {
         Some("memory") => "memory",
         Some("sqlite") => "SQLite",
-        Some("redis+sentinel" | "rediss+sentinel") => "Redis with Sentinel",
-        Some("redis+cluster" | "rediss+cluster") => "Redis Cluster",
+        Some(scheme) if scheme.ends_with("+sentinel") => "Redis with Sentinel",
+        Some(scheme) if scheme.ends_with("+cluster") => "Redis Cluster",
         _ if is_redis(url) => "Redis",
         _ => "Postgres",
     }

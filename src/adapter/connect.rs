@@ -12,9 +12,11 @@ use crate::error::{ConfigError, Error};
 /// | `memory:` | `MemoryAdapter` with its default capacity | `memory` |
 /// | `sqlite://path/to/file.db` | `SqliteAdapter` | `sqlite` |
 /// | `postgres://user@host/database` | `PostgresAdapter` | `postgres` |
-/// | `redis://user@host/0`, `rediss://…` with TLS | `RedisAdapter` | `redis` |
-/// | `redis+sentinel://host:port,host:port/master`, `rediss+sentinel://…` | `RedisAdapter` | `redis` |
-/// | `redis+cluster://host:port,host:port`, `rediss+cluster://…` | `RedisAdapter` | `redis` |
+/// | `redis://user@host/0` | `RedisAdapter` | `redis` |
+/// | `redis+sentinel://host:port,host:port/master` | `RedisAdapter` | `redis` |
+/// | `redis+cluster://host:port,host:port` | `RedisAdapter` | `redis` |
+///
+/// `rediss` is `redis` with TLS. `valkey` and `valkeys` are other names of both.
 ///
 /// # Errors
 ///
@@ -37,13 +39,17 @@ pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
         #[cfg(not(feature = "postgres"))]
         "postgres" | "postgresql" => Err(disabled("postgres")),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
-        | "rediss+cluster" => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
+        scheme if is_redis(scheme) => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
         #[cfg(not(feature = "redis"))]
-        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
-        | "rediss+cluster" => Err(disabled("redis")),
+        scheme if is_redis(scheme) => Err(disabled("redis")),
         other => Err(ConfigError::UnknownScheme(other.to_owned()).into()),
     }
+}
+
+/// Returns `true` for `redis`, `redis+sentinel`, `redis+cluster`, and for those with TLS or Valkey's name.
+fn is_redis(scheme: &str) -> bool {
+    let (server, _) = scheme.split_once('+').unwrap_or((scheme, ""));
+    matches!(server, "redis" | "rediss" | "valkey" | "valkeys")
 }
 
 #[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres", feature = "redis")))]

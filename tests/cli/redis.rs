@@ -58,7 +58,10 @@ async fn store_without_a_table_needs_no_migration() {
     assert_eq!((&migration["state"], &migration["changed"]), (&"current".into(), &false.into()));
     // It needs no server, and prints SQL.
     let schema = run("redis://127.0.0.1:1", &["schema"]).await;
-    assert_eq!((schema.code, &*schema.stdout), (0, "-- a Redis store has no table: there is nothing to make\n"));
+    assert_eq!(
+        (schema.code, &*schema.stdout),
+        (0, "-- a Redis store has no table: there is nothing to make\n")
+    );
     for option in ["--table", "--schema"] {
         run(&url, &["stats", option, "other"]).await.assert(2, "has no table");
     }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use tower_dedup::Error;
 use tower_dedup::adapter::{
     CallTerms, DedupAdapter, Forgotten, ListFilter, MaintenanceAdapter, RedisAdapter, RerunOrder,
     Token,
 };
-use tower_dedup::Error;
 
 use crate::command::run;
 use crate::support::cluster::blocking;

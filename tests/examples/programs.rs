@@ -290,10 +290,7 @@ async fn receiver_refuses_effects_that_it_cannot_keep() {
     for (args, why) in [
         (&["--store", &*store, "--effects", &*store][..], "--effects needs a database"),
         (&["--store", &*store, "--ledger", "transactional"], "needs a database"),
-        (
-            &["--ledger", "transactional", "--effects", "sqlite://effects.db"],
-            "leave --effects out",
-        ),
+        (&["--ledger", "transactional", "--effects", "sqlite://effects.db"], "leave --effects out"),
     ] {
         let (succeeded, said) =
             run("receiver", &[args, &["--listen", "127.0.0.1:0"]].concat()).await;

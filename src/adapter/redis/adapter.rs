@@ -5,6 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures_util::future::join_all;
+use redis::{Cmd, Value};
+
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
@@ -73,6 +76,25 @@ impl RedisAdapter {
     /// The store could not be read.
     pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
         self.0.follower.stored_losses(&self.0.connections).await
+    }
+
+    /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
+    /// (`host:port`) and the reply of each. A reply that does not come ends with the call's timeout.
+    ///
+    /// # Errors
+    ///
+    /// The primaries are not known: neither a Sentinel nor a node of the cluster replies.
+    pub async fn ask_primaries(
+        &self,
+        command: &Cmd,
+    ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
+        let Shared { connections, .. } = self.shared()?;
+        let primaries = connections.primaries().await?;
+        let replies = primaries.into_iter().map(async |primary| {
+            let reply = connections.ask(&primary, command, "asking a primary").await;
+            (primary.address, reply)
+        });
+        Ok(join_all(replies).await)
     }
 
     fn shared(&self) -> Result<&Shared, Error> {

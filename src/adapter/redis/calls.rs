@@ -50,7 +50,8 @@ impl Shared {
         let (pairs, places): (Vec<_>, Vec<_>) = pairs(keys, terms).into_iter().unzip();
         let calls = pairs.into_iter().map(|(key, second)| self.claim_pair(key, second, terms));
         let mut replies: Vec<_> = keys.iter().map(|_| None).collect();
-        for ((first, second), (place, second_place)) in all(calls.collect()).await?.into_iter().zip(places)
+        for ((first, second), (place, second_place)) in
+            all(calls.collect()).await?.into_iter().zip(places)
         {
             replies[place] = Some(first);
             if let (Some(second), Some(place)) = (second, second_place) {
@@ -122,10 +123,8 @@ impl Shared {
 
     async fn release_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Released, Error> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
-        let call = self
-            .call(&script::RELEASE, key)
-            .arg(terms.token().as_bytes())
-            .arg(u8::from(on_claim));
+        let call =
+            self.call(&script::RELEASE, key).arg(terms.token().as_bytes()).arg(u8::from(on_claim));
         // If a failover loses this release, the retry is a duplicate, and its handler never runs.
         let reply = if on_claim {
             self.connections.run_durably(&call, RELEASING).await?
@@ -177,8 +176,11 @@ impl Shared {
 
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
         let reply = self.connections.run(&self.call(&script::FORGET, key), FORGETTING).await?;
-        Reply::read(reply, FORGETTING)?
-            .one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
+        Reply::read(reply, FORGETTING)?.one_of(&[
+            Forgotten::Removed,
+            Forgotten::Missing,
+            Forgotten::InFlight,
+        ])
     }
 
     pub(super) async fn allow_rerun(

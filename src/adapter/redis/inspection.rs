@@ -151,7 +151,8 @@ impl Shared {
         now: u64,
     ) -> Result<Vec<(DedupKey, Entry)>, Error> {
         // A key of the adapter itself, and one of another program, is none.
-        let keys = names.into_iter().filter_map(|name| Some((self.names.key(name.as_bytes())?, name)));
+        let keys =
+            names.into_iter().filter_map(|name| Some((self.names.key(name.as_bytes())?, name)));
         let is_of_namespace = |key: &DedupKey| {
             filter.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
         };
@@ -195,7 +196,8 @@ impl Shared {
         let is_exact = loop {
             let (next, found) = self.scan(primary, position, None, STEP, COUNTING).await?;
             visited += found.len() as u64;
-            names.extend(found.into_iter().filter(|name| self.names.key(name.as_bytes()).is_some()));
+            names
+                .extend(found.into_iter().filter(|name| self.names.key(name.as_bytes()).is_some()));
             position = next;
             if position == 0 {
                 break true;

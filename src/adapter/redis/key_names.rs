@@ -29,7 +29,8 @@ impl KeyNames {
         let (namespace, id) = name.split_once(':')?;
         let key = DedupKey::new(&unescaped(namespace), id).ok()?;
         // Another program may have written a name that this one would not write.
-        (self.name(&key).strip_prefix(self.prefix.as_bytes()) == Some(name.as_bytes())).then_some(key)
+        (self.name(&key).strip_prefix(self.prefix.as_bytes()) == Some(name.as_bytes()))
+            .then_some(key)
     }
 
     /// Returns the glob pattern of the keys of one namespace, or of all.

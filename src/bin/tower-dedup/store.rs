@@ -127,12 +127,12 @@ impl Target {
                 let connect = connect.busy_timeout(timeout);
                 Ok(Self::Sqlite(Sqlite { url: url.to_owned(), options, connect, timeout }))
             }
-            scheme if redis::SCHEMES.contains(&scheme) => {
-                Ok(Self::Redis(Redis::new(url, global)?))
-            }
+            scheme if redis::is_redis(scheme) => Ok(Self::Redis(Redis::new(url, global)?)),
             "memory" => Err(Failure::usage("a memory store exists only in its own process")),
             "" => Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE")),
-            _ => Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:")),
+            _ => {
+                Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:"))
+            }
         }
     }
 

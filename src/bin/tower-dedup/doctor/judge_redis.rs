@@ -1,8 +1,8 @@
 //! The judgement of the facts of a Redis store. A pure function of the facts.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, UNIX_EPOCH};
 
-use tower_dedup::adapter::{LossKind, StoreLoss};
+use tower_dedup::adapter::{LossKind, StoreLoss, StoredLoss};
 
 use super::redis::{Facts, Fields, Primary, Right, Topology};
 use super::{Finding, judge_clock};
@@ -246,11 +246,7 @@ fn slots(at: &str, cluster: &Fields) -> Finding {
     if state == "ok" && ok == SLOTS {
         return Finding::ok(CHECK, found);
     }
-    Finding::error(
-        CHECK,
-        found,
-        "repair the cluster: events whose slot is not served get 503",
-    )
+    Finding::error(CHECK, found, "repair the cluster: events whose slot is not served get 503")
 }
 
 /// Returns `None` for what is permitted.
@@ -293,38 +289,46 @@ fn right((right, tried): &(Right, Result<(), String>)) -> Option<Finding> {
 
 /// Returns one line for each kind and primary. Each process stores the losses that it finds, so one loss
 /// may be stored several times.
-fn losses(losses: &Result<Vec<StoreLoss>, String>) -> Vec<Finding> {
+fn losses(losses: &Result<Vec<StoredLoss>, String>) -> Vec<Finding> {
     const CHECK: &str = "losses";
     // Why is a finding of `rights`.
     let Ok(losses) = losses else { return Vec::new() };
     if losses.is_empty() {
         return vec![Finding::ok(CHECK, "none was found in the last 30 days")];
     }
-    let mut groups: Vec<(LossKind, &str, SystemTime, SystemTime, usize)> = Vec::new();
-    for loss in losses {
-        let same = groups.iter_mut().find(|group| (group.0, group.1) == (loss.kind, &loss.primary));
-        match same {
-            Some((_, _, since, found, count)) => {
-                *since = loss.since.min(*since);
-                *found = loss.found_at.max(*found);
+    let mut groups: Vec<(StoreLoss, usize)> = Vec::new();
+    for StoredLoss { loss, .. } in losses {
+        let is_same = |(group, _): &&mut (StoreLoss, usize)| {
+            (group.kind, &group.primary) == (loss.kind, &loss.primary)
+        };
+        match groups.iter_mut().find(is_same) {
+            Some((group, count)) => {
+                group.since = loss.since.min(group.since);
+                group.found_at = loss.found_at.max(group.found_at);
                 *count += 1;
             }
-            None => groups.push((loss.kind, &loss.primary, loss.since, loss.found_at, 1)),
+            None => groups.push((loss.clone(), 1)),
         }
     }
-    let finding = |(kind, primary, since, found, count): (LossKind, &str, _, _, usize)| {
-        let reports = if count == 1 { String::new() } else { format!(", {count} reports") };
-        let (what, advice) = match kind {
-            LossKind::Rewound => ("a failover lost acknowledged writes", REPLAY),
-            LossKind::Emptied => ("keys are gone: a flush or an empty restart", REPLAY),
-            LossKind::Evicted => ("the server evicted keys", "see the lines `memory` and `evicted`"),
-            _ => ("a failover or restart may have lost writes", REPLAY),
+    let finding = |(loss, count): &(StoreLoss, usize)| {
+        let (what, advice) = match loss.kind {
+            LossKind::Rewound => ("acknowledged writes are lost", REPLAY),
+            LossKind::Emptied => ("keys are gone: a flush, or a restart without data", REPLAY),
+            LossKind::Evicted => {
+                ("the server evicted keys", "see the lines `memory` and `evicted`")
+            }
+            _ => ("acknowledged writes may be lost", REPLAY),
         };
-        let (since, found) = (utc(since), utc(found));
-        let text = format!("{what} ({kind:?}): {primary}, since {since}, found {found}{reports}");
-        Finding::warning(CHECK, text, advice)
+        let since = match loss.since {
+            UNIX_EPOCH => "of any age".to_owned(),
+            since => format!("since {}", utc(since)),
+        };
+        let (kind, primary, found_at) = (loss.kind.as_str(), &loss.primary, utc(loss.found_at));
+        let found =
+            format!("{what} ({kind}): {primary}, {since}, found {found_at}, {count} report(s)");
+        Finding::warning(CHECK, found, advice)
     };
-    groups.into_iter().map(finding).collect()
+    groups.iter().map(finding).collect()
 }
 
 const REPLAY: &str = "an event of this time may run again if it is delivered again; on arrival, let the \

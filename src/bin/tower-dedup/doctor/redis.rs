@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, StoreLoss, Token,
+    CallTerms, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, StoredLoss, Token,
 };
 use tower_dedup::redis::{Cmd, Value, cmd};
 use tower_dedup::{DedupKey, Error};
@@ -30,7 +30,7 @@ pub(super) struct Facts {
     pub(super) primaries: Vec<Primary>,
     /// What the service does, and why the server refuses it.
     pub(super) rights: Vec<(Right, Result<(), String>)>,
-    pub(super) losses: Result<Vec<StoreLoss>, String>,
+    pub(super) losses: Result<Vec<StoredLoss>, String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,14 +110,15 @@ async fn facts(redis: &Redis, adapter: &RedisAdapter) -> Result<Facts, Error> {
             primary.appendfsync = reply.ok().and_then(|value| second_text(&value));
         }
     }
-    let topology = match redis.url.split(':').next().unwrap_or_default() {
-        scheme if scheme.ends_with("+cluster") => Topology::Cluster,
-        scheme if scheme.ends_with("+sentinel") => Topology::Sentinel,
+    let (server, topology) = redis.scheme();
+    let topology = match topology {
+        "cluster" => Topology::Cluster,
+        "sentinel" => Topology::Sentinel,
         _ => Topology::Server,
     };
+    let is_encrypted = matches!(server, "rediss" | "valkeys");
     let rights = rights(adapter, &primaries).await;
     let losses = adapter.stored_losses().await.map_err(|error| in_one_line(&error));
-    let is_encrypted = redis.is_encrypted();
     Ok(Facts { topology, is_encrypted, round_trip, primaries, rights, losses })
 }
 
@@ -136,9 +137,9 @@ async fn clocks(adapter: &RedisAdapter) -> Result<(Duration, BTreeMap<String, f6
             continue;
         }
         let wall = (wall.duration_since(UNIX_EPOCH).unwrap_or_default() + took / 2).as_secs_f64();
-        let ahead = replies.into_iter().filter_map(|(address, reply)| {
-            Some((address, seconds(&reply.ok()?)? - wall))
-        });
+        let ahead = replies
+            .into_iter()
+            .filter_map(|(address, reply)| Some((address, seconds(&reply.ok()?)? - wall)));
         best = (took, ahead.collect());
     }
     Ok(best)
@@ -196,7 +197,7 @@ async fn rights(adapter: &RedisAdapter, primaries: &[Primary]) -> Vec<(Right, Re
 /// Claims keys as the on-arrival ledger does, reads one, and releases them, which deletes them.
 async fn claim(adapter: &RedisAdapter) -> Result<(), Error> {
     let run = rand::random::<u64>();
-    let key = |n| DedupKey::new(NAMESPACE, format!("{run:016x}-{n:02}")).expect("a key");
+    let key = |n| DedupKey::new(NAMESPACE, &format!("{run:016x}-{n:02}")).expect("a key");
     let keys: Vec<_> = (0..KEYS).map(key).collect();
     let terms = CallTerms::on_claim(Token::random(), RETENTION);
     adapter.claim(&keys, &terms).await?;

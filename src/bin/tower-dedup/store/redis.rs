@@ -9,15 +9,11 @@ use super::{Pools, Store, within};
 use crate::failure::Failure;
 use crate::options::Global;
 
-/// The schemes of the URLs that name a Redis store.
-pub(super) const SCHEMES: [&str; 6] = [
-    "redis",
-    "rediss",
-    "redis+sentinel",
-    "rediss+sentinel",
-    "redis+cluster",
-    "rediss+cluster",
-];
+/// Returns `true` for the URL of a Redis store.
+pub(super) fn is_redis(scheme: &str) -> bool {
+    let (server, _) = scheme.split_once('+').unwrap_or((scheme, ""));
+    matches!(server, "redis" | "rediss" | "valkey" | "valkeys")
+}
 
 pub(crate) struct Redis {
     pub(crate) url: String,
@@ -37,6 +33,7 @@ impl Redis {
             // `doctor` reports it. The other commands work on such a server too.
             .evictable(true)
             .follow_every(None)
+            .try_call_timeout(global.timeout)?
             .try_response_timeout(global.timeout)?
             .try_connect_timeout(global.timeout)?;
         Ok(Self { url: url.to_owned(), options, timeout: global.timeout })
@@ -52,8 +49,15 @@ impl Redis {
         Ok(Store { adapter, timeout: self.timeout, pools: Pools::Redis })
     }
 
-    /// Returns `true` if the URL asks for TLS.
-    pub(crate) fn is_encrypted(&self) -> bool {
-        self.url.starts_with("rediss")
+    /// Returns the scheme without what names the topology, and the topology.
+    pub(crate) fn scheme(&self) -> (&str, &str) {
+        let scheme = self.url.split(':').next().unwrap_or_default();
+        scheme.split_once('+').unwrap_or((scheme, ""))
+    }
+
+    /// Returns what all keys begin with.
+    pub(super) fn prefix(&self) -> String {
+        let query = self.url.split_once("dedup_prefix=").map_or("dedup", |(_, prefix)| prefix);
+        query.split('&').next().unwrap_or_default().to_owned()
     }
 }
