@@ -333,3 +333,185 @@ fn losses(losses: &Result<Vec<StoredLoss>, String>) -> Vec<Finding> {
 
 const REPLAY: &str = "an event of this time may run again if it is delivered again; on arrival, let the \
                       senders deliver it again (the guide's page `redis`)";
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level::{self, Error, Ok as Fine, Warning};
+    use super::*;
+
+    fn fields(fields: &[(&str, &str)]) -> Fields {
+        fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn primary() -> Primary {
+        Primary {
+            address: "127.0.0.1:6379".to_owned(),
+            clock_ahead: 0.0,
+            info: Ok(fields(&[
+                ("redis_version", "7.0.15"),
+                ("role", "master"),
+                ("loading", "0"),
+                ("connected_slaves", "1"),
+                ("min_slaves_good_slaves", "1"),
+                ("used_memory", "1000"),
+                ("maxmemory", "10000"),
+                ("maxmemory_policy", "noeviction"),
+                ("evicted_keys", "0"),
+                ("aof_enabled", "1"),
+                ("aof_last_write_status", "ok"),
+                ("rdb_last_bgsave_status", "ok"),
+            ])),
+            cluster: Some(Ok(fields(&[("cluster_state", "ok"), ("cluster_slots_ok", "16384")]))),
+            appendfsync: Some("always".to_owned()),
+        }
+    }
+
+    fn facts() -> Facts {
+        Facts {
+            topology: Topology::Sentinel,
+            is_encrypted: false,
+            round_trip: Duration::from_millis(1),
+            primaries: vec![primary()],
+            rights: vec![(Right::Claim, Ok(())), (Right::Info, Ok(()))],
+            losses: Ok(Vec::new()),
+        }
+    }
+
+    /// Returns the level of this check for facts that differ in one way from a good store.
+    fn level_of(check: &str, change: impl FnOnce(&mut Facts)) -> Level {
+        let mut facts = facts();
+        change(&mut facts);
+        let findings = judge(&facts);
+        for other in findings.iter().filter(|finding| finding.check != check) {
+            assert_eq!(other.level, Fine, "{other:?}");
+        }
+        findings.iter().find(|finding| finding.check == check).unwrap().level
+    }
+
+    /// Returns the level of this check for one other field of `INFO`.
+    fn with(check: &str, name: &str, value: &str) -> Level {
+        level_of(check, |facts| {
+            let info = facts.primaries[0].info.as_mut().unwrap();
+            info.insert(name.to_owned(), value.to_owned());
+        })
+    }
+
+    #[test]
+    fn good_store_has_no_finding() {
+        assert!(judge(&facts()).iter().all(|finding| finding.level == Fine));
+    }
+
+    #[test]
+    fn slow_round_trip_is_a_warning() {
+        let after =
+            |ms| level_of("connection", |facts| facts.round_trip = Duration::from_millis(ms));
+        assert_eq!((after(20), after(21)), (Fine, Warning));
+    }
+
+    #[test]
+    fn another_machine_needs_tls() {
+        let at = |address: &str, is_encrypted| {
+            level_of("tls", |facts| {
+                facts.primaries[0].address = address.to_owned();
+                facts.is_encrypted = is_encrypted;
+            })
+        };
+        for local in ["127.0.0.1:1", "[::1]:1", "localhost:1"] {
+            assert_eq!(at(local, false), Fine, "{local}");
+        }
+        assert_eq!(at("10.0.0.1:6379", false), Warning);
+        assert_eq!(at("10.0.0.1:6379", true), Fine);
+    }
+
+    #[test]
+    fn version_must_be_6_2_at_least() {
+        for (version, level) in
+            [("6.0.9", Error), ("6.2.5", Warning), ("7.0.0", Fine), ("10.1.0", Fine)]
+        {
+            assert_eq!(with("version", "redis_version", version), level, "{version}");
+        }
+    }
+
+    #[test]
+    fn server_must_be_a_primary_that_has_loaded() {
+        assert_eq!(with("primary", "role", "slave"), Error);
+        assert_eq!(with("primary", "loading", "1"), Error);
+    }
+
+    #[test]
+    fn sentinel_and_cluster_need_replicas() {
+        assert_eq!(with("replicas", "connected_slaves", "0"), Warning);
+        let alone = |topology, field: &str| {
+            level_of("replicas", |facts| {
+                facts.topology = topology;
+                facts.primaries[0].info.as_mut().unwrap().remove(field);
+            })
+        };
+        assert_eq!(alone(Topology::Server, "connected_slaves"), Fine);
+        assert_eq!(alone(Topology::Cluster, "connected_slaves"), Warning);
+        assert_eq!(alone(Topology::Sentinel, "min_slaves_good_slaves"), Warning);
+        assert_eq!(alone(Topology::Cluster, "min_slaves_good_slaves"), Fine);
+    }
+
+    #[test]
+    fn memory_must_not_evict_and_not_be_full() {
+        assert_eq!(with("memory", "maxmemory_policy", "volatile-lru"), Error);
+        assert_eq!(with("memory", "used_memory", "7999"), Fine);
+        assert_eq!(with("memory", "used_memory", "8000"), Warning);
+        assert_eq!(with("memory", "maxmemory", "0"), Fine);
+        assert_eq!(with("evicted", "evicted_keys", "1"), Warning);
+    }
+
+    #[test]
+    fn writes_must_reach_the_disk() {
+        assert_eq!(with("persistence", "aof_enabled", "0"), Warning);
+        assert_eq!(with("persistence", "aof_last_write_status", "err"), Error);
+        assert_eq!(with("persistence", "rdb_last_bgsave_status", "err"), Error);
+        let flushed = |how: Option<&str>| {
+            level_of("persistence", |facts| {
+                facts.primaries[0].appendfsync = how.map(str::to_owned);
+            })
+        };
+        assert_eq!((flushed(Some("everysec")), flushed(None)), (Fine, Fine));
+        assert_eq!(flushed(Some("no")), Warning);
+    }
+
+    #[test]
+    fn every_slot_must_be_served() {
+        let cluster = |cluster: Result<Fields, String>| {
+            level_of("cluster", |facts| facts.primaries[0].cluster = Some(cluster))
+        };
+        let state =
+            |state, slots| Ok(fields(&[("cluster_state", state), ("cluster_slots_ok", slots)]));
+        assert_eq!(cluster(state("fail", "16384")), Error);
+        assert_eq!(cluster(state("ok", "16383")), Error);
+        assert_eq!(cluster(Err("NOPERM".to_owned())), Warning);
+    }
+
+    #[test]
+    fn missing_right_is_an_error_if_no_claim_works_without_it() {
+        for (right, level) in [
+            (Right::Claim, Error),
+            (Right::Eval, Error),
+            (Right::Info, Warning),
+            (Right::Wait, Warning),
+            (Right::List, Warning),
+            (Right::Losses, Warning),
+        ] {
+            let rights = vec![(right, Err("NOPERM".to_owned()))];
+            assert_eq!(level_of("rights", |facts| facts.rights = rights), level, "{right:?}");
+        }
+        let info = Err("NOPERM".to_owned());
+        assert_eq!(level_of("server", |facts| facts.primaries[0].info = info), Warning);
+    }
+
+    #[test]
+    fn clock_that_is_furthest_away_counts() {
+        let ahead = |seconds| {
+            level_of("clock", |facts| {
+                facts.primaries.push(Primary { clock_ahead: seconds, ..primary() });
+            })
+        };
+        assert_eq!((ahead(4.9), ahead(-5.0), ahead(-300.0)), (Fine, Warning, Error));
+    }
+}
