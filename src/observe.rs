@@ -72,7 +72,7 @@
 //! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
 //! | `the Redis server may not be used` | error | it evicts keys, is too old, or is of another kind than the URL says: every call is refused until it is mended |
-//! | `the Redis server refuses INFO` | warn, once | its access rules hide evictions and losses |
+//! | `the Redis server refuses INFO` | warn, once | its access rules hide evictions, and losses that only replication offsets show |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
@@ -86,7 +86,6 @@
 //! | `the store may have lost acknowledged writes` | warn | Redis evicted keys (`evicted`, once a minute at most), or has a new replication history (`suspected`); the fields are the same |
 //! | `losses of the store are not followed` | warn, once until it works again | Redis does not reply to the poll that looks for losses, or refuses it |
 //! | `losses of the store are followed again` | info | the poll works again |
-//! | `INFO is not permitted` | warn, once | Redis refuses `INFO`, so only the canary key shows losses |
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
 //! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
@@ -206,6 +205,8 @@ mod delivery;
 pub(crate) mod describe;
 mod error_text;
 mod event;
+#[cfg(feature = "redis")]
+mod losses;
 #[cfg(feature = "memory")]
 mod memory;
 mod meters;
@@ -227,6 +228,8 @@ pub(crate) use delivery::Report;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use event::marks_not_committed;
 pub(crate) use event::{lease_lost, mismatch, rerun, response_not_stored, takeover, unprotected};
+#[cfg(feature = "redis")]
+pub(crate) use losses::{losses_followed_again, losses_not_followed, store_loss};
 #[cfg(feature = "memory")]
 pub(crate) use memory::{evicted, evicting, nearly_full};
 pub(crate) use meters::{Meters, MetersByNamespace};
@@ -237,10 +240,7 @@ pub(crate) use postgres::{not_encrypted, session_not_terminated};
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};
 #[cfg(feature = "redis")]
-pub(crate) use redis::{
-    info_refused, losses_followed_again, losses_not_followed, redis_is_unfit, redis_without_info,
-    store_loss,
-};
+pub(crate) use redis::{redis_is_unfit, redis_without_info};
 pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;

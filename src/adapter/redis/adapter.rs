@@ -75,7 +75,8 @@ impl RedisAdapter {
     ///
     /// The store could not be read.
     pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
-        self.0.follower.stored_losses(&self.0.connections).await
+        let shared = self.shared()?;
+        shared.follower.stored_losses(&shared.connections).await
     }
 
     /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address

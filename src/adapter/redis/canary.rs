@@ -1,18 +1,14 @@
 //! [`CanaryKey`]: a key that holds a growing number, to find writes that the store has lost.
 
-use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
 
 use redis::Value;
 
 use super::connections::Connections;
 use super::history::{Canary, Marks};
-use super::script::{Script, ScriptCall};
+use super::script::{CANARY, ScriptCall};
 use super::topology::CONTEXT;
 use crate::error::{Error, ErrorKind};
-
-static SCRIPT: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/canary.lua"), " flags=allow-oom"));
 
 /// The keys of ended processes go after this time.
 const LIFETIME: Duration = Duration::from_secs(86_400);
@@ -77,7 +73,7 @@ impl CanaryKey {
         }
         self.sent += 1;
         self.marks.push(at, self.sent);
-        let call = ScriptCall::new(&SCRIPT, self.key.clone())
+        let call = ScriptCall::new(&CANARY, self.key.clone())
             .arg(expected)
             .arg(self.sent)
             .arg(LIFETIME.as_millis().to_string());

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use super::losses::LossKind;
 
-/// How many marks are kept. Beyond, every second one goes, so that older ones are farther apart.
+/// How many marks are kept: with polls of 1 s, they are at most 5 % of their age apart for years.
 const MAX_MARKS: usize = 1024;
 /// How often evictions are told: a server that evicts does so all the time.
 const EVICTIONS_EVERY: Duration = Duration::from_secs(60);
@@ -213,11 +213,17 @@ pub(super) struct Marks(Vec<(SystemTime, u64)>);
 impl Marks {
     pub(super) fn push(&mut self, at: SystemTime, position: u64) {
         if self.0.len() == MAX_MARKS {
-            let mut keeps = false;
-            self.0.retain(|_| {
-                keeps = !keeps;
-                keeps
-            });
+            let marks = &self.0;
+            let span = |from: usize, to: usize| marks[to].0.duration_since(marks[from].0);
+            // The distance of two marks grows with their age.
+            let worth = |&mark: &usize| {
+                let gap = span(mark - 1, mark + 1).unwrap_or_default().as_millis();
+                let age = span(mark, MAX_MARKS - 1).unwrap_or_default().as_millis() + 1;
+                (gap << 32) / age
+            };
+            if let Some(least) = (1..MAX_MARKS - 1).min_by_key(worth) {
+                self.0.remove(least);
+            }
         }
         self.0.push((at, position));
     }
@@ -419,11 +425,11 @@ mod tests {
             marks.push(time(second), second * 10);
         }
         assert!(marks.0.len() <= MAX_MARKS);
-        for end in [1, 5_000, 400_005, 999_990, 2_000_000] {
-            let bound = marks.last_below(end).unwrap();
-            let last = (end - 1).div_euclid(10).min(99_999);
-            let age = time(last).duration_since(bound).expect("no later than the last mark");
-            assert!(age <= Duration::from_secs(1_000), "{end}: {age:?}");
+        for second in [0, 10, 50_000, 90_000, 99_900, 99_990, 99_999] {
+            let bound = marks.last_below(second * 10 + 1).unwrap();
+            let off = time(second).duration_since(bound).expect("no later than the mark");
+            let age = Duration::from_secs(99_999 - second);
+            assert!(off <= age / 20 + Duration::from_secs(1), "{second}: {off:?}");
         }
         assert_eq!(marks.last_below(0), None);
     }

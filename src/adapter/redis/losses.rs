@@ -1,18 +1,15 @@
 //! [`StoreLoss`]: acknowledged writes that the store has lost, as far as they show; and [`LossLog`].
 
 use std::collections::VecDeque;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
 use super::connections::Connections;
-use super::script::{Script, ScriptCall};
+use super::script::{PUSH_LOSS, ScriptCall};
 use crate::error::{Error, ErrorKind};
 use crate::observe;
-
-static PUSH: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/push_loss.lua"), " flags=allow-oom"));
 
 /// How many losses a process keeps, and how many records the store keeps.
 const MAX_LOSSES: usize = 64;
@@ -136,7 +133,7 @@ impl LossLog {
             "last_intact": millis(loss.last_intact),
             "found_at": millis(loss.found_at),
         });
-        let call = ScriptCall::new(&PUSH, self.key.clone())
+        let call = ScriptCall::new(&PUSH_LOSS, self.key.clone())
             .arg(record.to_string())
             .arg(MAX_LOSSES)
             .arg(LIFETIME.as_millis().to_string());

@@ -21,7 +21,12 @@ macro_rules! scripts {
         });)+
 
         #[cfg(test)]
-        const ALL: &[(&str, &LazyLock<Script>)] = &[$(($file, &$name),)+ ("lua/get.lua", &GET)];
+        const ALL: &[(&str, &LazyLock<Script>)] = &[
+            $(($file, &$name),)+
+            ("lua/get.lua", &GET),
+            ("lua/canary.lua", &CANARY),
+            ("lua/push_loss.lua", &PUSH_LOSS),
+        ];
     };
 }
 
@@ -37,6 +42,14 @@ scripts! {
 /// Reads a key.
 pub(super) static GET: LazyLock<Script> =
     LazyLock::new(|| Script::new(&code(include_str!("lua/get.lua")), " flags=no-writes"));
+
+/// Reads a canary, and writes its next number.
+pub(super) static CANARY: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&code(include_str!("lua/canary.lua")), ALLOW_OOM));
+
+/// Adds a record to the list of losses.
+pub(super) static PUSH_LOSS: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&code(include_str!("lua/push_loss.lua")), ALLOW_OOM));
 
 /// Returns a file without lines of comment and without empty lines.
 fn code(file: &str) -> String {

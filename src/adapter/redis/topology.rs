@@ -9,7 +9,6 @@ use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind, Value};
 use super::connections::{Connections, Primary};
 use super::history::Observation;
 use crate::error::{Error, ErrorKind};
-use crate::observe;
 
 pub(super) const CONTEXT: &str = "looking for lost writes";
 
@@ -42,7 +41,6 @@ pub(super) struct Questions {
     is_single: AtomicBool,
     /// `INFO` knows one section a call: before Redis 7.0.
     one_section: AtomicBool,
-    has_warned: AtomicBool,
 }
 
 impl Questions {
@@ -86,12 +84,7 @@ impl Questions {
         }
         let text = match reply {
             Ok(reply) => redis::from_redis_value::<String>(reply).unwrap_or_default(),
-            Err(error) if is_reply(&error) => {
-                if !self.has_warned.swap(true, Ordering::Relaxed) {
-                    observe::info_refused(&error);
-                }
-                return Ok(Info::Refused);
-            }
+            Err(error) if is_reply(&error) => return Ok(Info::Refused),
             Err(error) => return Err(error),
         };
         if text.lines().any(|line| line.trim() == "role:slave") {

@@ -5,6 +5,7 @@ mod cluster;
 mod link;
 mod sentinel;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -350,7 +351,7 @@ fn block_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Waits until `ready` returns a value. `ready` may block for a moment.
-async fn wait_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+pub(crate) async fn wait_until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(value) = ready() {
@@ -387,8 +388,9 @@ pub(crate) fn with_prefix(url: &str, prefix: &str) -> String {
 }
 
 /// Returns all keys of Redis with this prefix that one server has.
-pub(crate) fn keys_of(connection: &mut Connection, prefix: &str) -> RedisResult<Vec<Vec<u8>>> {
-    let (mut keys, mut cursor) = (Vec::new(), 0_u64);
+pub(crate) fn keys_of(connection: &mut Connection, prefix: &str) -> RedisResult<BTreeSet<Vec<u8>>> {
+    // SCAN may return a key twice.
+    let (mut keys, mut cursor) = (BTreeSet::new(), 0_u64);
     loop {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(format!("{prefix}:*")).arg("COUNT").arg(1_000);

@@ -25,9 +25,10 @@ use crate::observe;
 const VERDICT_HOLDS: Duration = Duration::from_secs(1);
 
 /// Where a link leads.
+#[derive(Clone)]
 pub(super) enum Target {
     Server { client: Client, address: Address, in_cluster: bool },
-    Sentinel(Sentinel),
+    Sentinel(Arc<Sentinel>),
 }
 
 /// The connection to a target. It is opened when it is first needed, and anew after it has failed.
@@ -262,6 +263,10 @@ impl Link {
 impl Live {
     pub(super) fn form(&self, force_write: bool) -> Form {
         Form { knows_flags: self.knows_flags.load(Ordering::Relaxed), force_write }
+    }
+
+    pub(super) fn address(&self) -> &Address {
+        &self.address
     }
 
     pub(super) fn forgets_flags(&self) {

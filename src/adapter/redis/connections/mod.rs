@@ -7,11 +7,16 @@
 //!    token. If one attempt may have been executed, the outcome of the call is unknown.
 //! 4. Every server is asked at every connection whether it may be used.
 
+mod cluster;
 mod failure;
 mod fitness;
+mod lane;
 mod link;
+mod node;
+mod own;
 mod sentinel;
 mod single;
+mod slots;
 mod target;
 
 use std::future::Future;
@@ -19,44 +24,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use redis::aio::MultiplexedConnection;
-use redis::cluster_async::ClusterConnection;
-use redis::{Cmd, RedisConnectionInfo, Value};
-use tokio::time::{Instant, sleep, timeout_at};
+use redis::{Arg, Cmd, ErrorKind, RedisConnectionInfo, RedisError, Value};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use self::cluster::Cluster;
 use self::failure::Failure;
-use self::link::{Link, Target};
+use self::link::Target;
+use self::node::Node;
+use self::own::Own;
+pub use self::own::RedisConnection;
 use self::sentinel::Sentinel;
 use super::options::RedisOptions;
 use super::script::ScriptCall;
-use super::url::{Endpoint, Kind};
+use super::url::{Address, Endpoint, Kind};
 use crate::error::Error;
 
 /// The pauses before a repetition.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-
-/// A connection of yours.
-#[derive(Clone)]
-pub struct RedisConnection(Own);
-
-#[derive(Clone)]
-enum Own {
-    Server(MultiplexedConnection),
-    Cluster(ClusterConnection),
-}
-
-impl From<MultiplexedConnection> for RedisConnection {
-    fn from(connection: MultiplexedConnection) -> Self {
-        Self(Own::Server(connection))
-    }
-}
-
-impl From<ClusterConnection> for RedisConnection {
-    fn from(connection: ClusterConnection) -> Self {
-        Self(Own::Cluster(connection))
-    }
-}
 
 /// A primary, as the topology names it now.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -65,10 +50,26 @@ pub(super) struct Primary {
     pub(super) address: String,
 }
 
+impl Primary {
+    fn address(&self) -> Result<Address, Failure> {
+        let none = Address { host: String::new(), port: 0 };
+        let error = || RedisError::from((ErrorKind::Client, "not an address of a primary"));
+        Ok(none.named_by(&self.address).ok_or_else(error)?)
+    }
+}
+
 /// The connections of one adapter.
 pub(super) struct Connections {
-    link: Arc<Link>,
+    topology: Topology,
     call_timeout: Duration,
+    /// Every script waits for replicas.
+    is_durable: bool,
+}
+
+enum Topology {
+    One(Node),
+    Cluster(Arc<Cluster>),
+    Own(Own),
 }
 
 impl Connections {
@@ -87,31 +88,49 @@ impl Connections {
         if let Some(password) = &endpoint.password {
             redis = redis.set_password(password);
         }
-        let target = match endpoint.kind {
-            Kind::Server | Kind::Cluster => {
+        let topology = match endpoint.kind {
+            Kind::Server => {
                 let address = endpoint.addresses[0].clone();
                 let client = target::client(&address, endpoint.tls, redis, options)?;
-                Target::Server { client, address, in_cluster: false }
+                let target = Target::Server { client, address, in_cluster: false };
+                Topology::One(Node::new(&target, options))
             }
-            Kind::Sentinel => Target::Sentinel(Sentinel::new(&endpoint, redis, options)?),
+            Kind::Sentinel => {
+                let sentinel = Arc::new(Sentinel::new(&endpoint, redis, options)?);
+                Topology::One(Node::new(&Target::Sentinel(sentinel), options))
+            }
+            Kind::Cluster => Topology::Cluster(Cluster::new(&endpoint, redis, options)?),
         };
-        let link = Link::new(target, options, Duration::ZERO);
-        Ok(Self { link, call_timeout: options.call_timeout })
+        Ok(Self::of(topology, options))
     }
 
-    /// Connects, and checks the server. Tries once.
+    /// Uses a connection of the user.
+    pub(super) fn from_own(connection: RedisConnection, options: &RedisOptions) -> Self {
+        Self::of(Topology::Own(Own::new(connection, options)), options)
+    }
+
+    fn of(topology: Topology, options: &RedisOptions) -> Self {
+        let is_durable = options.wait_replicas.is_some();
+        Self { topology, call_timeout: options.call_timeout, is_durable }
+    }
+
+    /// Connects, and checks each primary that can be reached. Tries once.
     ///
     /// # Errors
     ///
     /// [`ConfigError`](crate::ConfigError) for a server that may not be used;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if it cannot be reached.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if none can be reached.
     pub(super) async fn connect(&self) -> Result<(), Error> {
-        let context = "connecting to Redis";
-        let live = self.link.live().await.map_err(|failure| failure.into_error(context))?;
-        live.fault().map_or(Ok(()), |fault| Err(fault.into()))
+        let fault = match &self.topology {
+            Topology::One(node) => node.link.live().await.map(|live| live.fault()),
+            Topology::Cluster(cluster) => cluster.connect().await,
+            Topology::Own(_) => Ok(None),
+        };
+        let fault = fault.map_err(|failure| failure.into_error("connecting to Redis"))?;
+        fault.map_or(Ok(()), |fault| Err(fault.into()))
     }
 
-    /// Runs a script on the primary that holds its key.
+    /// Runs a script on the primary that holds its key. Waits for replicas, if the options say so.
     ///
     /// A call whose outcome is unknown is repeated within a bound, because every script is idempotent.
     pub(super) async fn run(
@@ -119,7 +138,16 @@ impl Connections {
         call: &ScriptCall,
         context: &'static str,
     ) -> Result<Value, Error> {
-        self.repeat(context, || self.link.run(call, false)).await
+        self.repeat(context, || self.attempt(call, self.is_durable)).await
+    }
+
+    /// Runs a script as [`run`](Self::run) does, and never waits for replicas.
+    pub(super) async fn run_at_once(
+        &self,
+        call: &ScriptCall,
+        context: &'static str,
+    ) -> Result<Value, Error> {
+        self.repeat(context, || self.attempt(call, false)).await
     }
 
     /// Runs a script as [`run`](Self::run) does, and returns once a replica has its writes, if the
@@ -127,41 +155,75 @@ impl Connections {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable), with an unknown outcome, if too few replicas reply in time.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable), with an unknown outcome, if too few replicas
+    /// reply in time.
     pub(super) async fn run_durably(
         &self,
         call: &ScriptCall,
         context: &'static str,
     ) -> Result<Value, Error> {
-        self.run(call, context).await
+        self.repeat(context, || self.attempt(call, true)).await
+    }
+
+    async fn attempt(&self, call: &ScriptCall, durably: bool) -> Result<Value, Failure> {
+        match &self.topology {
+            Topology::One(node) => node.run(call, durably, false).await,
+            Topology::Cluster(cluster) => cluster.run(call, durably).await,
+            Topology::Own(own) => own.run(call, durably).await,
+        }
     }
 
     /// Returns the primaries of the topology.
     pub(super) async fn primaries(&self) -> Result<Vec<Primary>, Error> {
-        let context = "finding the primaries";
-        let address = match self.link.address() {
-            Some(address) => address,
-            None => {
-                self.repeat(context, || self.link.live()).await?;
-                self.link.address().ok_or_else(|| Failure::Interrupted.into_error(context))?
-            }
-        };
-        Ok(vec![Primary { address: address.to_string() }])
+        let addresses = self.repeat("finding the primaries", || self.addresses()).await?;
+        let primary = |address: Address| Primary { address: address.to_string() };
+        Ok(addresses.into_iter().map(primary).collect())
+    }
+
+    async fn addresses(&self) -> Result<Vec<Address>, Failure> {
+        match &self.topology {
+            Topology::One(node) => match node.link.address() {
+                Some(address) => Ok(vec![address]),
+                None => Ok(vec![node.link.live().await?.address().clone()]),
+            },
+            Topology::Cluster(cluster) => cluster.primaries().await,
+            Topology::Own(own) => own.primaries().await,
+        }
     }
 
     /// Sends a command without a key to one primary.
     pub(super) async fn ask(
         &self,
-        _primary: &Primary,
+        primary: &Primary,
         command: &Cmd,
         context: &'static str,
     ) -> Result<Value, Error> {
-        self.repeat(context, || self.link.send(command, false)).await
+        let attempt = || async {
+            match &self.topology {
+                Topology::One(node) => node.send(command, false).await,
+                Topology::Cluster(cluster) => {
+                    cluster.node(&primary.address()?)?.send(command, false).await
+                }
+                Topology::Own(own) => own.ask(&primary.address()?, command).await,
+            }
+        };
+        self.repeat(context, attempt).await
     }
 
     /// Sends a command over one key to the primary that holds the key.
     pub(super) async fn send(&self, command: &Cmd, context: &'static str) -> Result<Value, Error> {
-        self.repeat(context, || self.link.send(command, false)).await
+        let key = match command.args_iter().nth(1) {
+            Some(Arg::Simple(key)) => key,
+            _ => &[],
+        };
+        let attempt = || async {
+            match &self.topology {
+                Topology::One(node) => node.send(command, false).await,
+                Topology::Cluster(cluster) => cluster.send(key, command).await,
+                Topology::Own(own) => own.send(key, command).await,
+            }
+        };
+        self.repeat(context, attempt).await
     }
 
     /// Asks a primary again whether it may be used, and Sentinel whether it is the master. Does not
@@ -170,13 +232,25 @@ impl Connections {
     /// # Errors
     ///
     /// [`Refused`](crate::ErrorKind::Refused) for a server that may not be used.
-    pub(super) async fn check(&self, _primary: &Primary) -> Result<(), Error> {
-        self.link.check().await.map_err(|failure| failure.into_error("checking the server"))
+    pub(super) async fn check(&self, primary: &Primary) -> Result<(), Error> {
+        let checked = async {
+            match &self.topology {
+                Topology::One(node) => node.link.check().await,
+                Topology::Cluster(cluster) => cluster.node(&primary.address()?)?.link.check().await,
+                Topology::Own(own) => own.check(&primary.address()?).await,
+            }
+        };
+        let checked = timeout(self.call_timeout, checked).await.unwrap_or(Err(Failure::TimedOut));
+        checked.map_err(|failure| failure.into_error("checking the server"))
     }
 
     /// Drops the connections. Every later call fails with [`Unavailable`](crate::ErrorKind::Unavailable).
     pub(super) async fn close(&self) {
-        self.link.close();
+        match &self.topology {
+            Topology::One(node) => node.close(),
+            Topology::Cluster(cluster) => cluster.close(),
+            Topology::Own(own) => own.close(),
+        }
     }
 
     /// Repeats `attempt` until it succeeds, fails for good, or the time of the call is up.

@@ -2,10 +2,15 @@
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::failure::Failure;
+
+/// After a value was made, or could not be made, no other one is begun for this time: many callers fail at
+/// once.
+const REST: Duration = Duration::from_millis(20);
 
 /// A value that is made when it is first needed, and made anew when it is of no use any more.
 ///
@@ -15,7 +20,10 @@ pub(super) struct Single<T>(Mutex<State<T>>);
 
 enum State<T> {
     Empty,
-    Made(Arc<T>),
+    /// Since when.
+    Made(Arc<T>, Instant),
+    /// Since when.
+    Failed(Failure, Instant),
     Making {
         result: Pending<T>,
         /// What callers get in the meantime.
@@ -42,13 +50,16 @@ impl<T: Send + Sync + 'static> Single<T> {
         let mut result = {
             let mut state = self.lock();
             match &*state {
-                State::Made(value) | State::Making { old: Some(value), .. } => {
+                State::Made(value, _) | State::Making { old: Some(value), .. } => {
                     return Ok(Arc::clone(value));
                 }
+                State::Failed(failure, at) if at.elapsed() < REST => return Err(failure.clone()),
                 State::Closed => return Err(Failure::Closed),
                 State::Making { result, .. } if result.has_changed().is_ok() => result.clone(),
                 // The task has ended without a result: its runtime has ended, or it has panicked.
-                State::Making { .. } | State::Empty => self.start(&mut state, make, None),
+                State::Making { .. } | State::Empty | State::Failed(..) => {
+                    self.start(&mut state, make, None)
+                }
             }
         };
         match result.wait_for(Option::is_some).await.as_deref() {
@@ -57,16 +68,17 @@ impl<T: Send + Sync + 'static> Single<T> {
         }
     }
 
-    /// Starts to replace the value, unless it is another one by now. Callers get `old` in the meantime.
+    /// Starts to replace the value, unless it is another one by now or has just been made. Callers get
+    /// `old` in the meantime, and afterwards if there is no other one.
     pub(super) fn renew<F>(self: &Arc<Self>, old: &Arc<T>, make: impl FnOnce() -> F)
     where
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
         let mut state = self.lock();
         let is_stale = match &*state {
-            State::Made(value) => Arc::ptr_eq(value, old),
+            State::Made(value, at) => Arc::ptr_eq(value, old) && at.elapsed() >= REST,
             State::Making { result, .. } => result.has_changed().is_err(),
-            State::Empty | State::Closed => false,
+            State::Empty | State::Failed(..) | State::Closed => false,
         };
         if is_stale {
             self.start(&mut state, make, Some(Arc::clone(old)));
@@ -76,7 +88,7 @@ impl<T: Send + Sync + 'static> Single<T> {
     /// Drops the value, unless it is another one by now.
     pub(super) fn forget(&self, value: &Arc<T>) {
         let mut state = self.lock();
-        if matches!(&*state, State::Made(current) if Arc::ptr_eq(current, value)) {
+        if matches!(&*state, State::Made(current, _) if Arc::ptr_eq(current, value)) {
             *state = State::Empty;
         }
     }
@@ -84,8 +96,10 @@ impl<T: Send + Sync + 'static> Single<T> {
     /// Returns the value, if there is one.
     pub(super) fn current(&self) -> Option<Arc<T>> {
         match &*self.lock() {
-            State::Made(value) | State::Making { old: Some(value), .. } => Some(Arc::clone(value)),
-            State::Making { old: None, .. } | State::Empty | State::Closed => None,
+            State::Made(value, _) | State::Making { old: Some(value), .. } => {
+                Some(Arc::clone(value))
+            }
+            _ => None,
         }
     }
 
@@ -118,9 +132,9 @@ impl<T: Send + Sync + 'static> Single<T> {
         let mut state = self.lock();
         let State::Making { old, .. } = &mut *state else { return };
         *state = match (made, old.take()) {
-            (Ok(value), _) => State::Made(Arc::clone(value)),
-            (Err(_), Some(old)) => State::Made(old),
-            (Err(_), None) => State::Empty,
+            (Ok(value), _) => State::Made(Arc::clone(value), Instant::now()),
+            (Err(_), Some(old)) => State::Made(old, Instant::now()),
+            (Err(failure), None) => State::Failed(failure.clone(), Instant::now()),
         };
     }
 

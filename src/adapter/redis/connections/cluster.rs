@@ -1,0 +1,255 @@
+//! [`Cluster`]: the primaries of a cluster, and the slots that each holds.
+//!
+//! Not the cluster client of `redis`, because that client sends `ASKING` apart from its command, asks no
+//! server whether it may be used, and holds up all calls while it asks a silent server for the slots.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use rand::seq::SliceRandom;
+use redis::{Cmd, ErrorKind, RedisConnectionInfo, RedisError, Value};
+
+use super::super::errors::code;
+use super::super::options::RedisOptions;
+use super::super::script::ScriptCall;
+use super::super::url::{Address, Endpoint};
+use super::failure::{Failure, is_of_the_connection};
+use super::link::Target;
+use super::node::Node;
+use super::single::Single;
+use super::slots::{SlotMap, slot};
+use super::target::client;
+use crate::error::{ConfigError, Error};
+
+/// How many redirections one attempt follows.
+const MOST_REDIRECTIONS: usize = 5;
+/// How many nodes are asked for the slots at once.
+const ASKED_AT_ONCE: usize = 3;
+/// A map of this age is read anew when the primaries are asked for.
+const MAP_HOLDS: Duration = Duration::from_secs(2);
+
+/// A cluster.
+pub(super) struct Cluster {
+    tls: bool,
+    redis: RedisConnectionInfo,
+    options: RedisOptions,
+    seeds: Vec<Address>,
+    maps: Arc<Single<Map>>,
+    nodes: Mutex<HashMap<Address, Arc<Node>>>,
+    /// The nodes of the last map, replicas too: each can name the slots.
+    known: Mutex<Vec<Address>>,
+}
+
+struct Map {
+    slots: SlotMap,
+    read_at: Instant,
+}
+
+impl Cluster {
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        redis: RedisConnectionInfo,
+        options: &RedisOptions,
+    ) -> Result<Arc<Self>, Error> {
+        let cluster = Self {
+            tls: endpoint.tls,
+            redis,
+            options: options.clone(),
+            seeds: endpoint.addresses.clone(),
+            maps: Single::new(),
+            nodes: Mutex::default(),
+            known: Mutex::default(),
+        };
+        // An address or a certificate that cannot be used is found here.
+        for seed in &cluster.seeds {
+            client(seed, cluster.tls, cluster.redis.clone(), options)?;
+        }
+        Ok(Arc::new(cluster))
+    }
+
+    /// Connects to every primary. Returns why one may not be used. A primary that cannot be reached is
+    /// left out, because the others can do their part.
+    pub(super) async fn connect(self: &Arc<Self>) -> Result<Option<ConfigError>, Failure> {
+        let primaries = match self.primaries().await {
+            Err(Failure::Unfit(fault)) => return Ok(Some(fault)),
+            primaries => primaries?,
+        };
+        let nodes = primaries.iter().map(|address| self.node(address));
+        let links = nodes.map(|node| async { Ok::<_, Failure>(node?.link.live().await?.fault()) });
+        let mut last = None;
+        let mut is_reached = false;
+        for connected in join_all(links).await {
+            match connected {
+                Ok(Some(fault)) => return Ok(Some(fault)),
+                Ok(None) => is_reached = true,
+                Err(failure) => last = Some(failure),
+            }
+        }
+        match last {
+            Some(failure) if !is_reached => Err(failure),
+            _ => Ok(None),
+        }
+    }
+
+    /// Runs a script on the primary of its key.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        call: &ScriptCall,
+        durably: bool,
+    ) -> Result<Value, Failure> {
+        self.at_slot(slot(call.key()), async |node, asking| node.run(call, durably, asking).await)
+            .await
+    }
+
+    /// Sends a command to the primary of this key.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        key: &[u8],
+        command: &Cmd,
+    ) -> Result<Value, Failure> {
+        self.at_slot(slot(key), async |node, asking| node.send(command, asking).await).await
+    }
+
+    async fn at_slot(
+        self: &Arc<Self>,
+        slot: u16,
+        attempt: impl AsyncFn(&Node, bool) -> Result<Value, Failure>,
+    ) -> Result<Value, Failure> {
+        let map = self.map().await?;
+        let Some(owner) = map.slots.owner(slot) else {
+            self.renew(&map);
+            let error = (ErrorKind::ClusterConnectionNotFound, "no primary holds the slot");
+            return Err(RedisError::from(error).into());
+        };
+        let (mut address, mut asking) = (owner.clone(), false);
+        for _ in 0..MOST_REDIRECTIONS {
+            let node = self.node(&address)?;
+            let error = match attempt(&node, asking).await {
+                Err(Failure::Redis(error)) => error,
+                reply => return reply,
+            };
+            let next = error.redirect_node().and_then(|(named, _)| address.named_by(named));
+            match (code(&error), next) {
+                (Some("ASK"), Some(next)) => (address, asking) = (next, true),
+                (Some("MOVED"), Some(next)) => {
+                    self.renew(&map);
+                    (address, asking) = (next, false);
+                }
+                _ => {
+                    if suggests_a_new_map(&error) {
+                        self.renew(&map);
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        let error = (ErrorKind::ClusterConnectionNotFound, "the nodes redirect in a circle");
+        Err(RedisError::from(error).into())
+    }
+
+    /// Returns the primaries that hold slots.
+    pub(super) async fn primaries(self: &Arc<Self>) -> Result<Vec<Address>, Failure> {
+        let map = self.map().await?;
+        if map.read_at.elapsed() >= MAP_HOLDS {
+            self.renew(&map);
+        }
+        Ok(map.slots.primaries())
+    }
+
+    /// Returns the node at this address.
+    pub(super) fn node(&self, address: &Address) -> Result<Arc<Node>, Failure> {
+        let mut nodes = lock(&self.nodes);
+        if let Some(node) = nodes.get(address) {
+            return Ok(Arc::clone(node));
+        }
+        let client = client(address, self.tls, self.redis.clone(), &self.options);
+        let client = client.map_err(|_| {
+            RedisError::from((ErrorKind::InvalidClientConfig, "the node has no valid address"))
+        })?;
+        let target = Target::Server { client, address: address.clone(), in_cluster: true };
+        let node = Arc::new(Node::new(&target, &self.options));
+        nodes.insert(address.clone(), Arc::clone(&node));
+        Ok(node)
+    }
+
+    pub(super) fn close(&self) {
+        self.maps.close();
+        for (_, node) in lock(&self.nodes).drain() {
+            node.close();
+        }
+    }
+
+    async fn map(self: &Arc<Self>) -> Result<Arc<Map>, Failure> {
+        let cluster = Arc::clone(self);
+        self.maps.get(move || async move { cluster.read_map().await }).await
+    }
+
+    fn renew(self: &Arc<Self>, old: &Arc<Map>) {
+        let cluster = Arc::clone(self);
+        self.maps.renew(old, move || async move { cluster.read_map().await });
+    }
+
+    /// Asks the nodes for the slots, a few at a time, until one replies. Ends by itself, because each
+    /// question has a timeout.
+    async fn read_map(self: Arc<Self>) -> Result<Map, Failure> {
+        let mut asked = HashSet::new();
+        let mut candidates = lock(&self.known).clone();
+        candidates.shuffle(&mut rand::rng());
+        candidates.extend(self.seeds.iter().cloned());
+        candidates.retain(|address| asked.insert(address.clone()));
+        let mut replies = stream::iter(candidates)
+            .map(|address| {
+                let cluster = &self;
+                async move { cluster.slots_of(&address).await }
+            })
+            .buffer_unordered(ASKED_AT_ONCE);
+        let mut last = Failure::Interrupted;
+        while let Some(reply) = replies.next().await {
+            match reply {
+                Ok(slots) => {
+                    self.keep(&slots);
+                    return Ok(Map { slots, read_at: Instant::now() });
+                }
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    async fn slots_of(&self, address: &Address) -> Result<SlotMap, Failure> {
+        let mut command = Cmd::new();
+        command.arg("CLUSTER").arg("SLOTS");
+        let reply = match self.node(address)?.send(&command, false).await {
+            Err(Failure::Redis(error)) if is_no_cluster(&error) => {
+                return Err(Failure::Unfit(ConfigError::WrongRedisScheme { scheme: "redis" }));
+            }
+            reply => reply?,
+        };
+        let slots = SlotMap::read(reply, address);
+        let error = (ErrorKind::UnexpectedReturnType, "the node holds no map of the slots");
+        slots.ok_or_else(|| RedisError::from(error).into())
+    }
+
+    /// Drops the nodes that hold no slots any more.
+    fn keep(&self, slots: &SlotMap) {
+        let primaries: HashSet<_> = slots.primaries().into_iter().collect();
+        lock(&self.nodes).retain(|address, _| primaries.contains(address));
+        *lock(&self.known) = slots.nodes();
+    }
+}
+
+fn is_no_cluster(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.contains("cluster support disabled"))
+}
+
+fn suggests_a_new_map(error: &RedisError) -> bool {
+    let codes = ["CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING", "MOVED"];
+    is_of_the_connection(error) || code(error).is_some_and(|code| codes.contains(&code))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

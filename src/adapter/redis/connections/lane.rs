@@ -1,0 +1,231 @@
+//! [`Lane`]: durable calls, on a connection of their own.
+//!
+//! 1. `WAIT` holds up everything behind it on its connection, so no other call uses the lane.
+//! 2. `WAIT` waits for the writes of its own connection only. The scripts and their `WAIT` are sent at once,
+//!    and each script writes its value even if the value stays the same.
+//! 3. While scripts and their `WAIT` are being sent, the next calls gather. They are sent together.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use redis::{Pipeline, RedisError, Value};
+use tokio::sync::oneshot;
+
+use super::super::script::ScriptCall;
+use super::failure::{Failure, is_unknown_script, is_unreadable_script};
+use super::link::{Link, Live};
+
+/// How many scripts are sent with one `WAIT`.
+const MOST_SCRIPTS: usize = 128;
+/// How long the number of replicas is believed.
+const COUNT_HOLDS: Duration = Duration::from_secs(1);
+
+/// How many replicas must have a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Durability {
+    /// `None` for one replica, if the primary has one.
+    pub(super) replicas: Option<u32>,
+    /// How long a call waits for them.
+    pub(super) bound: Duration,
+}
+
+/// The durable calls to one primary.
+pub(super) struct Lane {
+    link: Arc<Link>,
+    durability: Durability,
+    queue: Mutex<Queue>,
+    /// The number of replicas, and when it was read.
+    count: Mutex<Option<(u32, Instant)>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Waiting>,
+    /// A task sends the calls.
+    is_served: bool,
+}
+
+struct Waiting {
+    call: ScriptCall,
+    asking: bool,
+    reply: oneshot::Sender<Result<Value, Failure>>,
+}
+
+impl Lane {
+    pub(super) fn new(link: Arc<Link>, durability: Durability) -> Arc<Self> {
+        Arc::new(Self { link, durability, queue: Mutex::default(), count: Mutex::default() })
+    }
+
+    pub(super) fn close(&self) {
+        self.link.close();
+    }
+
+    /// Runs a script. A caller that goes away leaves its call in the lane, which sends it or not.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        call: &ScriptCall,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        let (reply, replied) = oneshot::channel();
+        {
+            let mut queue = self.queue();
+            queue.waiting.push_back(Waiting { call: call.clone(), asking, reply });
+            if !queue.is_served {
+                queue.is_served = true;
+                let serving = Serving { lane: Arc::clone(self), has_ended: false };
+                tokio::spawn(serving.serve());
+            }
+        }
+        replied.await.unwrap_or(Err(Failure::Interrupted))
+    }
+
+    /// Ends by itself, because each of its steps has a timeout.
+    async fn send(&self, batch: Vec<Waiting>) {
+        let (mut batch, live) = match self.link.fit().await {
+            Ok(live) => (batch, live),
+            Err(failure) => return fail(batch, &failure),
+        };
+        let replicas = match self.wanted(&live).await {
+            Ok(replicas) => replicas,
+            Err(failure) => return fail(batch, &failure),
+        };
+        // By the hash; then, those that the server does not know, by their text.
+        for is_last in [false, true] {
+            match self.send_once(&live, batch, replicas, is_last).await {
+                Some(unknown) => batch = unknown,
+                None => return,
+            }
+        }
+    }
+
+    /// Sends the scripts and their `WAIT`. Returns those that the server cannot run in this form.
+    async fn send_once(
+        &self,
+        live: &Arc<Live>,
+        batch: Vec<Waiting>,
+        replicas: u32,
+        by_text: bool,
+    ) -> Option<Vec<Waiting>> {
+        let form = live.form(true);
+        let mut pipeline = Pipeline::with_capacity(batch.len() + 1);
+        for Waiting { call, asking, .. } in &batch {
+            if *asking {
+                pipeline.cmd("ASKING");
+            }
+            pipeline.add_command(if by_text { call.by_text(form) } else { call.by_hash(form) });
+        }
+        if replicas > 0 {
+            pipeline.cmd("WAIT").arg(replicas).arg(millis(self.durability.bound));
+        }
+        let mut replies = match self.link.pipeline(live, &pipeline).await {
+            Ok(replies) => replies,
+            Err(failure) => {
+                fail(batch, &failure);
+                return None;
+            }
+        };
+        let is_durable = replicas == 0
+            || matches!(replies.pop(), Some(Value::Int(have)) if have >= i64::from(replicas));
+        let mut replies = replies.into_iter();
+        let mut unknown = Vec::new();
+        for waiting in batch {
+            if waiting.asking {
+                replies.next();
+            }
+            let reply = replies.next().unwrap_or(Value::Nil).extract_error();
+            match reply {
+                Err(error) if !by_text && self.runs_in_another_form(live, &error) => {
+                    unknown.push(waiting);
+                }
+                reply => {
+                    let reply = match self.link.checked(live, reply) {
+                        Ok(_) if !is_durable => Err(Failure::TooFewReplicas),
+                        reply => reply,
+                    };
+                    // The caller may have gone.
+                    let _ = waiting.reply.send(reply);
+                }
+            }
+        }
+        (!unknown.is_empty()).then_some(unknown)
+    }
+
+    fn runs_in_another_form(&self, live: &Live, error: &RedisError) -> bool {
+        if is_unreadable_script(error) && live.form(true).knows_flags {
+            live.forgets_flags();
+            return true;
+        }
+        is_unknown_script(error)
+    }
+
+    /// Returns for how many replicas to wait.
+    async fn wanted(&self, live: &Arc<Live>) -> Result<u32, Failure> {
+        if let Some(replicas) = self.durability.replicas {
+            return Ok(replicas);
+        }
+        let known = *self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = match known {
+            Some((count, at)) if at.elapsed() < COUNT_HOLDS => count,
+            _ => {
+                let count = self.link.replicas(live).await?;
+                let mut known = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+                *known = Some((count, Instant::now()));
+                count
+            }
+        };
+        Ok(count.min(1))
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn millis(bound: Duration) -> u64 {
+    u64::try_from(bound.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn fail(batch: Vec<Waiting>, failure: &Failure) {
+    for waiting in batch {
+        let _ = waiting.reply.send(Err(failure.clone()));
+    }
+}
+
+/// The task that sends the calls of a lane. If its runtime ends, the next call starts another one.
+struct Serving {
+    lane: Arc<Lane>,
+    has_ended: bool,
+}
+
+impl Serving {
+    async fn serve(mut self) {
+        while let Some(batch) = self.next() {
+            self.lane.send(batch).await;
+        }
+    }
+
+    fn next(&mut self) -> Option<Vec<Waiting>> {
+        let mut queue = self.lane.queue();
+        queue.waiting.retain(|waiting| !waiting.reply.is_closed());
+        let count = queue.waiting.len().min(MOST_SCRIPTS);
+        if count == 0 {
+            queue.is_served = false;
+            drop(queue);
+            self.has_ended = true;
+            return None;
+        }
+        Some(queue.waiting.drain(..count).collect())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // After its end, another task may serve the lane.
+        if !self.has_ended {
+            let mut queue = self.lane.queue();
+            queue.is_served = false;
+            queue.waiting.clear();
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! [`RedisConnection`]: a connection of the user.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
+use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
+use redis::{Cmd, Pipeline, RedisResult, Value};
+
+use super::super::options::RedisOptions;
+use super::super::script::{Form, ScriptCall};
+use super::super::url::Address;
+use super::failure::{Failure, is_unknown_script, is_unreadable_script};
+use super::fitness::{ServerInfo, info};
+use super::lane::Durability;
+use super::node::durability;
+use super::slots::SlotMap;
+
+/// A connection of yours, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new).
+///
+/// Its timeouts are yours: keep them below the layer's
+/// [`store_timeout`](crate::DedupLayer::store_timeout). A `MultiplexedConnection` does not connect again
+/// after an error; the other two do.
+#[derive(Clone)]
+pub struct RedisConnection(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Server(MultiplexedConnection),
+    Manager(ConnectionManager),
+    Cluster(ClusterConnection),
+}
+
+impl std::fmt::Debug for RedisConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            Kind::Server(_) => "RedisConnection(MultiplexedConnection)",
+            Kind::Manager(_) => "RedisConnection(ConnectionManager)",
+            Kind::Cluster(_) => "RedisConnection(ClusterConnection)",
+        })
+    }
+}
+
+impl From<MultiplexedConnection> for RedisConnection {
+    fn from(connection: MultiplexedConnection) -> Self {
+        Self(Kind::Server(connection))
+    }
+}
+
+impl From<ConnectionManager> for RedisConnection {
+    fn from(connection: ConnectionManager) -> Self {
+        Self(Kind::Manager(connection))
+    }
+}
+
+impl From<ClusterConnection> for RedisConnection {
+    fn from(connection: ClusterConnection) -> Self {
+        Self(Kind::Cluster(connection))
+    }
+}
+
+/// The user's connection, and what is known of its server.
+pub(super) struct Own {
+    connection: RedisConnection,
+    durability: Durability,
+    evictable: bool,
+    lacks_flags: AtomicBool,
+    is_checked: AtomicBool,
+    is_closed: AtomicBool,
+}
+
+impl Own {
+    pub(super) fn new(connection: RedisConnection, options: &RedisOptions) -> Self {
+        Self {
+            connection,
+            durability: durability(options),
+            evictable: options.evictable,
+            lacks_flags: AtomicBool::new(false),
+            is_checked: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Runs a script. Checks the servers before the first call.
+    pub(super) async fn run(&self, call: &ScriptCall, durably: bool) -> Result<Value, Failure> {
+        if !self.is_checked.load(Ordering::Acquire) {
+            for primary in self.primaries().await? {
+                self.check(&primary).await?;
+            }
+            self.is_checked.store(true, Ordering::Release);
+        }
+        let form = || Form {
+            knows_flags: !self.lacks_flags.load(Ordering::Relaxed),
+            force_write: durably,
+        };
+        let reply = match self.send_script(call, call.by_hash(form()), durably).await {
+            Err(Failure::Redis(error)) if is_unknown_script(&error) => {
+                self.send_script(call, call.by_text(form()), durably).await
+            }
+            reply => reply,
+        };
+        match reply {
+            Err(Failure::Redis(error)) if form().knows_flags && is_unreadable_script(&error) => {
+                self.lacks_flags.store(true, Ordering::Relaxed);
+                self.send_script(call, call.by_text(form()), durably).await
+            }
+            reply => reply,
+        }
+    }
+
+    async fn send_script(
+        &self,
+        call: &ScriptCall,
+        command: Cmd,
+        durably: bool,
+    ) -> Result<Value, Failure> {
+        if !durably {
+            return self.send(call.key(), &command).await;
+        }
+        let replicas = match self.durability.replicas {
+            Some(replicas) => replicas,
+            None => self.replicas_of(call.key()).await?.min(1),
+        };
+        if replicas == 0 {
+            return self.send(call.key(), &command).await;
+        }
+        let bound = u64::try_from(self.durability.bound.as_millis()).unwrap_or(u64::MAX);
+        let mut pipeline = Pipeline::with_capacity(2);
+        pipeline.add_command(command).cmd("WAIT").arg(replicas).arg(bound);
+        let mut replies = self.send_all(call.key(), pipeline).await?.into_iter();
+        let reply = replies.next().unwrap_or(Value::Nil).extract_error()?;
+        match replies.next() {
+            Some(Value::Int(have)) if have >= i64::from(replicas) => Ok(reply),
+            _ => Err(Failure::TooFewReplicas),
+        }
+    }
+
+    async fn replicas_of(&self, key: &[u8]) -> Result<u32, Failure> {
+        let reply = self.send(key, &info("replication")).await;
+        let info = match reply {
+            Ok(reply) => ServerInfo::of_replies(vec![reply])?,
+            Err(failure) => return Err(failure),
+        };
+        Ok(info.map_or(0, |info| info.replicas()))
+    }
+
+    /// Sends a command to the server of this key.
+    pub(super) async fn send(&self, key: &[u8], command: &Cmd) -> Result<Value, Failure> {
+        self.route(command, RoutingInfo::SingleNode(at_key(key))).await
+    }
+
+    /// Sends a command to this primary.
+    pub(super) async fn ask(&self, primary: &Address, command: &Cmd) -> Result<Value, Failure> {
+        let Address { host, port } = primary.clone();
+        let routing = SingleNodeRoutingInfo::ByAddress { host, port };
+        self.route(command, RoutingInfo::SingleNode(routing)).await
+    }
+
+    async fn route(&self, command: &Cmd, routing: RoutingInfo) -> Result<Value, Failure> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Failure::Closed);
+        }
+        let reply = match self.connection.0.clone() {
+            Kind::Server(mut connection) => connection.req_packed_command(command).await,
+            Kind::Manager(mut connection) => connection.req_packed_command(command).await,
+            Kind::Cluster(mut connection) => {
+                connection.route_command(command.clone(), routing).await
+            }
+        };
+        Ok(reply.and_then(Value::extract_error)?)
+    }
+
+    /// Sends the commands at once, on one connection. The cluster client sends all of them again if one is
+    /// redirected.
+    async fn send_all(&self, key: &[u8], pipeline: Pipeline) -> RedisResult<Vec<Value>> {
+        let count = pipeline.len();
+        match self.connection.0.clone() {
+            Kind::Server(mut connection) => {
+                connection.req_packed_commands(&pipeline, 0, count).await
+            }
+            Kind::Manager(mut connection) => {
+                connection.req_packed_commands(&pipeline, 0, count).await
+            }
+            Kind::Cluster(mut connection) => {
+                connection.route_pipeline(pipeline, 0, count, at_key(key)).await
+            }
+        }
+    }
+
+    pub(super) async fn primaries(&self) -> Result<Vec<Address>, Failure> {
+        // The connection does not say where it leads.
+        let own = Address { host: "connection".to_owned(), port: 0 };
+        if !matches!(self.connection.0, Kind::Cluster(_)) {
+            return Ok(vec![own]);
+        }
+        let mut command = Cmd::new();
+        command.arg("CLUSTER").arg("SLOTS");
+        let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+        let slots = SlotMap::read(self.route(&command, any).await?, &own);
+        Ok(slots.map(|slots| slots.primaries()).unwrap_or_default())
+    }
+
+    /// Asks a primary whether it may be used.
+    pub(super) async fn check(&self, primary: &Address) -> Result<(), Failure> {
+        let mut replies = Vec::new();
+        for section in ["server", "memory"] {
+            match self.ask(primary, &info(section)).await {
+                Ok(reply) => replies.push(reply),
+                Err(Failure::Redis(error)) => match error.try_into() {
+                    Ok(refusal) => replies.push(Value::ServerError(refusal)),
+                    Err(error) => return Err(Failure::Redis(error)),
+                },
+                Err(failure) => return Err(failure),
+            }
+        }
+        let in_cluster = matches!(self.connection.0, Kind::Cluster(_));
+        let info = ServerInfo::of_replies(replies)?.unwrap_or_default();
+        if !info.knows_flags() {
+            self.lacks_flags.store(true, Ordering::Relaxed);
+        }
+        match info.fault(self.evictable, in_cluster) {
+            None => Ok(()),
+            Some(fault) => {
+                self.is_checked.store(false, Ordering::Release);
+                Err(Failure::Unfit(fault))
+            }
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+}
+
+fn at_key(key: &[u8]) -> SingleNodeRoutingInfo {
+    SingleNodeRoutingInfo::SpecificNode(Route::with_key(key, SlotAddr::Master))
+}
