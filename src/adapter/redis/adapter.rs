@@ -91,7 +91,7 @@ impl RedisAdapter {
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
         let Shared { connections, .. } = self.shared()?;
         let primaries = connections.primaries().await?;
-        let replies = primaries.into_iter().map(async |primary| {
+        let replies = primaries.into_iter().map(|primary| async move {
             let reply = connections.ask(&primary, command, "asking a primary").await;
             (primary.address, reply)
         });
