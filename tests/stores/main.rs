@@ -17,6 +17,7 @@ mod purging;
 mod queue;
 mod queue_order;
 mod queue_processes;
+mod redis_links;
 mod redis_servers;
 mod sqlite;
 mod sqlite_faults;

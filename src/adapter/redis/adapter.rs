@@ -13,7 +13,7 @@ use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::terms::CallTerms;
-use super::connections::Connections;
+use super::connections::{Connections, RedisConnection};
 use super::follow::Follower;
 use super::key_names::KeyNames;
 use super::losses::{StoreLoss, StoredLoss};
@@ -55,11 +55,41 @@ impl RedisAdapter {
     /// Those of [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
         let options = options.with_url(url)?;
-        let connections = Arc::new(Connections::from_url(url, &options)?);
+        let connections = Connections::from_url(url, &options)?;
         connections.connect().await?;
+        Ok(Self::of(connections, &options))
+    }
+
+    /// Returns an adapter over a connection of yours.
+    ///
+    /// Its servers are checked before the first call: a server that may not be used refuses every call
+    /// with [`ErrorKind::Refused`](crate::ErrorKind::Refused). [`close`](MaintenanceAdapter::close)
+    /// leaves the connection open.
+    #[must_use]
+    pub fn new(connection: impl Into<RedisConnection>) -> Self {
+        let options = RedisOptions::new();
+        Self::of(Connections::from_own(connection.into(), &options), &options)
+    }
+
+    /// Returns an adapter over a connection of yours, with these options. Those of the connection itself
+    /// have no effect: its timeouts, passwords and certificates are yours.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit together.
+    pub fn with_options(
+        connection: impl Into<RedisConnection>,
+        options: RedisOptions,
+    ) -> Result<Self, Error> {
+        options.checked()?;
+        Ok(Self::of(Connections::from_own(connection.into(), &options), &options))
+    }
+
+    fn of(connections: Connections, options: &RedisOptions) -> Self {
+        let (connections, closed) = (Arc::new(connections), AtomicBool::new(false));
         let names = KeyNames::new(&options.prefix);
-        let follower = Follower::new(&options);
-        Ok(Self(Arc::new(Shared { connections, names, follower, closed: AtomicBool::new(false) })))
+        let follower = Follower::new(options);
+        Self(Arc::new(Shared { connections, names, follower, closed }))
     }
 
     /// Returns the losses that this process has found, the newest last, 64 at most.

@@ -77,7 +77,7 @@ impl CanaryKey {
             .arg(expected)
             .arg(self.sent)
             .arg(LIFETIME.as_millis().to_string());
-        let found = match connections.run(&call, CONTEXT).await? {
+        let found = match connections.run_at_once(&call, CONTEXT).await? {
             Value::Int(found) => u64::try_from(found).ok(),
             _ => return Err(Error::new(ErrorKind::Corrupt, CONTEXT)),
         };

@@ -62,7 +62,7 @@ impl Place {
 
 impl Shared {
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let reply = self.connections.run(&self.call(&script::GET, key), READING).await?;
+        let reply = self.connections.run_at_once(&self.call(&script::GET, key), READING).await?;
         let (now, value) = match reply {
             Value::Array(values) => match <[Value; 2]>::try_from(values) {
                 Ok([Value::Int(now), value]) => (now, value),

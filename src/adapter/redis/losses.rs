@@ -137,7 +137,7 @@ impl LossLog {
             .arg(record.to_string())
             .arg(MAX_LOSSES)
             .arg(LIFETIME.as_millis().to_string());
-        connections.run(&call, "storing a loss").await.map(drop)
+        connections.run_at_once(&call, "storing a loss").await.map(drop)
     }
 
     /// Returns the losses in the store, the newest last. Skips records of a version that this one cannot

@@ -14,11 +14,10 @@ use redis::{Cmd, ErrorKind, RedisConnectionInfo, RedisError, Value};
 
 use super::super::errors::code;
 use super::super::options::RedisOptions;
-use super::super::script::ScriptCall;
 use super::super::url::{Address, Endpoint};
 use super::failure::{Failure, is_of_the_connection};
 use super::link::Target;
-use super::node::Node;
+use super::node::{Node, Sent};
 use super::single::Single;
 use super::slots::{SlotMap, slot};
 use super::target::client;
@@ -94,30 +93,21 @@ impl Cluster {
         }
     }
 
-    /// Runs a script on the primary of its key.
-    pub(super) async fn run(
-        self: &Arc<Self>,
-        call: &ScriptCall,
-        durably: bool,
-    ) -> Result<Value, Failure> {
-        self.at_slot(slot(call.key()), async |node, asking| node.run(call, durably, asking).await)
-            .await
+    /// Asks every primary again whether it may be used.
+    pub(super) async fn check(self: &Arc<Self>) -> Result<(), Failure> {
+        let primaries = self.primaries().await?;
+        let nodes = primaries.iter().map(|address| self.node(address));
+        let checks = nodes.map(|node| async { node?.link.check().await });
+        join_all(checks).await.into_iter().collect()
     }
 
-    /// Sends a command to the primary of this key.
+    /// Runs a script, or sends a command, on the primary of this key. Follows redirections.
     pub(super) async fn send(
         self: &Arc<Self>,
         key: &[u8],
-        command: &Cmd,
+        sent: Sent<'_>,
     ) -> Result<Value, Failure> {
-        self.at_slot(slot(key), async |node, asking| node.send(command, asking).await).await
-    }
-
-    async fn at_slot(
-        self: &Arc<Self>,
-        slot: u16,
-        attempt: impl AsyncFn(&Node, bool) -> Result<Value, Failure>,
-    ) -> Result<Value, Failure> {
+        let slot = slot(key);
         let map = self.map().await?;
         let Some(owner) = map.slots.owner(slot) else {
             self.renew(&map);
@@ -127,7 +117,7 @@ impl Cluster {
         let (mut address, mut asking) = (owner.clone(), false);
         for _ in 0..MOST_REDIRECTIONS {
             let node = self.node(&address)?;
-            let error = match attempt(&node, asking).await {
+            let error = match node.send(sent, asking).await {
                 Err(Failure::Redis(error)) => error,
                 reply => return reply,
             };
@@ -222,7 +212,7 @@ impl Cluster {
     async fn slots_of(&self, address: &Address) -> Result<SlotMap, Failure> {
         let mut command = Cmd::new();
         command.arg("CLUSTER").arg("SLOTS");
-        let reply = match self.node(address)?.send(&command, false).await {
+        let reply = match self.node(address)?.send(Sent::Command(&command), false).await {
             Err(Failure::Redis(error)) if is_no_cluster(&error) => {
                 return Err(Failure::Unfit(ConfigError::WrongRedisScheme { scheme: "redis" }));
             }

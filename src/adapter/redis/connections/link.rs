@@ -322,8 +322,8 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         let sent = self.since.saturating_duration_since(self.live.opened).as_millis();
         let sent = u64::try_from(sent).unwrap_or(u64::MAX - 1) + 1;
-        let none =
+        // The first one counts.
+        let _ =
             self.live.abandoned_at.compare_exchange(0, sent, Ordering::Relaxed, Ordering::Relaxed);
-        drop(none);
     }
 }

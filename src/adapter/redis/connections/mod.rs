@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use self::cluster::Cluster;
 use self::failure::Failure;
 use self::link::Target;
-use self::node::Node;
+use self::node::{Node, Sent};
 use self::own::Own;
 pub use self::own::RedisConnection;
 use self::sentinel::Sentinel;
@@ -166,9 +166,10 @@ impl Connections {
     }
 
     async fn attempt(&self, call: &ScriptCall, durably: bool) -> Result<Value, Failure> {
+        let sent = Sent::Script { call, durably };
         match &self.topology {
-            Topology::One(node) => node.run(call, durably, false).await,
-            Topology::Cluster(cluster) => cluster.run(call, durably).await,
+            Topology::One(node) => node.send(sent, false).await,
+            Topology::Cluster(cluster) => cluster.send(call.key(), sent).await,
             Topology::Own(own) => own.run(call, durably).await,
         }
     }
@@ -200,9 +201,9 @@ impl Connections {
     ) -> Result<Value, Error> {
         let attempt = || async {
             match &self.topology {
-                Topology::One(node) => node.send(command, false).await,
+                Topology::One(node) => node.send(Sent::Command(command), false).await,
                 Topology::Cluster(cluster) => {
-                    cluster.node(&primary.address()?)?.send(command, false).await
+                    cluster.node(&primary.address()?)?.send(Sent::Command(command), false).await
                 }
                 Topology::Own(own) => own.ask(&primary.address()?, command).await,
             }
@@ -218,30 +219,30 @@ impl Connections {
         };
         let attempt = || async {
             match &self.topology {
-                Topology::One(node) => node.send(command, false).await,
-                Topology::Cluster(cluster) => cluster.send(key, command).await,
+                Topology::One(node) => node.send(Sent::Command(command), false).await,
+                Topology::Cluster(cluster) => cluster.send(key, Sent::Command(command)).await,
                 Topology::Own(own) => own.send(key, command).await,
             }
         };
         self.repeat(context, attempt).await
     }
 
-    /// Asks a primary again whether it may be used, and Sentinel whether it is the master. Does not
-    /// repeat.
+    /// Asks each primary again whether it may be used, and Sentinel which server is the master. Tries once.
     ///
     /// # Errors
     ///
-    /// [`Refused`](crate::ErrorKind::Refused) for a server that may not be used.
-    pub(super) async fn check(&self, primary: &Primary) -> Result<(), Error> {
+    /// [`Refused`](crate::ErrorKind::Refused) for a server that may not be used. The other servers were
+    /// asked too.
+    pub(super) async fn check(&self) -> Result<(), Error> {
         let checked = async {
             match &self.topology {
                 Topology::One(node) => node.link.check().await,
-                Topology::Cluster(cluster) => cluster.node(&primary.address()?)?.link.check().await,
-                Topology::Own(own) => own.check(&primary.address()?).await,
+                Topology::Cluster(cluster) => cluster.check().await,
+                Topology::Own(own) => own.check().await,
             }
         };
         let checked = timeout(self.call_timeout, checked).await.unwrap_or(Err(Failure::TimedOut));
-        checked.map_err(|failure| failure.into_error("checking the server"))
+        checked.map_err(|failure| failure.into_error("checking the servers"))
     }
 
     /// Drops the connections. Every later call fails with [`Unavailable`](crate::ErrorKind::Unavailable).

@@ -11,6 +11,17 @@ use super::failure::Failure;
 use super::lane::{Durability, Lane};
 use super::link::{Link, Target};
 
+/// What is sent to a primary.
+#[derive(Clone, Copy)]
+pub(super) enum Sent<'a> {
+    Script {
+        call: &'a ScriptCall,
+        /// Waits for replicas.
+        durably: bool,
+    },
+    Command(&'a Cmd),
+}
+
 /// One primary. Its connections are opened when they are needed.
 pub(super) struct Node {
     pub(super) link: Arc<Link>,
@@ -27,17 +38,13 @@ impl Node {
         }
     }
 
-    pub(super) async fn run(
-        &self,
-        call: &ScriptCall,
-        durably: bool,
-        asking: bool,
-    ) -> Result<Value, Failure> {
-        if durably { self.lane.run(call, asking).await } else { self.link.run(call, asking).await }
-    }
-
-    pub(super) async fn send(&self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
-        self.link.send(command, asking).await
+    /// `asking` is set if the slot of the key is on its way to this node.
+    pub(super) async fn send(&self, sent: Sent<'_>, asking: bool) -> Result<Value, Failure> {
+        match sent {
+            Sent::Script { call, durably: true } => self.lane.run(call, asking).await,
+            Sent::Script { call, durably: false } => self.link.run(call, asking).await,
+            Sent::Command(command) => self.link.send(command, asking).await,
+        }
     }
 
     pub(super) fn close(&self) {

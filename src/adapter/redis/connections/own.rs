@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
@@ -84,9 +85,7 @@ impl Own {
     /// Runs a script. Checks the servers before the first call.
     pub(super) async fn run(&self, call: &ScriptCall, durably: bool) -> Result<Value, Failure> {
         if !self.is_checked.load(Ordering::Acquire) {
-            for primary in self.primaries().await? {
-                self.check(&primary).await?;
-            }
+            self.check().await?;
             self.is_checked.store(true, Ordering::Release);
         }
         let form = || Form {
@@ -200,8 +199,16 @@ impl Own {
         Ok(slots.map(|slots| slots.primaries()).unwrap_or_default())
     }
 
-    /// Asks a primary whether it may be used.
-    pub(super) async fn check(&self, primary: &Address) -> Result<(), Failure> {
+    /// Asks every primary whether it may be used.
+    pub(super) async fn check(&self) -> Result<(), Failure> {
+        let primaries = self.primaries().await?;
+        join_all(primaries.iter().map(|primary| self.check_one(primary)))
+            .await
+            .into_iter()
+            .collect()
+    }
+
+    async fn check_one(&self, primary: &Address) -> Result<(), Failure> {
         let mut replies = Vec::new();
         for section in ["server", "memory"] {
             match self.ask(primary, &info(section)).await {
