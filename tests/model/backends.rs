@@ -8,11 +8,12 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnec
 use tempfile::TempDir;
 use tower_dedup::adapter::{
     Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, Purging,
-    SqliteAdapter, SqliteOptions,
+    RedisAdapter, SqliteAdapter, SqliteOptions,
 };
 
 use super::support::postgres::Schema;
-use super::support::time_travel::{age_file, age_schema};
+use super::support::redis::{command, connection, fresh_prefix, keys_of, shared, with_prefix};
+use super::support::time_travel::{age_file, age_schema, milliseconds, shift_redis};
 
 pub(crate) trait Backend {
     type Adapter: MaintenanceAdapter;
@@ -145,5 +146,44 @@ impl Backend for Server {
 
     async fn advance(&mut self, by: Duration) {
         age_schema(&mut self.connection, self.schema.name(), by).await;
+    }
+}
+
+pub(crate) struct Redis {
+    adapters: Vec<Arc<RedisAdapter>>,
+    connection: redis::Connection,
+    prefix: String,
+}
+
+impl Redis {
+    pub(crate) async fn new() -> Self {
+        let prefix = fresh_prefix();
+        let mut adapters = Vec::new();
+        for _ in 0..2 {
+            let adapter = RedisAdapter::connect(&with_prefix(shared(), &prefix)).await.unwrap();
+            adapters.push(Arc::new(adapter));
+        }
+        Self { adapters, connection: connection(shared()).unwrap(), prefix }
+    }
+}
+
+impl Backend for Redis {
+    type Adapter = RedisAdapter;
+
+    /// One script for each key.
+    const IN_SEVERAL_STATEMENTS: bool = false;
+
+    async fn empty(&mut self) {
+        for key in keys_of(&mut self.connection, &self.prefix).unwrap() {
+            command(&["DEL"]).arg(key).exec(&mut self.connection).unwrap();
+        }
+    }
+
+    fn adapters(&self) -> Vec<Arc<RedisAdapter>> {
+        self.adapters.clone()
+    }
+
+    async fn advance(&mut self, by: Duration) {
+        shift_redis(&mut self.connection, &self.prefix, -milliseconds(by));
     }
 }

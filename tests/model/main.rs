@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::future::Future;
 
-use backends::{Backend, File, Memory, Server, batching};
+use backends::{Backend, File, Memory, Redis, Server, batching};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
@@ -101,6 +101,11 @@ fn postgres_unbatched_follows_the_contract() {
 }
 
 #[test]
+fn redis_follows_the_contract() {
+    follows(1_000, Redis::new());
+}
+
+#[test]
 fn memory_is_linearizable() {
     is_explained(2_000, async { Memory::new(100) });
 }
@@ -123,4 +128,9 @@ fn postgres_is_linearizable() {
 #[test]
 fn postgres_unbatched_is_linearizable() {
     is_explained(300, Server::new(batching(false)));
+}
+
+#[test]
+fn redis_is_linearizable() {
+    is_explained(1_000, Redis::new());
 }

@@ -56,7 +56,8 @@ local first_seen_at, expires_at, ends_at = struct.unpack('>I6I6I6', value, 6)
 local times = struct.pack('>I6I6I6', moved(first_seen_at), moved(expires_at), moved(ends_at))
 redis.call('SET', KEYS[1], value:sub(1, 5) .. times .. value:sub(24), 'KEEPTTL')
 local left, now = redis.call('PTTL', KEYS[1]), redis.call('TIME')
-local purged_at = now[1] * 1000 + math.floor(now[2] / 1000) + left
+-- PTTL and TIME may differ by a millisecond within a script. A key that is purged now must be gone.
+local purged_at = now[1] * 1000 + math.floor(now[2] / 1000) + left - 2
 if left >= 0 and purged_at < never then
     redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', math.max(1, purged_at + by)))
 end

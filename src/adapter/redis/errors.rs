@@ -3,7 +3,7 @@
 //! A reply of the server that refuses a command is certain: nothing was stored. After an error of the
 //! connection or a timeout the outcome is unknown.
 
-use redis::{RedisError, ServerErrorKind};
+use redis::RedisError;
 
 use crate::error::{Error, ErrorKind};
 
@@ -15,15 +15,15 @@ pub(super) fn store_error(context: &'static str, error: RedisError) -> Error {
 fn kind(error: &RedisError) -> ErrorKind {
     match error.kind() {
         _ if error.is_timeout() => ErrorKind::Timeout,
-        _ if error.code() == Some("OOM") => ErrorKind::Full,
-        redis::ErrorKind::Server(
-            ServerErrorKind::ReadOnly
-            | ServerErrorKind::BusyLoading
-            | ServerErrorKind::ClusterDown
-            | ServerErrorKind::MasterDown
-            | ServerErrorKind::TryAgain
-            | ServerErrorKind::NoPerm,
-        ) => ErrorKind::Refused,
+        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => match code(error) {
+            Some("OOM") => ErrorKind::Full,
+            // A key of ours that another program wrote as a list or as a hash.
+            Some("WRONGTYPE") => ErrorKind::Corrupt,
+            // An error of the script itself: a command of it may have been executed.
+            Some("ERR") | None => ErrorKind::Unavailable,
+            Some(_) => ErrorKind::Refused,
+        },
+        redis::ErrorKind::AuthenticationFailed => ErrorKind::Refused,
         _ => ErrorKind::Unavailable,
     }
 }

@@ -109,7 +109,8 @@ where
 }
 
 /// The calls of a round delete every key that expired an hour ago, wherever it lies, and no other.
-/// Statistics at its end count the other keys.
+/// Statistics at its end count the other keys. A store that deletes expired keys by itself has deleted
+/// the same keys by then.
 pub async fn purge_deletes_every_expired_key_in_a_round<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -142,7 +143,8 @@ where
             break;
         }
     }
-    assert_eq!((deleted, rows(&adapter).await), (200, 200));
+    let expected = if adapter.abilities().expires_keys { 0 } else { 200 };
+    assert_eq!((deleted, rows(&adapter).await), (expected, 200));
     let stats = adapter.stats().await.unwrap();
     assert_eq!((stats.complete, stats.expired), (200, 0));
 }

@@ -192,7 +192,8 @@ where
 }
 
 /// A purge deletes keys that expired an hour ago, up to the limit. Keys that expired later stay,
-/// although claims treat them as new. Live and leased keys stay too.
+/// although claims treat them as new. Live and leased keys stay too. A store that deletes expired keys by
+/// itself has deleted the same keys by then.
 pub async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
@@ -221,8 +222,10 @@ where
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     assert_eq!(rows(&adapter).await, 14);
     store.advance(SLACK).await;
-    assert_eq!(adapter.purge(4).await.unwrap().deleted, 4);
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 8);
+    if !adapter.abilities().expires_keys {
+        assert_eq!(adapter.purge(4).await.unwrap().deleted, 4);
+        assert_eq!(adapter.purge(100).await.unwrap().deleted, 8);
+    }
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     assert_eq!(rows(&adapter).await, 2);
     let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
