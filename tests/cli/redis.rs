@@ -40,9 +40,9 @@ async fn every_command_works_on_every_topology() {
         assert_eq!(listed.len(), 20, "{url}");
         run(&url, &["watch", "--once"]).await.assert(0, "in flight 40");
         let done = sorted_keys("done", 20);
-        let rerun = ["rerun", "done", done[0].id(), "--reason", "x", "--yes"];
+        let rerun = ["rerun", "test", done[0].id(), "--reason", "x", "--yes"];
         run(&url, &rerun).await.assert(0, "by grace: x");
-        run(&url, &["forget", "done", done[1].id(), "--yes"]).await.assert(0, "forgotten");
+        run(&url, &["forget", "test", done[1].id(), "--yes"]).await.assert(0, "forgotten");
         run(&url, &["purge"]).await.assert(0, "0 keys purged: the store deletes expired keys");
         adapter.close().await;
     }
@@ -125,7 +125,8 @@ async fn doctor_finds_what_a_server_lacks() {
     server.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     server.run::<()>(&["CONFIG", "SET", "appendfsync", "always"]);
     run(&url, &["doctor"]).await.assert(0, "flushed before each reply");
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1100000"]);
+    let used: u64 = server.info("used_memory").unwrap().parse().unwrap();
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", &(used + 200_000).to_string()]);
     run(&url, &["doctor"]).await.assert(0, "a full server refuses new events with 503");
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     run(&url, &["doctor"]).await.assert(1, "a claim fails");
@@ -151,8 +152,11 @@ async fn doctor_prints_the_losses_that_the_service_has_found() {
     told(&|| !service.losses().is_empty()).await;
     told(&|| server.run::<u64>(&["EXISTS", "dedup::losses"]) == 1).await;
     let doctor = run(&url, &["doctor"]).await;
-    doctor.assert(0, "warning  losses        keys are gone: a flush or an empty restart (emptied)");
-    assert!(doctor.stdout.contains("since 2") && doctor.stdout.contains("found 2"), "{doctor:?}");
+    doctor.assert(
+        0,
+        "warning  losses        keys are gone: a flush, or a restart without data (emptied)",
+    );
+    doctor.assert(0, ", of any age, found 2");
     service.close().await;
 }
 
