@@ -68,7 +68,7 @@ pub(super) enum Right {
     Info,
     /// `WAIT`, for releases under the on-arrival ledger and for `wait_replicas`.
     Wait,
-    /// `SCAN` and `GET`, for `list` and `stats`.
+    /// `SCAN`, `GET` and `DBSIZE`, for `list` and `stats`.
     List,
     /// `LRANGE`, for the losses that the service has stored.
     Losses,
@@ -182,14 +182,17 @@ async fn rights(adapter: &RedisAdapter, primaries: &[Primary]) -> Vec<(Right, Re
     let mut wait = cmd("WAIT");
     wait.arg(0).arg(0);
     let filter = ListFilter::new().with_namespace(NAMESPACE);
-    let list = adapter.list(&filter, None, 1).await.map(drop);
+    let list = match adapter.list(&filter, None, 1).await {
+        Ok(_) => ask(adapter, &cmd("DBSIZE")).await,
+        Err(error) => Err(in_one_line(&error)),
+    };
     let info = primaries.iter().map(|primary| primary.info.as_ref().map(drop));
     vec![
         (Right::Claim, shown(claim(adapter).await)),
         (Right::Eval, ask(adapter, &eval).await),
         (Right::Info, info.collect::<Result<(), _>>().map_err(Clone::clone)),
         (Right::Wait, ask(adapter, &wait).await),
-        (Right::List, shown(list)),
+        (Right::List, list),
         (Right::Losses, shown(adapter.stored_losses().await.map(drop))),
     ]
 }
