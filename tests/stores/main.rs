@@ -18,6 +18,7 @@ mod queue;
 mod queue_order;
 mod queue_processes;
 mod redis_links;
+mod redis_losses;
 mod redis_servers;
 mod sqlite;
 mod sqlite_faults;

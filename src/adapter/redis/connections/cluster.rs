@@ -19,7 +19,7 @@ use super::failure::{Failure, is_of_the_connection};
 use super::link::Target;
 use super::node::{Node, Sent};
 use super::single::Single;
-use super::slots::{SlotMap, slot};
+use super::slots::{Shards, SlotMap, slot};
 use super::target::client;
 use crate::error::{ConfigError, Error};
 
@@ -142,11 +142,16 @@ impl Cluster {
 
     /// Returns the primaries that hold slots.
     pub(super) async fn primaries(self: &Arc<Self>) -> Result<Vec<Address>, Failure> {
+        Ok(self.shards().await?.into_iter().map(|(primary, _)| primary).collect())
+    }
+
+    /// Returns the primaries that hold slots, with their slots.
+    pub(super) async fn shards(self: &Arc<Self>) -> Result<Shards, Failure> {
         let map = self.map().await?;
         if map.read_at.elapsed() >= MAP_HOLDS {
             self.renew(&map);
         }
-        Ok(map.slots.primaries())
+        Ok(map.slots.shards())
     }
 
     /// Returns the node at this address.

@@ -15,7 +15,7 @@ use super::failure::{Failure, is_unknown_script, is_unreadable_script};
 use super::fitness::{ServerInfo, info};
 use super::lane::Durability;
 use super::node::durability;
-use super::slots::SlotMap;
+use super::slots::{ALL_SLOTS, Shards, SlotMap};
 
 /// A connection of yours, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new).
 ///
@@ -187,16 +187,20 @@ impl Own {
     }
 
     pub(super) async fn primaries(&self) -> Result<Vec<Address>, Failure> {
+        Ok(self.shards().await?.into_iter().map(|(primary, _)| primary).collect())
+    }
+
+    pub(super) async fn shards(&self) -> Result<Shards, Failure> {
         // The connection does not say where it leads.
         let own = Address { host: "connection".to_owned(), port: 0 };
         if !matches!(self.connection.0, Kind::Cluster(_)) {
-            return Ok(vec![own]);
+            return Ok(vec![(own, vec![ALL_SLOTS])]);
         }
         let mut command = Cmd::new();
         command.arg("CLUSTER").arg("SLOTS");
         let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
         let slots = SlotMap::read(self.route(&command, any).await?, &own);
-        Ok(slots.map(|slots| slots.primaries()).unwrap_or_default())
+        Ok(slots.map(|slots| slots.shards()).unwrap_or_default())
     }
 
     /// Asks every primary whether it may be used.
