@@ -20,6 +20,7 @@ mod queue_processes;
 mod redis_links;
 mod redis_losses;
 mod redis_servers;
+mod redis_stores;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_large;
