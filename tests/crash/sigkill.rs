@@ -1,4 +1,5 @@
-//! Processes that are killed with SIGKILL while their handlers run, on SQLite: no event is lost.
+//! Processes that are killed with SIGKILL while their handlers run, on SQLite and on Redis: no event is
+//! lost.
 //!
 //! The processes are this test binary, started again with a folder in its environment. Each process
 //! is a receiver on a port of its own; its handler's effect is one line in a file.
@@ -14,18 +15,22 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
+use futures_util::future::join_all;
 use sqlx::Connection;
 use sqlx::sqlite::{Sqlite, SqliteConnection};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::adapter::{RedisAdapter, SqliteAdapter};
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
+use crate::support::redis::Server;
 use crate::support::{by_header, sqlite_url};
 
 const DIR: &str = "TOWER_DEDUP_TEST_CRASH_DIR";
 /// The name of the ledger. The default is the lease.
 const LEDGER: &str = "TOWER_DEDUP_TEST_CRASH_LEDGER";
+/// The URL of a Redis server that holds the keys. The default is a SQLite file in the folder.
+const REDIS: &str = "TOWER_DEDUP_TEST_CRASH_REDIS";
 const LEASE: Duration = Duration::from_millis(700);
 const MARK: &str = "receiver-listens-at:";
 
@@ -38,21 +43,30 @@ fn receiver() {
 }
 
 async fn serve(dir: PathBuf) {
-    let url = sqlite_url(&dir);
-    let adapter = SqliteAdapter::connect(&url).await.unwrap();
     let route = Router::new().route("/hook", post(handle));
-    let route = match std::env::var(LEDGER).as_deref() {
+    let route = match std::env::var(REDIS) {
+        Ok(url) => {
+            let adapter = RedisAdapter::connect(&url).await.unwrap();
+            route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE))
+        }
+        Err(_) => on_sqlite(&dir, route).await,
+    };
+    let app = route.with_state(Arc::new(dir));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    println!("\n{MARK}{}", listener.local_addr().unwrap());
+    axum::serve(listener, app).await.unwrap();
+}
+
+async fn on_sqlite(dir: &Path, route: Router<Arc<PathBuf>>) -> Router<Arc<PathBuf>> {
+    let adapter = SqliteAdapter::connect(&sqlite_url(dir)).await.unwrap();
+    match std::env::var(LEDGER).as_deref() {
         Ok("arrival") => route.layer(DedupLayer::on_arrival(by_header(), adapter)),
         Ok("transactional") => {
             let written = Router::new().route("/hook", post(write));
             written.layer(DedupLayer::transactional(by_header(), adapter))
         }
         _ => route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE)),
-    };
-    let app = route.with_state(Arc::new(dir));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    println!("\n{MARK}{}", listener.local_addr().unwrap());
-    axum::serve(listener, app).await.unwrap();
+    }
 }
 
 /// Writes the effect, waits so that the process may die, then succeeds.
@@ -86,10 +100,14 @@ async fn start(dir: &Path) -> (Child, String) {
 }
 
 async fn start_with(dir: &Path, ledger: &str) -> (Child, String) {
+    spawn(dir, &[(LEDGER, ledger)]).await
+}
+
+async fn spawn(dir: &Path, settings: &[(&str, &str)]) -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["sigkill::receiver", "--exact", "--nocapture"])
         .env(DIR, dir)
-        .env(LEDGER, ledger)
+        .envs(settings.iter().copied())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
@@ -204,18 +222,21 @@ async fn transaction_of_a_killed_process_leaves_nothing_behind() {
     assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 1, false)], "no takeover");
 }
 
-/// Two receivers share one file, and one of them is killed repeatedly under load. The sender
-/// retries until every event is acknowledged. No event is lost. An event runs twice only if a
-/// process died.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_under_load_and_sigkill_loses_no_event() {
+    loses_no_event(2, &[]).await;
+}
+
+/// Receivers share one store, and one of them is killed repeatedly under load. The sender retries
+/// until every event is acknowledged. No event is lost. An event runs twice only if a process died.
+async fn loses_no_event(receivers: usize, settings: &[(&str, &str)]) {
     const EVENTS: usize = 150;
     const KILLS: usize = 6;
     let dir = tempfile::tempdir().unwrap();
     let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().unwrap();
-    let (mut first, first_url) = start(dir.path()).await;
-    let (_second, second_url) = start(dir.path()).await;
-    let urls = Arc::new(std::sync::Mutex::new([first_url, second_url]));
+    let all = join_all((0..receivers).map(|_| spawn(dir.path(), settings))).await;
+    let (mut children, urls): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    let urls = Arc::new(std::sync::Mutex::new(urls));
     let senders = (0..12).map(|sender| {
         let (client, urls) = (client.clone(), Arc::clone(&urls));
         tokio::spawn(async move {
@@ -224,7 +245,7 @@ async fn lease_under_load_and_sigkill_loses_no_event() {
             for event in (sender / 2..EVENTS).step_by(6) {
                 loop {
                     tries += 1;
-                    let url = urls.lock().unwrap()[tries % 2].clone();
+                    let url = urls.lock().unwrap()[tries % receivers].clone();
                     let id = format!("event-{event}");
                     if deliver(&client, &url, &id, 30).await == Some(200) {
                         break;
@@ -237,9 +258,9 @@ async fn lease_under_load_and_sigkill_loses_no_event() {
     let senders: Vec<_> = senders.collect();
     for kill in 0..KILLS {
         tokio::time::sleep(Duration::from_millis(60 + 35 * kill as u64)).await;
-        first.kill().await.unwrap();
-        let (child, url) = start(dir.path()).await;
-        first = child;
+        children[0].kill().await.unwrap();
+        let (child, url) = spawn(dir.path(), settings).await;
+        children[0] = child;
         urls.lock().unwrap()[0] = url;
     }
     for sender in senders {
@@ -260,4 +281,11 @@ async fn lease_under_load_and_sigkill_loses_no_event() {
         doubled += runs.len() - 1;
     }
     assert!(doubled <= KILLS * 12, "{doubled} runs were repeated by {KILLS} deaths");
+}
+
+/// The same on Redis.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_lease_under_load_and_sigkill_loses_no_event() {
+    let server = Server::start();
+    loses_no_event(4, &[(REDIS, &server.url())]).await;
 }

@@ -173,6 +173,8 @@ impl Poller<'_> {
         });
         if found.is_bad() {
             canary.restart();
+            // At once: until it is written again, another loss would not show.
+            let _ = canary.check(self.connections).await;
         }
         if let Some(now) = now {
             shard.history.record(now);

@@ -1,0 +1,132 @@
+//! Primaries that fall silent or are cut from the other servers, and come back: two servers take
+//! themselves for the primary for a while. And slots that move under load.
+
+use std::time::{Duration, SystemTime};
+
+use redis::Connection;
+use tower_dedup::adapter::{DedupAdapter, LossKind};
+
+use super::redis_failover::{adapters, end, go_on, loads, recover};
+use super::redis_load::{LedgerKind, Load};
+use super::redis_server::assert_fails_in_time;
+use crate::support::redis::{Cluster, SentinelSet};
+use crate::support::{dedup_key, terms};
+
+/// The primary stops, is replaced, and goes on as if nothing had happened.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_silent_primary_is_replaced_and_loses_no_event() {
+    let set = SentinelSet::start();
+    let loads = loads(&set.url()).await;
+    go_on(&loads).await;
+    let (primary, stopped_at) = (set.primary().unwrap(), SystemTime::now());
+    set.servers()[primary].stop();
+    assert_fails_in_time(&loads[0].adapters[0], "silent").await;
+    set.failover_from(primary).await;
+    let took = recover(&loads).await;
+    println!("recovered after {took:?}");
+    tokio::join!(loads[0].until_told(stopped_at), loads[1].until_told(stopped_at));
+    set.servers()[primary].cont();
+    set.settled(2).await;
+    go_on(&loads).await;
+    for verdict in end(&loads).await {
+        assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cluster_silent_primary_is_replaced_and_loses_no_event() {
+    let cluster = Cluster::start();
+    let loads = loads(&cluster.url()).await;
+    go_on(&loads).await;
+    let key = "dedup:test:silent";
+    let (primary, stopped_at) = (cluster.primary_of(key).await, SystemTime::now());
+    cluster.nodes()[primary].stop();
+    assert_fails_in_time(&loads[0].adapters[0], "silent").await;
+    // The nodes cannot agree while one of them is silent: the load tells when it is replaced.
+    let took = recover(&loads).await;
+    println!("recovered after {took:?}");
+    tokio::join!(loads[0].until_told(stopped_at), loads[1].until_told(stopped_at));
+    cluster.nodes()[primary].cont();
+    cluster.settled().await;
+    go_on(&loads).await;
+    for verdict in end(&loads).await {
+        assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
+    }
+}
+
+/// The primary is cut from its replicas and from the Sentinels. Clients still reach it, and it
+/// acknowledges writes that are lost when the network heals.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
+    let set = SentinelSet::start_linked(&[]);
+    let first = adapters(&set.url(), 1).await.remove(0);
+    first.claim(&[dedup_key("warm")], &terms()).await.unwrap();
+    let primary = set.primary().unwrap();
+    let mut admin = set.servers()[primary].connection().unwrap();
+    let known = clients(&mut admin);
+    let second = adapters(&set.url(), 1).await.remove(0);
+    let load = Load::start(LedgerKind::Lease, vec![first, second]);
+    load.until_acknowledged(100).await;
+
+    let cut_at = SystemTime::now();
+    set.cut_from_peers(primary);
+    set.failover_from(primary).await;
+    // The second process connects again, and finds the new primary.
+    for client in clients(&mut admin).into_iter().filter(|client| !known.contains(client)) {
+        let _ = redis::cmd("CLIENT").arg("KILL").arg("ID").arg(client).exec(&mut admin);
+    }
+    load.until_acknowledged(200).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    set.heal(primary);
+    set.settled(2).await;
+    load.until_told(cut_at).await;
+    load.deliver_new(32).await;
+    let verdict = load.end().await;
+    assert!(verdict.doubled > 0, "both primaries served: {verdict:#?}");
+    assert!(verdict.losses.iter().any(|loss| loss.kind == LossKind::Rewound), "{verdict:#?}");
+}
+
+fn clients(admin: &mut Connection) -> Vec<u64> {
+    let list: String =
+        redis::cmd("CLIENT").arg("LIST").arg("TYPE").arg("normal").query(admin).unwrap();
+    let id = |line: &str| line.strip_prefix("id=")?.split(' ').next()?.parse().ok();
+    list.lines().filter_map(id).collect()
+}
+
+/// One primary of a cluster is cut from all other nodes. It refuses writes after the node timeout.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cluster_primary_in_a_minority_loses_no_event() {
+    let cluster = Cluster::start_linked(&[]);
+    let loads = loads(&cluster.url()).await;
+    go_on(&loads).await;
+    let (primary, cut_at) = (cluster.primary_of("dedup:test:a").await, SystemTime::now());
+    cluster.cut_from_peers(primary);
+    let took = recover(&loads).await;
+    println!("recovered after {took:?}");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    cluster.heal();
+    cluster.settled().await;
+    recover(&loads).await;
+    tokio::join!(loads[0].until_told(cut_at), loads[1].until_told(cut_at));
+    end(&loads).await;
+}
+
+/// Slots move to and fro. No delivery notices, and nothing is reported as lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn slots_that_move_under_load_lose_and_double_nothing() {
+    let cluster = Cluster::start();
+    let url = cluster.url();
+    let tagged = async |kind| Load::start_tagged(kind, adapters(&url, 2).await, "{moves}");
+    let loads = [tagged(LedgerKind::Lease).await, tagged(LedgerKind::OnArrival).await];
+    let slot = cluster.slot_of("{moves}");
+    go_on(&loads).await;
+    for _ in 0..4 {
+        let from = cluster.owner_of(slot).expect("an owner");
+        cluster.move_slot(slot, (from + 1) % 3).await;
+        recover(&loads).await;
+    }
+    for verdict in end(&loads).await {
+        assert_eq!(verdict.doubled, 0, "{verdict:#?}");
+        assert!(verdict.losses.is_empty(), "{verdict:#?}");
+    }
+}

@@ -1,0 +1,185 @@
+//! Replies that are lost on their way from the server: the client, or the adapter above it, repeats the
+//! command. The repeated command does not take its own first attempt for another delivery.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redis::cluster::ClusterClient;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tower_dedup::adapter::{
+    CallTerms, Claimed, DedupAdapter, Permanence, RedisAdapter, Released, Token,
+};
+
+use super::redis_failover::{end, loads};
+use crate::support::redis::Server;
+use crate::support::{FIRST, dedup_key, on_claim, terms};
+
+/// A TCP address before one server that loses replies, and closes the connection with each lost reply.
+#[derive(Clone)]
+struct Lossy {
+    port: u16,
+    /// How many replies to scripts are lost from now on.
+    next: Arc<AtomicUsize>,
+    /// Loses one reply in fifty.
+    at_random: Arc<AtomicBool>,
+    lost: Arc<AtomicUsize>,
+}
+
+impl Lossy {
+    /// `server` returns a server that is known by the given port.
+    async fn before(server: impl FnOnce(u16) -> Server) -> (Self, Server) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let lossy =
+            Self { port, next: Arc::default(), at_random: Arc::default(), lost: Arc::default() };
+        let server = server(port);
+        let (shared, to) = (lossy.clone(), server.port());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (shared, server) =
+                    (shared.clone(), TcpStream::connect(("127.0.0.1", to)).await);
+                tokio::spawn(async move { shared.pass(client, server.unwrap()).await });
+            }
+        });
+        (lossy, server)
+    }
+
+    async fn pass(&self, mut client: TcpStream, mut server: TcpStream) -> std::io::Result<()> {
+        let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+        let mut runs_script = false;
+        loop {
+            tokio::select! {
+                read = client.read(&mut up) => {
+                    let message = &up[..read?];
+                    if message.is_empty() {
+                        return Ok(());
+                    }
+                    runs_script = message.windows(4).any(|word| word == b"EVAL");
+                    server.write_all(message).await?;
+                }
+                read = server.read(&mut down) => {
+                    let reply = &down[..read?];
+                    if reply.is_empty() {
+                        return Ok(());
+                    }
+                    if self.loses(runs_script) {
+                        self.lost.fetch_add(1, Ordering::SeqCst);
+                        return Ok(());
+                    }
+                    client.write_all(reply).await?;
+                }
+            }
+        }
+    }
+
+    fn loses(&self, runs_script: bool) -> bool {
+        let next = |left: usize| left.checked_sub(1).filter(|_| runs_script);
+        self.next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
+            || self.at_random.load(Ordering::SeqCst) && rand::random_ratio(1, 50)
+    }
+
+    /// Runs `work` while this many replies to scripts are lost.
+    async fn losing<T>(&self, replies: usize, work: impl Future<Output = T>) -> T {
+        let lost = self.lost.load(Ordering::SeqCst);
+        self.next.store(replies, Ordering::SeqCst);
+        let done = work.await;
+        assert_eq!(self.lost.load(Ordering::SeqCst) - lost, replies, "lost replies");
+        done
+    }
+}
+
+/// One server behind the address.
+async fn server() -> (Lossy, Server, String) {
+    let (lossy, server) = Lossy::before(|_| Server::start()).await;
+    let url = format!("redis://127.0.0.1:{}", lossy.port);
+    (lossy, server, url)
+}
+
+/// A cluster of one node, which tells clients the address.
+async fn cluster() -> (Lossy, Server, String) {
+    let start = |port: u16| {
+        let announced = format!("cluster-announce-port {port}");
+        Server::start_with(&["cluster-enabled yes", "cluster-announce-ip 127.0.0.1", &announced])
+    };
+    let (lossy, server) = Lossy::before(start).await;
+    server.run::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    while !server.run::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let url = format!("redis+cluster://127.0.0.1:{}", lossy.port);
+    (lossy, server, url)
+}
+
+/// Returns the same terms with another token.
+fn other(terms: &CallTerms) -> CallTerms {
+    match terms.permanence() {
+        Permanence::OnClaim => CallTerms::on_claim(Token::random(), terms.retention()),
+        _ => CallTerms::on_completion(Token::random(), terms.retention(), terms.lease()),
+    }
+}
+
+async fn claim_is_first_to_its_own_token(lossy: &Lossy, adapter: RedisAdapter) {
+    adapter.claim(&[dedup_key("warm")], &terms()).await.unwrap();
+    for replies in [1, 2] {
+        for terms in [terms(), on_claim(&terms())] {
+            let key = [dedup_key(&format!("{replies}-{:?}", terms.token()))];
+            let claimed = lossy.losing(replies, adapter.claim(&key, &terms)).await.unwrap();
+            assert_eq!(claimed, [FIRST], "{terms:?}");
+            let other = adapter.claim(&key, &other(&terms)).await.unwrap();
+            let duplicate = matches!(&other[..], [Claimed::Duplicate(_) | Claimed::InFlight]);
+            assert!(duplicate, "{other:?}");
+            // The first reply was lost: the second one may say that nothing is held any more.
+            lossy.losing(1, adapter.release(&key, &terms)).await.unwrap();
+            assert_eq!(adapter.release(&key, &terms).await.unwrap(), [Released::NotHeld]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn claim_repeated_after_a_lost_reply_is_first_on_one_server() {
+    let (lossy, _server, url) = server().await;
+    claim_is_first_to_its_own_token(&lossy, RedisAdapter::connect(&url).await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn claim_repeated_after_a_lost_reply_is_first_in_a_cluster() {
+    let (lossy, _server, url) = cluster().await;
+    claim_is_first_to_its_own_token(&lossy, RedisAdapter::connect(&url).await.unwrap()).await;
+}
+
+/// The cluster client of the crate `redis` repeats the command by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn claim_repeated_by_the_users_cluster_client_is_first() {
+    let (lossy, _server, _) = cluster().await;
+    let client = ClusterClient::new(vec![format!("redis://127.0.0.1:{}", lossy.port)]).unwrap();
+    let connection = client.get_async_connection().await.unwrap();
+    claim_is_first_to_its_own_token(&lossy, RedisAdapter::new(connection)).await;
+}
+
+/// No event is acknowledged without having run, and none runs twice.
+async fn replies_lost_at_random(lossy: &Lossy, url: &str) {
+    let loads = loads(url).await;
+    lossy.at_random.store(true, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    lossy.at_random.store(false, Ordering::SeqCst);
+    let lost = lossy.lost.load(Ordering::SeqCst);
+    assert!(lost > 20, "{lost} replies were lost: too few to show anything");
+    for verdict in end(&loads).await {
+        assert_eq!(verdict.doubled, 0, "{verdict:#?}");
+        assert!(verdict.losses.is_empty(), "{verdict:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn replies_lost_at_random_by_one_server_lose_and_double_nothing() {
+    let (lossy, _server, url) = server().await;
+    replies_lost_at_random(&lossy, &url).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn replies_lost_at_random_in_a_cluster_lose_and_double_nothing() {
+    let (lossy, _server, url) = cluster().await;
+    replies_lost_at_random(&lossy, &url).await;
+}

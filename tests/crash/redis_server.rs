@@ -1,0 +1,199 @@
+//! Faults of one Redis server under load: it is flushed, restarts with its data and without, is silent,
+//! and has no memory left.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use tower_dedup::ErrorKind;
+use tower_dedup::adapter::{
+    CallTerms, Completed, DedupAdapter, LossKind, MaintenanceAdapter, RedisAdapter, Released, Token,
+};
+
+use super::redis_failover::{adapters, end, go_on, loads, recover};
+use super::redis_load::Verdict;
+use crate::support::redis::Server;
+use crate::support::{FIRST, dedup_key, on_claim, terms};
+
+fn assert_undisturbed(verdict: &Verdict) {
+    assert_eq!(verdict.doubled, 0, "{verdict:#?}");
+    let only_suspected = verdict.losses.iter().all(|loss| loss.kind == LossKind::Suspected);
+    assert!(only_suspected, "{verdict:#?}");
+}
+
+fn assert_told(verdict: &Verdict, kind: LossKind) {
+    assert!(verdict.doubled > 0, "no acknowledged write was lost: {verdict:#?}");
+    assert!(verdict.losses.iter().any(|loss| loss.kind == kind), "{verdict:#?}");
+}
+
+/// The server forgets the scripts again and again. No delivery notices.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn script_flush_in_a_loop_under_load_fails_no_call() {
+    let server = Server::start();
+    let loads = loads(&server.url()).await;
+    let mut connection = server.connection().unwrap();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut connection).unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for verdict in end(&loads).await {
+        assert_undisturbed(&verdict);
+        assert!(verdict.losses.is_empty(), "{verdict:#?}");
+        assert!(!verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn flushall_under_load_is_told_and_loses_no_event() {
+    let server = Server::start();
+    let loads = loads(&server.url()).await;
+    for _ in 0..2 {
+        go_on(&loads).await;
+        let flushed_at = SystemTime::now();
+        server.run::<()>(&["FLUSHALL"]);
+        recover(&loads).await;
+        tokio::join!(loads[0].until_told(flushed_at), loads[1].until_told(flushed_at));
+    }
+    for verdict in end(&loads).await {
+        assert_told(&verdict, LossKind::Emptied);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn restart_without_data_under_load_is_told_and_loses_no_event() {
+    let server = Server::start();
+    let loads = loads(&server.url()).await;
+    for _ in 0..2 {
+        go_on(&loads).await;
+        let killed_at = SystemTime::now();
+        server.restart_empty();
+        recover(&loads).await;
+        tokio::join!(loads[0].until_told(killed_at), loads[1].until_told(killed_at));
+    }
+    for verdict in end(&loads).await {
+        assert_told(&verdict, LossKind::Emptied);
+    }
+}
+
+/// With `appendfsync always` the server has every write that it has acknowledged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn restart_from_an_append_only_file_under_load_loses_and_doubles_nothing() {
+    let server = Server::start_with(&["appendonly yes", "appendfsync always"]);
+    let loads = loads(&server.url()).await;
+    for _ in 0..3 {
+        go_on(&loads).await;
+        server.kill();
+        // Deliveries meet the outage, and some of them wait until it ends.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        server.start_again();
+        recover(&loads).await;
+    }
+    for verdict in end(&loads).await {
+        assert_undisturbed(&verdict);
+    }
+}
+
+/// Calls end with typed errors within their bounds, and the deliveries get 503. Commands that the server
+/// has received before execute once it goes on; their tokens are released.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn silent_server_fails_calls_in_time_and_serves_again() {
+    let server = Server::start();
+    let loads = loads(&server.url()).await;
+    go_on(&loads).await;
+    let adapter = &loads[0].adapters[0];
+    server.stop();
+    for id in ["silent-1", "silent-2"] {
+        assert_fails_in_time(adapter, id).await;
+    }
+    server.cont();
+    recover(&loads).await;
+    // What was sent before is executed by now, and the adapters have not opened new connections forever.
+    let clients: usize = server.info("connected_clients").unwrap().parse().unwrap();
+    assert!(clients <= 20, "{clients} connections of four adapters");
+    for verdict in end(&loads).await {
+        assert_undisturbed(&verdict);
+        assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
+    }
+}
+
+/// Asserts that a call ends by itself, although the server is silent.
+pub(super) async fn assert_fails_in_time(adapter: &RedisAdapter, id: &str) {
+    let start = Instant::now();
+    let claim = adapter.claim(&[dedup_key(id)], &terms()).await;
+    let took = start.elapsed();
+    let kind = claim.unwrap_err().kind();
+    assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unavailable), "{kind:?}");
+    assert!(took < Duration::from_secs(5), "the call ended after {took:?}");
+}
+
+/// Claims are refused at `maxmemory`; what ends a claim goes through, on servers from 7.0 on.
+#[tokio::test]
+async fn completions_and_releases_go_through_when_memory_is_full() {
+    let server = Server::start();
+    let adapter = RedisAdapter::connect(&server.url()).await.unwrap();
+    let on_completion = terms();
+    let at_once = CallTerms::on_claim(Token::random(), on_completion.retention());
+    let (complete, release, undo) = ([dedup_key("c")], [dedup_key("r")], [dedup_key("u")]);
+    assert_eq!(adapter.claim(&complete, &on_completion).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&release, &on_completion).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&undo, &at_once).await.unwrap(), [FIRST]);
+
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    for new in [terms(), on_claim(&terms())] {
+        let refused = adapter.claim(&[dedup_key("new")], &new).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Full);
+    }
+    if server.version() >= (7, 0, 0) {
+        let completed = adapter.complete(&complete, &on_completion).await.unwrap();
+        assert_eq!(completed, [Completed::Held]);
+        let released = adapter.release(&release, &on_completion).await.unwrap();
+        assert_eq!(released, [Released::Released]);
+        assert_eq!(adapter.release(&undo, &at_once).await.unwrap(), [Released::Released]);
+    } else {
+        let refused = adapter.complete(&complete, &on_completion).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Full);
+    }
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(adapter.claim(&[dedup_key("new")], &terms()).await.unwrap(), [FIRST]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn full_memory_under_load_loses_and_doubles_nothing() {
+    let server = Server::start();
+    let loads = loads(&server.url()).await;
+    for _ in 0..2 {
+        go_on(&loads).await;
+        server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+        recover(&loads).await;
+    }
+    for verdict in end(&loads).await {
+        assert_undisturbed(&verdict);
+        assert!(verdict.losses.is_empty(), "{verdict:#?}");
+        assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
+    }
+}
+
+/// Every task of an adapter ends with it, also of one that was silenced in the middle.
+#[test]
+fn closed_adapter_leaves_no_task_behind() {
+    let server = Server::start();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let adapter = adapters(&server.url(), 1).await.remove(0);
+        assert_eq!(adapter.claim(&[dedup_key("a")], &terms()).await.unwrap(), [FIRST]);
+        server.stop();
+        assert_fails_in_time(&adapter, "b").await;
+        server.cont();
+        adapter.close().await;
+        let start = Instant::now();
+        while tokio::runtime::Handle::current().metrics().num_alive_tasks() > 0 {
+            assert!(start.elapsed() < Duration::from_secs(10), "tasks are left");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let clients = server.info("connected_clients").unwrap();
+    // The one that asks.
+    assert_eq!(clients, "1");
+}
