@@ -9,8 +9,8 @@ use serde::Serialize;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, Postgres};
 use sqlx::sqlite::{
-    Sqlite, SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions,
-    SqliteSynchronous,
+    Sqlite, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
+    SqlitePoolOptions, SqliteSynchronous,
 };
 use sqlx::{Database, Result};
 use tokio::sync::Mutex;
@@ -92,8 +92,9 @@ impl Effects {
             return Ok(Self::Memory(Arc::default()));
         }
         if url.starts_with("sqlite:") {
-            // The adapter has created its own file, in WAL mode. Another file keeps its mode.
             let options = url.parse::<SqliteConnectOptions>()?.create_if_missing(true);
+            // As the adapter opens its own file.
+            let options = options.journal_mode(SqliteJournalMode::Wal);
             let options = options.synchronous(SqliteSynchronous::Full);
             let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
             sqlx::query(CREATE).execute(&pool).await?;
