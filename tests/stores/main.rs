@@ -17,6 +17,7 @@ mod purging;
 mod queue;
 mod queue_order;
 mod queue_processes;
+mod redis_failovers;
 mod redis_links;
 mod redis_losses;
 mod redis_servers;
