@@ -22,6 +22,9 @@ mod redis_links;
 mod redis_losses;
 mod redis_servers;
 mod redis_stores;
+#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+mod redis_tls;
+mod redis_topologies;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_large;
