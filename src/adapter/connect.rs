@@ -12,11 +12,12 @@ use crate::error::{ConfigError, Error};
 /// | `memory:` | `MemoryAdapter` with its default capacity | `memory` |
 /// | `sqlite://path/to/file.db` | `SqliteAdapter` | `sqlite` |
 /// | `postgres://user@host/database` | `PostgresAdapter` | `postgres` |
-/// | `redis://user@host/0` | `RedisAdapter` | `redis` |
-/// | `redis+sentinel://host:port,host:port/master` | `RedisAdapter` | `redis` |
-/// | `redis+cluster://host:port,host:port` | `RedisAdapter` | `redis` |
+/// | `redis://host:port/0` | `RedisAdapter` over one server of Redis or Valkey | `redis` |
+/// | `redis+sentinel://host:port,host:port/master` | `RedisAdapter` over the master that Sentinel names | `redis` |
+/// | `redis+cluster://host:port,host:port` | `RedisAdapter` over a cluster | `redis` |
 ///
-/// `rediss` is `redis` with TLS. `valkey` and `valkeys` are other names of both.
+/// `rediss` in place of `redis` stands for TLS. It needs the feature `tls-rustls` or `tls-native-tls`.
+/// `valkey` and `valkeys` are other names of both.
 ///
 /// # Errors
 ///
@@ -39,17 +40,17 @@ pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
         #[cfg(not(feature = "postgres"))]
         "postgres" | "postgresql" => Err(disabled("postgres")),
         #[cfg(feature = "redis")]
-        scheme if is_redis(scheme) => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
+        redis if is_redis(redis) => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
         #[cfg(not(feature = "redis"))]
-        scheme if is_redis(scheme) => Err(disabled("redis")),
+        redis if is_redis(redis) => Err(disabled("redis")),
         other => Err(ConfigError::UnknownScheme(other.to_owned()).into()),
     }
 }
 
-/// Returns `true` for `redis`, `redis+sentinel`, `redis+cluster`, and for those with TLS or Valkey's name.
+/// Returns `true` for the schemes of one server, of Sentinel and of a cluster.
 fn is_redis(scheme: &str) -> bool {
-    let (server, _) = scheme.split_once('+').unwrap_or((scheme, ""));
-    matches!(server, "redis" | "rediss" | "valkey" | "valkeys")
+    let server = scheme.split('+').next().unwrap_or(scheme);
+    ["redis", "rediss", "valkey", "valkeys"].contains(&server)
 }
 
 #[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres", feature = "redis")))]

@@ -20,6 +20,7 @@ mod queue_processes;
 mod redis_failovers;
 mod redis_links;
 mod redis_losses;
+mod redis_scripts;
 mod redis_servers;
 mod redis_stores;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
