@@ -189,7 +189,7 @@ impl CallTerms {
     }
 
     /// Notes that a key of the call is complete, before its response is read.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
     pub(super) fn note_duplicate(&self) {
         if let Some(note) = &self.duplicate_note {
             let _ = note.set(());

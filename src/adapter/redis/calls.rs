@@ -4,8 +4,9 @@
 //! 2. The two identities of one event go one after the other, in key order. The second one is claimed only
 //!    if the first one was; otherwise it is only looked at. So of two deliveries with the same pair, one
 //!    gets both keys: without this rule each could get one, and no handler would run.
-//! 3. After an error of one key, no further key is sent, and the calls under way are waited for. The
-//!    outcome of the call is unknown if the outcome of any key is, or if any key has its reply.
+//! 3. After an error of one key, a claim sends no further key, and waits for the calls under way. The other
+//!    operations send every key. The outcome of the call is unknown if the outcome of any key is, or if any
+//!    key has its reply.
 
 use std::future::Future;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
 use super::script::{self, Script, ScriptCall};
-use super::value::{Data, data_sections, event_type_section, rerun_section};
+use super::value::{Data, HEADER, Row, data_sections, event_type_section, rerun_section};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -31,11 +32,14 @@ const COMPLETING: &str = "completing keys";
 const FORGETTING: &str = "forgetting a key";
 const ALLOWING: &str = "allowing a rerun";
 
+/// The reply of a script that cannot read the value.
+const UNREADABLE: i64 = -1;
+
 /// How many keys of one call are sent at once.
 const MAX_CONCURRENT: usize = 64;
 
 /// A key that was claimed complete this long ago, by one call for two identities, has its second identity
-/// by now: the call has ended.
+/// by now: the call has ended. Its age does not tell: it counts from the first of several claims.
 const PAIR_SETTLED: Duration = Duration::from_secs(60);
 
 impl Shared {
@@ -45,13 +49,13 @@ impl Shared {
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
         if let [key] = keys {
-            return Ok(vec![self.claim_one(key, terms, false).await?]);
+            return Ok(vec![self.claim_one(key, terms, false).await?.0]);
         }
         let (pairs, places): (Vec<_>, Vec<_>) = pairs(keys, terms).into_iter().unzip();
         let calls = pairs.into_iter().map(|(key, second)| self.claim_pair(key, second, terms));
         let mut replies: Vec<_> = keys.iter().map(|_| None).collect();
         for ((first, second), (place, second_place)) in
-            all(calls.collect()).await?.into_iter().zip(places)
+            all(calls.collect(), AfterError::Stop).await?.into_iter().zip(places)
         {
             replies[place] = Some(first);
             if let (Some(second), Some(place)) = (second, second_place) {
@@ -68,27 +72,28 @@ impl Shared {
         second: Option<&DedupKey>,
         terms: &CallTerms,
     ) -> Result<(Claimed, Option<Claimed>), Error> {
-        let first = self.claim_one(key, terms, false).await?;
+        let (first, since_completion) = self.claim_one(key, terms, false).await?;
         let Some(second) = second else { return Ok((first, None)) };
         let only_look = match &first {
             Claimed::First { .. } => false,
             Claimed::InFlight => true,
             // Under a lease, the event of a complete key has run, and its call has both keys no more. A
             // claim that is complete at once may still be about to claim the second one.
-            Claimed::Duplicate(seen) => {
-                terms.permanence() == Permanence::OnClaim && seen.age < PAIR_SETTLED
+            Claimed::Duplicate(_) => {
+                terms.permanence() == Permanence::OnClaim && since_completion < PAIR_SETTLED
             }
         };
         let second = self.claim_one(second, terms, only_look).await;
-        Ok((first, Some(second.map_err(Error::with_unknown_outcome)?)))
+        Ok((first, Some(second.map_err(Error::with_unknown_outcome)?.0)))
     }
 
+    /// Also returns the time since the completion of a duplicate.
     async fn claim_one(
         &self,
         key: &DedupKey,
         terms: &CallTerms,
         only_look: bool,
-    ) -> Result<Claimed, Error> {
+    ) -> Result<(Claimed, Duration), Error> {
         let (lease, stored) = match terms.permanence() {
             Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
             Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
@@ -109,8 +114,14 @@ impl Shared {
             .arg(flags)
             .arg(sections)
             .arg(u8::from(only_look));
-        let reply = Reply::read(self.connections.run(&call, CLAIMING).await?, CLAIMING)?;
-        claimed(&reply, terms.fetch())
+        let reply = self.connections.run(&call, CLAIMING).await?;
+        let claimed =
+            Reply::read(reply, CLAIMING).and_then(|reply| claimed(&reply, terms.fetch()));
+        if !matches!(claimed, Ok((Claimed::First { .. } | Claimed::InFlight, _))) {
+            // Complete, or unreadable: no handler may run for it, although another key of the call may fail.
+            terms.note_duplicate();
+        }
+        claimed
     }
 
     pub(super) async fn release(
@@ -118,7 +129,7 @@ impl Shared {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Released>, Error> {
-        all(keys.iter().map(|key| self.release_one(key, terms)).collect()).await
+        all(keys.iter().map(|key| self.release_one(key, terms)).collect(), AfterError::GoOn).await
     }
 
     async fn release_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Released, Error> {
@@ -131,6 +142,10 @@ impl Shared {
         } else {
             self.connections.run(&call, RELEASING).await?
         };
+        if matches!(&reply, Value::Array(values) if *values == [Value::Int(UNREADABLE)]) {
+            // This token has not claimed such a row, and the other keys of the call are released.
+            return Ok(Released::NotHeld);
+        }
         Reply::read(reply, RELEASING)?.one_of(&[Released::Released, Released::NotHeld])
     }
 
@@ -139,7 +154,7 @@ impl Shared {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Renewed>, Error> {
-        all(keys.iter().map(|key| self.renew_one(key, terms)).collect()).await
+        all(keys.iter().map(|key| self.renew_one(key, terms)).collect(), AfterError::GoOn).await
     }
 
     async fn renew_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Renewed, Error> {
@@ -158,7 +173,7 @@ impl Shared {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Completed>, Error> {
-        all(keys.iter().map(|key| self.complete_one(key, terms)).collect()).await
+        all(keys.iter().map(|key| self.complete_one(key, terms)).collect(), AfterError::GoOn).await
     }
 
     async fn complete_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Completed, Error> {
@@ -175,10 +190,20 @@ impl Shared {
     }
 
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        let reply = self.connections.run(&self.call(&script::FORGET, key), FORGETTING).await?;
+        let (now, value) = self.value(key, FORGETTING).await?;
+        let Some(value) = value else { return Ok(Forgotten::Missing) };
+        // An unreadable value is no lease of this version, and blocks its event until it is deleted.
+        if Row::read(&value).is_some_and(|row| row.is_leased(now)) {
+            return Ok(Forgotten::InFlight);
+        }
+        let header = &value[..value.len().min(HEADER)];
+        let call = self.call(&script::FORGET, key).arg(header);
+        // If a failover loses it, the redelivery is a duplicate.
+        let reply = self.connections.run_durably(&call, FORGETTING).await?;
+        // A missing value was deleted by an earlier attempt of this call, or by another operator.
         Reply::read(reply, FORGETTING)?.one_of(&[
             Forgotten::Removed,
-            Forgotten::Missing,
+            Forgotten::Removed,
             Forgotten::InFlight,
         ])
     }
@@ -188,7 +213,7 @@ impl Shared {
         keys: &[DedupKey],
         order: &RerunOrder,
     ) -> Result<Vec<RerunReply>, Error> {
-        all(keys.iter().map(|key| self.allow_rerun_of(key, order)).collect()).await
+        all(keys.iter().map(|key| self.allow_rerun_of(key, order)).collect(), AfterError::Stop).await
     }
 
     async fn allow_rerun_of(
@@ -199,7 +224,8 @@ impl Shared {
         // One for each call: a repetition of the command by the client is no second rerun.
         let section = rerun_section(rand::random(), order);
         let call = self.call(&script::ALLOW_RERUN, key).arg(section);
-        let reply = Reply::read(self.connections.run(&call, ALLOWING).await?, ALLOWING)?;
+        // If a failover loses it, the redelivery is a duplicate.
+        let reply = Reply::read(self.connections.run_durably(&call, ALLOWING).await?, ALLOWING)?;
         reply.one_of(&[RerunReply::Allowed, RerunReply::Missing, RerunReply::InFlight])
     }
 
@@ -228,16 +254,26 @@ fn pairs<'k>(keys: &'k [DedupKey], terms: &CallTerms) -> Vec<Pair<'k>> {
     pairs
 }
 
+/// What happens after the error of one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AfterError {
+    /// No further key is sent: each key that is claimed now must be released later.
+    Stop,
+    /// The other keys are sent: a repetition would meet the same error first.
+    GoOn,
+}
+
 /// Waits for the calls of several keys: rules 1 and 3. Returns their replies in the same order.
 pub(super) async fn all<T, F: Future<Output = Result<T, Error>>>(
     calls: Vec<F>,
+    after_error: AfterError,
 ) -> Result<Vec<T>, Error> {
     let mut replies: Vec<Option<T>> = calls.iter().map(|_| None).collect();
     let mut waiting = calls.into_iter().enumerate();
     let mut running = FuturesUnordered::new();
     let mut failed: Option<Error> = None;
     loop {
-        while failed.is_none()
+        while (failed.is_none() || after_error == AfterError::GoOn)
             && running.len() < MAX_CONCURRENT
             && let Some((place, call)) = waiting.next()
         {
@@ -300,17 +336,19 @@ impl Reply {
     }
 }
 
-fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
-    match reply.case {
-        0 => Ok(Claimed::First {
+/// Also returns the time since the completion of a duplicate.
+fn claimed(reply: &Reply, fetch: Fetch) -> Result<(Claimed, Duration), Error> {
+    let claimed = match reply.case {
+        0 => Claimed::First {
             attempt: reply.number(1)?,
             takeover: reply.number::<u8>(2)? != 0,
             rerun: reply.number::<u8>(3)? != 0,
-        }),
+        },
         1 => {
             let seen = Seen::new(Duration::from_millis(reply.number(1)?));
+            let since_completion = Duration::from_millis(reply.number(4)?);
             if fetch == Fetch::Nothing {
-                return Ok(Claimed::Duplicate(seen));
+                return Ok((Claimed::Duplicate(seen), since_completion));
             }
             let flags = reply.number(2)?;
             let data = match reply.values.get(3) {
@@ -319,10 +357,11 @@ fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
             };
             let data = data.ok_or_else(|| unreadable(CLAIMING))?;
             let stored = data.stored(fetch == Fetch::DigestAndResponse)?;
-            Ok(Claimed::Duplicate(seen.with_stored(stored.into())))
+            return Ok((Claimed::Duplicate(seen.with_stored(stored.into())), since_completion));
         }
-        _ => Ok(Claimed::InFlight),
-    }
+        _ => Claimed::InFlight,
+    };
+    Ok((claimed, Duration::ZERO))
 }
 
 pub(super) fn unreadable(context: &'static str) -> Error {
@@ -369,10 +408,10 @@ mod tests {
             running.fetch_sub(1, Ordering::Relaxed);
             Ok(place)
         };
-        let replies = all((0..500).map(call).collect()).await.unwrap();
+        let replies = all((0..500).map(call).collect(), AfterError::Stop).await.unwrap();
         assert_eq!(replies, (0..500).collect::<Vec<_>>());
         assert_eq!(most.into_inner(), MAX_CONCURRENT);
-        assert_eq!(all(Vec::<std::future::Ready<Result<(), Error>>>::new()).await.unwrap(), []);
+        assert_eq!(all(Vec::<std::future::Ready<Result<(), Error>>>::new(), AfterError::Stop).await.unwrap(), []);
     }
 
     #[tokio::test]
@@ -394,13 +433,16 @@ mod tests {
             (vec![Err(Corrupt), Err(Timeout)], Timeout),
         ];
         for (replies, expected) in cases {
-            let error = all(replies.iter().copied().map(call).collect()).await.unwrap_err();
+            let error = all(replies.iter().copied().map(call).collect(), AfterError::Stop).await.unwrap_err();
             assert_eq!(error.kind(), expected, "{replies:?}");
         }
         // The rest is not sent.
         sent.store(0, Ordering::Relaxed);
-        all(vec![Err(Refused); 500].into_iter().map(call).collect()).await.unwrap_err();
-        assert_eq!(sent.into_inner(), MAX_CONCURRENT);
+        let refused = || vec![Err(Refused); 500].into_iter().map(call).collect();
+        all(refused(), AfterError::Stop).await.unwrap_err();
+        assert_eq!(sent.swap(0, Ordering::Relaxed), MAX_CONCURRENT);
+        all(refused(), AfterError::GoOn).await.unwrap_err();
+        assert_eq!(sent.into_inner(), 500);
     }
 
     #[test]
@@ -411,7 +453,7 @@ mod tests {
             Value::Int(0),
             Value::Okay,
             array(Vec::new()),
-            array(vec![Value::Int(-1)]),
+            array(vec![Value::Int(UNREADABLE)]),
             array(vec![Value::Int(3)]),
             array(vec![Value::Nil]),
             array(vec![Value::Int(0)]),

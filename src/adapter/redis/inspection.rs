@@ -62,22 +62,28 @@ impl Place {
 
 impl Shared {
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let reply = self.connections.run_at_once(&self.call(&script::GET, key), READING).await?;
-        let (now, value) = match reply {
-            Value::Array(values) => match <[Value; 2]>::try_from(values) {
-                Ok([Value::Int(now), value]) => (now, value),
-                _ => return Err(unreadable(READING)),
-            },
-            _ => return Err(unreadable(READING)),
+        let (now, value) = self.value(key, READING).await?;
+        let Some(value) = value else { return Ok(None) };
+        Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
+    }
+
+    /// Returns the clock of the key's primary, and the value of the key.
+    pub(super) async fn value(
+        &self,
+        key: &DedupKey,
+        context: &'static str,
+    ) -> Result<(u64, Option<Vec<u8>>), Error> {
+        let reply = self.connections.run_at_once(&self.call(&script::GET, key), context).await?;
+        let values = match reply {
+            Value::Array(values) => <[Value; 2]>::try_from(values).ok(),
+            _ => None,
         };
-        let now = u64::try_from(now).map_err(|_| unreadable(READING))?;
-        match value {
-            Value::Nil => Ok(None),
-            Value::BulkString(value) => {
-                Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
-            }
-            _ => Err(unreadable(READING)),
-        }
+        let (now, value) = match values {
+            Some([Value::Int(now), Value::Nil]) => (now, None),
+            Some([Value::Int(now), Value::BulkString(value)]) => (now, Some(value)),
+            _ => return Err(unreadable(context)),
+        };
+        Ok((u64::try_from(now).map_err(|_| unreadable(context))?, value))
     }
 
     pub(super) async fn list(
@@ -263,21 +269,36 @@ impl Shared {
         Ok((next, names.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect()))
     }
 
-    async fn value(&self, name: &str, context: &'static str) -> Result<Option<Vec<u8>>, Error> {
+    /// Returns a value without its stored data, which may be large; nothing for a missing key.
+    async fn row_bytes(&self, name: &str, context: &'static str) -> Result<Vec<u8>, Error> {
         let mut get = Cmd::new();
-        get.arg("GET").arg(name);
+        get.arg("GETRANGE").arg(name).arg(0).arg(MOST_WITHOUT_DATA - 1);
         match self.connections.send(&get, context).await? {
-            Value::Nil => Ok(None),
-            Value::BulkString(value) => Ok(Some(value)),
+            Value::Nil => Ok(Vec::new()),
+            Value::BulkString(value) => Ok(value),
             _ => Err(unreadable(context)),
         }
+    }
+
+    /// Returns the name of a primary's process. A position of `SCAN` means nothing to another process. Empty
+    /// if the user may not ask.
+    async fn run_id(&self, primary: &Primary) -> Result<String, Error> {
+        let mut info = Cmd::new();
+        info.arg("INFO").arg("server");
+        let text: String = match self.connections.ask(primary, &info, LISTING).await {
+            Ok(reply) => redis::from_redis_value(reply).map_err(|_| unreadable(LISTING))?,
+            Err(error) if error.kind() == ErrorKind::Refused => String::new(),
+            Err(error) => return Err(error),
+        };
+        let run_id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
+        Ok(run_id.unwrap_or_default().to_owned())
     }
 }
 
 /// Counts a row. An unreadable one is counted without a state.
 fn count(stats: &mut Stats, value: &[u8], now: u64) {
     stats.rows += 1;
-    let Some(row) = Row::read(value) else { return };
+    let Some(row) = Row::read_without_data(value) else { return };
     let standing = row.standing(now);
     let age = Some(Duration::from_millis(standing.for_ms));
     match standing.state {

@@ -13,8 +13,8 @@ const PRELUDE: &str = include_str!("lua/prelude.lua");
 /// What most scripts end with: it writes the row.
 const EPILOGUE: &str = include_str!("lua/epilogue.lua");
 
-/// Scripts that free memory soon work at `maxmemory`: a completion that is refused would lead to a second
-/// run.
+/// Scripts that need little memory, or free it soon, work at `maxmemory`: a renewal or a completion that is
+/// refused would lead to a second run.
 const ALLOW_OOM: &str = " flags=allow-oom";
 
 /// Declares scripts that write a row. Each is named after its file in the folder `lua`.
@@ -37,7 +37,7 @@ macro_rules! scripts {
 
 scripts! {
     CLAIM = "lua/claim.lua", "";
-    RENEW = "lua/renew.lua", "";
+    RENEW = "lua/renew.lua", ALLOW_OOM;
     COMPLETE = "lua/complete.lua", ALLOW_OOM;
     RELEASE = "lua/release.lua", ALLOW_OOM;
     ALLOW_RERUN = "lua/allow_rerun.lua", "";
@@ -45,7 +45,7 @@ scripts! {
 
 /// Deletes a key.
 pub(super) static FORGET: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(&[PRELUDE, include_str!("lua/forget.lua")].map(code).join("\n"), ALLOW_OOM)
+    Script::new(&code(include_str!("lua/forget.lua")), ALLOW_OOM)
 });
 
 /// Reads a key.

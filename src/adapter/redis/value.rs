@@ -32,6 +32,11 @@ use super::super::stored::{StoredData, StoredResponse};
 use crate::error::{Error, ErrorKind};
 
 const VERSION: u8 = 1;
+/// The bytes before the sections.
+pub(super) const HEADER: usize = 39;
+/// The longest value without stored data: its header, the audit of a rerun, and the type of the event.
+pub(super) const MOST_WITHOUT_DATA: usize =
+    HEADER + 6 + 16 + 2 * (2 + RerunOrder::MAX_BYTES) + 1 + 255;
 
 const COMPLETE: u8 = 0x01;
 const HAS_TOKEN: u8 = 0x02;
@@ -76,6 +81,18 @@ pub(super) struct Standing {
 impl<'v> Row<'v> {
     /// Reads a value; `None` for one that is unreadable, or of another version.
     pub(super) fn read(value: &'v [u8]) -> Option<Self> {
+        let (mut row, flags, mut rest) = Self::read_before_data(value)?;
+        row.data = Data::read(flags & (PAYLOAD_DIGEST | RESPONSE), &mut rest)?;
+        rest.0.is_empty().then_some(row)
+    }
+
+    /// Reads a value of which only [`MOST_WITHOUT_DATA`] bytes may be there. The row has no stored data.
+    pub(super) fn read_without_data(value: &'v [u8]) -> Option<Self> {
+        Self::read_before_data(value).map(|(row, ..)| row)
+    }
+
+    /// Also returns the flags, and the bytes of the stored data.
+    fn read_before_data(value: &'v [u8]) -> Option<(Self, u8, Reader<'v>)> {
         let mut rest = Reader(value);
         if rest.number(1)? != u64::from(VERSION) {
             return None;
@@ -92,9 +109,7 @@ impl<'v> Row<'v> {
             rerun = Some((at, rest.text(2)?, rest.text(2)?));
         }
         let event_type = if flags & EVENT_TYPE == 0 { None } else { Some(rest.text(1)?) };
-        let data = Data::read(flags & (PAYLOAD_DIGEST | RESPONSE), &mut rest)?;
-        let is_whole = rest.0.is_empty() && flags < 0x80;
-        is_whole.then_some(Self {
+        let row = Self {
             is_complete: flags & COMPLETE != 0,
             has_token: flags & HAS_TOKEN != 0,
             takeover: flags & TAKEOVER != 0,
@@ -104,12 +119,18 @@ impl<'v> Row<'v> {
             ends_at,
             rerun,
             event_type,
-            data,
-        })
+            data: Data::default(),
+        };
+        (flags < 0x80).then_some((row, flags, rest))
     }
 
     pub(super) fn attempts(&self) -> u32 {
         self.attempts
+    }
+
+    /// Returns `true` if a live lease holds the row at this time.
+    pub(super) fn is_leased(&self, now: u64) -> bool {
+        self.standing(now).state == Some(KeyState::InFlight)
     }
 
     pub(super) fn first_seen_at(&self) -> u64 {

@@ -19,6 +19,10 @@ use crate::observe;
 /// A connection that carries nothing is probed after this time, so that a dead one is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// After this time without an acknowledgement, the kernel gives up a connection and what it still has to send.
+/// Much less than the time for which a release is repeated that finds nothing: no claim arrives after it.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 
 /// The connect timeout and the response timeout.
 pub(super) type Timeouts = (Duration, Duration);
@@ -37,7 +41,13 @@ pub(super) fn client(
         ConnectionAddr::Tcp(host, port)
     };
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_INTERVAL);
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    // A connection that is dropped sends nothing more: a claim must not arrive after its release.
+    let tcp = TcpSettings::default()
+        .set_nodelay(true)
+        .set_keepalive(keepalive)
+        .set_linger_time(Duration::ZERO);
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(UNACKNOWLEDGED);
     let invalid = |_| Error::from(ConfigError::InvalidUrl);
     let info = addr.into_connection_info().map_err(invalid)?;
     let info = info.set_redis_settings(redis).set_tcp_settings(tcp);

@@ -10,7 +10,7 @@ local is_over = expires_at <= now
 local reply = {is_mine and 0 or 1}
 
 if complete and not is_over then
-  if not (force and is_mine) then return reply end
+  if not force then return reply end
 else
   if rerun ~= '' and not is_mine and not is_over then return reply end
   if state == 'missing' or complete then

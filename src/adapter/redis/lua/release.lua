@@ -2,20 +2,22 @@
 --
 -- ARGV: 2 token, 3 '1' to release a row that is complete at once, '0' to release an incomplete row.
 -- Replies: {0} released; {1} not held.
+local reply = {0}
 if token ~= ARGV[2] or complete ~= (ARGV[3] == '1') then
-  if force and not stored then
-    -- The first call may have deleted the row on another connection. `WAIT` waits for this write, which
-    -- follows the first one.
+  reply = {1}
+  if not force then return reply end
+  -- An earlier attempt may have released the row on another connection. `WAIT` waits for this write, which
+  -- follows that one.
+  if not stored then
     redis.call('SET', key, '', 'PX', 1000)
     redis.call('DEL', key)
+    return reply
   end
-  return {1}
-end
-if complete and rerun == '' then
+elseif complete and rerun == '' then
   redis.call('DEL', key)
-  return {0}
+  return reply
+else
+  -- The row stays, with its attempts and the audit of a rerun.
+  token, complete, ends_at = nil, false, 0
+  data_flags, data = 0, ''
 end
--- The row stays, with its attempts and the audit of a rerun.
-token, complete, ends_at = nil, false, 0
-data_flags, data = 0, ''
-local reply = {0}
