@@ -12,14 +12,13 @@ use tempfile::TempDir;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, DedupAdapter, Identifier, MaintenanceAdapter, MemoryAdapter,
-    PostgresAdapter, PostgresOptions, RedisAdapter, Released, SqliteAdapter, SqliteOptions,
-    StoreFuture,
+    PostgresAdapter, PostgresOptions, Released, SqliteAdapter, SqliteOptions, StoreFuture,
 };
 use tower_dedup::conformance::{SharedStore, Store};
 
+use super::redis_stores::{Redis, RedisCluster, RedisReplicated, RedisSentinel};
 use crate::support::postgres::{Schema, create_partitions, shared};
-use crate::support::redis::{connection, fresh_prefix, shared as shared_redis, with_prefix};
-use crate::support::time_travel::{milliseconds, shift_file, shift_redis, shift_schema};
+use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
 
 struct Memory(Arc<MemoryAdapter>);
 
@@ -367,52 +366,6 @@ impl Store for UnbatchedFile {
     }
 }
 
-/// A prefix of its own on one server.
-struct Redis {
-    adapter: Arc<RedisAdapter>,
-    prefix: String,
-}
-
-impl Redis {
-    fn shift(&self, by: i64) {
-        shift_redis(&mut connection(shared_redis()).unwrap(), &self.prefix, by);
-    }
-}
-
-impl Store for Redis {
-    type Adapter = RedisAdapter;
-
-    async fn create() -> Self {
-        let prefix = fresh_prefix();
-        let url = with_prefix(shared_redis(), &prefix);
-        Self { adapter: Arc::new(RedisAdapter::connect(&url).await.unwrap()), prefix }
-    }
-
-    fn adapter(&self) -> Arc<RedisAdapter> {
-        Arc::clone(&self.adapter)
-    }
-
-    async fn advance(&self, by: Duration) {
-        self.shift(-milliseconds(by));
-    }
-
-    async fn set_back(&self, by: Duration) {
-        self.shift(milliseconds(by));
-    }
-}
-
-impl SharedStore for Redis {
-    const PROCESSES: usize = 8;
-
-    fn address(&self) -> String {
-        with_prefix(shared_redis(), &self.prefix)
-    }
-
-    async fn attach(address: &str) -> Arc<RedisAdapter> {
-        Arc::new(RedisAdapter::connect(address).await.unwrap())
-    }
-}
-
 /// A store with the required methods only.
 struct Plain(MemoryAdapter);
 
@@ -483,6 +436,9 @@ everything!(
     sqlite_unbatched = UnbatchedFile,
     boxed = Boxed,
     redis = Redis,
+    redis_sentinel = RedisSentinel,
+    redis_cluster = RedisCluster,
+    redis_replicated = RedisReplicated,
 );
 
 /// Expands the macro for an adapter with the ability `inspection`.
@@ -506,6 +462,9 @@ inspection!(
     sqlite_unbatched = UnbatchedFile,
     boxed = Boxed,
     redis = Redis,
+    redis_sentinel = RedisSentinel,
+    redis_cluster = RedisCluster,
+    redis_replicated = RedisReplicated,
 );
 
 mod plain {
@@ -527,4 +486,12 @@ mod postgres_processes {
 
 mod redis_processes {
     tower_dedup::process_conformance_suite!(super::Redis);
+}
+
+mod redis_sentinel_processes {
+    tower_dedup::process_conformance_suite!(super::RedisSentinel);
+}
+
+mod redis_cluster_processes {
+    tower_dedup::process_conformance_suite!(super::RedisCluster);
 }

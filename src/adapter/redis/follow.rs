@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::join;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -108,7 +109,9 @@ async fn follow(mut rounds: Rounds, every: Duration, connections: &Weak<Connecti
     let mut is_failing = false;
     while !is_clock_paused() {
         let Some(strong) = connections.upgrade() else { return };
-        let round = tokio::time::timeout(ROUND_TIMEOUT, rounds.run(&strong)).await;
+        // A server that may not be used has a record of its own.
+        let both = join(rounds.run(&strong), strong.check());
+        let round = tokio::time::timeout(ROUND_TIMEOUT, both).await.map(|(round, _)| round);
         drop(strong);
         let timeout = |_| Err(Error::new(ErrorKind::Timeout, CONTEXT));
         let round = round.unwrap_or_else(timeout);

@@ -28,7 +28,7 @@ const LIFETIME: Duration = Duration::from_secs(30 * 86_400);
 pub struct StoreLoss {
     /// How the loss shows.
     pub kind: LossKind,
-    /// The address of the primary that has lost writes.
+    /// The address of the primary that does not have the writes.
     pub primary: String,
     /// Writes acknowledged from this time on may be lost, by this machine's clock. The Unix epoch if
     /// writes of any age may be lost: always for `Emptied` and `Evicted`.

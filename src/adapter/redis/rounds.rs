@@ -57,7 +57,9 @@ impl Rounds {
     pub(super) async fn run(&mut self, connections: &Connections) -> Result<(), Error> {
         // The calls report a server that may not be used.
         let _ = connections.check().await;
-        let nodes = self.questions.nodes(connections).await?;
+        let shards = connections.shards().await?;
+        let nodes: Vec<_> =
+            shards.into_iter().map(|(primary, slots)| Node { primary, slots }).collect();
         let infos = nodes.iter().map(|node| self.questions.info(connections, &node.primary));
         let infos = join_all(infos).await;
         let nodes: Vec<_> = nodes.into_iter().zip(infos).collect();

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
 use super::connections::{Connections, Primary};
 use super::history::Observation;
@@ -37,31 +37,11 @@ pub(super) enum Info {
 /// How a store is asked.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
-    /// The store is not a cluster.
-    is_single: AtomicBool,
     /// `INFO` knows one section a call: before Redis 7.0.
     one_section: AtomicBool,
 }
 
 impl Questions {
-    /// Returns the primaries with their slots.
-    pub(super) async fn nodes(&self, connections: &Connections) -> Result<Vec<Node>, Error> {
-        let primaries = connections.primaries().await?;
-        if !self.is_single.load(Ordering::Relaxed)
-            && let Some(first) = primaries.first()
-        {
-            let mut command = redis::cmd("CLUSTER");
-            command.arg("SLOTS");
-            match connections.ask(first, &command, CONTEXT).await {
-                Ok(reply) => return Ok(nodes(reply)),
-                Err(error) if is_reply(&error) => self.is_single.store(true, Ordering::Relaxed),
-                Err(error) => return Err(error),
-            }
-        }
-        let all = |primary| Node { primary, slots: vec![(0, 16_383)] };
-        Ok(primaries.into_iter().map(all).collect())
-    }
-
     /// Asks a server for its replication state.
     ///
     /// # Errors
@@ -103,33 +83,4 @@ fn is_reply(error: &Error) -> bool {
             RedisKind::Server(ServerErrorKind::ResponseError | ServerErrorKind::NoPerm)
         )
     })
-}
-
-/// Reads a reply of `CLUSTER SLOTS`.
-fn nodes(reply: Value) -> Vec<Node> {
-    let mut nodes: Vec<Node> = Vec::new();
-    for range in list(reply) {
-        let mut range = list(range).into_iter();
-        let (Some(Value::Int(first)), Some(Value::Int(last)), Some(primary)) =
-            (range.next(), range.next(), range.next())
-        else {
-            continue;
-        };
-        let mut primary = list(primary).into_iter();
-        let host = primary.next().and_then(|host| redis::from_redis_value::<String>(host).ok());
-        let (Some(host), Some(Value::Int(port))) = (host, primary.next()) else { continue };
-        let (Ok(first), Ok(last)) = (u16::try_from(first), u16::try_from(last)) else { continue };
-        let address = format!("{host}:{port}");
-        match nodes.iter_mut().find(|node| node.primary.address == address) {
-            Some(node) => node.slots.push((first, last)),
-            None => {
-                nodes.push(Node { primary: Primary { address }, slots: vec![(first, last)] });
-            }
-        }
-    }
-    nodes
-}
-
-fn list(value: Value) -> Vec<Value> {
-    if let Value::Array(values) = value { values } else { Vec::new() }
 }

@@ -36,10 +36,11 @@ impl Cluster {
         Self::started(directives, true)
     }
 
-    /// Returns the cluster that all tests of this process share. No test may stop a part of it.
+    /// Returns the cluster that all tests of this process share. No test may stop a part of it. Its nodes
+    /// may be silent for a minute, because the machine may be busy.
     pub(crate) fn shared() -> &'static Self {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(Self::start)
+        SHARED.get_or_init(|| Self::start_with(&["cluster-node-timeout 60000"]))
     }
 
     fn started(directives: &[&str], linked: bool) -> Self {

@@ -199,7 +199,7 @@ impl Server {
 
     /// Returns one field of `INFO`, if the server replies and has the field.
     pub(crate) fn info(&self, field: &str) -> Option<String> {
-        let info: String = self.ask(&["INFO", "everything"]).ok()?;
+        let info: String = self.ask(&["INFO", "all"]).ok()?;
         field_of(&info, field)
     }
 

@@ -19,7 +19,7 @@ use super::failure::{Failure, is_of_the_connection};
 use super::link::Target;
 use super::node::{Node, Sent};
 use super::single::Single;
-use super::slots::{SlotMap, slot};
+use super::slots::{Shards, SlotMap, slot};
 use super::target::client;
 use crate::error::{ConfigError, Error};
 
@@ -97,7 +97,7 @@ impl Cluster {
     pub(super) async fn check(self: &Arc<Self>) -> Result<(), Failure> {
         let primaries = self.primaries().await?;
         let nodes = primaries.iter().map(|address| self.node(address));
-        let checks = nodes.map(|node| async { node?.link.check().await });
+        let checks = nodes.map(|node| async { node?.check().await });
         join_all(checks).await.into_iter().collect()
     }
 
@@ -142,16 +142,24 @@ impl Cluster {
 
     /// Returns the primaries that hold slots.
     pub(super) async fn primaries(self: &Arc<Self>) -> Result<Vec<Address>, Failure> {
+        Ok(self.shards().await?.into_iter().map(|(primary, _)| primary).collect())
+    }
+
+    /// Returns the primaries that hold slots, with their slots.
+    pub(super) async fn shards(self: &Arc<Self>) -> Result<Shards, Failure> {
         let map = self.map().await?;
         if map.read_at.elapsed() >= MAP_HOLDS {
             self.renew(&map);
         }
-        Ok(map.slots.primaries())
+        Ok(map.slots.shards())
     }
 
     /// Returns the node at this address.
     pub(super) fn node(&self, address: &Address) -> Result<Arc<Node>, Failure> {
         let mut nodes = lock(&self.nodes);
+        if self.maps.is_closed() {
+            return Err(Failure::Closed);
+        }
         if let Some(node) = nodes.get(address) {
             return Ok(Arc::clone(node));
         }
@@ -159,9 +167,10 @@ impl Cluster {
         let client = client.map_err(|_| {
             RedisError::from((ErrorKind::InvalidClientConfig, "the node has no valid address"))
         })?;
+        let (client, address) = (client.into(), address.clone());
         let target = Target::Server { client, address: address.clone(), in_cluster: true };
         let node = Arc::new(Node::new(&target, &self.options));
-        nodes.insert(address.clone(), Arc::clone(&node));
+        nodes.insert(address, Arc::clone(&node));
         Ok(node)
     }
 

@@ -34,6 +34,8 @@ use self::node::{Node, Sent};
 use self::own::Own;
 pub use self::own::RedisConnection;
 use self::sentinel::Sentinel;
+pub(super) use self::slots::slot;
+use self::slots::{ALL_SLOTS, Shards};
 use super::options::RedisOptions;
 use super::script::ScriptCall;
 use super::url::{Address, Endpoint, Kind};
@@ -92,7 +94,7 @@ impl Connections {
             Kind::Server => {
                 let address = endpoint.addresses[0].clone();
                 let client = target::client(&address, endpoint.tls, redis, options)?;
-                let target = Target::Server { client, address, in_cluster: false };
+                let target = Target::Server { client: client.into(), address, in_cluster: false };
                 Topology::One(Node::new(&target, options))
             }
             Kind::Sentinel => {
@@ -181,6 +183,24 @@ impl Connections {
         Ok(addresses.into_iter().map(primary).collect())
     }
 
+    /// Returns the primaries with the ranges of their slots; outside of a cluster, all slots.
+    pub(super) async fn shards(&self) -> Result<Vec<(Primary, Vec<(u16, u16)>)>, Error> {
+        let attempt = || async {
+            match &self.topology {
+                Topology::One(_) => {
+                    let addresses = self.addresses().await?;
+                    Ok(addresses.into_iter().map(|address| (address, vec![ALL_SLOTS])).collect())
+                }
+                Topology::Cluster(cluster) => cluster.shards().await,
+                Topology::Own(own) => own.shards().await,
+            }
+        };
+        let shards: Shards = self.repeat("finding the primaries", attempt).await?;
+        let primary =
+            |(address, slots): (Address, _)| (Primary { address: address.to_string() }, slots);
+        Ok(shards.into_iter().map(primary).collect())
+    }
+
     async fn addresses(&self) -> Result<Vec<Address>, Failure> {
         match &self.topology {
             Topology::One(node) => match node.link.address() {
@@ -236,7 +256,7 @@ impl Connections {
     pub(super) async fn check(&self) -> Result<(), Error> {
         let checked = async {
             match &self.topology {
-                Topology::One(node) => node.link.check().await,
+                Topology::One(node) => node.check().await,
                 Topology::Cluster(cluster) => cluster.check().await,
                 Topology::Own(own) => own.check().await,
             }

@@ -6,6 +6,12 @@ use redis::Value;
 
 use super::super::url::Address;
 
+/// The slots of a store without a cluster.
+pub(super) const ALL_SLOTS: (u16, u16) = (0, 16_383);
+
+/// Primaries, each with the ranges of its slots: the first and the last slot.
+pub(super) type Shards = Vec<(Address, Vec<(u16, u16)>)>;
+
 /// The primaries by their slots, as one node of the cluster names them.
 #[derive(Debug)]
 pub(super) struct SlotMap {
@@ -41,6 +47,15 @@ impl SlotMap {
     /// Returns each primary once, in the order of their slots.
     pub(super) fn primaries(&self) -> Vec<Address> {
         distinct(self.ranges.values().map(|(_, primary)| primary))
+    }
+
+    /// Returns each primary once, with the ranges of its slots.
+    pub(super) fn shards(&self) -> Shards {
+        let ranges_of = |primary: &Address| {
+            let its = self.ranges.iter().filter(|(_, (_, owner))| owner == primary);
+            its.map(|(last, (first, _))| (*first, *last)).collect()
+        };
+        self.primaries().into_iter().map(|primary| (primary.clone(), ranges_of(&primary))).collect()
     }
 
     /// Returns each node once, the primaries first.
@@ -80,7 +95,7 @@ fn address(node: Value, asked: &Address) -> Option<Address> {
 }
 
 /// Returns the slot of a key: CRC-16/XMODEM, of the part in braces if there is one.
-pub(super) fn slot(key: &[u8]) -> u16 {
+pub(in super::super) fn slot(key: &[u8]) -> u16 {
     let braced = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         let close = rest.iter().position(|byte| *byte == b'}')?;

@@ -1,0 +1,132 @@
+//! The stores of Redis for the conformance suite: a prefix of its own on each topology.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tower_dedup::adapter::{RedisAdapter, RedisOptions};
+use tower_dedup::conformance::{SharedStore, Store};
+
+use crate::support::redis::{
+    Cluster, SentinelSet, Server, connection, fresh_prefix, shared, with_prefix,
+};
+use crate::support::time_travel::{milliseconds, shift_redis};
+
+pub(crate) trait Topology: Send + Sync + 'static {
+    /// Returns the URL for the adapter.
+    fn url() -> String;
+
+    /// Returns the URLs of the servers that have the keys.
+    fn primaries() -> Vec<String>;
+
+    fn options() -> RedisOptions {
+        RedisOptions::new()
+    }
+}
+
+pub(crate) struct OnServer;
+
+impl Topology for OnServer {
+    fn url() -> String {
+        shared().to_owned()
+    }
+
+    fn primaries() -> Vec<String> {
+        vec![Self::url()]
+    }
+}
+
+pub(crate) struct OnSentinel;
+
+impl Topology for OnSentinel {
+    fn url() -> String {
+        SentinelSet::shared().url()
+    }
+
+    fn primaries() -> Vec<String> {
+        vec![SentinelSet::shared().servers()[0].url()]
+    }
+}
+
+pub(crate) struct OnCluster;
+
+impl Topology for OnCluster {
+    fn url() -> String {
+        Cluster::shared().url()
+    }
+
+    fn primaries() -> Vec<String> {
+        Cluster::shared().nodes()[..3].iter().map(Server::url).collect()
+    }
+}
+
+/// Each write is on a replica too when the call returns.
+pub(crate) struct OnReplicas;
+
+impl Topology for OnReplicas {
+    fn url() -> String {
+        OnSentinel::url()
+    }
+
+    fn primaries() -> Vec<String> {
+        OnSentinel::primaries()
+    }
+
+    fn options() -> RedisOptions {
+        RedisOptions::new().wait_replicas(1, Duration::from_secs(1))
+    }
+}
+
+pub(crate) type Redis = On<OnServer>;
+pub(crate) type RedisSentinel = On<OnSentinel>;
+pub(crate) type RedisCluster = On<OnCluster>;
+pub(crate) type RedisReplicated = On<OnReplicas>;
+
+pub(crate) struct On<T> {
+    adapter: Arc<RedisAdapter>,
+    prefix: String,
+    topology: PhantomData<T>,
+}
+
+impl<T: Topology> On<T> {
+    fn shift(&self, by: i64) {
+        for url in T::primaries() {
+            shift_redis(&mut connection(&url).unwrap(), &self.prefix, by);
+        }
+    }
+}
+
+impl<T: Topology> Store for On<T> {
+    type Adapter = RedisAdapter;
+
+    async fn create() -> Self {
+        let prefix = fresh_prefix();
+        let url = with_prefix(&T::url(), &prefix);
+        let adapter = RedisAdapter::connect_with(&url, T::options()).await.unwrap();
+        Self { adapter: Arc::new(adapter), prefix, topology: PhantomData }
+    }
+
+    fn adapter(&self) -> Arc<RedisAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.shift(-milliseconds(by));
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.shift(milliseconds(by));
+    }
+}
+
+impl<T: Topology> SharedStore for On<T> {
+    const PROCESSES: usize = 8;
+
+    fn address(&self) -> String {
+        with_prefix(&T::url(), &self.prefix)
+    }
+
+    async fn attach(address: &str) -> Arc<RedisAdapter> {
+        Arc::new(RedisAdapter::connect(address).await.unwrap())
+    }
+}
