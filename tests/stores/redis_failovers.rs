@@ -106,33 +106,38 @@ async fn writes_to_a_cut_primary_of_sentinel_are_told_with_their_window() {
     assert_eq!(adapter.stored_losses().await.unwrap().len(), 1);
 }
 
+/// `SENTINEL FAILOVER` promotes a replica while the primary goes on acknowledging writes.
 #[tokio::test]
-async fn failovers_of_sentinel_without_a_loss_are_suspected_at_most() {
+async fn writes_that_a_failover_by_command_loses_are_told_with_their_window() {
     let set = SentinelSet::start();
     let adapter = connect(&set.url()).await;
     assert!(claim(&adapter, 0).await);
     seconds(1).await;
     let words = ["SENTINEL", "FAILOVER", set.name()];
     wait_until("a failover that begins", || set.sentinels()[0].ask::<()>(&words).ok()).await;
-    let new = set.failover_from(0).await;
-    wait_until("a suspicion", || (!adapter.losses().is_empty()).then_some(())).await;
+    let acknowledged = load(&adapter, 1.., || !adapter.losses().is_empty()).await;
     set.settled(2).await;
     seconds(1).await;
-    assert!(
-        kinds(&adapter).iter().all(|kind| *kind == LossKind::Suspected),
-        "{:#?}",
-        adapter.losses()
-    );
-    // A killed primary whose replicas have every write.
-    let known = adapter.losses().len();
+    let (lost, losses) = (lost(&adapter, &acknowledged).await, adapter.losses());
+    let kind = if lost.is_empty() { losses[0].kind } else { LossKind::Rewound };
+    assert_told(&lost, &losses, kind);
+    assert!(!kinds(&adapter).contains(&LossKind::Emptied), "{losses:#?}");
+}
+
+#[tokio::test]
+async fn killed_primary_of_sentinel_whose_replicas_have_every_write_is_suspected() {
+    let set = SentinelSet::start();
+    let adapter = connect(&set.url()).await;
+    assert!(claim(&adapter, 0).await);
+    seconds(1).await;
     let killed = SystemTime::now();
-    set.servers()[new].kill();
-    set.failover_from(new).await;
-    wait_until("a suspicion", || (adapter.losses().len() > known).then_some(())).await;
+    set.servers()[0].kill();
+    set.failover_from(0).await;
+    wait_until("a suspicion", || (!adapter.losses().is_empty()).then_some(())).await;
     seconds(1).await;
     let losses = adapter.losses();
-    assert!(losses.iter().all(|loss| loss.kind == LossKind::Suspected), "{losses:#?}");
-    let window = killed.duration_since(losses[known].since).unwrap();
+    assert_eq!(kinds(&adapter), [LossKind::Suspected], "{losses:#?}");
+    let window = killed.duration_since(losses[0].since).unwrap();
     assert!(window < Duration::from_secs(1), "{window:?}");
 }
 
