@@ -114,11 +114,15 @@ impl Shared {
             .arg(flags)
             .arg(sections)
             .arg(u8::from(only_look));
-        let reply = self.connections.run(&call, CLAIMING).await?;
+        let reply = self.connections.run(&call, CLAIMING).await;
         let claimed =
-            Reply::read(reply, CLAIMING).and_then(|reply| claimed(&reply, terms.fetch()));
-        if !matches!(claimed, Ok((Claimed::First { .. } | Claimed::InFlight, _))) {
-            // Complete, or unreadable: no handler may run for it, although another key of the call may fail.
+            reply.and_then(|reply| claimed(&Reply::read(reply, CLAIMING)?, terms.fetch()));
+        let may_be_duplicate = match &claimed {
+            Ok((claimed, _)) => matches!(claimed, Claimed::Duplicate(_)),
+            Err(error) => error.kind() == ErrorKind::Corrupt,
+        };
+        if may_be_duplicate {
+            // Another key of the call may fail, and no handler may run for a known duplicate.
             terms.note_duplicate();
         }
         claimed
@@ -213,7 +217,8 @@ impl Shared {
         keys: &[DedupKey],
         order: &RerunOrder,
     ) -> Result<Vec<RerunReply>, Error> {
-        all(keys.iter().map(|key| self.allow_rerun_of(key, order)).collect(), AfterError::Stop).await
+        all(keys.iter().map(|key| self.allow_rerun_of(key, order)).collect(), AfterError::Stop)
+            .await
     }
 
     async fn allow_rerun_of(
@@ -411,7 +416,12 @@ mod tests {
         let replies = all((0..500).map(call).collect(), AfterError::Stop).await.unwrap();
         assert_eq!(replies, (0..500).collect::<Vec<_>>());
         assert_eq!(most.into_inner(), MAX_CONCURRENT);
-        assert_eq!(all(Vec::<std::future::Ready<Result<(), Error>>>::new(), AfterError::Stop).await.unwrap(), []);
+        assert_eq!(
+            all(Vec::<std::future::Ready<Result<(), Error>>>::new(), AfterError::Stop)
+                .await
+                .unwrap(),
+            []
+        );
     }
 
     #[tokio::test]
@@ -433,7 +443,9 @@ mod tests {
             (vec![Err(Corrupt), Err(Timeout)], Timeout),
         ];
         for (replies, expected) in cases {
-            let error = all(replies.iter().copied().map(call).collect(), AfterError::Stop).await.unwrap_err();
+            let error = all(replies.iter().copied().map(call).collect(), AfterError::Stop)
+                .await
+                .unwrap_err();
             assert_eq!(error.kind(), expected, "{replies:?}");
         }
         // The rest is not sent.

@@ -4,21 +4,22 @@
 //!    `SCAN`. `SCAN` returns every key that is there all the time.
 //! 2. One step of `SCAN` may return more keys than the portion has place for. The cursor then names the
 //!    keys that are left.
-//! 3. A cursor of a primary that is gone is refused: positions of `SCAN` mean nothing to another server.
+//! 3. A cursor of a primary that is gone or has restarted is refused: positions of `SCAN` mean nothing to
+//!    another process. If a slot moves during a list, its keys may be absent or occur twice.
+//! 4. Stored data is not read: it may be large.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use serde::{Deserialize, Serialize};
 
 use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
 use super::super::replies::Entry;
 use super::adapter::Shared;
-use super::calls::{all, unreadable};
+use super::calls::{AfterError, all, unreadable};
 use super::connections::Primary;
 use super::script;
-use super::value::Row;
+use super::value::{MOST_WITHOUT_DATA, Row};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -33,11 +34,11 @@ const MAX_COUNTED: usize = 100_000;
 /// How many keys one step visits.
 const STEP: usize = 1_000;
 
-/// Where a list goes on. Its text is JSON.
-#[derive(Debug, Serialize, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
+/// Where a list goes on. Its text is a JSON array of its fields.
 struct Place {
     primary: String,
+    /// The name of the primary's process: a position means nothing to another one.
+    run_id: String,
     /// The position of `SCAN`; `None` after the last one.
     scan: Option<u64>,
     /// The keys of Redis that the step before has returned too many.
@@ -45,17 +46,19 @@ struct Place {
 }
 
 impl Place {
-    fn start_of(primary: &Primary) -> Self {
-        Self { primary: primary.address.clone(), scan: Some(0), left: Vec::new() }
+    fn start_of(primary: &Primary, run_id: String) -> Self {
+        Self { primary: primary.address.clone(), run_id, scan: Some(0), left: Vec::new() }
     }
 
     fn text(&self) -> String {
-        // A struct of texts and numbers always serializes.
-        serde_json::to_string(self).unwrap_or_default()
+        // Texts and numbers always serialize.
+        serde_json::to_string(&(&self.primary, &self.run_id, self.scan, &self.left))
+            .unwrap_or_default()
     }
 
     fn read(cursor: &Cursor) -> Option<Self> {
-        let place: Self = serde_json::from_str(cursor.as_str()).ok()?;
+        let (primary, run_id, scan, left) = serde_json::from_str(cursor.as_str()).ok()?;
+        let place = Self { primary, run_id, scan, left };
         (place.text() == cursor.as_str()).then_some(place)
     }
 }
@@ -96,13 +99,17 @@ impl Shared {
         let primaries = self.sorted_primaries().await?;
         let (mut at, mut place) = match after {
             None => match primaries.first() {
-                Some(first) => (0, Place::start_of(first)),
+                Some(first) => (0, Place::start_of(first, self.run_id(first).await?)),
                 None => return Ok(Listing::default()),
             },
             Some(cursor) => {
                 let place = Place::read(cursor).ok_or_else(refused)?;
                 let at = primaries.iter().position(|primary| primary.address == place.primary);
-                (at.ok_or_else(refused)?, place)
+                let at = at.ok_or_else(refused)?;
+                if self.run_id(&primaries[at]).await? != place.run_id {
+                    return Err(refused());
+                }
+                (at, place)
             }
         };
         // With 0, the list would never end.
@@ -115,7 +122,9 @@ impl Shared {
                 let Some(position) = place.scan else {
                     at += 1;
                     match primaries.get(at) {
-                        Some(primary) => place = Place::start_of(primary),
+                        Some(primary) => {
+                            place = Place::start_of(primary, self.run_id(primary).await?);
+                        }
                         None => return Ok(listing),
                     }
                     continue;
@@ -138,7 +147,7 @@ impl Shared {
                 if some.is_empty() {
                     break;
                 }
-                listing.keys.extend(self.selected(filter, some, now).await?);
+                listing.unreadable += self.select(filter, some, now, &mut listing.keys).await?;
             }
             place.left = names.collect();
             if !place.left.is_empty() {
@@ -149,13 +158,14 @@ impl Shared {
         Ok(listing)
     }
 
-    /// Reads keys, and returns those that the filter selects.
-    async fn selected(
+    /// Reads keys, and adds those that the filter selects. Returns how many are unreadable.
+    async fn select(
         &self,
         filter: &ListFilter,
         names: Vec<String>,
         now: u64,
-    ) -> Result<Vec<(DedupKey, Entry)>, Error> {
+        selected: &mut Vec<(DedupKey, Entry)>,
+    ) -> Result<u64, Error> {
         // A key of the adapter itself, and one of another program, is none.
         let keys =
             names.into_iter().filter_map(|name| Some((self.names.key(name.as_bytes())?, name)));
@@ -163,11 +173,17 @@ impl Shared {
             filter.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
         };
         let keys: Vec<_> = keys.filter(|(key, _)| is_of_namespace(key)).collect();
-        let values = all(keys.iter().map(|(_, name)| self.value(name, LISTING)).collect()).await?;
-        let mut selected = Vec::new();
+        let values = keys.iter().map(|(_, name)| self.row_bytes(name, LISTING)).collect();
+        let values = all(values, AfterError::Stop).await?;
+        let mut unreadable = 0;
         for ((key, _), value) in keys.into_iter().zip(values) {
-            let Some(value) = value else { continue };
-            let row = Row::read(&value).ok_or_else(|| unreadable(LISTING))?;
+            if value.is_empty() {
+                continue;
+            }
+            let Some(row) = Row::read_without_data(&value) else {
+                unreadable += 1;
+                continue;
+            };
             if selects(filter, &row, now)
                 && let Some(mut entry) = row.entry(now)
             {
@@ -176,7 +192,7 @@ impl Shared {
                 selected.push((key, entry));
             }
         }
-        Ok(selected)
+        Ok(unreadable)
     }
 
     pub(super) async fn stats(&self) -> Result<Stats, Error> {
@@ -201,7 +217,8 @@ impl Shared {
         let (mut position, mut visited, mut names) = (0, 0_u64, BTreeSet::new());
         let is_exact = loop {
             let (next, found) = self.scan(primary, position, None, STEP, COUNTING).await?;
-            visited += found.len() as u64;
+            // Keys of other types are visited too, and not returned.
+            visited += STEP.max(found.len()) as u64;
             names
                 .extend(found.into_iter().filter(|name| self.names.key(name.as_bytes()).is_some()));
             position = next;
@@ -215,8 +232,9 @@ impl Shared {
         let mut stats = Stats::default();
         let names: Vec<String> = names.into_iter().collect();
         for names in names.chunks(STEP) {
-            let values = names.iter().map(|name| self.value(name, COUNTING)).collect();
-            for value in all(values).await?.into_iter().flatten() {
+            let values = names.iter().map(|name| self.row_bytes(name, COUNTING)).collect();
+            let values = all(values, AfterError::Stop).await?;
+            for value in values.into_iter().filter(|value| !value.is_empty()) {
                 count(&mut stats, &value, now);
             }
         }

@@ -44,9 +44,8 @@ scripts! {
 }
 
 /// Deletes a key.
-pub(super) static FORGET: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(&code(include_str!("lua/forget.lua")), ALLOW_OOM)
-});
+pub(super) static FORGET: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&code(include_str!("lua/forget.lua")), ALLOW_OOM));
 
 /// Reads a key.
 pub(super) static GET: LazyLock<Script> =
