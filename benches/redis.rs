@@ -16,7 +16,7 @@ use tower_dedup::adapter::{RedisAdapter, Token};
 
 #[path = "shared/mod.rs"]
 mod shared;
-#[allow(dead_code, reason = "of the tests")]
+#[allow(dead_code, unused_imports, reason = "the tests use the rest")]
 #[path = "../tests/support/redis/mod.rs"]
 mod support;
 

@@ -154,7 +154,8 @@
 //!
 //! # Spans
 //!
-//! The target is `tower_dedup`. A span that no subscriber wants costs one atomic load.
+//! The target is `tower_dedup`. A span that no subscriber wants costs one atomic load. Without a subscriber,
+//! spans are not sent to the `log` crate.
 //!
 //! | span | level | fields | around |
 //! |---|---|---|---|
