@@ -148,7 +148,8 @@ impl Server {
         self.tell("cont");
     }
 
-    /// Starts a killed server on the same port, with what its folder has. Returns when it replies.
+    /// Starts a killed server on the same port, with what its folder has. Returns when it has
+    /// loaded its data.
     pub(crate) fn start_again(&self) {
         self.start_again_with(&[]);
     }
@@ -231,7 +232,8 @@ impl Server {
         let known = self.log().len();
         let pid = self.tell(if self.is_sentinel { "start --sentinel" } else { "start" });
         block_until("the start of Redis", || {
-            if self.info("process_id").as_deref() == Some(&pid) {
+            let loading = self.info("loading").is_some_and(|loading| loading != "0");
+            if !loading && self.info("process_id").as_deref() == Some(&pid) {
                 return Some(true);
             }
             let log = self.log();
