@@ -35,6 +35,14 @@ use crate::key::DedupKey;
 /// 6. A duplicate carries the stored data that the terms ask for, as
 ///    [`DedupAdapter::claim`](super::DedupAdapter::claim) does. No call asks for a second connection
 ///    while it holds a transaction, because a pool of waiting transactions would lock up.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot claim keys in the handler's transaction",
+    label = "not an adapter of a SQL database",
+    note = "the transactional ledger commits the key and the handler's writes together, so both must be \
+            in one SQL database",
+    note = "with this adapter, the key and the effect are in two stores: use the lease ledger, \
+            `DedupLayer::new`"
+)]
 pub trait TransactionAdapter: Send + Sync + 'static {
     /// The database.
     type Database: Database;

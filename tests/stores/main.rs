@@ -17,10 +17,15 @@ mod purging;
 mod queue;
 mod queue_order;
 mod queue_processes;
+mod redis_failovers;
 mod redis_links;
 mod redis_losses;
+mod redis_scripts;
 mod redis_servers;
 mod redis_stores;
+#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+mod redis_tls;
+mod redis_topologies;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_large;

@@ -20,6 +20,39 @@ use crate::key::DedupKey;
 
 /// Keeps keys in Redis or Valkey: one server, Sentinel, or Cluster.
 ///
+/// 1. Each key is one string of Redis, `PREFIX:NAMESPACE:ID`, with a value of 39 bytes and what is stored
+///    with the key. Redis deletes the string [`PURGE_GRACE`](super::PURGE_GRACE) after the key has expired.
+/// 2. All times are those of the server's clock, in milliseconds. After a failover it is the clock of another
+///    machine: leases and retentions move by the difference.
+/// 3. A server that is restarted without persistence, flushed, or replaced in a failover may lose writes
+///    that it had acknowledged. Under the lease ledger, an event of that time may run twice, and none is
+///    lost. [`losses`](Self::losses) returns the losses that were found.
+/// 4. A call over several keys is no transaction: see [`DedupAdapter`]. If one key fails after another was
+///    sent, the outcome of the call is unknown.
+///
+/// # Errors
+///
+/// [`Refused`](ErrorKind::Refused) for a refusal of the server, such as `READONLY`, `NOPERM` or
+/// `CLUSTERDOWN`; [`Full`](ErrorKind::Full) for a claim at `maxmemory`;
+/// [`Corrupt`](ErrorKind::Corrupt) for a value of a newer version, of another program, or of another type.
+/// After [`Timeout`](ErrorKind::Timeout) and [`Unavailable`](ErrorKind::Unavailable) the outcome is
+/// unknown.
+///
+/// # Why not the transactional ledger?
+///
+/// The handler's writes are in another store, and no commit covers both. So this does not compile:
+///
+/// ```compile_fail,E0277
+/// # use tower_dedup::{DedupLayer, adapter::RedisAdapter, key};
+/// # async fn layer() -> Result<(), tower_dedup::Error> {
+/// let redis = RedisAdapter::connect("redis://127.0.0.1").await?;
+/// let dedup = DedupLayer::transactional(key::header("webhook-id").namespace("acme"), redis);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Clone
+///
 /// A clone is another handle to the same connections and the same state.
 #[derive(Clone)]
 pub struct RedisAdapter(Arc<Shared>);

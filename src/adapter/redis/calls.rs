@@ -328,3 +328,107 @@ fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
 pub(super) fn unreadable(context: &'static str) -> Error {
     Error::new(ErrorKind::Corrupt, context)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::super::super::terms::Token;
+    use super::*;
+
+    fn key(id: &str) -> DedupKey {
+        DedupKey::new("a", id).unwrap()
+    }
+
+    #[test]
+    fn later_identity_of_an_event_comes_with_the_earlier_one() {
+        let keys = ["a", "b", "c", "d", "e"].map(key);
+        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+        let pairs_of = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(key_, second)| (key(key_), key(second)));
+            let terms = terms.clone().with_sorted_pairs(pairs.collect());
+            super::pairs(&keys, &terms).into_iter().map(|(_, places)| places).collect::<Vec<_>>()
+        };
+        let alone = |place| (place, None);
+        assert_eq!(pairs_of(&[]), [0, 1, 2, 3, 4].map(alone));
+        let expected = [(0, Some(3)), (1, Some(2)), alone(4)];
+        assert_eq!(pairs_of(&[("a", "d"), ("b", "c")]), expected);
+        // A call without one of the two keys: it is known to be complete.
+        assert_eq!(pairs_of(&[("a", "x"), ("A", "b")]), [0, 1, 2, 3, 4].map(alone));
+    }
+
+    #[tokio::test]
+    async fn calls_run_together_up_to_a_bound_and_reply_in_order() {
+        let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let call = async |place: usize| {
+            let now = running.fetch_add(1, Ordering::Relaxed) + 1;
+            most.fetch_max(now, Ordering::Relaxed);
+            for _ in 0..place % 7 {
+                tokio::task::yield_now().await;
+            }
+            running.fetch_sub(1, Ordering::Relaxed);
+            Ok(place)
+        };
+        let replies = all((0..500).map(call).collect()).await.unwrap();
+        assert_eq!(replies, (0..500).collect::<Vec<_>>());
+        assert_eq!(most.into_inner(), MAX_CONCURRENT);
+        assert_eq!(all(Vec::<std::future::Ready<Result<(), Error>>>::new()).await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn error_of_a_key_says_what_is_known_of_all() {
+        use ErrorKind::{Corrupt, Full, Refused, Timeout, Unavailable};
+        let sent = AtomicUsize::new(0);
+        let call = async |reply: Result<(), ErrorKind>| {
+            sent.fetch_add(1, Ordering::Relaxed);
+            reply.map_err(|kind| Error::new(kind, CLAIMING))
+        };
+        let cases = [
+            (vec![Err(Refused)], Refused),
+            (vec![Err(Full), Err(Full)], Full),
+            // One key was claimed.
+            (vec![Ok(()), Err(Refused)], Unavailable),
+            (vec![Err(Refused), Err(Timeout)], Timeout),
+            (vec![Err(Timeout), Err(Refused)], Timeout),
+            (vec![Err(Corrupt), Err(Refused), Ok(())], Corrupt),
+            (vec![Err(Corrupt), Err(Timeout)], Timeout),
+        ];
+        for (replies, expected) in cases {
+            let error = all(replies.iter().copied().map(call).collect()).await.unwrap_err();
+            assert_eq!(error.kind(), expected, "{replies:?}");
+        }
+        // The rest is not sent.
+        sent.store(0, Ordering::Relaxed);
+        all(vec![Err(Refused); 500].into_iter().map(call).collect()).await.unwrap_err();
+        assert_eq!(sent.into_inner(), MAX_CONCURRENT);
+    }
+
+    #[test]
+    fn reply_of_another_shape_is_corrupt() {
+        let array = Value::Array;
+        for reply in [
+            Value::Nil,
+            Value::Int(0),
+            Value::Okay,
+            array(Vec::new()),
+            array(vec![Value::Int(-1)]),
+            array(vec![Value::Int(3)]),
+            array(vec![Value::Nil]),
+            array(vec![Value::Int(0)]),
+            array(vec![Value::Int(0), Value::Int(-1), Value::Int(0), Value::Int(0)]),
+            array(vec![Value::Int(1)]),
+            array(vec![Value::Int(1), Value::Int(-1)]),
+            array(vec![Value::Int(1), Value::Int(1), Value::Int(0x20), Value::Nil]),
+            array(vec![
+                Value::Int(1),
+                Value::Int(1),
+                Value::Int(0x20),
+                Value::BulkString(vec![0; 31]),
+            ]),
+        ] {
+            let claimed = Reply::read(reply.clone(), CLAIMING)
+                .and_then(|reply| claimed(&reply, Fetch::DigestAndResponse));
+            assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Corrupt, "{reply:?}");
+        }
+    }
+}

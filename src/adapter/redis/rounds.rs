@@ -16,7 +16,7 @@ use super::canary::CanaryKey;
 use super::connections::Connections;
 use super::history::History;
 use super::losses::{LossLog, StoreLoss};
-use super::topology::{Info, Node, Questions};
+use super::topology::{Info, Node, Questions, nodes};
 use crate::error::Error;
 
 /// How long a primary that has left the cluster is remembered, in case that its successor appears.
@@ -57,9 +57,7 @@ impl Rounds {
     pub(super) async fn run(&mut self, connections: &Connections) -> Result<(), Error> {
         // The calls report a server that may not be used.
         let _ = connections.check().await;
-        let shards = connections.shards().await?;
-        let nodes: Vec<_> =
-            shards.into_iter().map(|(primary, slots)| Node { primary, slots }).collect();
+        let nodes = nodes(connections).await?;
         let infos = nodes.iter().map(|node| self.questions.info(connections, &node.primary));
         let infos = join_all(infos).await;
         let nodes: Vec<_> = nodes.into_iter().zip(infos).collect();
@@ -157,12 +155,20 @@ impl Poller<'_> {
             Info::Primary(now) => Some(now.clone()),
             Info::Refused => None,
         };
-        // A failover between the two commands: the canary is the new primary's, the offset is not.
-        if found.is_bad() && now.is_some() {
-            now = match self.questions.info(self.connections, &node.primary).await? {
-                Info::Primary(now) => Some(now),
-                Info::Refused => None,
-            };
+        if found.is_bad() {
+            // A failover between the two commands: the canary is the new primary's, the offset is not. The
+            // canary stays as it is, for the next round.
+            let (primary, slot) = (&node.primary, canary.slot());
+            let nodes = nodes(self.connections).await?;
+            if !nodes.iter().any(|node| node.primary == *primary && node.owns(slot)) {
+                return Ok(None);
+            }
+            if now.is_some() {
+                now = match self.questions.info(self.connections, primary).await? {
+                    Info::Primary(now) => Some(now),
+                    Info::Refused => None,
+                };
+            }
         }
         let loss = shard.history.judge(now.as_ref(), found).map(|verdict| StoreLoss {
             kind: verdict.kind,

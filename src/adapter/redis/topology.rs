@@ -26,6 +26,12 @@ impl Node {
     }
 }
 
+/// Returns the primaries of the store.
+pub(super) async fn nodes(connections: &Connections) -> Result<Vec<Node>, Error> {
+    let shards = connections.shards().await?;
+    Ok(shards.into_iter().map(|(primary, slots)| Node { primary, slots }).collect())
+}
+
 /// What a server replies to `INFO`.
 #[derive(Debug)]
 pub(super) enum Info {

@@ -272,3 +272,91 @@ impl<'v> Reader<'v> {
 fn wall(ms: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_millis(ms)).unwrap_or(UNIX_EPOCH)
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::{HeaderMap, StatusCode};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header(flags: u8) -> Vec<u8> {
+        let mut value = vec![VERSION, flags, 0, 0, 2];
+        for time in [1_u64, 5, 3] {
+            value.extend_from_slice(&time.to_be_bytes()[2..]);
+        }
+        value.extend([9; 16]);
+        value
+    }
+
+    #[test]
+    fn state_follows_the_first_rule_that_applies() {
+        use KeyState::{Complete, InFlight, Lapsed, Released};
+        // First seen at 1, expires at 5; the lease ends at 3, or the key was completed at 3.
+        let cases = [
+            (HAS_TOKEN, [Some(InFlight), Some(Lapsed), None]),
+            (COMPLETE | HAS_TOKEN, [Some(Complete), Some(Complete), None]),
+            (COMPLETE, [Some(Complete), Some(Complete), None]),
+            (0, [Some(Released), Some(Released), None]),
+        ];
+        for (flags, states) in cases {
+            let value = header(flags);
+            let row = Row::read(&value).unwrap();
+            assert_eq!([2, 3, 5].map(|now| row.standing(now).state), states, "{flags}");
+            assert_eq!(row.attempts(), 2);
+        }
+        let value = header(HAS_TOKEN);
+        let row = Row::read(&value).unwrap();
+        assert_eq!([2, 4, 7].map(|now| row.standing(now).for_ms), [1, 1, 2]);
+    }
+
+    #[test]
+    fn sections_come_back_as_they_were_written() {
+        let mut headers = HeaderMap::new();
+        headers.append("x-a", "b".parse().unwrap());
+        let response = StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0"));
+        for digest in [None, Some([7; 32])] {
+            for response in [None, Some(Arc::new(response.clone()))] {
+                let stored = StoredData::new(digest, response);
+                let (flags, sections) = data_sections(Some(&stored)).unwrap();
+                let data = Data::from_reply(flags, &sections).unwrap();
+                assert_eq!(data.stored(true).unwrap(), stored);
+                let without = data.stored(false).unwrap();
+                assert_eq!(without, StoredData::new(digest, None));
+                let value = [header(COMPLETE | flags), sections].concat();
+                let entry = Row::read(&value).unwrap().entry(4).unwrap();
+                assert_eq!(entry.stored.as_deref(), Some(&stored));
+            }
+        }
+        assert_eq!(data_sections(None).unwrap(), (0, Vec::new()));
+    }
+
+    #[test]
+    fn unreadable_response_is_a_part_of_the_entry() {
+        let response = [&[0, 200, 0, 0, 0, 2][..], b"{}\0\0\0\0"].concat();
+        let value = [header(COMPLETE | RESPONSE), response].concat();
+        let entry = Row::read(&value).unwrap().entry(4).unwrap();
+        assert!(entry.response_is_unreadable);
+        let data = Data::from_reply(RESPONSE, &value[39..]).unwrap();
+        assert_eq!(data.stored(true).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(
+            flags in any::<u8>(),
+            is_whole in any::<bool>(),
+            rest in prop::collection::vec(any::<u8>(), 0..120),
+            now in any::<u64>(),
+        ) {
+            let value = if is_whole { [header(flags), rest.clone()].concat() } else { rest.clone() };
+            if let Some(row) = Row::read(&value) {
+                let _ = row.entry(now);
+            }
+            if let Some(data) = Data::from_reply(flags, &rest) {
+                let _ = data.stored(true);
+            }
+        }
+    }
+}

@@ -21,7 +21,8 @@ use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult};
 pub(crate) use cluster::Cluster;
 pub(crate) use sentinel::SentinelSet;
 
-/// Names a server to use in place of a private one. The tests write keys into it and remove them.
+/// Names a server to use in place of a private one. The tests write keys with fresh prefixes into it, and
+/// leave them.
 pub(crate) const URL: &str = "TEST_REDIS_URL";
 
 const MISSING: &str = "no Redis server program (redis-server or valkey-server) is found. \

@@ -54,7 +54,8 @@ impl ServerInfo {
             match name {
                 // Valkey writes the version of Redis here with which it is compatible.
                 "redis_version" => info.version = version(value),
-                "redis_mode" => info.mode = Some(value.to_owned()),
+                // Valkey from 8.0 on says `server_mode`.
+                "redis_mode" | "server_mode" => info.mode = Some(value.to_owned()),
                 "maxmemory" => info.maxmemory = value.parse().ok(),
                 "maxmemory_policy" => info.policy = Some(value.to_owned()),
                 "role" => info.role = Some(value.to_owned()),
@@ -193,6 +194,8 @@ mod tests {
         assert_eq!(scheme("standalone", false), "");
         assert_eq!(scheme("cluster", true), "");
         assert_eq!(scheme("cluster", false), "redis+cluster");
+        let valkey = ServerInfo::read("server_mode:cluster\r\n").fault(false, false);
+        assert!(matches!(valkey, Some(ConfigError::WrongRedisScheme { .. })), "{valkey:?}");
         assert_eq!(scheme("sentinel", false), "redis+sentinel");
         // A proxy before a cluster says so, and so does a managed service.
         assert_eq!(scheme("standalone", true), "");

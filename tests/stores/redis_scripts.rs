@@ -1,0 +1,494 @@
+//! What the scripts of the Redis adapter write, and what they make of unreadable values.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::Full;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_dedup::adapter::{
+    CallTerms, Claimed, Completed, Cursor, DedupAdapter, EntryState, Fetch, Forgotten, ListFilter,
+    MaintenanceAdapter, RedisAdapter, RedisOptions, Released, Renewed, RerunOrder, RerunReply,
+    StoredResponse, Token,
+};
+use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::{BoxError, DedupLayer, ErrorKind};
+
+use crate::support::redis::{Server, command};
+use crate::support::{dedup_key, on_claim, sorted_keys, terms};
+
+const HOUR: u64 = 3_600_000;
+
+/// A server of its own, and an adapter that writes nothing by itself.
+struct Own {
+    adapter: RedisAdapter,
+    server: Server,
+}
+
+impl Own {
+    async fn new() -> Self {
+        Self::with(&[]).await
+    }
+
+    async fn with(directives: &[&str]) -> Self {
+        let server = Server::start_with(directives);
+        let options = RedisOptions::new().follow_every(None);
+        let adapter = RedisAdapter::connect_with(&server.url(), options).await.unwrap();
+        Self { adapter, server }
+    }
+
+    /// Returns how many changes the server has made.
+    fn changes(&self) -> u64 {
+        self.server.info("rdb_changes_since_last_save").unwrap().parse().unwrap()
+    }
+
+    fn set(&self, id: &str, value: &[u8]) {
+        let mut connection = self.server.connection().unwrap();
+        command(&["SET", &name(id)]).arg(value).exec(&mut connection).unwrap();
+    }
+
+    fn value(&self, id: &str) -> Vec<u8> {
+        self.server.run(&["GET", &name(id)])
+    }
+
+    /// Sends a script as the adapter does.
+    fn eval(&self, script: &str, id: &str, args: &[&[u8]]) -> Vec<i64> {
+        let golden = include_str!("../../src/adapter/redis/lua/golden.txt");
+        let start = format!("-- lua/{script}.lua\n");
+        let text = golden.split("\n\n").find_map(|text| text.strip_prefix(&start)).unwrap();
+        let mut eval = command(&["EVAL", text.trim_end(), "1", &name(id)]);
+        for arg in args {
+            eval.arg(*arg);
+        }
+        eval.query(&mut self.server.connection().unwrap()).unwrap()
+    }
+}
+
+fn name(id: &str) -> String {
+    format!("dedup:test:{id}")
+}
+
+fn order() -> RerunOrder {
+    RerunOrder::new("ada", "why").unwrap()
+}
+
+#[tokio::test]
+async fn calls_that_change_nothing_write_nothing() {
+    let own = Own::new().await;
+    let (adapter, mine) = (&own.adapter, terms());
+    let [held, complete, at_once] = ["held", "complete", "at once"].map(|id| [dedup_key(id)]);
+    let payloads = |key: &DedupKey| [(key.clone(), [7; 32])];
+    let done = mine.clone().with_payloads(payloads(&complete[0]));
+    let arrived = on_claim(&terms()).with_payloads(payloads(&at_once[0]));
+    adapter.claim(&held, &mine).await.unwrap();
+    adapter.claim(&complete, &mine).await.unwrap();
+    adapter.complete(&complete, &done).await.unwrap();
+    adapter.claim(&at_once, &arrived).await.unwrap();
+    let before = own.changes();
+    assert!(before >= 4, "{before}");
+    for other in [terms(), on_claim(&terms())] {
+        let other = other.with_fetch(Fetch::DigestAndResponse);
+        assert_eq!(adapter.claim(&held, &other).await.unwrap(), [Claimed::InFlight]);
+        for keys in [&complete, &at_once] {
+            let claimed = adapter.claim(keys, &other).await.unwrap();
+            assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+        }
+        for keys in [&held, &complete, &at_once] {
+            assert_eq!(adapter.renew(keys, &other).await.unwrap(), [Renewed::Lost]);
+            assert_eq!(adapter.release(keys, &other).await.unwrap(), [Released::NotHeld]);
+        }
+        for keys in [&complete, &at_once] {
+            assert_eq!(adapter.complete(keys, &other).await.unwrap(), [Completed::LeaseLost]);
+        }
+    }
+    // A repetition whose first reply was lost.
+    assert_eq!(adapter.claim(&at_once, &arrived).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(adapter.complete(&complete, &done).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.renew(&complete, &mine).await.unwrap(), [Renewed::Lost]);
+    assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.forget(&dedup_key("missing")).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.allow_rerun(&held, &order()).await.unwrap(), [RerunReply::InFlight]);
+    for key in [&held[0], &complete[0], &at_once[0]] {
+        adapter.get(key).await.unwrap().unwrap();
+    }
+    adapter.list(&ListFilter::new(), None, 100).await.unwrap();
+    adapter.stats().await.unwrap();
+    adapter.purge(100).await.unwrap();
+    assert_eq!(own.changes(), before);
+}
+
+/// `WAIT` waits for a write of its own connection, so a repetition on another connection has to write.
+#[tokio::test]
+async fn forced_call_writes_again_what_it_has_written_before() {
+    let own = Own::new().await;
+    let (token, other): ([u8; 16], [u8; 16]) = ([1; 16], [2; 16]);
+    let retention = b"3600000".as_slice();
+    let writes = |script: &str, args: &[&[u8]]| {
+        let before = own.changes();
+        let reply = own.eval(script, "a", args);
+        (reply, own.changes() - before)
+    };
+    let claim = |force, token| {
+        let at_once: [&[u8]; 9] = [force, token, retention, b"", b"0", b"", b"0", b"", b"0"];
+        writes("claim", &at_once)
+    };
+    assert_eq!(claim(b"0", &token), (vec![0, 1, 0, 0], 1));
+    let value = own.value("a");
+    assert_eq!(claim(b"0", &token), (vec![0, 1, 0, 0], 0));
+    assert_eq!(claim(b"1", &token), (vec![0, 1, 0, 0], 1));
+    let complete = |force, token| writes("complete", &[force, token, retention, b"", b"0", b""]);
+    assert_eq!(complete(b"0", &token), (vec![0], 0));
+    assert_eq!(complete(b"1", &token), (vec![0], 1));
+    assert_eq!(complete(b"1", &other), (vec![1], 0));
+    assert_eq!(own.value("a"), value);
+    let release = |force, token| writes("release", &[force, token, b"1"]);
+    assert_eq!(release(b"1", &other), (vec![1], 0));
+    assert_eq!(release(b"0", &token), (vec![0], 1));
+    assert_eq!(release(b"0", &token), (vec![1], 0));
+    let (reply, changes) = release(b"1", &token);
+    assert!(reply == [1] && changes > 0, "{reply:?}, {changes}");
+    assert_eq!(own.server.run::<u32>(&["EXISTS", &name("a")]), 0);
+}
+
+/// A cluster's client repeats commands by itself, also after an error of the connection.
+#[tokio::test]
+async fn repeated_command_allows_one_rerun() {
+    let own = Own::new().await;
+    let (adapter, keys) = (&own.adapter, [dedup_key("a")]);
+    let run = async |rerun| {
+        let mine = terms();
+        let claimed = adapter.claim(&keys, &mine).await.unwrap();
+        assert!(matches!(claimed[..], [Claimed::First { rerun: is, .. }] if is == rerun));
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    };
+    let allow = |nonce: u8| {
+        let section = [&[nonce; 16][..], b"\0\x03ada\0\x03why"].concat();
+        own.eval("allow_rerun", "a", &[b"0", &section])
+    };
+    assert_eq!(allow(1), [1], "an unknown key");
+    run(false).await;
+    assert_eq!(allow(1), [0]);
+    run(true).await;
+    // The reply to the first command was lost, and the client sends it again.
+    let value = own.value("a");
+    assert_eq!(allow(1), [0]);
+    assert_eq!(own.value("a"), value);
+    let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
+    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert_eq!(entry.rerun.unwrap().order, order());
+    // Another order is another rerun.
+    assert_eq!(allow(2), [0]);
+    run(true).await;
+}
+
+/// A key is small, and Redis deletes it an hour after its retention and after its lease.
+#[tokio::test]
+async fn value_has_39_bytes_and_outlives_retention_and_lease_by_an_hour() {
+    let own = Own::new().await;
+    let (adapter, minute) = (&own.adapter, Duration::from_secs(60));
+    let long = CallTerms::on_completion(Token::from([7; 16]), minute, 10 * minute);
+    let short = CallTerms::on_completion(Token::from([7; 16]), 10 * minute, minute);
+    let left = || own.server.run::<u64>(&["PTTL", &name("a")]);
+    let keys = [dedup_key("a")];
+    for (mine, ms) in [(&long, 600_000), (&short, 600_000)] {
+        adapter.claim(&keys, mine).await.unwrap();
+        let value = own.value("a");
+        assert_eq!(
+            (value.len(), &value[..5], &value[23..]),
+            (39, &[1, 2, 0, 0, 1][..], &[7; 16][..])
+        );
+        assert_eq!(own.server.run::<String>(&["OBJECT", "ENCODING", &name("a")]), "embstr");
+        let expected = ms + HOUR;
+        assert!((expected - 20_000..=expected).contains(&left()), "{}", left());
+        adapter.release(&keys, mine).await.unwrap();
+        assert!(left() <= mine.retention().as_millis() as u64 + HOUR);
+        assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+    }
+    adapter.claim(&keys, &on_claim(&long)).await.unwrap();
+    assert_eq!(own.value("a")[..5], [1, 3, 0, 0, 1]);
+    assert!((HOUR..=60_000 + HOUR).contains(&left()), "{}", left());
+}
+
+/// Calls each method on a key. Returns the kinds of the errors.
+async fn kinds(adapter: &RedisAdapter, id: &str) -> Vec<Option<ErrorKind>> {
+    let (keys, mine) = ([dedup_key(id)], terms());
+    let at_once = on_claim(&mine);
+    let results = [
+        adapter.get(&keys[0]).await.map(drop),
+        adapter.claim(&keys, &mine).await.map(drop),
+        adapter.claim(&keys, &at_once).await.map(drop),
+        adapter.renew(&keys, &mine).await.map(drop),
+        adapter.complete(&keys, &mine).await.map(drop),
+        adapter.release(&keys, &mine).await.map(drop),
+        adapter.release(&keys, &at_once).await.map(drop),
+        adapter.allow_rerun(&keys, &order()).await.map(drop),
+        adapter.forget(&keys[0]).await.map(drop),
+    ];
+    results.into_iter().map(|result| result.err().map(|error| error.kind())).collect()
+}
+
+#[tokio::test]
+async fn unreadable_value_is_corrupt_and_stays() {
+    let own = Own::new().await;
+    let adapter = &own.adapter;
+    adapter.claim(&[dedup_key("good")], &terms()).await.unwrap();
+    let good = own.value("good");
+    let with = |place: usize, byte: u8| {
+        let mut value = good.clone();
+        value[place] = byte;
+        value
+    };
+    let unreadable = [
+        Vec::new(),
+        vec![1],
+        good[..38].to_vec(),
+        [&good[..], b"x"].concat(),
+        // A newer version, an unknown flag, and a section that is missing or too long.
+        with(0, 2),
+        with(1, 0x82),
+        with(1, 0x0a),
+        with(1, 0x12),
+        with(1, 0x23),
+        with(1, 0x43),
+        [&with(1, 0x12)[..], &[9, b'x']].concat(),
+        [&with(1, 0x43)[..], &[0, 200, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]].concat(),
+    ];
+    for value in unreadable {
+        own.set("bad", &value);
+        assert_eq!(kinds(adapter, "bad").await, vec![Some(ErrorKind::Corrupt); 9], "{value:?}");
+        assert_eq!(own.value("bad"), value);
+        let listed = adapter.list(&ListFilter::new(), None, 10).await;
+        assert_eq!(listed.unwrap_err().kind(), ErrorKind::Corrupt);
+        let stats = adapter.stats().await.unwrap();
+        assert_eq!((stats.rows, stats.in_flight), (2, 1), "{stats:?}");
+    }
+    // One bad key among good ones: which of those were claimed is unknown.
+    let mut keys = sorted_keys("many", 200);
+    keys.push(dedup_key("bad"));
+    keys.sort();
+    let error = adapter.claim(&keys, &terms()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+#[tokio::test]
+async fn key_of_another_type_is_corrupt_and_is_not_listed() {
+    let own = Own::new().await;
+    own.server.run::<()>(&["RPUSH", &name("list"), "a"]);
+    own.server.run::<()>(&["SET", "dedup::canary:1", "5"]);
+    own.server.run::<()>(&["SET", "dedup-other:test:a", "5"]);
+    assert_eq!(kinds(&own.adapter, "list").await, vec![Some(ErrorKind::Corrupt); 9]);
+    assert_eq!(own.adapter.list(&ListFilter::new(), None, 10).await.unwrap().keys, []);
+    assert_eq!(own.adapter.stats().await.unwrap().rows, 0);
+}
+
+/// Changes bytes of readable values: the scripts and this program read the same values.
+#[test]
+fn scripts_and_the_decoder_agree_on_every_value() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let own = runtime.block_on(Own::new());
+    let mut values = Vec::new();
+    runtime.block_on(async {
+        let keys = ["a", "b", "c"].map(dedup_key);
+        let mut headers = HeaderMap::new();
+        headers.append("x-a", "b".parse().unwrap());
+        let response = StoredResponse::new(StatusCode::OK, headers, Bytes::from_static(b"body"));
+        let mine = terms()
+            .with_event_types(keys.iter().map(|key| (key.clone(), "order.paid")))
+            .with_payloads([(keys[1].clone(), [7; 32]), (keys[2].clone(), [8; 32])]);
+        own.adapter.claim(&keys, &mine).await.unwrap();
+        own.adapter.complete(&keys[2..], &mine).await.unwrap();
+        own.adapter.allow_rerun(&keys[2..], &order()).await.unwrap();
+        own.adapter.claim(&keys[2..], &mine).await.unwrap();
+        let done = mine.with_response(Arc::new(response));
+        own.adapter.complete(&keys[1..], &done).await.unwrap();
+        for (id, flags) in [("a", 0x12), ("b", 0x73), ("c", 0x7b)] {
+            assert_eq!(own.value(id)[1], flags, "{id}");
+            values.push(own.value(id));
+        }
+    });
+    let change = (any::<prop::sample::Index>(), any::<u8>(), prop::bool::weighted(0.8));
+    let strategy =
+        (0..3_usize, prop::collection::vec(change, 0..4), prop::option::of(0..260_usize));
+    let (readable, unreadable) = (AtomicU32::new(0), AtomicU32::new(0));
+    let config = Config { cases: 600, failure_persistence: None, ..Config::default() };
+    let checked = TestRunner::new(config).run(&strategy, |(value, changes, length)| {
+        let mut value = values[value].clone();
+        for (index, byte, in_place) in changes {
+            let place = index.index(value.len());
+            let byte = if place < 39 { byte } else { byte & 0x7f };
+            if in_place {
+                value[place] = byte;
+            } else {
+                value.insert(place, byte);
+            }
+        }
+        if let Some(length) = length {
+            value.truncate(length);
+        }
+        own.set("x", &value);
+        let (keys, mine) = ([dedup_key("x")], terms());
+        let kind = |error: Option<tower_dedup::Error>| error.map(|error| error.kind());
+        let (read, renewed) = runtime.block_on(async {
+            let read = own.adapter.get(&keys[0]).await;
+            (kind(read.err()), kind(own.adapter.renew(&keys, &mine).await.err()))
+        });
+        // Changed lengths may make a text of other bytes, and the scripts do not check the encoding.
+        let is_ascii = value.get(39..).is_none_or(<[u8]>::is_ascii);
+        prop_assert!(
+            read == renewed || (renewed.is_none() && !is_ascii),
+            "{:?}, {:?}",
+            read,
+            renewed
+        );
+        prop_assert!(matches!(read, None | Some(ErrorKind::Corrupt)), "{:?}", read);
+        // What a script writes can be read again.
+        let written = runtime.block_on(own.adapter.complete(&keys, &mine));
+        prop_assert_eq!(kind(written.err()), renewed);
+        let counts = if read.is_none() { &readable } else { &unreadable };
+        counts.fetch_add(1, Ordering::Relaxed);
+        if read.is_none() {
+            runtime.block_on(own.adapter.get(&keys[0])).unwrap().unwrap();
+        }
+        Ok(())
+    });
+    checked.unwrap();
+    let counts = (readable.into_inner(), unreadable.into_inner());
+    assert!(counts.0 > 50 && counts.1 > 50, "{counts:?}");
+}
+
+#[tokio::test]
+async fn full_server_refuses_claims_and_takes_completions_and_releases() {
+    let own = Own::new().await;
+    let (adapter, mine) = (&own.adapter, terms());
+    let keys = ["a", "b", "c", "d"].map(dedup_key);
+    let at_once = on_claim(&mine);
+    adapter.claim(&keys[..3], &mine).await.unwrap();
+    adapter.claim(&keys[3..], &at_once).await.unwrap();
+    own.server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = adapter.claim(&[dedup_key("new")], &terms()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Full);
+    assert_eq!(adapter.complete(&keys[..1], &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.release(&keys[1..2], &mine).await.unwrap(), [Released::Released]);
+    assert_eq!(adapter.release(&keys[3..], &at_once).await.unwrap(), [Released::Released]);
+    adapter.get(&keys[2]).await.unwrap().unwrap();
+    own.server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    let claimed = adapter.claim(&keys[..2], &terms()).await.unwrap();
+    assert!(matches!(claimed[..], [Claimed::Duplicate(_), Claimed::First { .. }]), "{claimed:?}");
+}
+
+#[tokio::test]
+async fn missing_right_is_a_refusal() {
+    let own = Own::new().await;
+    own.server.run::<()>(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]);
+    let error = own.adapter.claim(&[dedup_key("a")], &terms()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    // Certain for all keys of a call, so the call is certain too.
+    let error = own.adapter.claim(&sorted_keys("many", 300), &terms()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+}
+
+/// A namespace, and an id for each identity: `key=second`.
+fn by_pair() -> KeyExtractor {
+    KeyExtractor::from_fn("test", |request| {
+        let body = std::str::from_utf8(request.body()).unwrap();
+        let (key, second) = body.split_once('=').unwrap();
+        let event = Event::new(DedupKey::new("test", key)?);
+        let event = event.with_second_identity(DedupKey::new("test", second)?);
+        Ok(Keys::new(vec![event]).map_or(Extracted::Missing, Extracted::Keys))
+    })
+    .unwrap()
+}
+
+/// Returns how often the handler of each event ran, if four layers deliver each event at once, as four
+/// processes do.
+macro_rules! runs_of_pairs {
+    ($layer:expr, $own:expr) => {{
+        const EVENTS: usize = 300;
+        let runs: Arc<Vec<AtomicU32>> = Arc::new((0..EVENTS).map(|_| AtomicU32::new(0)).collect());
+        let mut services = Vec::new();
+        for _ in 0..4 {
+            let options = RedisOptions::new().follow_every(None);
+            let url = $own.server.url();
+            let adapter = RedisAdapter::connect_with(&url, options).await.unwrap();
+            let runs = Arc::clone(&runs);
+            let handler = service_fn(move |request: Request<Full<Bytes>>| {
+                let event: usize = request.headers()["event"].to_str().unwrap().parse().unwrap();
+                runs[event].fetch_add(1, Ordering::Relaxed);
+                async { Ok::<_, BoxError>(Response::new(String::new())) }
+            });
+            services.push($layer(by_pair(), adapter).layer(handler));
+        }
+        for event in 0..EVENTS {
+            let deliveries = services.iter().cloned().map(|service| {
+                let request = Request::post("/").header("event", event);
+                let body = Full::from(format!("{event}-a={event}-b"));
+                service.oneshot(request.body(body).unwrap())
+            });
+            for delivery in join_all(deliveries).await {
+                delivery.unwrap();
+            }
+        }
+        runs.iter().map(|runs| runs.load(Ordering::Relaxed)).collect::<Vec<_>>()
+    }};
+}
+
+/// Of deliveries with the same two identities, one gets both: otherwise none would run the handler, and
+/// under `on_arrival` both would be duplicates.
+#[tokio::test]
+async fn one_of_racing_processes_gets_both_identities_of_an_event() {
+    let own = Own::new().await;
+    let runs = runs_of_pairs!(DedupLayer::on_arrival, own);
+    assert!(runs.iter().all(|runs| *runs == 1), "on arrival: {runs:?}");
+    own.server.run::<()>(&["FLUSHALL"]);
+    let runs = runs_of_pairs!(DedupLayer::new, own);
+    assert!(runs.iter().all(|runs| *runs == 1), "under a lease: {runs:?}");
+}
+
+#[tokio::test]
+async fn statistics_of_a_large_database_are_estimated() {
+    let own = Own::with(&["enable-debug-command yes"]).await;
+    let adapter = &own.adapter;
+    own.server.run::<()>(&["DEBUG", "POPULATE", "300000", "other", "1"]);
+    let keys = sorted_keys("many", 4_096);
+    let mine = terms();
+    adapter.claim(&keys, &mine).await.unwrap();
+    adapter.complete(&keys[..3_000], &mine).await.unwrap();
+    let stats = adapter.stats().await.unwrap();
+    assert!(!stats.is_exact);
+    for (found, expected) in
+        [(stats.rows, 4_096), (stats.complete, 3_000), (stats.in_flight, 1_096)]
+    {
+        assert!((expected * 7 / 10..expected * 13 / 10).contains(&found), "{stats:?}");
+    }
+    // A list visits a bounded part in one call, and all in the end.
+    let (mut listed, mut after, mut calls) = (Vec::new(), None, 0);
+    loop {
+        let page = adapter.list(&ListFilter::new(), after.as_ref(), u32::MAX).await.unwrap();
+        listed.extend(page.keys.into_iter().map(|(key, _)| key));
+        calls += 1;
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    listed.sort();
+    assert!(listed == keys && calls > 10, "{} keys in {calls} calls", listed.len());
+}
+
+#[tokio::test]
+async fn cursor_of_another_primary_is_refused() {
+    let own = Own::new().await;
+    own.adapter.claim(&sorted_keys("many", 100), &terms()).await.unwrap();
+    let page = own.adapter.list(&ListFilter::new(), None, 1).await.unwrap();
+    let cursor = page.next.unwrap();
+    let address = own.server.address();
+    let other = cursor.as_str().replace(&address, "127.0.0.1:1");
+    assert_ne!(other, cursor.as_str());
+    let listed = own.adapter.list(&ListFilter::new(), Some(&Cursor::new(other)), 1).await;
+    assert_eq!(listed.unwrap_err().kind(), ErrorKind::Refused);
+}

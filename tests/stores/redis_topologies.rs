@@ -1,0 +1,311 @@
+//! The connections of the Redis adapter to Sentinel, to a cluster and with replicas.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use redis::cluster::ClusterClientBuilder;
+use tower_dedup::adapter::{
+    Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisOptions, Released,
+};
+use tower_dedup::{ConfigError, ErrorKind};
+
+use super::redis_links::{attempt, claim, config_error, connect, options};
+use crate::support::redis::{Cluster, SentinelSet, Server, fresh_prefix, keys_of, wait_until};
+use crate::support::{dedup_key, on_claim, terms};
+
+const BOUND: Duration = Duration::from_secs(20);
+
+/// Claims until a call succeeds. Each call must end within its bound.
+async fn claim_again(adapter: &RedisAdapter, id: &str) {
+    let (begun, terms) = (Instant::now(), terms());
+    loop {
+        let call = Instant::now();
+        match claim(adapter, id, &terms).await {
+            Ok(claimed) => {
+                assert_eq!(attempt(Ok(claimed)), 1);
+                return;
+            }
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+        }
+        assert!(call.elapsed() < Duration::from_millis(2_500), "{:?}", call.elapsed());
+        assert!(begun.elapsed() < BOUND, "no recovery");
+    }
+}
+
+#[tokio::test]
+async fn calls_reach_the_new_master_after_sentinel_has_chosen_it() {
+    let set = SentinelSet::start();
+    let adapter = connect(&set.url()).await;
+    assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
+    set.kill_primary();
+    claim_again(&adapter, "b").await;
+    let new = set.failover_from(0).await;
+    // The new master becomes a replica: its connections are closed, or refused as READONLY.
+    set.restart_as_replica(0).await;
+    set.settled(2).await;
+    let words = ["SENTINEL", "FAILOVER", set.name()];
+    wait_until("another failover", || set.sentinels()[0].ask::<()>(&words).ok()).await;
+    set.failover_from(new).await;
+    claim_again(&adapter, "c").await;
+}
+
+#[tokio::test]
+async fn silent_sentinel_costs_a_short_bound() {
+    let set = SentinelSet::start();
+    set.sentinels()[0].stop();
+    set.sentinels()[1].stop();
+    let begun = Instant::now();
+    let adapter = connect(&set.url()).await;
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
+    set.sentinels()[0].cont();
+    set.sentinels()[1].cont();
+}
+
+#[tokio::test]
+async fn master_that_is_cut_off_from_the_others_is_left() {
+    let set = SentinelSet::start_linked(&[]);
+    let prefix = fresh_prefix();
+    let options =
+        RedisOptions::new().prefix(&prefix).follow_every(Some(Duration::from_millis(200)));
+    let adapter = RedisAdapter::connect_with(&set.url(), options).await.unwrap();
+    assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
+    // The old master still takes the writes of its clients.
+    set.cut_from_peers(0);
+    let new = set.failover_from(0).await;
+    let begun = Instant::now();
+    for number in 0.. {
+        let id = format!("b{number}");
+        claim_again(&adapter, &id).await;
+        let mut server = set.servers()[new].connection().unwrap();
+        let key = format!("{prefix}:test:{id}").into_bytes();
+        if keys_of(&mut server, &prefix).unwrap().contains(&key) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "calls stay on the old master");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    set.heal(0);
+}
+
+#[tokio::test]
+async fn sentinels_have_a_password_of_their_own() {
+    let set = SentinelSet::start();
+    for sentinel in set.sentinels() {
+        sentinel.run::<()>(&["ACL", "SETUSER", "app", "on", ">secret", "+@all", "allchannels"]);
+        sentinel.run::<()>(&["ACL", "SETUSER", "default", "off"]);
+    }
+    let error = RedisAdapter::connect_with(&set.url(), options()).await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    let options = options().sentinel_username("app").sentinel_password("secret");
+    assert!(!format!("{options:?}").contains("secret"));
+    let adapter = RedisAdapter::connect_with(&set.url(), options).await.unwrap();
+    assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
+}
+
+#[tokio::test]
+async fn sentinel_behind_the_scheme_of_a_server_names_the_scheme() {
+    let set = SentinelSet::start();
+    let url = format!("redis://{}", set.sentinels()[0].address());
+    let error = RedisAdapter::connect(&url).await.unwrap_err();
+    assert!(matches!(
+        config_error(&error),
+        ConfigError::WrongRedisScheme { scheme: "redis+sentinel", .. }
+    ));
+}
+
+#[tokio::test]
+async fn cluster_recovers_from_killed_and_silent_primaries() {
+    let cluster = Cluster::start();
+    let adapter = connect(&cluster.url()).await;
+    let (ids, terms) = ((0..100).map(|id| id.to_string()).collect::<Vec<_>>(), terms());
+    for claimed in join_all(ids.iter().map(|id| claim(&adapter, id, &terms))).await {
+        assert_eq!(attempt(claimed), 1);
+    }
+    for node in &cluster.nodes()[..3] {
+        assert!(!keys_of(&mut node.connection().unwrap(), "test-").is_err());
+        assert!(node.run::<u32>(&["DBSIZE"]) > 10);
+    }
+    let old = cluster.kill_primary_of("{x}").await;
+    claim_again(&adapter, "{x}1").await;
+    cluster.failover_from(old, "{x}").await;
+    // Slots of the others were served all the time; now a silent primary.
+    let silent = cluster.primary_of("{y}").await;
+    let silent = if silent == old + 3 { (old + 1) % 3 } else { silent };
+    cluster.nodes()[silent].stop();
+    let ids: Vec<_> = (0..20).map(|id| format!("z{id}")).collect();
+    join_all(ids.iter().map(|id| claim_again(&adapter, id))).await;
+    cluster.nodes()[silent].cont();
+    cluster.nodes()[old].start_again();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_moves_slots_under_load_without_an_error() {
+    let cluster = Arc::new(Cluster::start());
+    let adapter = connect(&cluster.url()).await;
+    let slot = cluster.slot_of("{a}");
+    let from = cluster.primary_of("{a}").await;
+    // A slot that is on its way: keys that are gone are answered by ASK.
+    let (source, target) = (&cluster.nodes()[from], &cluster.nodes()[(from + 1) % 3]);
+    let ids = cluster.ids();
+    let text = slot.to_string();
+    target.run::<()>(&["CLUSTER", "SETSLOT", &text, "IMPORTING", &ids[from]]);
+    source.run::<()>(&["CLUSTER", "SETSLOT", &text, "MIGRATING", &ids[(from + 1) % 3]]);
+    let terms_of_asked = terms();
+    assert_eq!(attempt(claim(&adapter, "{a}asked", &terms_of_asked).await), 1);
+    assert_eq!(attempt(claim(&adapter, "{a}asked", &terms_of_asked).await), 1);
+    let arrival = on_claim(&terms());
+    assert_eq!(attempt(claim(&adapter, "{a}released", &arrival).await), 1);
+    let released = adapter.release(&[dedup_key("{a}released")], &arrival).await.unwrap();
+    assert_eq!(released, [Released::Released]);
+    for node in [source, target] {
+        node.run::<()>(&["CLUSTER", "SETSLOT", &text, "STABLE"]);
+    }
+    let load = {
+        let adapter = Arc::clone(&adapter);
+        tokio::spawn(async move {
+            let mut claimed = 0;
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(3) {
+                let ids: Vec<_> = (0..20).map(|id| format!("{{a}}{claimed}-{id}")).collect();
+                let terms = terms();
+                for one in join_all(ids.iter().map(|id| claim(&adapter, id, &terms))).await {
+                    assert_eq!(attempt(one), 1);
+                    claimed += 1;
+                }
+            }
+            claimed
+        })
+    };
+    for round in 1..=4 {
+        cluster.move_slot(slot, (from + round) % 3).await;
+        if round == 3 {
+            break;
+        }
+    }
+    assert!(load.await.unwrap() > 100);
+}
+
+#[tokio::test]
+async fn cluster_client_of_the_user_works() {
+    let cluster = Cluster::start();
+    let nodes: Vec<_> = cluster.nodes().iter().map(Server::url).collect();
+    let client = ClusterClientBuilder::new(nodes).build().unwrap();
+    let connection = client.get_async_connection().await.unwrap();
+    for options in [options(), options().wait_replicas(1, Duration::from_secs(1))] {
+        let adapter = RedisAdapter::with_options(connection.clone(), options).unwrap();
+        let terms = terms();
+        for number in 0..30 {
+            let id = format!("a{number}");
+            assert_eq!(attempt(claim(&adapter, &id, &terms).await), 1);
+            let arrival = on_claim(&self::terms());
+            let id = format!("b{number}");
+            claim(&adapter, &id, &arrival).await.unwrap();
+            let released = adapter.release(&[dedup_key(&id)], &arrival).await.unwrap();
+            assert_eq!(released, [Released::Released]);
+        }
+        adapter.close().await;
+    }
+}
+
+/// Starts a primary and a replica that follows it.
+async fn pair() -> (Server, Server) {
+    let primary = Server::start();
+    let replica = Server::start_with(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
+    // A replica is online before it acknowledges its first write.
+    wait_until("a replica", || {
+        let mut connection = primary.connection().unwrap();
+        redis::cmd("SET").arg("a").arg(1).query::<()>(&mut connection).unwrap();
+        let wait = redis::cmd("WAIT").arg(1).arg(1_000).query::<u32>(&mut connection);
+        (wait.unwrap() == 1).then_some(())
+    })
+    .await;
+    (primary, replica)
+}
+
+#[tokio::test]
+async fn claim_that_waits_for_replicas_is_on_them() {
+    let (primary, replica) = pair().await;
+    let prefix = fresh_prefix();
+    let options = RedisOptions::new().prefix(&prefix).follow_every(None);
+    let options = options.wait_replicas(1, Duration::from_secs(1));
+    let adapter = RedisAdapter::connect_with(&primary.url(), options).await.unwrap();
+    let ids: Vec<_> = (0..300).map(|id| id.to_string()).collect();
+    let terms = terms();
+    for claimed in join_all(ids.iter().map(|id| claim(&adapter, id, &terms))).await {
+        assert_eq!(attempt(claimed), 1);
+    }
+    assert_eq!(keys_of(&mut replica.connection().unwrap(), &prefix).unwrap().len(), 300);
+    // Many claims share one WAIT.
+    let stats: String = primary.run(&["INFO", "commandstats"]);
+    let waits = stats.lines().find_map(|line| line.strip_prefix("cmdstat_wait:calls="));
+    let waits: u32 = waits.unwrap().split(',').next().unwrap().parse().unwrap();
+    assert!(waits <= 20, "{waits}");
+}
+
+#[tokio::test]
+async fn write_that_no_replica_has_stays_unknown_on_another_connection_too() {
+    let (primary, replica) = pair().await;
+    let options = options().wait_replicas(1, Duration::from_millis(200));
+    let adapter = RedisAdapter::connect_with(&primary.url(), options).await.unwrap();
+    claim(&adapter, "warm", &terms()).await.unwrap();
+    replica.stop();
+    let terms = terms();
+    for _ in 0..3 {
+        let error = claim(&adapter, "a", &terms).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        // A `WAIT` without a write of its own connection would count the silent replica.
+        let _ = primary.ask::<()>(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+    replica.cont();
+    let durable = claim_until_durable(&adapter, &terms).await;
+    assert_eq!(attempt(durable), 1);
+}
+
+async fn claim_until_durable(
+    adapter: &RedisAdapter,
+    terms: &tower_dedup::adapter::CallTerms,
+) -> Result<Claimed, tower_dedup::Error> {
+    let begun = Instant::now();
+    loop {
+        let claimed = claim(adapter, "a", terms).await;
+        if claimed.is_ok() || begun.elapsed() > BOUND {
+            return claimed;
+        }
+    }
+}
+
+#[tokio::test]
+async fn release_of_a_claim_on_arrival_waits_for_the_replica_that_there_is() {
+    let (primary, replica) = pair().await;
+    let adapter = connect(&primary.url()).await;
+    let arrival = on_claim(&terms());
+    let keys = [dedup_key("a")];
+    claim(&adapter, "a", &arrival).await.unwrap();
+    replica.stop();
+    let error = adapter.release(&keys, &arrival).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    replica.cont();
+    // The key is gone: the first call has deleted it.
+    assert_eq!(adapter.release(&keys, &arrival).await.unwrap(), [Released::NotHeld]);
+    assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
+
+    // A server without replicas does not wait.
+    let alone = Server::start();
+    let adapter = connect(&alone.url()).await;
+    claim(&adapter, "a", &arrival).await.unwrap();
+    let begun = Instant::now();
+    assert_eq!(adapter.release(&keys, &arrival).await.unwrap(), [Released::Released]);
+    assert!(begun.elapsed() < Duration::from_millis(400), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn wait_must_fit_into_the_call() {
+    let options = options().wait_replicas(1, Duration::from_secs(2));
+    let error = RedisAdapter::connect_with("redis://127.0.0.1:1", options).await.unwrap_err();
+    assert!(matches!(
+        config_error(&error),
+        ConfigError::InvalidSetting { setting: "wait_replicas", .. }
+    ));
+}
