@@ -12,6 +12,11 @@ use crate::error::{ConfigError, Error};
 /// | `memory:` | `MemoryAdapter` with its default capacity | `memory` |
 /// | `sqlite://path/to/file.db` | `SqliteAdapter` | `sqlite` |
 /// | `postgres://user@host/database` | `PostgresAdapter` | `postgres` |
+/// | `redis://host:port/0` | `RedisAdapter` over one server of Redis or Valkey | `redis` |
+/// | `redis+sentinel://host:port,host:port/master` | `RedisAdapter` over the master that Sentinel names | `redis` |
+/// | `redis+cluster://host:port,host:port` | `RedisAdapter` over a cluster | `redis` |
+///
+/// `rediss` in place of `redis` stands for TLS. It needs the feature `tls-rustls` or `tls-native-tls`.
 ///
 /// # Errors
 ///
@@ -33,11 +38,21 @@ pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
         "postgres" | "postgresql" => Ok(Arc::new(super::PostgresAdapter::connect(url).await?)),
         #[cfg(not(feature = "postgres"))]
         "postgres" | "postgresql" => Err(disabled("postgres")),
+        #[cfg(feature = "redis")]
+        redis if is_redis(redis) => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
+        #[cfg(not(feature = "redis"))]
+        redis if is_redis(redis) => Err(disabled("redis")),
         other => Err(ConfigError::UnknownScheme(other.to_owned()).into()),
     }
 }
 
-#[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres")))]
+/// Returns `true` for the schemes of one server, of Sentinel and of a cluster.
+fn is_redis(scheme: &str) -> bool {
+    let server = scheme.split('+').next().unwrap_or(scheme);
+    ["redis", "rediss", "valkey", "valkeys"].contains(&server)
+}
+
+#[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres", feature = "redis")))]
 fn disabled(scheme: &'static str) -> Error {
     ConfigError::FeatureDisabled { scheme, feature: scheme }.into()
 }

@@ -364,6 +364,22 @@ async fn connection_of_the_user_works_and_stays_open() {
 }
 
 #[tokio::test]
+async fn connection_of_the_user_that_broke_fails_at_once() {
+    let server = Server::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let adapter = own(client.get_multiplexed_async_connection().await.unwrap()).await;
+    let managed = own(client.get_connection_manager().await.unwrap()).await;
+    disconnect(&server);
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let error = claim(&adapter, "c", &terms()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    }
+    assert_eq!(attempt(claim(&managed, "c", &terms()).await), 1);
+}
+
+#[tokio::test]
 async fn server_of_the_users_connection_is_checked_before_the_first_call() {
     let server = Server::start_with(&["maxmemory 100mb", "maxmemory-policy allkeys-lru"]);
     let client = redis::Client::open(server.url()).unwrap();

@@ -107,6 +107,7 @@ impl RedisAdapter {
     /// # Errors
     ///
     /// [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit together.
+    #[expect(clippy::needless_pass_by_value, reason = "as the other adapters take their options")]
     pub fn with_options(
         connection: impl Into<RedisConnection>,
         options: RedisOptions,

@@ -97,7 +97,7 @@ impl Cluster {
     pub(super) async fn check(self: &Arc<Self>) -> Result<(), Failure> {
         let primaries = self.primaries().await?;
         let nodes = primaries.iter().map(|address| self.node(address));
-        let checks = nodes.map(|node| async { node?.link.check().await });
+        let checks = nodes.map(|node| async { node?.check().await });
         join_all(checks).await.into_iter().collect()
     }
 
@@ -157,6 +157,9 @@ impl Cluster {
     /// Returns the node at this address.
     pub(super) fn node(&self, address: &Address) -> Result<Arc<Node>, Failure> {
         let mut nodes = lock(&self.nodes);
+        if self.maps.is_closed() {
+            return Err(Failure::Closed);
+        }
         if let Some(node) = nodes.get(address) {
             return Ok(Arc::clone(node));
         }
@@ -164,9 +167,10 @@ impl Cluster {
         let client = client.map_err(|_| {
             RedisError::from((ErrorKind::InvalidClientConfig, "the node has no valid address"))
         })?;
+        let (client, address) = (client.into(), address.clone());
         let target = Target::Server { client, address: address.clone(), in_cluster: true };
         let node = Arc::new(Node::new(&target, &self.options));
-        nodes.insert(address.clone(), Arc::clone(&node));
+        nodes.insert(address, Arc::clone(&node));
         Ok(node)
     }
 

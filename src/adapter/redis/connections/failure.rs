@@ -10,6 +10,8 @@ use crate::error::{ConfigError, Error, ErrorKind};
 pub(super) enum Failure {
     /// The server refused it, or the connection has failed.
     Redis(RedisError),
+    /// The connection has failed for good: it is the user's, and does not connect again.
+    Broken(RedisError),
     /// The server may not be used. Nothing was sent.
     Unfit(ConfigError),
     /// The script ran, and too few replicas have its write.
@@ -34,13 +36,17 @@ impl Failure {
         match self {
             Self::Redis(error) => is_of_the_connection(error) || is_transient_refusal(error),
             Self::Interrupted => true,
-            Self::Unfit(_) | Self::TooFewReplicas | Self::TimedOut | Self::Closed => false,
+            Self::Broken(_)
+            | Self::Unfit(_)
+            | Self::TooFewReplicas
+            | Self::TimedOut
+            | Self::Closed => false,
         }
     }
 
     pub(super) fn into_error(self, context: &'static str) -> Error {
         match self {
-            Self::Redis(error) => store_error(context, error),
+            Self::Redis(error) | Self::Broken(error) => store_error(context, error),
             Self::Unfit(reason) => Error::new(ErrorKind::Refused, context).with_source(reason),
             Self::TooFewReplicas => Error::new(ErrorKind::Unavailable, context)
                 .with_source("too few replicas have the write"),

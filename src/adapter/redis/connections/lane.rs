@@ -57,6 +57,11 @@ impl Lane {
         Arc::new(Self { link, durability, queue: Mutex::default(), count: Mutex::default() })
     }
 
+    /// Asks the server again, if the lane is connected.
+    pub(super) async fn check(&self) -> Result<(), Failure> {
+        if self.link.is_open() { self.link.check().await } else { Ok(()) }
+    }
+
     pub(super) fn close(&self) {
         self.link.close();
     }
@@ -127,6 +132,9 @@ impl Lane {
         };
         let is_durable = replicas == 0
             || matches!(replies.pop(), Some(Value::Int(have)) if have >= i64::from(replicas));
+        if !is_durable {
+            self.link.doubt(live);
+        }
         let mut replies = replies.into_iter();
         let mut unknown = Vec::new();
         for waiting in batch {

@@ -27,7 +27,7 @@ const VERDICT_HOLDS: Duration = Duration::from_secs(1);
 /// Where a link leads.
 #[derive(Clone)]
 pub(super) enum Target {
-    Server { client: Client, address: Address, in_cluster: bool },
+    Server { client: Arc<Client>, address: Address, in_cluster: bool },
     Sentinel(Arc<Sentinel>),
 }
 
@@ -86,6 +86,17 @@ impl Link {
         }
         let link = Arc::clone(self);
         self.live.get(move || async move { link.open().await }).await
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.live.current().is_some()
+    }
+
+    /// Asks Sentinel for the master before the next call, because this server has lost its replicas.
+    pub(super) fn doubt(&self, live: &Arc<Live>) {
+        if matches!(self.target, Target::Sentinel(_)) {
+            self.live.forget(live);
+        }
     }
 
     pub(super) fn close(&self) {

@@ -94,7 +94,7 @@ impl Connections {
             Kind::Server => {
                 let address = endpoint.addresses[0].clone();
                 let client = target::client(&address, endpoint.tls, redis, options)?;
-                let target = Target::Server { client, address, in_cluster: false };
+                let target = Target::Server { client: client.into(), address, in_cluster: false };
                 Topology::One(Node::new(&target, options))
             }
             Kind::Sentinel => {
@@ -256,7 +256,7 @@ impl Connections {
     pub(super) async fn check(&self) -> Result<(), Error> {
         let checked = async {
             match &self.topology {
-                Topology::One(node) => node.link.check().await,
+                Topology::One(node) => node.check().await,
                 Topology::Cluster(cluster) => cluster.check().await,
                 Topology::Own(own) => own.check().await,
             }

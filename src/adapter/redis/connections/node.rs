@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join;
 use redis::{Cmd, Value};
 
 use super::super::options::RedisOptions;
@@ -45,6 +46,12 @@ impl Node {
             Sent::Script { call, durably: false } => self.link.run(call, asking).await,
             Sent::Command(command) => self.link.send(command, asking).await,
         }
+    }
+
+    /// Asks the server again whether it may be used, and Sentinel which server is the master.
+    pub(super) async fn check(&self) -> Result<(), Failure> {
+        let (checked, _) = join(self.link.check(), self.lane.check()).await;
+        checked
     }
 
     pub(super) fn close(&self) {

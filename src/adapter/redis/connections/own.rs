@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
-use redis::{Cmd, Pipeline, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
 use super::super::options::RedisOptions;
 use super::super::script::{Form, ScriptCall};
@@ -126,7 +126,8 @@ impl Own {
         let bound = u64::try_from(self.durability.bound.as_millis()).unwrap_or(u64::MAX);
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.add_command(command).cmd("WAIT").arg(replicas).arg(bound);
-        let mut replies = self.send_all(call.key(), pipeline).await?.into_iter();
+        let replies = self.send_all(call.key(), pipeline).await;
+        let mut replies = replies.map_err(|error| self.failure(error))?.into_iter();
         let reply = replies.next().unwrap_or(Value::Nil).extract_error()?;
         match replies.next() {
             Some(Value::Int(have)) if have >= i64::from(replicas) => Ok(reply),
@@ -166,7 +167,13 @@ impl Own {
                 connection.route_command(command.clone(), routing).await
             }
         };
-        Ok(reply.and_then(Value::extract_error)?)
+        reply.and_then(Value::extract_error).map_err(|error| self.failure(error))
+    }
+
+    fn failure(&self, error: RedisError) -> Failure {
+        let is_broken =
+            matches!(self.connection.0, Kind::Server(_)) && error.is_unrecoverable_error();
+        if is_broken { Failure::Broken(error) } else { Failure::Redis(error) }
     }
 
     /// Sends the commands at once, on one connection. The cluster client sends all of them again if one is

@@ -108,6 +108,10 @@ impl<T: Send + Sync + 'static> Single<T> {
         *self.lock() = State::Closed;
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(&*self.lock(), State::Closed)
+    }
+
     fn start<F>(
         self: &Arc<Self>,
         state: &mut State<T>,
