@@ -113,6 +113,11 @@ impl History {
         self.last.as_ref().is_some_and(|last| now.previous_id.as_ref() == Some(&last.id))
     }
 
+    /// Returns the poll in which evictions were told last.
+    pub(super) fn evictions_told(&self) -> Option<SystemTime> {
+        self.evictions_told
+    }
+
     /// Returns what a poll says. `now` is `None` if the server refuses `INFO`.
     pub(super) fn judge(&self, now: Option<&Observation>, canary: Canary) -> Option<Verdict> {
         let (Some(last), Some(now)) = (&self.last, now) else { return by_canary(canary) };
