@@ -4,13 +4,13 @@
 use std::time::{Duration, SystemTime};
 
 use redis::Connection;
-use tower_dedup::adapter::{DedupAdapter, LossKind};
+use tower_dedup::adapter::{DedupAdapter, LossKind, Released};
 
 use super::redis_failover::{adapters, end, go_on, loads, recover};
-use super::redis_load::{LedgerKind, Load};
+use super::redis_load::{LedgerKind, Load, RECOVERED};
 use super::redis_server::assert_fails_in_time;
 use crate::support::redis::{Cluster, SentinelSet};
-use crate::support::{dedup_key, terms};
+use crate::support::{FIRST, dedup_key, on_claim, terms, until};
 
 /// The primary stops, is replaced, and goes on as if nothing had happened.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -86,6 +86,37 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
         assert!(verdict.doubled > 0, "both primaries served: {verdict:#?}");
         assert!(verdict.losses.iter().any(|loss| loss.kind == LossKind::Rewound), "{verdict:#?}");
     }
+}
+
+/// On arrival, a lost release is the one way to lose an event. A release counts only once a replica has
+/// it: here the new primary has the claim, and it never gets the first release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_release_on_arrival_survives_the_primary() {
+    let set = SentinelSet::start_linked(&[]);
+    let adapter = adapters(&set.url(), 1).await.remove(0);
+    let (key, claim) = ([dedup_key("undone")], on_claim(&terms()));
+    assert_eq!(adapter.claim(&key, &claim).await.unwrap(), [FIRST]);
+    let primary = set.primary().unwrap();
+    let has_claim = |number: &usize| set.servers()[*number].run(&["EXISTS", "dedup:test:undone"]);
+    until(|| (0..3).all(|number| has_claim(&number))).await;
+
+    set.cut_from_peers(primary);
+    let unknown = adapter.release(&key, &claim).await.unwrap_err();
+    assert!(unknown.is_transient(), "{unknown:?}");
+    set.servers()[primary].kill();
+    set.heal(primary);
+    set.failover_from(primary).await;
+    // As the layer does, which repeats a release until its outcome is known.
+    let released = async {
+        loop {
+            if let Ok(released) = adapter.release(&key, &claim).await {
+                return released;
+            }
+        }
+    };
+    let released = tokio::time::timeout(RECOVERED, released).await.expect("an end");
+    assert_eq!(released, [Released::Released]);
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), [FIRST]);
 }
 
 fn clients(admin: &mut Connection) -> Vec<u64> {
