@@ -90,9 +90,7 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
 
 /// On arrival, a lost release is the one way to lose an event. A release counts only once a replica has
 /// it: here the new primary has the claim, and it never gets the first release.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sentinel_release_on_arrival_survives_the_primary() {
-    let set = SentinelSet::start_linked(&[]);
+async fn release_survives(set: &SentinelSet, isolate: impl Fn(usize), heal: impl Fn(usize)) {
     let adapter = adapters(&set.url(), 1).await.remove(0);
     let (key, claim) = ([dedup_key("undone")], on_claim(&terms()));
     assert_eq!(adapter.claim(&key, &claim).await.unwrap(), [FIRST]);
@@ -100,11 +98,11 @@ async fn sentinel_release_on_arrival_survives_the_primary() {
     let has_claim = |number: &usize| set.servers()[*number].run(&["EXISTS", "dedup:test:undone"]);
     until(|| (0..3).all(|number| has_claim(&number))).await;
 
-    set.cut_from_peers(primary);
+    isolate(primary);
     let unknown = adapter.release(&key, &claim).await.unwrap_err();
     assert!(unknown.is_transient(), "{unknown:?}");
     set.servers()[primary].kill();
-    set.heal(primary);
+    heal(primary);
     set.failover_from(primary).await;
     // As the layer does, which repeats a release until its outcome is known.
     let released = async {
@@ -117,6 +115,26 @@ async fn sentinel_release_on_arrival_survives_the_primary() {
     let released = tokio::time::timeout(RECOVERED, released).await.expect("an end");
     assert_eq!(released, [Released::Released]);
     assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), [FIRST]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_release_on_arrival_survives_a_primary_that_was_cut_off() {
+    let set = SentinelSet::start_linked(&[]);
+    release_survives(&set, |primary| set.cut_from_peers(primary), |primary| set.heal(primary))
+        .await;
+}
+
+/// The primary says that it has no replica.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_release_on_arrival_survives_a_primary_that_has_lost_its_replicas() {
+    let set = SentinelSet::start();
+    let others = |primary| set.servers().iter().enumerate().filter(move |(it, _)| *it != primary);
+    let isolate = |primary: usize| {
+        others(primary).for_each(|(_, replica)| replica.stop());
+        set.servers()[primary].run::<()>(&["CLIENT", "KILL", "TYPE", "replica"]);
+    };
+    let heal = |primary| others(primary).for_each(|(_, replica)| replica.cont());
+    release_survives(&set, isolate, heal).await;
 }
 
 fn clients(admin: &mut Connection) -> Vec<u64> {
