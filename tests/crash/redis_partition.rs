@@ -4,13 +4,13 @@
 use std::time::{Duration, SystemTime};
 
 use redis::Connection;
-use tower_dedup::adapter::{DedupAdapter, LossKind};
+use tower_dedup::adapter::{DedupAdapter, LossKind, Released};
 
 use super::redis_failover::{adapters, end, go_on, loads, recover};
-use super::redis_load::{LedgerKind, Load};
+use super::redis_load::{LedgerKind, Load, RECOVERED};
 use super::redis_server::assert_fails_in_time;
 use crate::support::redis::{Cluster, SentinelSet};
-use crate::support::{dedup_key, terms};
+use crate::support::{FIRST, dedup_key, on_claim, terms, until};
 
 /// The primary stops, is replaced, and goes on as if nothing had happened.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -65,8 +65,9 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
     let mut admin = set.servers()[primary].connection().unwrap();
     let known = clients(&mut admin);
     let second = adapters(&set.url(), 1).await.remove(0);
-    let load = Load::start(LedgerKind::Lease, vec![first, second]);
-    load.until_acknowledged(100).await;
+    let kinds = [LedgerKind::Lease, LedgerKind::OnArrival];
+    let loads = kinds.map(|kind| Load::start(kind, vec![first.clone(), second.clone()]));
+    go_on(&loads).await;
 
     let cut_at = SystemTime::now();
     set.cut_from_peers(primary);
@@ -75,15 +76,65 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
     for client in clients(&mut admin).into_iter().filter(|client| !known.contains(client)) {
         let _ = redis::cmd("CLIENT").arg("KILL").arg("ID").arg(client).exec(&mut admin);
     }
-    load.until_acknowledged(200).await;
+    go_on(&loads).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     set.heal(primary);
     set.settled(2).await;
-    load.until_told(cut_at).await;
-    load.deliver_new(32).await;
-    let verdict = load.end().await;
-    assert!(verdict.doubled > 0, "both primaries served: {verdict:#?}");
-    assert!(verdict.losses.iter().any(|loss| loss.kind == LossKind::Rewound), "{verdict:#?}");
+    tokio::join!(loads[0].until_told(cut_at), loads[1].until_told(cut_at));
+    recover(&loads).await;
+    for verdict in end(&loads).await {
+        assert!(verdict.doubled > 0, "both primaries served: {verdict:#?}");
+        assert!(verdict.losses.iter().any(|loss| loss.kind == LossKind::Rewound), "{verdict:#?}");
+    }
+}
+
+/// On arrival, a lost release is the one way to lose an event. A release counts only once a replica has
+/// it: here the new primary has the claim, and it never gets the first release.
+async fn release_survives(set: &SentinelSet, isolate: impl Fn(usize), heal: impl Fn(usize)) {
+    let adapter = adapters(&set.url(), 1).await.remove(0);
+    let (key, claim) = ([dedup_key("undone")], on_claim(&terms()));
+    assert_eq!(adapter.claim(&key, &claim).await.unwrap(), [FIRST]);
+    let primary = set.primary().unwrap();
+    let has_claim = |number: &usize| set.servers()[*number].run(&["EXISTS", "dedup:test:undone"]);
+    until(|| (0..3).all(|number| has_claim(&number))).await;
+
+    isolate(primary);
+    let unknown = adapter.release(&key, &claim).await.unwrap_err();
+    assert!(unknown.is_transient(), "{unknown:?}");
+    set.servers()[primary].kill();
+    heal(primary);
+    set.failover_from(primary).await;
+    // As the layer does, which repeats a release until its outcome is known.
+    let released = async {
+        loop {
+            if let Ok(released) = adapter.release(&key, &claim).await {
+                return released;
+            }
+        }
+    };
+    let released = tokio::time::timeout(RECOVERED, released).await.expect("an end");
+    assert_eq!(released, [Released::Released]);
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), [FIRST]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_release_on_arrival_survives_a_primary_that_was_cut_off() {
+    let set = SentinelSet::start_linked(&[]);
+    release_survives(&set, |primary| set.cut_from_peers(primary), |primary| set.heal(primary))
+        .await;
+}
+
+/// The primary says that it has no replica.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sentinel_release_on_arrival_survives_a_primary_that_has_lost_its_replicas() {
+    let set = SentinelSet::start();
+    let others = |primary| set.servers().iter().enumerate().filter(move |(it, _)| *it != primary);
+    let isolate = |primary: usize| {
+        others(primary).for_each(|(_, replica)| replica.stop());
+        set.servers()[primary].run::<()>(&["CLIENT", "KILL", "TYPE", "replica"]);
+    };
+    let heal = |primary| others(primary).for_each(|(_, replica)| replica.cont());
+    release_survives(&set, isolate, heal).await;
 }
 
 fn clients(admin: &mut Connection) -> Vec<u64> {

@@ -55,8 +55,6 @@ impl Rounds {
     ///
     /// The first error of a primary. The other primaries were polled.
     pub(super) async fn run(&mut self, connections: &Connections) -> Result<(), Error> {
-        // The calls report a server that may not be used.
-        let _ = connections.check().await;
         let nodes = nodes(connections).await?;
         let infos = nodes.iter().map(|node| self.questions.info(connections, &node.primary));
         let infos = join_all(infos).await;

@@ -33,6 +33,8 @@ pub(super) struct Durability {
 /// The durable calls to one primary.
 pub(super) struct Lane {
     link: Arc<Link>,
+    /// The connection for most calls, which is checked regularly.
+    main: Arc<Link>,
     durability: Durability,
     queue: Mutex<Queue>,
     /// The number of replicas, and when it was read.
@@ -53,8 +55,8 @@ struct Waiting {
 }
 
 impl Lane {
-    pub(super) fn new(link: Arc<Link>, durability: Durability) -> Arc<Self> {
-        Arc::new(Self { link, durability, queue: Mutex::default(), count: Mutex::default() })
+    pub(super) fn new(link: Arc<Link>, main: Arc<Link>, durability: Durability) -> Arc<Self> {
+        Arc::new(Self { link, main, durability, queue: Mutex::default(), count: Mutex::default() })
     }
 
     /// Asks the server again, if the lane is connected.
@@ -182,7 +184,8 @@ impl Lane {
                 count
             }
         };
-        Ok(count.min(1))
+        // A primary that has just lost its replicas may be replaced by one of them.
+        Ok(u32::from(count > 0 || self.main.had_replicas()))
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

@@ -23,6 +23,9 @@ use crate::observe;
 
 /// How long the verdict about an unfit server holds. Then a call asks the server again.
 const VERDICT_HOLDS: Duration = Duration::from_secs(1);
+/// How long a server that has lost its replicas is expected to get them back. A failover that chooses one
+/// of them takes less.
+const REPLICAS_MISSED: Duration = Duration::from_secs(30);
 
 /// Where a link leads.
 #[derive(Clone)]
@@ -38,6 +41,8 @@ pub(super) struct Link {
     connect_timeout: Duration,
     evictable: bool,
     live: Arc<Single<Live>>,
+    /// When a server at the other end last had a replica.
+    replicas_seen: Mutex<Option<Instant>>,
 }
 
 /// An open connection.
@@ -66,6 +71,7 @@ impl Link {
             connect_timeout: options.connect_timeout,
             evictable: options.evictable,
             live: Single::new(),
+            replicas_seen: Mutex::default(),
         })
     }
 
@@ -230,8 +236,22 @@ impl Link {
         if matches!(self.target, Target::Sentinel(_)) && !info.is_master() {
             self.live.forget(live);
         }
+        self.note_replicas(&info);
         live.judge(info.fault(self.evictable, self.in_cluster()));
         Ok(())
+    }
+
+    fn note_replicas(&self, info: &ServerInfo) {
+        if info.replicas() > 0 {
+            let mut seen = self.replicas_seen.lock().unwrap_or_else(PoisonError::into_inner);
+            *seen = Some(Instant::now());
+        }
+    }
+
+    /// Returns `true` if the server has a replica, or had one lately.
+    pub(super) fn had_replicas(&self) -> bool {
+        let seen = self.replicas_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_some_and(|seen| seen.elapsed() < REPLICAS_MISSED)
     }
 
     /// Returns the number of replicas that take the server's writes now.
@@ -258,6 +278,7 @@ impl Link {
             warn_without_info();
         }
         let info = info.unwrap_or_default();
+        self.note_replicas(&info);
         let live = Live {
             connection,
             address,

@@ -32,11 +32,9 @@ pub(super) struct Node {
 impl Node {
     pub(super) fn new(target: &Target, options: &RedisOptions) -> Self {
         let durability = durability(options);
+        let link = Link::new(target.clone(), options, Duration::ZERO);
         let lane = Link::new(target.clone(), options, durability.bound);
-        Self {
-            link: Link::new(target.clone(), options, Duration::ZERO),
-            lane: Lane::new(lane, durability),
-        }
+        Self { lane: Lane::new(lane, Arc::clone(&link), durability), link }
     }
 
     /// `asking` is set if the slot of the key is on its way to this node.
