@@ -188,8 +188,8 @@ impl CallTerms {
         self
     }
 
-    /// Notes that a key of the call is complete, before its response is read.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    /// Notes that a key of the call is complete, before its response and the other keys are read.
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     pub(super) fn note_duplicate(&self) {
         if let Some(note) = &self.duplicate_note {
             let _ = note.set(());

@@ -17,7 +17,7 @@ use tower_dedup::adapter::{
     StoredResponse, Token,
 };
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::{BoxError, DedupLayer, ErrorKind};
+use tower_dedup::{BoxError, DedupLayer, ErrorKind, OnUnavailable};
 
 use crate::support::redis::{Server, command};
 use crate::support::{dedup_key, on_claim, sorted_keys, terms};
@@ -206,7 +206,8 @@ async fn value_has_39_bytes_and_outlives_retention_and_lease_by_an_hour() {
         let expected = ms + HOUR;
         assert!((expected - 20_000..=expected).contains(&left()), "{}", left());
         adapter.release(&keys, mine).await.unwrap();
-        assert!(left() <= mine.retention().as_millis() as u64 + HOUR);
+        let most = mine.retention() + Duration::from_millis(HOUR);
+        assert!(Duration::from_millis(left()) <= most);
         assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
     }
     adapter.claim(&keys, &on_claim(&long)).await.unwrap();
@@ -390,6 +391,38 @@ async fn missing_right_is_a_refusal() {
     // Certain for all keys of a call, so the call is certain too.
     let error = own.adapter.claim(&sorted_keys("many", 300), &terms()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
+}
+
+/// A layer that fails open runs no handler for an event that is known to be a duplicate, although the other
+/// key of the call failed.
+#[tokio::test]
+async fn known_duplicate_never_runs_unprotected() {
+    let own = Own::new().await;
+    own.adapter.complete(&[dedup_key("known")], &terms()).await.unwrap();
+    own.server.run::<()>(&[
+        "ACL",
+        "SETUSER",
+        "default",
+        "resetkeys",
+        &format!("~{}", name("known")),
+    ]);
+    let runs = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let runs = Arc::clone(&runs);
+        service_fn(move |_: Request<Full<Bytes>>| {
+            runs.fetch_add(1, Ordering::Relaxed);
+            async { Ok::<_, BoxError>(Response::new(String::new())) }
+        })
+    };
+    let layer = DedupLayer::new(by_pair(), own.adapter.clone());
+    let service = layer.on_unavailable(OnUnavailable::Open).layer(handler);
+    for (pair, status, expected) in
+        [("known=new", 503, 0), ("new=known", 503, 0), ("new=new2", 200, 1)]
+    {
+        let request = Request::post("/").body(Full::from(pair)).unwrap();
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert_eq!((response.status().as_u16(), runs.load(Ordering::Relaxed)), (status, expected));
+    }
 }
 
 /// A namespace, and an id for each identity: `key=second`.

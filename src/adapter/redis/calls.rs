@@ -110,7 +110,12 @@ impl Shared {
             .arg(sections)
             .arg(u8::from(only_look));
         let reply = Reply::read(self.connections.run(&call, CLAIMING).await?, CLAIMING)?;
-        claimed(&reply, terms.fetch())
+        let claimed = claimed(&reply, terms.fetch())?;
+        if matches!(claimed, Claimed::Duplicate(_)) {
+            // Another key of the call may fail, and no handler may run for a known duplicate.
+            terms.note_duplicate();
+        }
+        Ok(claimed)
     }
 
     pub(super) async fn release(

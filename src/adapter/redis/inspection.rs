@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use serde::{Deserialize, Serialize};
 
 use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
 use super::super::replies::Entry;
@@ -33,9 +32,7 @@ const MAX_COUNTED: usize = 100_000;
 /// How many keys one step visits.
 const STEP: usize = 1_000;
 
-/// Where a list goes on. Its text is JSON.
-#[derive(Debug, Serialize, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
+/// Where a list goes on. Its text is a JSON array of its fields.
 struct Place {
     primary: String,
     /// The position of `SCAN`; `None` after the last one.
@@ -50,12 +47,13 @@ impl Place {
     }
 
     fn text(&self) -> String {
-        // A struct of texts and numbers always serializes.
-        serde_json::to_string(self).unwrap_or_default()
+        // Texts and numbers always serialize.
+        serde_json::to_string(&(&self.primary, self.scan, &self.left)).unwrap_or_default()
     }
 
     fn read(cursor: &Cursor) -> Option<Self> {
-        let place: Self = serde_json::from_str(cursor.as_str()).ok()?;
+        let (primary, scan, left) = serde_json::from_str(cursor.as_str()).ok()?;
+        let place = Self { primary, scan, left };
         (place.text() == cursor.as_str()).then_some(place)
     }
 }
