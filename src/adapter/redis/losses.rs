@@ -33,7 +33,7 @@ pub struct StoreLoss {
     /// Writes acknowledged from this time on may be lost, by this machine's clock. The Unix epoch if
     /// writes of any age may be lost: always for `Emptied` and `Evicted`.
     pub since: SystemTime,
-    /// The last poll that showed no loss, by this machine's clock. The loss happened after it.
+    /// The loss happened after this poll, by this machine's clock.
     pub last_intact: SystemTime,
     /// When the loss was found, by this machine's clock.
     pub found_at: SystemTime,

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use super::canary::CanaryKey;
 use super::connections::Connections;
 use super::history::History;
-use super::losses::{LossLog, StoreLoss};
+use super::losses::{LossKind, LossLog, StoreLoss};
 use super::topology::{Info, Node, Questions, nodes};
 use crate::error::Error;
 
@@ -104,11 +104,13 @@ impl Rounds {
                 shard.gone_at = None;
                 continue;
             }
-            let continues = |(_, info): &&(Node, Result<Info, Error>)| matches!(info, Ok(Info::Primary(now)) if shard.history.is_continued_by(now));
             let slot = shard.canary.as_ref().map(CanaryKey::slot);
+            let continues = free.iter().position(|(_, info)| {
+                let Ok(Info::Primary(now)) = info else { return false };
+                shard.history.is_continued_by(now)
+            });
             let owns = |(node, _): &&(Node, _)| slot.is_some_and(|slot| node.owns(slot));
-            let successor = free.iter().position(|it| continues(it));
-            if let Some(at) = successor.or_else(|| free.iter().position(|it| owns(it))) {
+            if let Some(at) = continues.or_else(|| free.iter().position(owns)) {
                 shard.address.clone_from(&free.remove(at).0.primary.address);
                 shard.gone_at = None;
             } else {
@@ -174,7 +176,11 @@ impl Poller<'_> {
             kind: verdict.kind,
             primary: shard.address.clone(),
             since: verdict.since.unwrap_or(SystemTime::UNIX_EPOCH),
-            last_intact: shard.polled_at,
+            // Evictions of the last minute are told together.
+            last_intact: match shard.history.evictions_told() {
+                Some(told) if verdict.kind == LossKind::Evicted => told,
+                _ => shard.polled_at,
+            },
             found_at: SystemTime::now(),
         });
         if found.is_bad() {
