@@ -215,7 +215,7 @@ mod outcome;
 mod postgres;
 mod purge;
 #[cfg(feature = "redis")]
-mod redis;
+mod redis_store;
 mod run;
 mod settings;
 mod shadow;
@@ -240,7 +240,7 @@ pub(crate) use postgres::{not_encrypted, session_not_terminated};
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};
 #[cfg(feature = "redis")]
-pub(crate) use redis::{redis_is_unfit, redis_without_info};
+pub(crate) use redis_store::{redis_is_unfit, redis_without_info};
 pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;

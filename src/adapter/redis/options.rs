@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::url::Endpoint;
+use super::url::{Endpoint, checked_prefix};
 use crate::error::{ConfigError, Error, check, valid};
 
 /// How a [`RedisAdapter`](super::RedisAdapter) works. Set before the adapter exists.
@@ -37,8 +37,10 @@ pub struct RedisOptions {
     pub(super) sentinel_username: Option<String>,
     pub(super) sentinel_password: Option<Secret>,
     /// Certificates of certificate authorities, as PEM.
+    #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
     pub(super) root_certificates: Option<Vec<u8>>,
     /// A certificate of ours and its key, as PEM.
+    #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
     pub(super) client_certificate: Option<(Vec<u8>, Secret)>,
 }
 
@@ -55,7 +57,9 @@ impl RedisOptions {
             follow_every: Some(Duration::from_secs(1)),
             sentinel_username: None,
             sentinel_password: None,
+            #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
             root_certificates: None,
+            #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
             client_certificate: None,
         }
     }
@@ -266,13 +270,6 @@ impl Default for RedisOptions {
 fn at_least_1_ms(bound: Duration, setting: &'static str) -> Result<Duration, ConfigError> {
     check(bound >= Duration::from_millis(1), setting, "at least 1 ms")?;
     Ok(bound)
-}
-
-pub(super) fn checked_prefix(prefix: &str) -> Result<String, ConfigError> {
-    let is_valid = matches!(prefix.len(), 1..=32)
-        && prefix.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
-    check(is_valid, "prefix", "1 to 32 characters of `A-Z a-z 0-9 _ . -`")?;
-    Ok(prefix.to_owned())
 }
 
 /// A password or a private key. `Debug` does not show it.

@@ -12,8 +12,7 @@ use std::fmt;
 
 use percent_encoding::percent_decode_str;
 
-use super::options::checked_prefix;
-use crate::error::{ConfigError, Error};
+use crate::error::{ConfigError, Error, check};
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -187,6 +186,14 @@ fn read_query(query: &str) -> Result<Option<String>, ConfigError> {
         }
     }
     Ok(prefix)
+}
+
+/// Returns a prefix that matches `[A-Za-z0-9_.-]{1,32}`.
+pub(super) fn checked_prefix(prefix: &str) -> Result<String, ConfigError> {
+    let is_valid = matches!(prefix.len(), 1..=32)
+        && prefix.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
+    check(is_valid, "prefix", "1 to 32 characters of `A-Z a-z 0-9 _ . -`")?;
+    Ok(prefix.to_owned())
 }
 
 fn decode(text: &str) -> Result<String, ConfigError> {
