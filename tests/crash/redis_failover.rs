@@ -113,7 +113,7 @@ async fn loads_with(url: &str, options: RedisOptions) -> [Arc<Load>; 2] {
 
 /// Waits until both loads have delivered for a while.
 pub(super) async fn go_on(loads: &[Arc<Load>; 2]) {
-    tokio::join!(loads[0].until_acknowledged(100), loads[1].until_acknowledged(100));
+    tokio::join!(loads[0].until_acknowledged(60), loads[1].until_acknowledged(60));
 }
 
 /// Waits until new events are acknowledged under both ledgers. Returns how long that took.

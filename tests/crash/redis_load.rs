@@ -245,6 +245,10 @@ impl Load {
             "{:?}: {sent} events, {doubled} doubled, slowest {slowest:?}, {answers:?}",
             self.kind
         );
+        for loss in &losses {
+            let lasts = loss.found_at.duration_since(loss.since).unwrap_or_default();
+            println!("  {} at {}, {lasts:?}", loss.kind.as_str(), loss.primary);
+        }
         Verdict { doubled, losses, answers }
     }
 
