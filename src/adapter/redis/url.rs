@@ -245,7 +245,8 @@ mod tests {
         let endpoint = Endpoint::read("redis://h?dedup_prefix=shop").ok().unwrap();
         assert_eq!(endpoint.prefix.unwrap(), "shop");
         assert_eq!(config_error("redis://h?protocol=resp3"), ConfigError::UnknownUrlParameter);
-        assert_eq!(config_error("redis://:secret?x@h"), ConfigError::UnknownUrlParameter);
+        assert_eq!(config_error("redis://:secret?x@h"), ConfigError::InvalidUrl);
+        assert_eq!(config_error("redis://h?secret@h"), ConfigError::UnknownUrlParameter);
         assert!(matches!(
             config_error("redis://h?dedup_prefix=a%3Ab"),
             ConfigError::InvalidSetting { setting: "prefix", .. }
