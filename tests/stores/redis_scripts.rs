@@ -32,11 +32,7 @@ struct Own {
 
 impl Own {
     async fn new() -> Self {
-        Self::with(&[]).await
-    }
-
-    async fn with(directives: &[&str]) -> Self {
-        let server = Server::start_with(directives);
+        let server = Server::start();
         let options = RedisOptions::new().follow_every(None);
         let adapter = RedisAdapter::connect_with(&server.url(), options).await.unwrap();
         Self { adapter, server }
@@ -61,6 +57,9 @@ impl Own {
         let golden = include_str!("../../src/adapter/redis/lua/golden.txt");
         let start = format!("-- lua/{script}.lua\n");
         let text = golden.split("\n\n").find_map(|text| text.strip_prefix(&start)).unwrap();
+        // Servers before 7.0 do not know the line with the script's flags.
+        let knows_flags = self.server.version() >= (7, 0, 0);
+        let text = if knows_flags { text } else { text.split_once('\n').unwrap().1 };
         let mut eval = command(&["EVAL", text.trim_end(), "1", &name(id)]);
         for arg in args {
             eval.arg(*arg);
@@ -202,7 +201,10 @@ async fn value_has_39_bytes_and_outlives_retention_and_lease_by_an_hour() {
             (value.len(), &value[..5], &value[23..]),
             (39, &[1, 2, 0, 0, 1][..], &[7; 16][..])
         );
-        assert_eq!(own.server.run::<String>(&["OBJECT", "ENCODING", &name("a")]), "embstr");
+        // One allocation. Valkey 8.1 replies `raw`.
+        let encoding: String = own.server.run(&["OBJECT", "ENCODING", &name("a")]);
+        let is_valkey = own.server.info("valkey_version").is_some();
+        assert!(encoding == "embstr" || is_valkey, "{encoding}");
         let expected = ms + HOUR;
         assert!((expected - 20_000..=expected).contains(&left()), "{}", left());
         adapter.release(&keys, mine).await.unwrap();
@@ -373,6 +375,12 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
     own.server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = adapter.claim(&[dedup_key("new")], &terms()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Full);
+    if own.server.version() < (7, 0, 0) {
+        // This server refuses every script that writes.
+        let error = adapter.complete(&keys[..1], &mine).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full);
+        return;
+    }
     assert_eq!(adapter.complete(&keys[..1], &mine).await.unwrap(), [Completed::Held]);
     assert_eq!(adapter.release(&keys[1..2], &mine).await.unwrap(), [Released::Released]);
     assert_eq!(adapter.release(&keys[3..], &at_once).await.unwrap(), [Released::Released]);
@@ -484,9 +492,12 @@ async fn one_of_racing_processes_gets_both_identities_of_an_event() {
 
 #[tokio::test]
 async fn statistics_of_a_large_database_are_estimated() {
-    let own = Own::with(&["enable-debug-command yes"]).await;
+    let own = Own::new().await;
     let adapter = &own.adapter;
-    own.server.run::<()>(&["DEBUG", "POPULATE", "300000", "other", "1"]);
+    let others = "for i = 1, 100000 do redis.call('SET', 'other:' .. ARGV[1] .. i, 1) end";
+    for part in ["a", "b", "c"] {
+        own.server.run::<()>(&["EVAL", others, "0", part]);
+    }
     let keys = sorted_keys("many", 4_096);
     let mine = terms();
     adapter.claim(&keys, &mine).await.unwrap();

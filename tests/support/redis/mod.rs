@@ -335,8 +335,8 @@ fn field_of(info: &str, field: &str) -> Option<String> {
     values.next().map(|value| value.trim_end().to_owned())
 }
 
-/// How long servers have to reach a state. A failover takes two to four seconds.
-const BOUND: Duration = Duration::from_secs(30);
+/// How long servers have to reach a state. A failover takes two to four seconds on an idle machine.
+const BOUND: Duration = Duration::from_secs(60);
 
 /// Waits until `ready` returns a value. Blocks.
 #[track_caller]
