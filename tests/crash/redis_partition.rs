@@ -65,8 +65,9 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
     let mut admin = set.servers()[primary].connection().unwrap();
     let known = clients(&mut admin);
     let second = adapters(&set.url(), 1).await.remove(0);
-    let load = Load::start(LedgerKind::Lease, vec![first, second]);
-    load.until_acknowledged(100).await;
+    let kinds = [LedgerKind::Lease, LedgerKind::OnArrival];
+    let loads = kinds.map(|kind| Load::start(kind, vec![first.clone(), second.clone()]));
+    go_on(&loads).await;
 
     let cut_at = SystemTime::now();
     set.cut_from_peers(primary);
@@ -75,15 +76,16 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
     for client in clients(&mut admin).into_iter().filter(|client| !known.contains(client)) {
         let _ = redis::cmd("CLIENT").arg("KILL").arg("ID").arg(client).exec(&mut admin);
     }
-    load.until_acknowledged(200).await;
+    go_on(&loads).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     set.heal(primary);
     set.settled(2).await;
-    load.until_told(cut_at).await;
-    load.deliver_new(32).await;
-    let verdict = load.end().await;
-    assert!(verdict.doubled > 0, "both primaries served: {verdict:#?}");
-    assert!(verdict.losses.iter().any(|loss| loss.kind == LossKind::Rewound), "{verdict:#?}");
+    tokio::join!(loads[0].until_told(cut_at), loads[1].until_told(cut_at));
+    recover(&loads).await;
+    for verdict in end(&loads).await {
+        assert!(verdict.doubled > 0, "both primaries served: {verdict:#?}");
+        assert!(verdict.losses.iter().any(|loss| loss.kind == LossKind::Rewound), "{verdict:#?}");
+    }
 }
 
 fn clients(admin: &mut Connection) -> Vec<u64> {
