@@ -74,9 +74,9 @@ impl Place {
             Self::Redis(prefix) => {
                 let offset = if column == "first_seen_at" { 5 } else { 11 };
                 let past = SystemTime::now() - Duration::from_secs(seconds.into());
-                let ms = past.duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+                let ms = past.duration_since(UNIX_EPOCH).unwrap().as_millis();
                 let mut set = redis::cmd("SETRANGE");
-                set.arg(format!("{prefix}:test:{id}")).arg(offset).arg(&ms.to_be_bytes()[2..]);
+                set.arg(format!("{prefix}:test:{id}")).arg(offset).arg(&ms.to_be_bytes()[10..]);
                 set.exec(&mut connection(shared()).unwrap()).unwrap();
             }
         }
