@@ -15,8 +15,8 @@ pub(crate) const HELD: &str = "a live lease does not go to another token";
 /// Returns the properties; those of reachability only where the faults of the model allow them.
 pub(crate) fn of(protocol: &Protocol) -> Vec<Property<Protocol>> {
     let mut properties = vec![
-        Property::always(RAN, |protocol, state| has_run(protocol, state)),
-        Property::always(ONCE, |protocol, state| runs_once(protocol, state)),
+        Property::always(RAN, has_run),
+        Property::always(ONCE, runs_once),
         Property::always(KEPT, |_, state: &State| !state.store.forgot),
         Property::always(HELD, |_, state: &State| !state.store.stole),
         Property::sometimes("a duplicate is acknowledged", |_, state| {

@@ -214,7 +214,12 @@ mod tests {
     }
 
     fn addresses(url: &str) -> Vec<String> {
-        Endpoint::read(url).ok().expect(url).addresses.iter().map(Address::to_string).collect()
+        Endpoint::read(url)
+            .unwrap_or_else(|_| panic!("{url}"))
+            .addresses
+            .iter()
+            .map(Address::to_string)
+            .collect()
     }
 
     #[test]
