@@ -32,9 +32,6 @@ const COMPLETING: &str = "completing keys";
 const FORGETTING: &str = "forgetting a key";
 const ALLOWING: &str = "allowing a rerun";
 
-/// The reply of a script that cannot read the value.
-const UNREADABLE: i64 = -1;
-
 /// How many keys of one call are sent at once.
 const MAX_CONCURRENT: usize = 64;
 
@@ -142,15 +139,18 @@ impl Shared {
             self.call(&script::RELEASE, key).arg(terms.token().as_bytes()).arg(u8::from(on_claim));
         // If a failover loses this release, the retry is a duplicate, and its handler never runs.
         let reply = if on_claim {
-            self.connections.run_durably(&call, RELEASING).await?
+            self.connections.run_durably(&call, RELEASING).await
         } else {
-            self.connections.run(&call, RELEASING).await?
+            self.connections.run(&call, RELEASING).await
         };
-        if matches!(&reply, Value::Array(values) if *values == [Value::Int(UNREADABLE)]) {
-            // This token has not claimed such a row, and the other keys of the call are released.
-            return Ok(Released::NotHeld);
+        let released = reply.and_then(|reply| {
+            Reply::read(reply, RELEASING)?.one_of(&[Released::Released, Released::NotHeld])
+        });
+        match released {
+            // This token has not claimed an unreadable value. An error would be repeated for minutes.
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Released::NotHeld),
+            released => released,
         }
-        Reply::read(reply, RELEASING)?.one_of(&[Released::Released, Released::NotHeld])
     }
 
     pub(super) async fn renew(
@@ -465,7 +465,7 @@ mod tests {
             Value::Int(0),
             Value::Okay,
             array(Vec::new()),
-            array(vec![Value::Int(UNREADABLE)]),
+            array(vec![Value::Int(-1)]),
             array(vec![Value::Int(3)]),
             array(vec![Value::Nil]),
             array(vec![Value::Int(0)]),

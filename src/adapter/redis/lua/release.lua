@@ -5,9 +5,9 @@
 local reply = {0}
 if token ~= ARGV[2] or complete ~= (ARGV[3] == '1') then
   reply = {1}
-  if not force then return reply end
   -- An earlier attempt may have released the row on another connection. `WAIT` waits for this write, which
   -- follows that one.
+  if not force or token then return reply end
   if not stored then
     redis.call('SET', key, '', 'PX', 1000)
     redis.call('DEL', key)
