@@ -20,8 +20,14 @@ pub(crate) trait Topology: Send + Sync + 'static {
     fn primaries() -> Vec<String>;
 
     fn options() -> RedisOptions {
-        RedisOptions::new()
+        patient()
     }
+}
+
+/// The bounds are not under test here, and the machine may be busy.
+fn patient() -> RedisOptions {
+    let bound = Duration::from_secs(10);
+    RedisOptions::new().call_timeout(2 * bound).response_timeout(bound).connect_timeout(bound)
 }
 
 pub(crate) struct OnServer;
@@ -73,7 +79,7 @@ impl Topology for OnReplicas {
     }
 
     fn options() -> RedisOptions {
-        RedisOptions::new().wait_replicas(1, Duration::from_secs(1))
+        patient().wait_replicas(1, Duration::from_secs(5))
     }
 }
 
@@ -127,6 +133,6 @@ impl<T: Topology> SharedStore for On<T> {
     }
 
     async fn attach(address: &str) -> Arc<RedisAdapter> {
-        Arc::new(RedisAdapter::connect(address).await.unwrap())
+        Arc::new(RedisAdapter::connect_with(address, patient()).await.unwrap())
     }
 }
