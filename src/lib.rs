@@ -2,7 +2,13 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The guide links to items behind features, so rustdoc checks its links with these features only.
 #![cfg_attr(
-    not(all(feature = "postgres", feature = "sqlite", feature = "testing", feature = "verify")),
+    not(all(
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "testing",
+        feature = "verify"
+    )),
     allow(rustdoc::broken_intra_doc_links)
 )]
 // Not in `[lints]` of Cargo.toml, because tests and examples may unwrap.
@@ -82,6 +88,9 @@ pub mod guide {
     #[doc = include_str!("docs/sqlite.md")]
     pub mod sqlite {}
 
+    #[doc = include_str!("docs/redis.md")]
+    pub mod redis {}
+
     #[doc = include_str!("docs/testing.md")]
     pub mod testing {}
 
@@ -143,5 +152,20 @@ pub use purger::{Purger, PurgerHandle};
 pub use sqlx;
 
 /// The crate redis, in the version whose connections this crate takes.
+///
+/// Use this name, or depend on the same version. Under another version of redis, a connection is a type that
+/// this crate does not know, and the compiler reports "mismatched types".
+///
+/// ```no_run
+/// # async fn example() -> Result<(), tower_dedup::BoxError> {
+/// use tower_dedup::adapter::RedisAdapter;
+/// use tower_dedup::redis::Client;
+///
+/// let client = Client::open("redis://127.0.0.1:6379/0")?;
+/// let adapter = RedisAdapter::new(client.get_multiplexed_async_connection().await?);
+/// # let _ = adapter;
+/// # Ok(())
+/// # }
+/// ```
 #[cfg(feature = "redis")]
 pub use redis;

@@ -1,4 +1,4 @@
-//! The effects of the handlers: one row per run, in the store that holds the keys.
+//! The effects of the handlers: one row per run, in the store that holds the keys or in `--effects`.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -9,8 +9,8 @@ use serde::Serialize;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, Postgres};
 use sqlx::sqlite::{
-    Sqlite, SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions,
-    SqliteSynchronous,
+    Sqlite, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
+    SqlitePoolOptions, SqliteSynchronous,
 };
 use sqlx::{Database, Result};
 use tokio::sync::Mutex;
@@ -86,14 +86,16 @@ impl Table for Postgres {
 }
 
 impl Effects {
-    /// Opens the table in the store at this URL. An adapter has connected to the store before.
+    /// Opens the table in the database at this URL.
     pub(crate) async fn connect(url: &str) -> Result<Self> {
         if url.starts_with("memory:") {
             return Ok(Self::Memory(Arc::default()));
         }
         if url.starts_with("sqlite:") {
-            // The adapter has created the file in WAL mode.
-            let options = url.parse::<SqliteConnectOptions>()?.synchronous(SqliteSynchronous::Full);
+            let options = url.parse::<SqliteConnectOptions>()?.create_if_missing(true);
+            // As the adapter opens its own file.
+            let options = options.journal_mode(SqliteJournalMode::Wal);
+            let options = options.synchronous(SqliteSynchronous::Full);
             let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
             sqlx::query(CREATE).execute(&pool).await?;
             return Ok(Self::Sqlite(pool));

@@ -4,14 +4,19 @@
 //! cargo run --example receiver
 //! cargo run --example receiver -- --listen 127.0.0.1:8080 --store memory: --ledger on-arrival
 //! cargo run --example receiver -- --store postgres://… --ledger transactional
+//! cargo run --example receiver -- --store redis://127.0.0.1:6379 --effects sqlite://effects.db
 //! ```
 //!
-//! `scripts/postgres` starts a server for the last one, and prints its URL.
+//! `scripts/postgres` and `scripts/redis` start a server, and print its URL.
 //!
 //! Every preset of [`provider::ALL`] has a route with its name and methods: `/webhooks/github`,
 //! `/webhooks/standard-webhooks` and so on. The effect of an event is one row in the table `effects` of
 //! the same store. The handler writes one row per run, and `GET /effects` counts the rows of every key.
 //! The same delivery twice gets 200 twice, and has one effect.
+//!
+//! `--effects URL` keeps the effects in another database. A store that loses keys then loses no effects,
+//! so an event that ran twice shows as two rows. Redis has no table: with it, the default is the file
+//! `effects.db`, which the receivers of one folder share.
 //!
 //! `GET /` is a page for the browser: it shows every delivery and its outcome, and has buttons that
 //! deliver events. It is served under an IP address, `localhost` or `--public-url` only. Whoever reaches
@@ -122,9 +127,14 @@ struct Options {
     /// The address to listen on.
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-    /// The store for keys and effects: `memory:`, `sqlite://FILE` or `postgres://…`.
+    /// The store for the keys: `memory:`, `sqlite://FILE`, `postgres://…`, `redis://…`,
+    /// `redis+sentinel://…` or `redis+cluster://…`.
     #[arg(long, default_value = "sqlite://dedup.db")]
     store: String,
+    /// The database for the effects: `sqlite://FILE` or `postgres://…` [default: the store; for Redis,
+    /// `sqlite://effects.db`].
+    #[arg(long, value_name = "URL")]
+    effects: Option<String>,
     /// When a key becomes permanent.
     #[arg(long, value_enum, default_value = "lease")]
     ledger: LedgerKind,
@@ -175,6 +185,7 @@ async fn main() -> ExitCode {
 
 async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     let url = options.store.as_str();
+    let effects = effects_url(&options)?;
     let metrics = metrics::install()?;
     let verifiers = secrets::verifiers(env::vars_os(), options.public_url.as_deref())?;
     let running = Running::default();
@@ -218,7 +229,7 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     };
     // The first call creates the table, and fails if the store does not work.
     store.stats().await?;
-    let effects = Effects::connect(url).await?;
+    let effects = Effects::connect(effects).await?;
     let setup = Setup {
         store: store_in_words(url),
         ledger: options.ledger.in_words(),
@@ -279,11 +290,33 @@ impl LedgerKind {
     }
 }
 
+/// Returns the URL of the database for the effects. Effects in a file are right for receivers of one
+/// machine only; several machines name a Postgres.
+fn effects_url(options: &Options) -> Result<&str, String> {
+    match &options.effects {
+        None if is_redis(&options.store) => Ok("sqlite://effects.db"),
+        None => Ok(&options.store),
+        Some(_) if matches!(options.ledger, LedgerKind::Transactional) => {
+            Err("--ledger transactional writes the effects to the store: leave --effects out"
+                .into())
+        }
+        Some(url) if url.starts_with("sqlite:") || url.starts_with("postgres") => Ok(url),
+        Some(_) => Err("--effects needs a database: sqlite://FILE or postgres://…".into()),
+    }
+}
+
+fn is_redis(url: &str) -> bool {
+    url.starts_with("redis") || url.starts_with("valkey")
+}
+
 /// Returns the kind of the store. Its URL may have a password.
 fn store_in_words(url: &str) -> &'static str {
     match url.split(':').next() {
         Some("memory") => "memory",
         Some("sqlite") => "SQLite",
+        Some(scheme) if scheme.ends_with("+sentinel") => "Redis with Sentinel",
+        Some(scheme) if scheme.ends_with("+cluster") => "Redis Cluster",
+        _ if is_redis(url) => "Redis",
         _ => "Postgres",
     }
 }

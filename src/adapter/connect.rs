@@ -17,6 +17,7 @@ use crate::error::{ConfigError, Error};
 /// | `redis+cluster://host:port,host:port` | `RedisAdapter` over a cluster | `redis` |
 ///
 /// `rediss` in place of `redis` stands for TLS. It needs the feature `tls-rustls` or `tls-native-tls`.
+/// `valkey` and `valkeys` are other names of both.
 ///
 /// # Errors
 ///

@@ -5,6 +5,8 @@ mod doctor_postgres;
 mod doctor_sqlite;
 mod key;
 mod keys;
+mod redis;
+mod redis_rights;
 mod roles;
 mod secrets;
 #[path = "../support/mod.rs"]

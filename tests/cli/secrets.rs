@@ -2,6 +2,7 @@
 
 use crate::command::{command, end_of, run};
 use crate::support::postgres::shared;
+use crate::support::redis::shared as shared_redis;
 use crate::support::sqlite_url;
 
 const SECRET: &str = "s3cr3t-p4ssw0rd";
@@ -12,6 +13,11 @@ async fn no_error_contains_the_password_of_the_url() {
     let wrong = format!("postgres://no_such_role:{SECRET}@{server}");
     let slow = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("postgres://app:{SECRET}@{}/app", slow.local_addr().unwrap());
+    let redis = shared_redis().split_once("://").unwrap().1;
+    let redis_wrong = format!("redis://no_such_role:{SECRET}@{redis}");
+    let redis_silent = format!("redis://app:{SECRET}@{}", slow.local_addr().unwrap());
+    let sentinel_silent =
+        format!("redis+sentinel://app:{SECRET}@{}/mymaster", slow.local_addr().unwrap());
     for (url, code) in [
         (&*wrong, 4),
         (&*silent, 3),
@@ -23,6 +29,18 @@ async fn no_error_contains_the_password_of_the_url() {
         (&format!("postgres://app@host/app?sslmode={SECRET}"), 2),
         (&format!("postgres://app@host/app?dedup_table={SECRET}"), 2),
         (&format!("{SECRET}://app@host/app"), 2),
+        (&redis_wrong, 4),
+        (&redis_silent, 3),
+        (&sentinel_silent, 3),
+        (&format!("redis://app:{SECRET}@127.0.0.1:1"), 3),
+        (&format!("rediss://app:{SECRET}@127.0.0.1:1"), 3),
+        (&format!("redis+cluster://app:{SECRET}@127.0.0.1:1,127.0.0.1:2"), 3),
+        (&format!("redis+sentinel://app:{SECRET}@127.0.0.1:1,127.0.0.1:2/mymaster"), 3),
+        (&format!("redis://app:{SECRET}@no-such-host.invalid"), 3),
+        (&format!("redis://app:{SECRET}@[bad"), 2),
+        (&format!("redis://app:{SECRET}@host:port"), 2),
+        (&format!("redis://app:{SECRET}@host/{SECRET}"), 2),
+        (&format!("redis://host/?dedup_prefix={SECRET}:"), 2),
         (SECRET, 2),
         ("", 2),
         ("memory:", 2),

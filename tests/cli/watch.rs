@@ -15,14 +15,14 @@ use crate::support::postgres::{Schema, Server};
 use crate::support::{sorted_keys, sqlite_url, terms};
 
 /// A command that watches.
-struct Watch {
+pub(crate) struct Watch {
     lines: Lines<BufReader<ChildStdout>>,
     /// Killed when it is dropped.
     process: Child,
 }
 
 impl Watch {
-    fn start(store: &str, args: &[&str]) -> Self {
+    pub(crate) fn start(store: &str, args: &[&str]) -> Self {
         let mut command = Command::from(command());
         command.env("TOWER_DEDUP_STORE", store).args(["watch", "--every", "100ms"]).args(args);
         command.stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
@@ -32,7 +32,7 @@ impl Watch {
     }
 
     /// Returns the next line of which this is true.
-    async fn until(&mut self, is: impl Fn(&str) -> bool) -> String {
+    pub(crate) async fn until(&mut self, is: impl Fn(&str) -> bool) -> String {
         let found = tokio::time::timeout(Duration::from_secs(60), async {
             loop {
                 let line = self.lines.next_line().await.unwrap().expect("the command goes on");

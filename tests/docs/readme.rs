@@ -128,6 +128,38 @@ fn cited_tests_exist() {
     assert!(cited >= 20, "only {cited} tests are cited: has the form of the links changed?");
 }
 
+/// Each cell of the table of topologies has a mark, and each mark has its tests, or says why it has none.
+#[test]
+fn tests_of_redis_topologies_exist() {
+    const REDIS: &str = include_str!("../../src/docs/redis.md");
+    let rows = table(REDIS, "topology");
+    let mut marks = std::collections::BTreeSet::new();
+    for row in &rows[2..] {
+        for cell in row.trim_matches('|').split('|').skip(2) {
+            let (_, mark) = cell.trim().rsplit_once(" (R").expect(cell);
+            marks.insert(mark.trim_end_matches(')').to_owned());
+        }
+    }
+    assert!(marks.len() >= 7, "{marks:?}");
+    let mut cited = 0;
+    for mark in marks {
+        let line = REDIS.lines().find(|line| line.starts_with(&format!("| R{mark} | ")));
+        let tests = line.unwrap_or_else(|| panic!("no row R{mark}")).split(" | ").nth(1).unwrap();
+        if tests.starts_with("none: ") {
+            continue;
+        }
+        for test in tests.trim_end_matches(" |").split(", ") {
+            let (name, file) = test.split_once(" in ").expect(test);
+            let (name, file) = (name.trim_matches('`'), file.trim_matches('`'));
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+            let source = std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no {file}"));
+            assert!(source.contains(&format!("fn {name}(")), "no test `{name}` in {file}");
+            cited += 1;
+        }
+    }
+    assert!(cited >= 10, "only {cited} tests are cited: has their form changed?");
+}
+
 /// Files that the README links to exist.
 #[test]
 fn linked_files_exist() {

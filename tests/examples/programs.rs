@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use tower_dedup::provider;
 
 use crate::support::postgres::Schema;
+use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::sqlite_url;
 
 const KEY: &[u8] = b"what ack_fast is told to ask for";
@@ -194,9 +195,12 @@ pub(super) fn effect(id: &str, count: u64) -> Value {
 
 /// Two receivers on one store: every event takes effect once.
 async fn receivers(store: &str, ledger: &str) {
-    let args = ["--store", store, "--ledger", ledger];
+    receivers_with(&["--store", store, "--ledger", ledger], ledger).await;
+}
+
+async fn receivers_with(args: &[&str], ledger: &str) {
     // The receivers start together and race to create their tables.
-    let start = || Server::start("receiver", &args);
+    let start = || Server::start("receiver", args);
     let (one, other) = tokio::join!(start(), start());
     assert_eq!(one.deliver("msg_1", "").await, first());
     assert_eq!(other.deliver("msg_1", "").await, duplicate());
@@ -240,6 +244,58 @@ async fn receivers_on_sqlite_transactional() {
     let dir = tempfile::tempdir().unwrap();
     let url = sqlite_url(dir.path());
     receivers(&url, "transactional").await;
+}
+
+/// The effects are not in the store: a store that has lost its keys shows.
+#[tokio::test]
+async fn receivers_on_redis_keep_their_effects_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let effects = sqlite_url(dir.path());
+    for ledger in ["lease", "on-arrival"] {
+        let store = with_prefix(shared(), &fresh_prefix());
+        let schema = Schema::fresh();
+        let effects = if ledger == "lease" { effects.clone() } else { schema.url() };
+        let args = ["--store", &store, "--ledger", ledger, "--effects", &effects];
+        receivers_with(&args, ledger).await;
+        let effects = ["--store", "memory:", "--effects", &effects];
+        let receiver = Server::start("receiver", &effects).await;
+        assert_eq!(receiver.deliver("msg_1", "").await, first());
+        let counted = receiver.get("/effects").await;
+        assert!(counted.as_array().unwrap().contains(&effect("msg_1", 2)), "{counted}");
+        receiver.stop().await;
+    }
+}
+
+/// Redis has no table for effects, so they are in a file.
+#[tokio::test]
+async fn receiver_on_redis_has_a_file_of_effects() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = with_prefix(shared(), &fresh_prefix());
+    let start = async || {
+        let mut receiver = example("receiver");
+        Server::spawn(receiver.current_dir(dir.path()).args(["--store", &store])).await
+    };
+    let (one, other) = tokio::join!(start(), start());
+    assert_eq!(one.deliver("msg_1", "").await, first());
+    assert_eq!(other.deliver("msg_1", "").await, duplicate());
+    assert_eq!(other.get("/effects").await, json!([effect("msg_1", 1)]));
+    one.stop().await;
+    other.stop().await;
+    assert!(dir.path().join("effects.db").exists());
+}
+
+#[tokio::test]
+async fn receiver_refuses_effects_that_it_cannot_keep() {
+    let store = with_prefix(shared(), &fresh_prefix());
+    for (args, why) in [
+        (&["--store", &*store, "--effects", &*store][..], "--effects needs a database"),
+        (&["--store", &*store, "--ledger", "transactional"], "needs a database"),
+        (&["--ledger", "transactional", "--effects", "sqlite://effects.db"], "leave --effects out"),
+    ] {
+        let (succeeded, said) =
+            run("receiver", &[args, &["--listen", "127.0.0.1:0"]].concat()).await;
+        assert!(!succeeded && said.contains(why), "{said}");
+    }
 }
 
 /// Without options the store is a file in the current folder, and a restart opens it again.

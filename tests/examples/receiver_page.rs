@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::programs::{Server, answer, duplicate, effect, first, run};
 use crate::support::postgres::Schema;
+use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::sqlite_url;
 
 /// The rows of a section of the page: the texts of their cells.
@@ -63,7 +64,11 @@ impl Server {
 
 /// Presses every button, and reads on the page what each has done.
 async fn buttons(store: &str, ledger: &str) {
-    let args = ["--store", store, "--ledger", ledger, "--compare-payload"];
+    buttons_with(&["--store", store], ledger).await;
+}
+
+async fn buttons_with(args: &[&str], ledger: &str) {
+    let args = [args, &["--ledger", ledger, "--compare-payload"]].concat();
     let receiver = Server::start("receiver", &args).await;
     let page = receiver.page("").await;
     assert!(page.contains(r#"<meta http-equiv="refresh" content="2">"#), "{page}");
@@ -121,7 +126,7 @@ async fn buttons(store: &str, ledger: &str) {
     let facts = rows(&facts, "Look up an event");
     assert!(facts.iter().any(|row| row[0].contains("complete since")), "{facts:?}");
     for page in [page, receiver.page("?id=").await] {
-        assert!(!page.contains(store), "the URL of the store may have a password");
+        assert!(!page.contains(args[1]), "the URL of the store may have a password");
         for outside in ["<script", "<link", "src=", "://"] {
             assert!(!page.contains(outside), "{outside}: {page}");
         }
@@ -148,6 +153,13 @@ async fn buttons_on_postgres_lease() {
 #[tokio::test]
 async fn buttons_on_postgres_transactional() {
     buttons(&Schema::fresh().url(), "transactional").await;
+}
+
+#[tokio::test]
+async fn buttons_on_redis() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, effects) = (with_prefix(shared(), &fresh_prefix()), sqlite_url(dir.path()));
+    buttons_with(&["--store", &store, "--effects", &effects], "lease").await;
 }
 
 /// In shadow every delivery reaches the handler, and the page shows the verdict.

@@ -311,12 +311,12 @@ async fn urls_that_name_no_file_are_refused() {
         let refused = SqliteAdapter::connect(url).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Config, "{url}");
     }
-    let secret = "redis://user:secret@host/";
+    let secret = "mysql://user:secret@host/";
     let Err(refused) = tower_dedup::adapter::connect(secret).await else { panic!("connected") };
     let shown = format!("{refused} {refused:?}");
     assert!(!shown.contains("secret"), "{shown}");
     let cause = std::error::Error::source(&refused).unwrap().downcast_ref::<ConfigError>();
-    assert_eq!(cause, Some(&ConfigError::UnknownScheme("redis".to_owned())));
+    assert_eq!(cause, Some(&ConfigError::UnknownScheme("mysql".to_owned())));
     let missing = SqliteAdapter::connect("sqlite:///nonexistent/folder/x.db").await.unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::Unavailable);
 }

@@ -1,5 +1,5 @@
 //! Shared parts of tests: a service to wrap, requests to send, and a store that fails on demand.
-#![allow(dead_code, reason = "every test takes a part of it")]
+#![allow(dead_code, unused_imports, reason = "every test takes a part of it")]
 
 pub(crate) mod cluster;
 pub(crate) mod effects;

@@ -5,6 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures_util::future::join_all;
+use redis::{Cmd, Value};
+
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
@@ -138,6 +141,25 @@ impl RedisAdapter {
     pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
         let shared = self.shared()?;
         shared.follower.stored_losses(&shared.connections).await
+    }
+
+    /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
+    /// (`host:port`) and the reply of each. A reply that does not come ends with the call's timeout.
+    ///
+    /// # Errors
+    ///
+    /// The primaries are not known: neither a Sentinel nor a node of the cluster replies.
+    pub async fn ask_primaries(
+        &self,
+        command: &Cmd,
+    ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
+        let Shared { connections, .. } = self.shared()?;
+        let primaries = connections.primaries().await?;
+        let replies = primaries.into_iter().map(|primary| async move {
+            let reply = connections.ask(&primary, command, "asking a primary").await;
+            (primary.address, reply)
+        });
+        Ok(join_all(replies).await)
     }
 
     fn shared(&self) -> Result<&Shared, Error> {

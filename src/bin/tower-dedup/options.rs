@@ -30,7 +30,8 @@ pub(crate) struct Options {
 
 #[derive(Args)]
 pub(crate) struct Global {
-    /// The store: `sqlite://FILE` or `postgres://…`.
+    /// The store: `sqlite://FILE`, `postgres://…`, `redis://…`, `redis+sentinel://…` or
+    /// `redis+cluster://…`.
     // The text is no value of clap's, whose errors and help would print it with its password.
     #[arg(
         long,
@@ -40,7 +41,7 @@ pub(crate) struct Global {
         hide_env_values = true
     )]
     pub(crate) store: Option<String>,
-    /// The table, if not `webhook_deliveries`.
+    /// The table, if not `webhook_deliveries`; SQLite and Postgres only.
     #[arg(long, global = true, value_name = "NAME", value_parser = Identifier::new)]
     pub(crate) table: Option<Identifier>,
     /// The table's schema, if not found by the search path; Postgres only.
@@ -89,7 +90,7 @@ pub(crate) enum Command {
     /// The next delivery of each event runs. Refused for an event that is running. An event with two
     /// identities runs only if both are given.
     Rerun(Rerun),
-    /// Deletes keys that expired at least an hour ago.
+    /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
     Purge {
         /// How many keys one statement deletes. Fewer keys hold locks for a shorter time.
         #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]

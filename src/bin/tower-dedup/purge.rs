@@ -21,14 +21,19 @@ pub(crate) async fn purge(
     output: Output,
 ) -> Result<bool, Failure> {
     let store = target.open(Access::Write).await?;
+    let expires_keys = store.adapter.abilities().expires_keys;
     let purged = purge_open(&store, keys_per_statement).await;
     store.close().await;
     let purged = purged?;
-    output.print(&Purged { purged }, || format!("{purged} keys purged"))?;
+    let note = if expires_keys { ": the store deletes expired keys by itself" } else { "" };
+    output.print(&Purged { purged }, || format!("{purged} keys purged{note}"))?;
     Ok(true)
 }
 
 async fn purge_open(store: &Store, keys_per_statement: u32) -> Result<u64, Failure> {
+    if store.adapter.abilities().expires_keys {
+        return Ok(store.adapter.purge(keys_per_statement).await?.deleted);
+    }
     // The expired keys, with those that expired within the last hour, which stay. The bar is drawn on
     // a terminal only.
     let expired = store.adapter.stats().await.map(|stats| stats.expired).unwrap_or_default();

@@ -1,5 +1,7 @@
 //! [`Target`]: the store that the command line names, and how it is opened.
 
+mod redis;
+
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use tower_dedup::sqlx::{self, AssertSqlSafe, ConnectOptions, Connection};
 
 use crate::failure::{Failure, REFUSED, UNAVAILABLE};
 use crate::options::Global;
+pub(crate) use redis::Redis;
 
 pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
 
@@ -24,6 +27,7 @@ pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migr
 pub(crate) enum Target {
     Postgres(Postgres),
     Sqlite(Sqlite),
+    Redis(Redis),
 }
 
 pub(crate) struct Postgres {
@@ -46,7 +50,7 @@ pub(crate) enum Access {
     Write,
 }
 
-/// An open store, whose table exists.
+/// An open store, whose table exists if it has one.
 pub(crate) struct Store {
     pub(crate) adapter: Arc<dyn MaintenanceAdapter>,
     timeout: Duration,
@@ -57,6 +61,8 @@ enum Pools {
     Postgres(PgPool, PgTable),
     /// With the pool of a store that is open for reading; the adapter has the pool otherwise.
     Sqlite(Option<SqlitePool>),
+    /// The adapter has the connections.
+    Redis,
 }
 
 /// Where the table is in Postgres.
@@ -121,9 +127,12 @@ impl Target {
                 let connect = connect.busy_timeout(timeout);
                 Ok(Self::Sqlite(Sqlite { url: url.to_owned(), options, connect, timeout }))
             }
+            scheme if redis::is_redis(scheme) => Ok(Self::Redis(Redis::new(url, global)?)),
             "memory" => Err(Failure::usage("a memory store exists only in its own process")),
             "" => Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE")),
-            _ => Err(Failure::usage("the store is no URL of the kind sqlite: or postgres:")),
+            _ => {
+                Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:"))
+            }
         }
     }
 
@@ -132,6 +141,7 @@ impl Target {
         match self {
             Self::Postgres(postgres) => postgres.open().await,
             Self::Sqlite(sqlite) => sqlite.open(access).await,
+            Self::Redis(redis) => redis.open().await,
         }
     }
 
@@ -147,6 +157,11 @@ impl Target {
             }
             Self::Sqlite(sqlite) if !sqlite.path().exists() => Ok(TableState::Missing),
             Self::Sqlite(sqlite) => sqlite.table(&mut sqlite.connect().await?).await,
+            // It has no table. A server that is away is an error here too.
+            Self::Redis(redis) => {
+                redis.open().await?.close().await;
+                Ok(TableState::Current)
+            }
         }
     }
 
@@ -168,6 +183,7 @@ impl Target {
                 adapter.close().await;
                 Ok(migrated?)
             }
+            Self::Redis(_) => Ok(()),
         }
     }
 
@@ -181,10 +197,16 @@ impl Target {
                 let pool = SqlitePoolOptions::new().connect_lazy_with(sqlite.connect.clone());
                 SqliteAdapter::with_options(pool, sqlite.options.clone()).schema_sql()
             }
+            Self::Redis(_) => Vec::new(),
         }
     }
 
-    /// Returns the table's name as in `schema.table`.
+    /// Returns `false` for Redis.
+    pub(crate) fn has_table(&self) -> bool {
+        !matches!(self, Self::Redis(_))
+    }
+
+    /// Returns the table's name as in `schema.table`; for Redis, what all keys begin with.
     pub(crate) fn table_name(&self) -> String {
         match self {
             Self::Postgres(postgres) => match postgres.options.schema_name() {
@@ -192,6 +214,7 @@ impl Target {
                 None => postgres.options.table_name().to_string(),
             },
             Self::Sqlite(sqlite) => sqlite.options.table_name().to_string(),
+            Self::Redis(redis) => redis.prefix(),
         }
     }
 }
@@ -201,11 +224,11 @@ impl Store {
     pub(crate) fn postgres(&self) -> Option<(&PgPool, &PgTable)> {
         match &self.pools {
             Pools::Postgres(pool, table) => Some((pool, table)),
-            Pools::Sqlite(_) => None,
+            Pools::Sqlite(_) | Pools::Redis => None,
         }
     }
 
-    /// Closes the connections: those of Postgres within `--timeout`, because the network may be silent.
+    /// Closes the connections: those to a server within `--timeout`, because the network may be silent.
     pub(crate) async fn close(&self) {
         match &self.pools {
             Pools::Postgres(pool, _) => {
@@ -221,6 +244,9 @@ impl Store {
                 if let Some(pool) = pool {
                     pool.close().await;
                 }
+            }
+            Pools::Redis => {
+                let _ = tokio::time::timeout(self.timeout, self.adapter.close()).await;
             }
         }
     }

@@ -7,6 +7,8 @@ use crate::failure::Failure;
 use crate::output::{Output, bytes, span, table};
 use crate::store::{Access, TableState, Target};
 
+const WITHOUT_TABLE: &str = "a Redis store has no table: there is nothing to make";
+
 #[derive(Serialize)]
 struct Schema {
     table: String,
@@ -16,6 +18,9 @@ struct Schema {
 pub(crate) fn schema(target: &Target, output: Output) -> Result<bool, Failure> {
     let schema = Schema { table: target.table_name(), statements: target.schema_sql() };
     output.print(&schema, || {
+        if !target.has_table() {
+            return format!("-- {WITHOUT_TABLE}");
+        }
         let statements = schema.statements.iter().map(|statement| statement.trim_end());
         statements.map(|statement| format!("{statement};")).collect::<Vec<_>>().join("\n")
     })?;
@@ -34,6 +39,7 @@ pub(crate) async fn check(target: &Target, output: Output) -> Result<bool, Failu
     let (state, text) = match target.table_state().await? {
         TableState::Missing => ("missing", "the table is missing: run `tower-dedup migrate`"),
         TableState::Older => ("older", "the table is older: run `tower-dedup migrate`"),
+        TableState::Current if !target.has_table() => ("current", WITHOUT_TABLE),
         TableState::Current => ("current", "the table is current"),
     };
     output
@@ -46,7 +52,11 @@ pub(crate) async fn migrate(target: &Target, output: Output) -> Result<bool, Fai
     if changed {
         target.migrate().await?;
     }
-    let text = if changed { "the table is made" } else { "the table is current" };
+    let text = match changed {
+        true => "the table is made",
+        false if target.has_table() => "the table is current",
+        false => WITHOUT_TABLE,
+    };
     let migration = Migration { table: target.table_name(), state: "current", changed };
     output.print(&migration, || text.to_owned())?;
     Ok(true)

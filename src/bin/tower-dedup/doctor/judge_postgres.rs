@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::postgres::{Facts, Pooler, Server, Table};
-use super::{Finding, judge_purge, judge_table};
+use super::{Finding, judge_clock, judge_purge, judge_table};
 use crate::options::Doctor;
 use crate::output::{printable, span};
 
@@ -11,9 +11,6 @@ use crate::output::{printable, span};
 const OLDEST: i32 = 130_000;
 /// A delivery waits for two statements, and for its own work.
 const SLOW: Duration = Duration::from_millis(20);
-/// Signatures of senders are valid for five minutes.
-const CLOCK_ERROR: f64 = 300.0;
-const CLOCK_WARNING: f64 = 5.0;
 /// A lane is a connection beside the pool. A runtime has two, and four while the store is slow.
 const LANES: u64 = 4;
 /// A handler's statement, and its pause between two statements, may take this long.
@@ -40,7 +37,7 @@ pub(super) fn judge(facts: &Facts, asked: &Doctor) -> Vec<Finding> {
         findings.push(autovacuum(server, table));
     }
     findings.extend(facts.stats.as_ref().map(judge_purge));
-    findings.push(clock(facts.clock_ahead));
+    findings.push(judge_clock(facts.clock_ahead));
     findings.push(connections(server, asked));
     findings.push(timeouts(server));
     findings
@@ -237,24 +234,6 @@ fn autovacuum(server: &Server, table: &Table) -> Finding {
         );
     }
     Finding::ok(CHECK, found)
-}
-
-fn clock(ahead: f64) -> Finding {
-    let found = if ahead.abs() < 0.1 {
-        "the server's clock agrees with this machine's".to_owned()
-    } else {
-        let direction = if ahead < 0.0 { "behind" } else { "ahead of" };
-        format!("the server's clock is {:.1} s {direction} this machine's", ahead.abs())
-    };
-    let advice = "use NTP on both: the store's clock ends leases and retentions, and this machine's \
-                  clock checks the time of signatures";
-    if ahead.abs() >= CLOCK_ERROR {
-        Finding::error("clock", found, advice)
-    } else if ahead.abs() >= CLOCK_WARNING {
-        Finding::warning("clock", found, advice)
-    } else {
-        Finding::ok("clock", found)
-    }
 }
 
 fn connections(server: &Server, asked: &Doctor) -> Finding {

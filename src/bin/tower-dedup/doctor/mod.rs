@@ -1,9 +1,11 @@
-//! `doctor`: facts are gathered ([`postgres`], [`sqlite`]), then judged ([`judge_postgres`],
-//! [`judge_sqlite`]).
+//! `doctor`: facts are gathered ([`postgres`], [`sqlite`], [`redis`]), then judged ([`judge_postgres`],
+//! [`judge_sqlite`], [`judge_redis`]).
 
 mod judge_postgres;
+mod judge_redis;
 mod judge_sqlite;
 mod postgres;
+mod redis;
 mod sqlite;
 
 use std::time::Duration;
@@ -19,6 +21,10 @@ use crate::store::{TableState, Target};
 /// Rounds over a large table begin up to about 13 h apart: a round, and a pause of 6.6 h at most after it. A
 /// lag beyond this means that nothing purges.
 const LONGEST_LAG: Duration = PURGE_GRACE.saturating_add(Duration::from_secs(24 * 3_600));
+
+/// Signatures of senders are valid for five minutes.
+const CLOCK_ERROR: f64 = 300.0;
+const CLOCK_WARNING: f64 = 5.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -74,6 +80,7 @@ pub(crate) async fn doctor(
             judge_postgres::judge(&postgres::gather(postgres).await?, options)
         }
         Target::Sqlite(sqlite) => judge_sqlite::judge(&sqlite::gather(sqlite).await?),
+        Target::Redis(redis) => judge_redis::judge(&redis::gather(redis).await?),
     };
     for finding in &findings {
         output.print(finding, || finding.text())?;
@@ -120,6 +127,25 @@ fn judge_purge(stats: &Result<Stats, String>) -> Finding {
             format!("the statistics cannot be read: {error}"),
             "see this error, and the other lines",
         ),
+    }
+}
+
+/// Judges how far the server's clock is ahead of this machine's, in seconds.
+fn judge_clock(ahead: f64) -> Finding {
+    let found = if ahead.abs() < 0.1 {
+        "the server's clock agrees with this machine's".to_owned()
+    } else {
+        let direction = if ahead < 0.0 { "behind" } else { "ahead of" };
+        format!("the server's clock is {:.1} s {direction} this machine's", ahead.abs())
+    };
+    let advice = "use NTP on both: the store's clock ends leases and retentions, and this machine's \
+                  clock checks the time of signatures";
+    if ahead.abs() >= CLOCK_ERROR {
+        Finding::error("clock", found, advice)
+    } else if ahead.abs() >= CLOCK_WARNING {
+        Finding::warning("clock", found, advice)
+    } else {
+        Finding::ok("clock", found)
     }
 }
 
