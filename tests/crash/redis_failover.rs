@@ -155,7 +155,8 @@ async fn killed(
     let loads = loads_with(&primaries.url(), options).await;
     let mut recovered = Vec::new();
     for turn in 0..kills {
-        go_on(&loads).await;
+        // Senders may still wait for the releases of the last turn.
+        recover(&loads).await;
         let (primary, replicas) = primaries.primary(turn);
         let servers = primaries.servers();
         let alone = if turn % 2 == 0 { &replicas[..] } else { &[] };
