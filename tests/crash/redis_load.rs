@@ -210,14 +210,12 @@ impl Load {
         for sender in ended {
             sender.unwrap();
         }
-        self.settle().await;
         let sent = self.sent.load(Ordering::SeqCst);
         // To another process than before.
         let again =
             stream::iter(0..sent).for_each_concurrent(4 * SENDERS, |event| self.deliver(event, 1));
         let again = tokio::time::timeout(FOR_EVER, again).await;
         assert!(again.is_ok(), "events are not acknowledged again: {:?}", self.answers());
-        self.settle().await;
 
         let known =
             ["200 handler", "200 duplicate", "500 handler", "503 in-flight", "503 unavailable"];
@@ -254,7 +252,7 @@ impl Load {
 
     /// Waits until no write continues in the background. On arrival a release continues for 20 s if
     /// the store does not hold its claim; that is nothing to wait for.
-    async fn settle(&self) {
+    pub(super) async fn settle(&self) {
         for handle in self.handles.iter().filter(|_| self.kind == LedgerKind::Lease) {
             let drained = tokio::time::timeout(FOR_EVER, handle.drain()).await;
             assert!(drained.is_ok(), "{} writes hang", handle.pending_writes());

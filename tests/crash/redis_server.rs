@@ -109,7 +109,9 @@ async fn silent_server_fails_calls_in_time_and_serves_again() {
     // What was sent before is executed by now, and the adapters have not opened new connections forever.
     let clients: usize = server.info("connected_clients").unwrap().parse().unwrap();
     assert!(clients <= 20, "{clients} connections of four adapters");
-    for verdict in end(&loads).await {
+    let verdicts = end(&loads).await;
+    loads[0].settle().await;
+    for verdict in verdicts {
         assert_undisturbed(&verdict);
         assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
     }
