@@ -20,6 +20,7 @@ use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{BoxError, DedupLayer, ErrorKind, OnUnavailable};
 
 use crate::support::redis::{Server, command};
+use crate::support::time_travel::shift_redis;
 use crate::support::{dedup_key, on_claim, sorted_keys, terms};
 
 const HOUR: u64 = 3_600_000;
@@ -519,6 +520,17 @@ async fn one_of_racing_processes_gets_both_identities_of_an_event() {
     let own = Own::new().await;
     let runs = runs_of_pairs!(DedupLayer::on_arrival, own);
     assert!(runs.iter().all(|runs| *runs == 1), "on arrival: {runs:?}");
+    // Long after, an operator lets all of them run again.
+    let mut connection = own.server.connection().unwrap();
+    shift_redis(&mut connection, "dedup", -2 * 86_400_000);
+    let listed = own.adapter.list(&ListFilter::new(), None, 10_000).await.unwrap();
+    let mut keys: Vec<_> = listed.keys.into_iter().map(|(key, _)| key).collect();
+    keys.sort();
+    assert_eq!((keys.len(), listed.next), (600, None));
+    let allowed = own.adapter.allow_rerun(&keys, &order()).await.unwrap();
+    assert!(allowed.iter().all(|reply| *reply == RerunReply::Allowed));
+    let runs = runs_of_pairs!(DedupLayer::on_arrival, own);
+    assert!(runs.iter().all(|runs| *runs == 1), "again: {runs:?}");
     own.server.run::<()>(&["FLUSHALL"]);
     let runs = runs_of_pairs!(DedupLayer::new, own);
     assert!(runs.iter().all(|runs| *runs == 1), "under a lease: {runs:?}");
