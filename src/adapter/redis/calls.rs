@@ -204,10 +204,10 @@ impl Shared {
         let call = self.call(&script::FORGET, key).arg(header);
         // If a failover loses it, the redelivery is a duplicate.
         let reply = self.connections.run_durably(&call, FORGETTING).await?;
-        // A missing value was deleted by an earlier attempt of this call, or by another operator.
+        // After a lost reply, the value may be missing because an earlier attempt has deleted it.
         Reply::read(reply, FORGETTING)?.one_of(&[
             Forgotten::Removed,
-            Forgotten::Removed,
+            Forgotten::Missing,
             Forgotten::InFlight,
         ])
     }
