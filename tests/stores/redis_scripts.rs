@@ -187,24 +187,6 @@ async fn repeated_command_allows_one_rerun() {
     run(true).await;
 }
 
-/// The reply to the first command was lost, and the event was delivered again before the repetition.
-#[tokio::test]
-async fn repeated_forget_deletes_no_later_row() {
-    let own = Own::new().await;
-    let (adapter, keys) = (&own.adapter, [dedup_key("a")]);
-    adapter.complete(&keys, &terms()).await.unwrap();
-    let header = own.value("a")[..39].to_vec();
-    let forget = |force: &[u8]| own.eval("forget", "a", &[force, &header]);
-    assert_eq!(forget(b"0"), [0]);
-    assert_eq!(forget(b"0"), [1]);
-    let before = own.changes();
-    assert_eq!(forget(b"1"), [1]);
-    assert!(own.changes() > before);
-    adapter.claim(&keys, &terms()).await.unwrap();
-    assert_eq!(forget(b"1"), [2]);
-    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
-}
-
 /// A key is small, and Redis deletes it an hour after its retention and after its lease.
 #[tokio::test]
 async fn value_has_39_bytes_and_outlives_retention_and_lease_by_an_hour() {
@@ -299,8 +281,10 @@ async fn unreadable_value_is_corrupt_and_stays_until_it_is_forgotten() {
         assert_eq!(listed.unreadable == 0, is_header_readable || value.is_empty(), "{value:?}");
         let stats = adapter.stats().await.unwrap();
         assert_eq!((stats.rows, stats.in_flight >= 1), (rows, true), "{stats:?}");
-        assert_eq!(adapter.forget(&dedup_key("bad")).await.unwrap(), Forgotten::Removed);
-        assert_eq!(adapter.get(&dedup_key("bad")).await.unwrap(), None);
+        // Its header may say that a live lease holds it.
+        let is_leased = value.len() >= 39 && value[0] == 1 && value[1] & 3 == 2;
+        let expected = if is_leased { Forgotten::InFlight } else { Forgotten::Removed };
+        assert_eq!(adapter.forget(&dedup_key("bad")).await.unwrap(), expected, "{value:?}");
     }
     own.set("bad", b"none");
     // One bad key among good ones: which of those were claimed is unknown.

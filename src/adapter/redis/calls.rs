@@ -21,7 +21,7 @@ use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
 use super::script::{self, Script, ScriptCall};
-use super::value::{Data, HEADER, Row, data_sections, event_type_section, rerun_section};
+use super::value::{Data, data_sections, event_type_section, rerun_section};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -194,17 +194,9 @@ impl Shared {
     }
 
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        let (now, value) = self.value(key, FORGETTING).await?;
-        let Some(value) = value else { return Ok(Forgotten::Missing) };
-        // An unreadable value is no lease of this version, and blocks its event until it is deleted.
-        if Row::read(&value).is_some_and(|row| row.is_leased(now)) {
-            return Ok(Forgotten::InFlight);
-        }
-        let header = &value[..value.len().min(HEADER)];
-        let call = self.call(&script::FORGET, key).arg(header);
+        let call = self.call(&script::FORGET, key);
         // If a failover loses it, the redelivery is a duplicate.
-        let reply = self.connections.run_durably(&call, FORGETTING).await?;
-        // After a lost reply, the value may be missing because an earlier attempt has deleted it.
+        let reply = self.connections.run_durably_once(&call, FORGETTING).await?;
         Reply::read(reply, FORGETTING)?.one_of(&[
             Forgotten::Removed,
             Forgotten::Missing,

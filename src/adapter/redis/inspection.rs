@@ -65,28 +65,18 @@ impl Place {
 
 impl Shared {
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let (now, value) = self.value(key, READING).await?;
-        let Some(value) = value else { return Ok(None) };
-        Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
-    }
-
-    /// Returns the clock of the key's primary, and the value of the key.
-    pub(super) async fn value(
-        &self,
-        key: &DedupKey,
-        context: &'static str,
-    ) -> Result<(u64, Option<Vec<u8>>), Error> {
-        let reply = self.connections.run_at_once(&self.call(&script::GET, key), context).await?;
+        let reply = self.connections.run_at_once(&self.call(&script::GET, key), READING).await?;
         let values = match reply {
             Value::Array(values) => <[Value; 2]>::try_from(values).ok(),
             _ => None,
         };
         let (now, value) = match values {
-            Some([Value::Int(now), Value::Nil]) => (now, None),
-            Some([Value::Int(now), Value::BulkString(value)]) => (now, Some(value)),
-            _ => return Err(unreadable(context)),
+            Some([Value::Int(_), Value::Nil]) => return Ok(None),
+            Some([Value::Int(now), Value::BulkString(value)]) => (now, value),
+            _ => return Err(unreadable(READING)),
         };
-        Ok((u64::try_from(now).map_err(|_| unreadable(context))?, value))
+        let now = u64::try_from(now).map_err(|_| unreadable(READING))?;
+        Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
     }
 
     pub(super) async fn list(

@@ -33,7 +33,7 @@ use crate::error::{Error, ErrorKind};
 
 const VERSION: u8 = 1;
 /// The bytes before the sections.
-pub(super) const HEADER: usize = 39;
+const HEADER: usize = 39;
 /// The longest value without stored data: its header, the audit of a rerun, and the type of the event.
 pub(super) const MOST_WITHOUT_DATA: usize =
     HEADER + 6 + 16 + 2 * (2 + RerunOrder::MAX_BYTES) + 1 + 255;
@@ -126,11 +126,6 @@ impl<'v> Row<'v> {
 
     pub(super) fn attempts(&self) -> u32 {
         self.attempts
-    }
-
-    /// Returns `true` if a live lease holds the row at this time.
-    pub(super) fn is_leased(&self, now: u64) -> bool {
-        self.standing(now).state == Some(KeyState::InFlight)
     }
 
     pub(super) fn first_seen_at(&self) -> u64 {

@@ -167,6 +167,16 @@ impl Connections {
         self.repeat(context, || self.attempt(call, true)).await
     }
 
+    /// Runs a script that must not be repeated, as [`run_durably`](Self::run_durably) does otherwise.
+    pub(super) async fn run_durably_once(
+        &self,
+        call: &ScriptCall,
+        context: &'static str,
+    ) -> Result<Value, Error> {
+        let value = timeout(self.call_timeout, self.attempt(call, true)).await;
+        value.unwrap_or(Err(Failure::TimedOut)).map_err(|failure| failure.into_error(context))
+    }
+
     async fn attempt(&self, call: &ScriptCall, durably: bool) -> Result<Value, Failure> {
         let sent = Sent::Script { call, durably };
         match &self.topology {

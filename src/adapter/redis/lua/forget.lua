@@ -1,17 +1,17 @@
--- Deletes a value that is still as the caller has read it. Without the prelude: the caller has decided that no
--- live lease holds the row, and each change of a row changes its header. So a repetition deletes no later row.
+-- Deletes a key, unless a live lease holds it. Without the prelude, because an unreadable value is deleted too:
+-- it blocks its event.
 --
--- ARGV: 2 the first bytes of the value.
--- Replies: {0} deleted; {1} missing; {2} changed.
+-- A repetition could delete the row of a later delivery, so the call is sent once.
+--
+-- Replies: {0} removed; {1} missing; {2} in flight.
 local stored = redis.call('GET', KEYS[1])
-if not stored then
-  -- As in the release: an earlier attempt may have deleted the value.
-  if ARGV[1] == '1' then
-    redis.call('SET', KEYS[1], '', 'PX', 1000)
-    redis.call('DEL', KEYS[1])
-  end
-  return {1}
+if not stored then return {1} end
+if #stored >= 39 and string.byte(stored, 1) == 1 then
+  local clock = redis.call('TIME')
+  local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+  -- Incomplete, with a token, until `ends_at`.
+  local flags, ends_at = string.byte(stored, 2), struct.unpack('>I6', stored, 18)
+  if bit.band(flags, 0x03) == 0x02 and ends_at > now then return {2} end
 end
-if string.sub(stored, 1, #ARGV[2]) ~= ARGV[2] then return {2} end
 redis.call('DEL', KEYS[1])
 return {0}
