@@ -277,7 +277,7 @@ fn right((right, tried): &(Right, Result<(), String>)) -> Option<Finding> {
         Right::List => Finding::warning(
             CHECK,
             format!("a list fails: {error}"),
-            "grant +scan, +get and +dbsize for `list`, `stats` and `watch`",
+            "grant +scan, +getrange and +dbsize for `list`, `stats` and `watch`",
         ),
         Right::Losses => Finding::warning(
             CHECK,

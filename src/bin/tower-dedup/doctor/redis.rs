@@ -68,7 +68,7 @@ pub(super) enum Right {
     Info,
     /// `WAIT`, for releases under the on-arrival ledger and for `wait_replicas`.
     Wait,
-    /// `SCAN`, `GET` and `DBSIZE`, for `list` and `stats`.
+    /// `SCAN`, `GETRANGE` and `DBSIZE`, for `list` and `stats`.
     List,
     /// `LRANGE`, for the losses that the service has stored.
     Losses,
@@ -181,14 +181,14 @@ async fn rights(adapter: &RedisAdapter, primaries: &[Primary]) -> Vec<(Right, Re
     eval.arg("return 1").arg(0);
     let mut wait = cmd("WAIT");
     wait.arg(0).arg(0);
-    let filter = ListFilter::new().with_namespace(NAMESPACE);
-    let list = match adapter.list(&filter, None, 1).await {
-        Ok(_) => ask(adapter, &cmd("DBSIZE")).await,
+    let (claim, list) = claim_and_list(adapter).await;
+    let list = match list {
+        Ok(()) => ask(adapter, &cmd("DBSIZE")).await,
         Err(error) => Err(in_one_line(&error)),
     };
     let info = primaries.iter().map(|primary| primary.info.as_ref().map(drop));
     vec![
-        (Right::Claim, shown(claim(adapter).await)),
+        (Right::Claim, shown(claim)),
         (Right::Eval, ask(adapter, &eval).await),
         (Right::Info, info.collect::<Result<(), _>>().map_err(Clone::clone)),
         (Right::Wait, ask(adapter, &wait).await),
@@ -197,15 +197,21 @@ async fn rights(adapter: &RedisAdapter, primaries: &[Primary]) -> Vec<(Right, Re
     ]
 }
 
-/// Claims keys as the on-arrival ledger does, reads one, and releases them, which deletes them.
-async fn claim(adapter: &RedisAdapter) -> Result<(), Error> {
+/// Claims keys as the on-arrival ledger does, reads one, lists them, and releases them, which deletes them.
+async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<(), Error>) {
     let run = rand::random::<u64>();
     let key = |n| DedupKey::new(NAMESPACE, &format!("{run:016x}-{n:02}")).expect("a key");
     let keys: Vec<_> = (0..KEYS).map(key).collect();
     let terms = CallTerms::on_claim(Token::random(), RETENTION);
-    adapter.claim(&keys, &terms).await?;
-    adapter.get(&keys[0]).await?;
-    adapter.release(&keys, &terms).await.map(drop)
+    let claimed = async {
+        adapter.claim(&keys, &terms).await?;
+        adapter.get(&keys[0]).await
+    };
+    let claimed = claimed.await.map(drop);
+    let filter = ListFilter::new().with_namespace(NAMESPACE);
+    let listed = adapter.list(&filter, None, 1).await.map(drop);
+    let released = adapter.release(&keys, &terms).await.map(drop);
+    (claimed.and(released), listed)
 }
 
 async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), String> {
