@@ -3,7 +3,9 @@
 //! 1. `WAIT` holds up everything behind it on its connection, so no other call uses the lane.
 //! 2. `WAIT` waits for the writes of its own connection only. The scripts and their `WAIT` are sent at once,
 //!    and each script writes its value even if the value stays the same.
-//! 3. While scripts and their `WAIT` are being sent, the next calls gather. They are sent together.
+//! 3. The lane leads where the main connection leads, and opens its own after it. A lane that stayed with an
+//!    old master would not find what the main connection has claimed on the new one.
+//! 4. While scripts and their `WAIT` are being sent, the next calls gather. They are sent together.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,11 +61,6 @@ impl Lane {
         Arc::new(Self { link, main, durability, queue: Mutex::default(), count: Mutex::default() })
     }
 
-    /// Asks the server again, if the lane is connected.
-    pub(super) async fn check(&self) -> Result<(), Failure> {
-        if self.link.is_open() { self.link.check().await } else { Ok(()) }
-    }
-
     pub(super) fn close(&self) {
         self.link.close();
     }
@@ -89,31 +86,45 @@ impl Lane {
 
     /// Ends by itself, because each of its steps has a timeout.
     async fn send(&self, batch: Vec<Waiting>) {
-        let (mut batch, live) = match self.link.fit().await {
-            Ok(live) => (batch, live),
+        let main = match self.main.fit().await {
+            Ok(main) => main,
             Err(failure) => return fail(batch, &failure),
+        };
+        let (mut batch, live) = match self.link.live_beside(&main).await {
+            Ok(live) => (batch, live),
+            Err(failure) => {
+                fail(batch, &failure);
+                return self.main.doubt().await;
+            }
         };
         let replicas = match self.wanted(&live).await {
             Ok(replicas) => replicas,
             Err(failure) => return fail(batch, &failure),
         };
+        let mut is_durable = true;
         // By the hash; then, those that the server does not know, by their text.
-        for is_last in [false, true] {
-            match self.send_once(&live, batch, replicas, is_last).await {
-                Some(unknown) => batch = unknown,
-                None => return,
+        for by_text in [false, true] {
+            let has_replicas;
+            (batch, has_replicas) = self.send_once(&live, batch, replicas, by_text).await;
+            is_durable &= has_replicas;
+            if batch.is_empty() {
+                break;
             }
+        }
+        if !is_durable {
+            self.main.doubt().await;
         }
     }
 
-    /// Sends the scripts and their `WAIT`. Returns those that the server cannot run in this form.
+    /// Sends the scripts and their `WAIT`. Returns those that the server cannot run in this form, and
+    /// `false` if too few replicas have the writes.
     async fn send_once(
         &self,
         live: &Arc<Live>,
         batch: Vec<Waiting>,
         replicas: u32,
         by_text: bool,
-    ) -> Option<Vec<Waiting>> {
+    ) -> (Vec<Waiting>, bool) {
         let form = live.form(true);
         let mut pipeline = Pipeline::with_capacity(batch.len() + 1);
         for Waiting { call, asking, .. } in &batch {
@@ -129,14 +140,11 @@ impl Lane {
             Ok(replies) => replies,
             Err(failure) => {
                 fail(batch, &failure);
-                return None;
+                return (Vec::new(), true);
             }
         };
         let is_durable = replicas == 0
             || matches!(replies.pop(), Some(Value::Int(have)) if have >= i64::from(replicas));
-        if !is_durable {
-            self.link.doubt(live);
-        }
         let mut replies = replies.into_iter();
         let mut unknown = Vec::new();
         for waiting in batch {
@@ -158,7 +166,7 @@ impl Lane {
                 }
             }
         }
-        (!unknown.is_empty()).then_some(unknown)
+        (unknown, is_durable)
     }
 
     fn runs_in_another_form(&self, live: &Live, error: &RedisError) -> bool {
@@ -238,5 +246,80 @@ impl Drop for Serving {
             queue.is_served = false;
             queue.waiting.clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU16, Ordering};
+
+    use super::super::fake::{Fake, bulk};
+    use super::super::link::Target;
+    use super::super::node::{Node, Sent};
+    use super::super::sentinel::Sentinel;
+    use super::*;
+    use crate::adapter::redis::options::RedisOptions;
+    use crate::adapter::redis::script::RELEASE;
+    use crate::adapter::redis::url::Endpoint;
+
+    fn release() -> ScriptCall {
+        ScriptCall::new(&RELEASE, b"dedup:test:a".to_vec())
+    }
+
+    /// Returns the reply of a master with one replica.
+    fn master(words: &[String]) -> String {
+        match words[0].as_str() {
+            "INFO" => bulk("role:master\r\nslave0:state=online\r\n"),
+            "WAIT" => ":1\r\n".to_owned(),
+            _ => ":7\r\n".to_owned(),
+        }
+    }
+
+    async fn send(node: &Node, durably: bool) -> Result<Value, Failure> {
+        node.send(Sent::Script { call: &release(), durably }, false).await
+    }
+
+    /// Returns a node, and the port of the master that its Sentinel names.
+    async fn behind_sentinel(master: &Fake) -> (Node, Arc<AtomicU16>) {
+        let named = Arc::new(AtomicU16::new(master.address().port));
+        let naming = Arc::clone(&named);
+        let sentinel = Fake::start(move |_| {
+            let port = naming.load(Ordering::Relaxed).to_string();
+            format!("*2\r\n{}{}", bulk("127.0.0.1"), bulk(&port))
+        })
+        .await;
+        let (url, options) =
+            (format!("redis+sentinel://{}/main", sentinel.address()), RedisOptions::new());
+        let endpoint = Endpoint::read(&url).unwrap();
+        let sentinel = Sentinel::new(&endpoint, Default::default(), &options).unwrap();
+        (Node::new(&Target::Sentinel(sentinel.into()), &options), named)
+    }
+
+    #[tokio::test]
+    async fn lane_leads_where_the_main_connection_leads() {
+        let (old, new) = (Fake::start(master).await, Fake::start(master).await);
+        let (node, named) = behind_sentinel(&old).await;
+        send(&node, true).await.unwrap();
+        named.store(new.address().port, Ordering::Relaxed);
+        node.link.check().await.unwrap();
+        send(&node, true).await.unwrap();
+        assert_eq!(old.received("EVALSHA").len(), 1);
+        assert_eq!(new.received("EVALSHA").len(), 1);
+    }
+
+    #[tokio::test]
+    async fn missing_replicas_make_the_main_connection_ask_sentinel() {
+        let alone = |words: &[String]| match words[0].as_str() {
+            "WAIT" => ":0\r\n".to_owned(),
+            _ => master(words),
+        };
+        let (old, new) = (Fake::start(alone).await, Fake::start(master).await);
+        let (node, named) = behind_sentinel(&old).await;
+        send(&node, false).await.unwrap();
+        named.store(new.address().port, Ordering::Relaxed);
+        assert!(matches!(send(&node, true).await, Err(Failure::TooFewReplicas)));
+        send(&node, true).await.unwrap();
+        send(&node, false).await.unwrap();
+        assert_eq!(new.received("EVALSHA").len(), 2);
     }
 }

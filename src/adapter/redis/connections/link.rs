@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -49,6 +49,8 @@ pub(super) struct Link {
 pub(super) struct Live {
     connection: MultiplexedConnection,
     address: Address,
+    /// For the connection of a lane: the main connection at whose side it was opened.
+    main: Weak<Live>,
     knows_flags: AtomicBool,
     fitness: Mutex<Fitness>,
     opened: Instant,
@@ -91,17 +93,36 @@ impl Link {
             self.live.forget(&live);
         }
         let link = Arc::clone(self);
-        self.live.get(move || async move { link.open().await }).await
+        self.live.get(move || async move { link.open(None).await }).await
     }
 
-    pub(super) fn is_open(&self) -> bool {
-        self.live.current().is_some()
+    /// Returns the open connection of a lane. It leads to the server of `main`, the main connection, and
+    /// was opened after `main`: the address of a server may lead to another one by now.
+    pub(super) async fn live_beside(
+        self: &Arc<Self>,
+        main: &Arc<Live>,
+    ) -> Result<Arc<Live>, Failure> {
+        if let Some(live) = self.live.current()
+            && (live.is_silent(self.response_timeout) || !live.is_beside(main))
+        {
+            self.live.forget(&live);
+        }
+        let (link, beside) = (Arc::clone(self), (main.address.clone(), Arc::downgrade(main)));
+        let live = self.live.get(move || async move { link.open(Some(beside)).await }).await?;
+        if live.is_beside(main) {
+            return Ok(live);
+        }
+        // An earlier call had begun to open it.
+        self.live.forget(&live);
+        Err(Failure::Interrupted)
     }
 
-    /// Asks Sentinel for the master before the next call, because this server has lost its replicas.
-    pub(super) fn doubt(&self, live: &Arc<Live>) {
+    /// Asks Sentinel whether this server is the master still, because its replicas are missing or it takes
+    /// no connection.
+    pub(super) async fn doubt(self: &Arc<Self>) {
         if matches!(self.target, Target::Sentinel(_)) {
-            self.live.forget(live);
+            // A server that cannot be asked is dropped too. The next call finds the next one.
+            let _ = self.check().await;
         }
     }
 
@@ -265,14 +286,18 @@ impl Link {
     }
 
     /// Ends by itself, because each of its steps has a timeout.
-    async fn open(&self) -> Result<Live, Failure> {
+    async fn open(&self, beside: Option<(Address, Weak<Live>)>) -> Result<Live, Failure> {
         let timeouts = (self.connect_timeout, self.response_timeout);
-        let (connection, info, address) = match &self.target {
-            Target::Server { client, address, .. } => {
+        let (connection, info, address) = match (&self.target, &beside) {
+            (Target::Server { client, address, .. }, _) => {
                 let (connection, info) = connect(client, timeouts).await?;
                 (connection, info, address.clone())
             }
-            Target::Sentinel(sentinel) => sentinel.connect(timeouts).await?,
+            (Target::Sentinel(sentinel), Some((address, _))) => {
+                let (connection, info) = sentinel.connect_to(address, timeouts).await?;
+                (connection, info, address.clone())
+            }
+            (Target::Sentinel(sentinel), None) => sentinel.connect(timeouts).await?,
         };
         if info.is_none() {
             warn_without_info();
@@ -282,6 +307,7 @@ impl Link {
         let live = Live {
             connection,
             address,
+            main: beside.map(|(_, main)| main).unwrap_or_default(),
             knows_flags: AtomicBool::new(info.knows_flags()),
             fitness: Mutex::new(Fitness { fault: None, asked_at: Instant::now() }),
             opened: Instant::now(),
@@ -299,6 +325,11 @@ impl Live {
 
     pub(super) fn address(&self) -> &Address {
         &self.address
+    }
+
+    fn is_beside(&self, main: &Arc<Self>) -> bool {
+        // The pointer is of no other connection, because `Weak` keeps its place.
+        Weak::as_ptr(&self.main) == Arc::as_ptr(main)
     }
 
     pub(super) fn forgets_flags(&self) {

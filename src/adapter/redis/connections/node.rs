@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join;
 use redis::{Cmd, Value};
 
 use super::super::options::RedisOptions;
@@ -48,8 +47,8 @@ impl Node {
 
     /// Asks the server again whether it may be used, and Sentinel which server is the master.
     pub(super) async fn check(&self) -> Result<(), Failure> {
-        let (checked, _) = join(self.link.check(), self.lane.check()).await;
-        checked
+        // The lane follows the link.
+        self.link.check().await
     }
 
     pub(super) fn close(&self) {

@@ -119,7 +119,8 @@ impl Sentinel {
         Ok(named?.map(|(host, port)| Address { host: own.host_or_own(&host), port }))
     }
 
-    async fn connect_to(
+    /// Connects to the server at this address, which must be a master.
+    pub(super) async fn connect_to(
         &self,
         address: &Address,
         timeouts: Timeouts,
