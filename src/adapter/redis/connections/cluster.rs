@@ -38,8 +38,8 @@ pub(super) struct Cluster {
     seeds: Vec<Address>,
     maps: Arc<Single<Map>>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
-    /// The nodes of the last map, replicas too: each can name the slots.
-    known: Mutex<Vec<Address>>,
+    /// The nodes of the last map, each with whether it is a primary. Replicas too can name the slots.
+    known: Mutex<Vec<(Address, bool)>>,
 }
 
 struct Map {
@@ -195,7 +195,8 @@ impl Cluster {
     /// question has a timeout.
     async fn read_map(self: Arc<Self>) -> Result<Map, Failure> {
         let mut asked = HashSet::new();
-        let mut candidates = lock(&self.known).clone();
+        let known = lock(&self.known).clone();
+        let mut candidates: Vec<_> = known.into_iter().map(|(address, _)| address).collect();
         candidates.shuffle(&mut rand::rng());
         candidates.extend(self.seeds.iter().cloned());
         candidates.retain(|address| asked.insert(address.clone()));
@@ -236,7 +237,20 @@ impl Cluster {
     fn keep(&self, slots: &SlotMap) {
         let primaries: HashSet<_> = slots.primaries().into_iter().collect();
         lock(&self.nodes).retain(|address, _| primaries.contains(address));
-        *lock(&self.known) = slots.nodes();
+        let known = slots.nodes().into_iter().map(|address| {
+            let is_primary = primaries.contains(&address);
+            (address, is_primary)
+        });
+        let old = std::mem::replace(&mut *lock(&self.known), known.collect());
+        // The primary before a promoted replica had a replica: this one.
+        for (address, was_primary) in old {
+            if !was_primary
+                && primaries.contains(&address)
+                && let Ok(node) = self.node(&address)
+            {
+                node.link.replicas_seen().note();
+            }
+        }
     }
 }
 

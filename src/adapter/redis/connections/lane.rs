@@ -26,7 +26,7 @@ const COUNT_HOLDS: Duration = Duration::from_secs(1);
 /// How many replicas must have a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Durability {
-    /// `None` for one replica, if the primary has one.
+    /// `None` for one replica, if the primary has one or had one lately.
     pub(super) replicas: Option<u32>,
     /// How long a call waits for them.
     pub(super) bound: Duration,
@@ -192,8 +192,7 @@ impl Lane {
                 count
             }
         };
-        // A primary that has just lost its replicas may be replaced by one of them.
-        Ok(u32::from(count > 0 || self.main.had_replicas()))
+        Ok(self.main.replicas_seen().wanted(count))
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -251,12 +250,13 @@ impl Drop for Serving {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU16, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
     use super::super::fake::{Fake, bulk};
     use super::super::link::Target;
     use super::super::node::{Node, Sent};
     use super::super::sentinel::Sentinel;
+    use super::super::target::client;
     use super::*;
     use crate::adapter::redis::options::RedisOptions;
     use crate::adapter::redis::script::RELEASE;
@@ -277,6 +277,12 @@ mod tests {
 
     async fn send(node: &Node, durably: bool) -> Result<Value, Failure> {
         node.send(Sent::Script { call: &release(), durably }, false).await
+    }
+
+    fn server_node(server: &Fake) -> Node {
+        let (address, options) = (server.address(), RedisOptions::new());
+        let client = client(&address, false, Default::default(), &options).unwrap();
+        Node::new(&Target::Server { client: client.into(), address, in_cluster: false }, &options)
     }
 
     /// Returns a node, and the port of the master that its Sentinel names.
@@ -305,6 +311,22 @@ mod tests {
         send(&node, true).await.unwrap();
         assert_eq!(old.received("EVALSHA").len(), 1);
         assert_eq!(new.received("EVALSHA").len(), 1);
+    }
+
+    #[tokio::test]
+    async fn release_waits_for_the_replica_that_the_primary_had() {
+        let has_replica = Arc::new(AtomicBool::new(true));
+        let has = Arc::clone(&has_replica);
+        let server = Fake::start(move |words| match words[0].as_str() {
+            "INFO" if !has.load(Ordering::Relaxed) => bulk("role:master\r\n"),
+            "WAIT" => format!(":{}\r\n", u8::from(has.load(Ordering::Relaxed))),
+            _ => master(words),
+        })
+        .await;
+        let node = server_node(&server);
+        send(&node, false).await.unwrap();
+        has_replica.store(false, Ordering::Relaxed);
+        assert!(matches!(send(&node, true).await, Err(Failure::TooFewReplicas)));
     }
 
     #[tokio::test]

@@ -23,9 +23,6 @@ use crate::observe;
 
 /// How long the verdict about an unfit server holds. Then a call asks the server again.
 const VERDICT_HOLDS: Duration = Duration::from_secs(1);
-/// How long a server that has lost its replicas is expected to get them back. A failover that chooses one
-/// of them takes less.
-const REPLICAS_MISSED: Duration = Duration::from_secs(30);
 
 /// Where a link leads.
 #[derive(Clone)]
@@ -41,8 +38,7 @@ pub(super) struct Link {
     connect_timeout: Duration,
     evictable: bool,
     live: Arc<Single<Live>>,
-    /// When a server at the other end last had a replica.
-    replicas_seen: Mutex<Option<Instant>>,
+    replicas_seen: ReplicasSeen,
 }
 
 /// An open connection.
@@ -73,7 +69,7 @@ impl Link {
             connect_timeout: options.connect_timeout,
             evictable: options.evictable,
             live: Single::new(),
-            replicas_seen: Mutex::default(),
+            replicas_seen: ReplicasSeen::default(),
         })
     }
 
@@ -264,15 +260,13 @@ impl Link {
 
     fn note_replicas(&self, info: &ServerInfo) {
         if info.replicas() > 0 {
-            let mut seen = self.replicas_seen.lock().unwrap_or_else(PoisonError::into_inner);
-            *seen = Some(Instant::now());
+            self.replicas_seen.note();
         }
     }
 
-    /// Returns `true` if the server has a replica, or had one lately.
-    pub(super) fn had_replicas(&self) -> bool {
-        let seen = self.replicas_seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.is_some_and(|seen| seen.elapsed() < REPLICAS_MISSED)
+    /// Remembers the replicas of the server at the other end, or of the one before it.
+    pub(super) fn replicas_seen(&self) -> &ReplicasSeen {
+        &self.replicas_seen
     }
 
     /// Returns the number of replicas that take the server's writes now.
@@ -358,6 +352,29 @@ impl Live {
     fn is_silent(&self, response_timeout: Duration) -> bool {
         let since = self.abandoned_at.load(Ordering::Relaxed);
         since > 0 && Duration::from_millis(since - 1) + response_timeout <= self.opened.elapsed()
+    }
+}
+
+/// When a primary last had a replica, or the primary before it.
+#[derive(Default)]
+pub(super) struct ReplicasSeen(Mutex<Option<Instant>>);
+
+impl ReplicasSeen {
+    /// How long a primary that has lost its replicas is expected to get them back. A primary without
+    /// replicas may be an old one: one of its replicas may have taken its place.
+    const MISSED: Duration = Duration::from_secs(600);
+
+    pub(super) fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Returns for how many replicas a release waits, if the primary has `count` of them now.
+    pub(super) fn wanted(&self, count: u32) -> u32 {
+        if count > 0 {
+            self.note();
+        }
+        let seen = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_some_and(|seen| seen.elapsed() < Self::MISSED).into()
     }
 }
 

@@ -14,8 +14,10 @@ use super::super::url::Address;
 use super::failure::{Failure, is_unknown_script, is_unreadable_script};
 use super::fitness::{ServerInfo, info};
 use super::lane::Durability;
+use super::link::ReplicasSeen;
 use super::node::durability;
 use super::slots::{ALL_SLOTS, Shards, SlotMap};
+use super::target::warn_without_info;
 
 /// A connection of yours, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new).
 ///
@@ -65,6 +67,8 @@ pub(super) struct Own {
     connection: RedisConnection,
     durability: Durability,
     evictable: bool,
+    /// Of all primaries together: the client does not say which one has replied.
+    replicas_seen: ReplicasSeen,
     lacks_flags: AtomicBool,
     is_checked: AtomicBool,
     is_closed: AtomicBool,
@@ -76,6 +80,7 @@ impl Own {
             connection,
             durability: durability(options),
             evictable: options.evictable,
+            replicas_seen: ReplicasSeen::default(),
             lacks_flags: AtomicBool::new(false),
             is_checked: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
@@ -118,7 +123,7 @@ impl Own {
         }
         let replicas = match self.durability.replicas {
             Some(replicas) => replicas,
-            None => self.replicas_of(call.key()).await?.min(1),
+            None => self.replicas_seen.wanted(self.replicas_of(call.key()).await?),
         };
         if replicas == 0 {
             return self.send(call.key(), &command).await;
@@ -136,11 +141,8 @@ impl Own {
     }
 
     async fn replicas_of(&self, key: &[u8]) -> Result<u32, Failure> {
-        let reply = self.send(key, &info("replication")).await;
-        let info = match reply {
-            Ok(reply) => ServerInfo::of_replies(vec![reply])?,
-            Err(failure) => return Err(failure),
-        };
+        let info =
+            ServerInfo::of_replies(vec![refusal(self.send(key, &info("replication")).await)?])?;
         Ok(info.map_or(0, |info| info.replicas()))
     }
 
@@ -221,18 +223,18 @@ impl Own {
 
     async fn check_one(&self, primary: &Address) -> Result<(), Failure> {
         let mut replies = Vec::new();
-        for section in ["server", "memory"] {
-            match self.ask(primary, &info(section)).await {
-                Ok(reply) => replies.push(reply),
-                Err(Failure::Redis(error)) => match error.try_into() {
-                    Ok(refusal) => replies.push(Value::ServerError(refusal)),
-                    Err(error) => return Err(Failure::Redis(error)),
-                },
-                Err(failure) => return Err(failure),
-            }
+        for section in ["server", "memory", "replication"] {
+            replies.push(refusal(self.ask(primary, &info(section)).await)?);
         }
         let in_cluster = matches!(self.connection.0, Kind::Cluster(_));
-        let info = ServerInfo::of_replies(replies)?.unwrap_or_default();
+        let info = ServerInfo::of_replies(replies)?;
+        if info.is_none() {
+            warn_without_info();
+        }
+        let info = info.unwrap_or_default();
+        if info.replicas() > 0 {
+            self.replicas_seen.note();
+        }
         if !info.knows_flags() {
             self.lacks_flags.store(true, Ordering::Relaxed);
         }
@@ -247,6 +249,14 @@ impl Own {
 
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Returns a refusal of the server as its reply.
+fn refusal(reply: Result<Value, Failure>) -> Result<Value, Failure> {
+    match reply {
+        Err(Failure::Redis(error)) => Ok(Value::ServerError(error.try_into()?)),
+        reply => reply,
     }
 }
 
