@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use redis::{Pipeline, RedisError, Value};
+use redis::{Pipeline, Value};
 use tokio::sync::oneshot;
 
 use super::super::script::ScriptCall;
@@ -46,7 +46,7 @@ pub(super) struct Lane {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Waiting>,
-    /// A task sends the calls.
+    /// Whether a task sends the calls.
     is_served: bool,
 }
 
@@ -102,8 +102,9 @@ impl Lane {
             Err(failure) => return fail(batch, &failure),
         };
         let mut is_durable = true;
-        // By the hash; then, those that the server does not know, by their text.
-        for by_text in [false, true] {
+        // By the hash; then, those that the server does not know, by their text. A server that refuses
+        // `INFO` may turn out to be of a version before 7.0 then, which needs another text.
+        for by_text in [false, true, true] {
             let has_replicas;
             (batch, has_replicas) = self.send_once(&live, batch, replicas, by_text).await;
             is_durable &= has_replicas;
@@ -153,7 +154,9 @@ impl Lane {
             }
             let reply = replies.next().unwrap_or(Value::Nil).extract_error();
             match reply {
-                Err(error) if !by_text && self.runs_in_another_form(live, &error) => {
+                Err(error) if !by_text && is_unknown_script(&error) => unknown.push(waiting),
+                Err(error) if form.knows_flags && is_unreadable_script(&error) => {
+                    live.forgets_flags();
                     unknown.push(waiting);
                 }
                 reply => {
@@ -167,14 +170,6 @@ impl Lane {
             }
         }
         (unknown, is_durable)
-    }
-
-    fn runs_in_another_form(&self, live: &Live, error: &RedisError) -> bool {
-        if is_unreadable_script(error) && live.form(true).knows_flags {
-            live.forgets_flags();
-            return true;
-        }
-        is_unknown_script(error)
     }
 
     /// Returns for how many replicas to wait.
@@ -327,6 +322,23 @@ mod tests {
         send(&node, false).await.unwrap();
         has_replica.store(false, Ordering::Relaxed);
         assert!(matches!(send(&node, true).await, Err(Failure::TooFewReplicas)));
+    }
+
+    #[tokio::test]
+    async fn lane_uses_the_plain_form_before_redis_7_where_info_is_refused() {
+        let old = |words: &[String]| match words[0].as_str() {
+            "INFO" => "-NOPERM no\r\n".to_owned(),
+            "EVALSHA" => "-NOSCRIPT No matching script\r\n".to_owned(),
+            "EVAL" if words[1].starts_with("#!lua") => {
+                "-ERR Error compiling script (new function)\r\n".to_owned()
+            }
+            _ => master(words),
+        };
+        let server = Fake::start(old).await;
+        let node = server_node(&server);
+        let (one, other) = tokio::join!(send(&node, true), send(&node, true));
+        assert_eq!((one.unwrap(), other.unwrap()), (Value::Int(7), Value::Int(7)));
+        assert_eq!(server.received("WAIT").len(), 0);
     }
 
     #[tokio::test]
