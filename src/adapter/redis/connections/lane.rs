@@ -72,14 +72,15 @@ impl Lane {
         asking: bool,
     ) -> Result<Value, Failure> {
         let (reply, replied) = oneshot::channel();
-        {
+        let was_served = {
             let mut queue = self.queue();
             queue.waiting.push_back(Waiting { call: call.clone(), asking, reply });
-            if !queue.is_served {
-                queue.is_served = true;
-                let serving = Serving { lane: Arc::clone(self), has_ended: false };
-                tokio::spawn(serving.serve());
-            }
+            std::mem::replace(&mut queue.is_served, true)
+        };
+        // Without the queue's lock: a runtime that is shutting down drops the task at once, which takes it.
+        if !was_served {
+            let serving = Serving { lane: Arc::clone(self), has_ended: false };
+            tokio::spawn(serving.serve());
         }
         replied.await.unwrap_or(Err(Failure::Interrupted))
     }
@@ -245,7 +246,9 @@ impl Drop for Serving {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
     use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+    use std::task::{Context, Poll, Waker};
 
     use super::super::fake::{Fake, bulk};
     use super::super::link::Target;
@@ -339,6 +342,36 @@ mod tests {
         let (one, other) = tokio::join!(send(&node, true), send(&node, true));
         assert_eq!((one.unwrap(), other.unwrap()), (Value::Int(7), Value::Int(7)));
         assert_eq!(server.received("WAIT").len(), 0);
+    }
+
+    #[test]
+    fn call_on_a_runtime_that_shuts_down_ends() {
+        struct CallsWhenDropped(Option<(Arc<Lane>, std::sync::mpsc::Sender<bool>)>);
+        impl Drop for CallsWhenDropped {
+            fn drop(&mut self) {
+                let (lane, ended) = self.0.take().unwrap();
+                let call = release();
+                let mut run = Box::pin(lane.run(&call, false));
+                let mut context = Context::from_waker(Waker::noop());
+                let reply = run.as_mut().poll(&mut context);
+                let interrupted = matches!(reply, Poll::Ready(Err(Failure::Interrupted)));
+                ended.send(interrupted).unwrap();
+            }
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (ended, has_ended) = std::sync::mpsc::channel();
+        let node = runtime.block_on(async {
+            let server = Fake::start(master).await;
+            server_node(&server)
+        });
+        let lane = Arc::clone(node.lane());
+        let calls = CallsWhenDropped(Some((lane, ended)));
+        runtime.spawn(async move {
+            let _calls = calls;
+            std::future::pending::<()>().await;
+        });
+        std::thread::spawn(move || drop(runtime));
+        assert!(has_ended.recv_timeout(Duration::from_secs(5)).expect("the call hangs"));
     }
 
     #[tokio::test]

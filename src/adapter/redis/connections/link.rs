@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Cmd, Pipeline, RedisError, Value};
 
+use super::super::errors::code;
 use super::super::options::RedisOptions;
 use super::super::script::{Form, ScriptCall};
 use super::super::url::Address;
@@ -203,7 +204,7 @@ impl Link {
             let is_moved = match &self.target {
                 Target::Sentinel(_) => is_of_another_master(&error),
                 // The name of the server may lead to another one by now.
-                Target::Server { .. } => error.code() == Some("READONLY"),
+                Target::Server { .. } => code(&error) == Some("READONLY"),
             };
             if is_moved || is_of_the_connection(&error) {
                 self.live.forget(live);
@@ -250,7 +251,8 @@ impl Link {
     async fn ask_fitness(&self, live: &Arc<Live>) -> Result<(), Failure> {
         let asked = ServerInfo::ask(&mut live.connection.clone()).await;
         let info = self.checked(live, asked)?.unwrap_or_default();
-        if matches!(self.target, Target::Sentinel(_)) && !info.is_master() {
+        // In a cluster, the address stays that of the replica.
+        if !self.in_cluster() && !info.is_master() {
             self.live.forget(live);
         }
         self.note_replicas(&info);
@@ -405,5 +407,51 @@ impl Drop for Unanswered<'_> {
         // The first one counts.
         let _ =
             self.live.abandoned_at.compare_exchange(0, sent, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::fake::{Fake, bulk};
+    use super::super::target::client;
+    use super::*;
+    use crate::adapter::redis::script::RELEASE;
+
+    fn link(server: &Fake, in_cluster: bool) -> Arc<Link> {
+        let (address, options) = (server.address(), RedisOptions::new());
+        let client = client(&address, false, Default::default(), &options).unwrap().into();
+        Link::new(Target::Server { client, address, in_cluster }, &options, Duration::ZERO)
+    }
+
+    fn release() -> ScriptCall {
+        ScriptCall::new(&RELEASE, b"dedup:test:a".to_vec())
+    }
+
+    #[tokio::test]
+    async fn connection_to_a_server_that_became_a_replica_is_dropped() {
+        let is_replica = Arc::new(AtomicBool::new(false));
+        let is = Arc::clone(&is_replica);
+        let server = Fake::start(move |words| match words[0].as_str() {
+            "INFO" if is.load(Ordering::Relaxed) => bulk("role:slave\r\n"),
+            "INFO" => bulk("role:master\r\n"),
+            // Of a server before 7.0.
+            _ => "-ERR Error running script (call to f_d3c2): @user_script:1: @user_script: 1: \
+                -READONLY You can't write against a read only replica.\r\n"
+                .to_owned(),
+        })
+        .await;
+        let link = link(&server, false);
+        link.run(&release(), false).await.unwrap_err();
+        assert!(link.live.current().is_none());
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        link.live().await.unwrap();
+        assert_eq!(server.connections(), 2);
+        link.check().await.unwrap();
+        assert!(link.live.current().is_some());
+        is_replica.store(true, Ordering::Relaxed);
+        let _ = link.check().await;
+        assert!(link.live.current().is_none());
     }
 }

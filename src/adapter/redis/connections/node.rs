@@ -51,6 +51,11 @@ impl Node {
         self.link.check().await
     }
 
+    #[cfg(test)]
+    pub(super) fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
     pub(super) fn close(&self) {
         self.link.close();
         self.lane.close();
