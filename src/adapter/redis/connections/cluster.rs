@@ -233,11 +233,12 @@ impl Cluster {
         slots.ok_or_else(|| RedisError::from(error).into())
     }
 
-    /// Drops the nodes that hold no slots any more.
+    /// Drops the nodes that have left the cluster.
     fn keep(&self, slots: &SlotMap) {
         let primaries: HashSet<_> = slots.primaries().into_iter().collect();
-        lock(&self.nodes).retain(|address, _| primaries.contains(address));
-        let known = slots.nodes().into_iter().map(|address| {
+        let all = slots.nodes();
+        lock(&self.nodes).retain(|address, _| all.contains(address));
+        let known = all.into_iter().map(|address| {
             let is_primary = primaries.contains(&address);
             (address, is_primary)
         });

@@ -56,9 +56,11 @@ pub(super) struct Live {
     abandoned_at: AtomicU64,
 }
 
+#[derive(Default)]
 struct Fitness {
     fault: Option<ConfigError>,
-    asked_at: Instant,
+    /// `None` for a replica of a cluster, which is not judged before it is a primary.
+    asked_at: Option<Instant>,
 }
 
 impl Link {
@@ -218,7 +220,9 @@ impl Link {
         let live = self.live().await?;
         let is_old = {
             let fitness = live.fitness();
-            fitness.fault.is_some() && fitness.asked_at.elapsed() >= VERDICT_HOLDS
+            fitness
+                .asked_at
+                .is_none_or(|at| fitness.fault.is_some() && at.elapsed() >= VERDICT_HOLDS)
         };
         if is_old {
             self.ask_fitness(&live).await?;
@@ -256,7 +260,7 @@ impl Link {
             self.live.forget(live);
         }
         self.note_replicas(&info);
-        live.judge(info.fault(self.evictable, self.in_cluster()));
+        self.judge(live, &info);
         Ok(())
     }
 
@@ -305,12 +309,20 @@ impl Link {
             address,
             main: beside.map(|(_, main)| main).unwrap_or_default(),
             knows_flags: AtomicBool::new(info.knows_flags()),
-            fitness: Mutex::new(Fitness { fault: None, asked_at: Instant::now() }),
+            fitness: Mutex::default(),
             opened: Instant::now(),
             abandoned_at: AtomicU64::new(0),
         };
-        live.judge(info.fault(self.evictable, self.in_cluster()));
+        self.judge(&live, &info);
         Ok(live)
+    }
+
+    fn judge(&self, live: &Live, info: &ServerInfo) {
+        if self.in_cluster() && !info.is_master() {
+            *live.fitness() = Fitness::default();
+        } else {
+            live.judge(info.fault(self.evictable, self.in_cluster()));
+        }
     }
 }
 
@@ -343,7 +355,7 @@ impl Live {
         {
             observe::redis_is_unfit(&self.address, fault);
         }
-        *fitness = Fitness { fault, asked_at: Instant::now() };
+        *fitness = Fitness { fault, asked_at: Some(Instant::now()) };
     }
 
     fn fitness(&self) -> MutexGuard<'_, Fitness> {
@@ -453,5 +465,26 @@ mod tests {
         is_replica.store(true, Ordering::Relaxed);
         let _ = link.check().await;
         assert!(link.live.current().is_none());
+    }
+
+    #[tokio::test]
+    async fn replica_of_a_cluster_is_judged_once_it_is_a_primary() {
+        let role = Arc::new(Mutex::new("slave"));
+        let its_role = Arc::clone(&role);
+        let server = Fake::start(move |words| match words[0].as_str() {
+            "INFO" => {
+                let role = its_role.lock().unwrap();
+                bulk(&format!("role:{role}\r\nmaxmemory:1\r\nmaxmemory_policy:allkeys-lru\r\n"))
+            }
+            _ => ":7\r\n".to_owned(),
+        })
+        .await;
+        let link = link(&server, true);
+        link.run(&release(), false).await.unwrap();
+        assert_eq!(link.live().await.unwrap().fault(), None);
+        *role.lock().unwrap() = "master";
+        let failure = link.run(&release(), false).await.unwrap_err();
+        assert!(matches!(failure, Failure::Unfit(ConfigError::RedisEvictsKeys)), "{failure:?}");
+        assert_eq!(server.connections(), 1);
     }
 }
