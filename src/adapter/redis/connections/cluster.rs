@@ -20,13 +20,15 @@ use super::link::Target;
 use super::node::{Node, Sent};
 use super::single::Single;
 use super::slots::{Shards, SlotMap, slot};
-use super::target::client;
+use super::target::{client, longest_step};
 use crate::error::{ConfigError, Error};
 
 /// How many redirections one attempt follows.
 const MOST_REDIRECTIONS: usize = 5;
 /// How many nodes are asked for the slots at once.
 const ASKED_AT_ONCE: usize = 3;
+/// How many times so many nodes may be silent while a map is read.
+const MOST_GROUPS: u32 = 5;
 /// A map of this age is read anew when the primaries are asked for.
 const MAP_HOLDS: Duration = Duration::from_secs(2);
 
@@ -58,7 +60,7 @@ impl Cluster {
             redis,
             options: options.clone(),
             seeds: endpoint.addresses.clone(),
-            maps: Single::new(),
+            maps: Single::new(MOST_GROUPS * longest_step(options)),
             nodes: Mutex::default(),
             known: Mutex::default(),
         };

@@ -38,6 +38,8 @@ pub(super) struct Lane {
     /// The connection for most calls, which is checked regularly.
     main: Arc<Link>,
     durability: Durability,
+    /// Longer than a task that is polled takes for a step of its calls.
+    bound: Duration,
     queue: Mutex<Queue>,
     /// The number of replicas, and when it was read.
     count: Mutex<Option<(u32, Instant)>>,
@@ -46,8 +48,10 @@ pub(super) struct Lane {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Waiting>,
-    /// Whether a task sends the calls.
-    is_served: bool,
+    /// The task that sends the calls, and when it last took some.
+    serving: Option<(u64, Instant)>,
+    /// How many tasks have been started.
+    started: u64,
 }
 
 struct Waiting {
@@ -57,8 +61,14 @@ struct Waiting {
 }
 
 impl Lane {
-    pub(super) fn new(link: Arc<Link>, main: Arc<Link>, durability: Durability) -> Arc<Self> {
-        Arc::new(Self { link, main, durability, queue: Mutex::default(), count: Mutex::default() })
+    pub(super) fn new(
+        link: Arc<Link>,
+        main: Arc<Link>,
+        durability: Durability,
+        bound: Duration,
+    ) -> Arc<Self> {
+        let (queue, count) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { link, main, durability, bound, queue, count })
     }
 
     pub(super) fn close(&self) {
@@ -72,15 +82,20 @@ impl Lane {
         asking: bool,
     ) -> Result<Value, Failure> {
         let (reply, replied) = oneshot::channel();
-        let was_served = {
+        let started = {
             let mut queue = self.queue();
             queue.waiting.push_back(Waiting { call: call.clone(), asking, reply });
-            std::mem::replace(&mut queue.is_served, true)
+            // A task belongs to the runtime of a caller, which may not be polled any more.
+            let is_served = queue.serving.is_some_and(|(_, since)| since.elapsed() < self.bound);
+            (!is_served).then(|| {
+                queue.started += 1;
+                queue.serving = Some((queue.started, Instant::now()));
+                queue.started
+            })
         };
         // Without the queue's lock: a runtime that is shutting down drops the task at once, which takes it.
-        if !was_served {
-            let serving = Serving { lane: Arc::clone(self), has_ended: false };
-            tokio::spawn(serving.serve());
+        if let Some(number) = started {
+            tokio::spawn(Serving { lane: Arc::clone(self), number }.serve());
         }
         replied.await.unwrap_or(Err(Failure::Interrupted))
     }
@@ -123,10 +138,15 @@ impl Lane {
     async fn send_once(
         &self,
         live: &Arc<Live>,
-        batch: Vec<Waiting>,
+        mut batch: Vec<Waiting>,
         replicas: u32,
         by_text: bool,
     ) -> (Vec<Waiting>, bool) {
+        // A caller that has gone may have released its claim by now: this claim must not follow.
+        batch.retain(|waiting| !waiting.reply.is_closed());
+        if batch.is_empty() {
+            return (batch, true);
+        }
         let form = live.form(true);
         let mut pipeline = Pipeline::with_capacity(batch.len() + 1);
         for Waiting { call, asking, .. } in &batch {
@@ -206,39 +226,46 @@ fn fail(batch: Vec<Waiting>, failure: &Failure) {
     }
 }
 
-/// The task that sends the calls of a lane. If its runtime ends, the next call starts another one.
+/// The task that sends the calls of a lane. If its runtime ends or is not polled, a later call starts another
+/// one.
 struct Serving {
     lane: Arc<Lane>,
-    has_ended: bool,
+    number: u64,
 }
 
 impl Serving {
-    async fn serve(mut self) {
+    async fn serve(self) {
         while let Some(batch) = self.next() {
             self.lane.send(batch).await;
         }
     }
 
-    fn next(&mut self) -> Option<Vec<Waiting>> {
+    fn next(&self) -> Option<Vec<Waiting>> {
         let mut queue = self.lane.queue();
+        if !self.is_current(&queue) {
+            return None;
+        }
         queue.waiting.retain(|waiting| !waiting.reply.is_closed());
         let count = queue.waiting.len().min(MOST_SCRIPTS);
         if count == 0 {
-            queue.is_served = false;
-            drop(queue);
-            self.has_ended = true;
+            queue.serving = None;
             return None;
         }
+        queue.serving = Some((self.number, Instant::now()));
         Some(queue.waiting.drain(..count).collect())
+    }
+
+    fn is_current(&self, queue: &Queue) -> bool {
+        queue.serving.is_some_and(|(number, _)| number == self.number)
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
+        let mut queue = self.lane.queue();
         // After its end, another task may serve the lane.
-        if !self.has_ended {
-            let mut queue = self.lane.queue();
-            queue.is_served = false;
+        if self.is_current(&queue) {
+            queue.serving = None;
             queue.waiting.clear();
         }
     }
@@ -372,6 +399,39 @@ mod tests {
         });
         std::thread::spawn(move || drop(runtime));
         assert!(has_ended.recv_timeout(Duration::from_secs(5)).expect("the call hangs"));
+    }
+
+    #[test]
+    fn calls_behind_an_idle_runtime_are_sent_by_another_one() {
+        let runtime = || {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .unwrap()
+        };
+        let idle = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (first, second, servers) = (idle(), idle(), runtime());
+        let server = servers.block_on(Fake::start(master));
+        let (node, bound) = (server_node(&server), Duration::from_millis(200));
+        let lane = Lane::new(
+            Arc::clone(&node.lane().link),
+            Arc::clone(&node.link),
+            node.lane().durability,
+            bound,
+        );
+        let (call, short) = (release(), Duration::from_millis(50));
+        let run = || async { tokio::time::timeout(short, lane.run(&call, false)).await };
+        second.block_on(lane.run(&call, false)).unwrap();
+        // The connection belongs to the second runtime: it brings no reply.
+        first.block_on(run()).unwrap_err();
+        second.block_on(run()).unwrap_err();
+        std::thread::sleep(bound);
+        second.block_on(lane.run(&call, false)).unwrap();
+        let sent = server.received("EVALSHA").len();
+        first.block_on(async { tokio::time::sleep(short).await });
+        second.block_on(lane.run(&call, false)).unwrap();
+        assert_eq!(server.received("EVALSHA").len(), sent + 1);
     }
 
     #[tokio::test]

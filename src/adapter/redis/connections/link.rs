@@ -18,7 +18,7 @@ use super::failure::{
 use super::fitness::ServerInfo;
 use super::sentinel::Sentinel;
 use super::single::Single;
-use super::target::{connect, warn_without_info};
+use super::target::{connect, longest_step, warn_without_info};
 use crate::error::ConfigError;
 use crate::observe;
 
@@ -71,7 +71,7 @@ impl Link {
             response_timeout: options.response_timeout + extra,
             connect_timeout: options.connect_timeout,
             evictable: options.evictable,
-            live: Single::new(),
+            live: Single::new(longest_step(options) + extra),
             replicas_seen: ReplicasSeen::default(),
         })
     }

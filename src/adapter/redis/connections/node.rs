@@ -10,6 +10,7 @@ use super::super::script::ScriptCall;
 use super::failure::Failure;
 use super::lane::{Durability, Lane};
 use super::link::{Link, Target};
+use super::target::longest_step;
 
 /// What is sent to a primary.
 #[derive(Clone, Copy)]
@@ -32,8 +33,9 @@ impl Node {
     pub(super) fn new(target: &Target, options: &RedisOptions) -> Self {
         let durability = durability(options);
         let link = Link::new(target.clone(), options, Duration::ZERO);
+        let bound = longest_step(options) + durability.bound;
         let lane = Link::new(target.clone(), options, durability.bound);
-        Self { lane: Lane::new(lane, Arc::clone(&link), durability), link }
+        Self { lane: Lane::new(lane, Arc::clone(&link), durability, bound), link }
     }
 
     /// `asking` is set if the slot of the key is on its way to this node.
