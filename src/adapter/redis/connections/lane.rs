@@ -420,17 +420,17 @@ mod tests {
             node.lane().durability,
             bound,
         );
-        let (call, short) = (release(), Duration::from_millis(50));
-        let run = || async { tokio::time::timeout(short, lane.run(&call, false)).await };
-        second.block_on(lane.run(&call, false)).unwrap();
+        let (call, short, long) = (release(), Duration::from_millis(50), Duration::from_secs(5));
+        let run = async |bound| tokio::time::timeout(bound, lane.run(&call, false)).await;
+        second.block_on(run(long)).unwrap().unwrap();
         // The connection belongs to the second runtime: it brings no reply.
-        first.block_on(run()).unwrap_err();
-        second.block_on(run()).unwrap_err();
+        first.block_on(run(short)).unwrap_err();
+        second.block_on(run(short)).unwrap_err();
         std::thread::sleep(bound);
-        second.block_on(lane.run(&call, false)).unwrap();
+        second.block_on(run(long)).unwrap().unwrap();
         let sent = server.received("EVALSHA").len();
         first.block_on(async { tokio::time::sleep(short).await });
-        second.block_on(lane.run(&call, false)).unwrap();
+        second.block_on(run(long)).unwrap().unwrap();
         assert_eq!(server.received("EVALSHA").len(), sent + 1);
     }
 

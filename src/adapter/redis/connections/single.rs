@@ -189,18 +189,28 @@ mod tests {
             }
         };
         let (idle, other) = (runtime(), runtime());
-        let short = Duration::from_millis(10);
+        let (short, long) = (Duration::from_millis(10), Duration::from_secs(5));
         idle.block_on(async { timeout(short, single.get(make(1, 30))).await.unwrap_err() });
         // From here on, nobody polls the first runtime.
         other.block_on(async { timeout(short, single.get(make(2, 0))).await.unwrap_err() });
         std::thread::sleep(BOUND);
-        assert_eq!(*other.block_on(async { single.get(make(2, 0)).await }).unwrap(), 2);
+        assert_eq!(
+            *other
+                .block_on(async { timeout(long, single.get(make(2, 0))).await.unwrap() })
+                .unwrap(),
+            2
+        );
         // A late result changes nothing.
         let value = single.current().unwrap();
         single.forget(&value);
         other.block_on(async { timeout(short, single.get(make(3, 30))).await.unwrap_err() });
         idle.block_on(async { tokio::time::sleep(short).await });
         assert!(single.current().is_none());
-        assert_eq!(*other.block_on(async { single.get(make(4, 0)).await }).unwrap(), 3);
+        assert_eq!(
+            *other
+                .block_on(async { timeout(long, single.get(make(4, 0))).await.unwrap() })
+                .unwrap(),
+            3
+        );
     }
 }
