@@ -72,7 +72,7 @@
 //! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
 //! | `the Redis server may not be used` | error | it evicts keys, is too old, or is of another kind than the URL says: every call is refused until it is mended |
-//! | `the Redis server refuses INFO` | warn, once | its access rules hide evictions, and losses that only replication offsets show |
+//! | `the Redis server refuses INFO` | warn, once | its access rules hide evictions, replicas, and losses that only replication offsets show: releases do not wait for a replica |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |

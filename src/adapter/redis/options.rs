@@ -6,6 +6,9 @@ use std::time::Duration;
 use super::url::{Endpoint, checked_prefix};
 use crate::error::{ConfigError, Error, check, valid};
 
+/// The longest time of a setting. The end of each such time is an `Instant` that exists.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
 /// How a [`RedisAdapter`](super::RedisAdapter) works. Set before the adapter exists.
 ///
 /// | option | default |
@@ -94,7 +97,7 @@ impl RedisOptions {
     ///
     /// # Panics
     ///
-    /// Panics if it is shorter than 1 ms.
+    /// Panics unless it is from 1 ms to 1 day.
     #[track_caller]
     pub fn call_timeout(self, bound: Duration) -> Self {
         valid(self.try_call_timeout(bound))
@@ -106,7 +109,7 @@ impl RedisOptions {
     ///
     /// [`ConfigError::InvalidSetting`].
     pub fn try_call_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        self.call_timeout = at_least_1_ms(bound, "call_timeout")?;
+        self.call_timeout = bounded(bound, "call_timeout")?;
         Ok(self)
     }
 
@@ -117,7 +120,7 @@ impl RedisOptions {
     ///
     /// # Panics
     ///
-    /// Panics if it is shorter than 1 ms.
+    /// Panics unless it is from 1 ms to 1 day.
     #[track_caller]
     pub fn response_timeout(self, bound: Duration) -> Self {
         valid(self.try_response_timeout(bound))
@@ -129,7 +132,7 @@ impl RedisOptions {
     ///
     /// [`ConfigError::InvalidSetting`].
     pub fn try_response_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        self.response_timeout = at_least_1_ms(bound, "response_timeout")?;
+        self.response_timeout = bounded(bound, "response_timeout")?;
         Ok(self)
     }
 
@@ -138,7 +141,7 @@ impl RedisOptions {
     ///
     /// # Panics
     ///
-    /// Panics if it is shorter than 1 ms.
+    /// Panics unless it is from 1 ms to 1 day.
     #[track_caller]
     pub fn connect_timeout(self, bound: Duration) -> Self {
         valid(self.try_connect_timeout(bound))
@@ -150,7 +153,7 @@ impl RedisOptions {
     ///
     /// [`ConfigError::InvalidSetting`].
     pub fn try_connect_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        self.connect_timeout = at_least_1_ms(bound, "connect_timeout")?;
+        self.connect_timeout = bounded(bound, "connect_timeout")?;
         Ok(self)
     }
 
@@ -164,7 +167,7 @@ impl RedisOptions {
     ///
     /// # Panics
     ///
-    /// Panics if `replicas` is 0, or if `bound` is shorter than 1 ms.
+    /// Panics if `replicas` is 0, or unless `bound` is from 1 ms to 1 day.
     #[track_caller]
     pub fn wait_replicas(self, replicas: u32, bound: Duration) -> Self {
         valid(self.try_wait_replicas(replicas, bound))
@@ -181,7 +184,7 @@ impl RedisOptions {
         bound: Duration,
     ) -> Result<Self, ConfigError> {
         check(replicas > 0, "wait_replicas", "at least 1 replica")?;
-        self.wait_replicas = Some((replicas, at_least_1_ms(bound, "wait_replicas")?));
+        self.wait_replicas = Some((replicas, bounded(bound, "wait_replicas")?));
         Ok(self)
     }
 
@@ -198,7 +201,7 @@ impl RedisOptions {
     ///
     /// # Panics
     ///
-    /// Panics if it is shorter than 100 ms.
+    /// Panics unless it is from 100 ms to 1 day.
     #[track_caller]
     pub fn follow_every(self, interval: Option<Duration>) -> Self {
         valid(self.try_follow_every(interval))
@@ -210,8 +213,9 @@ impl RedisOptions {
     ///
     /// [`ConfigError::InvalidSetting`].
     pub fn try_follow_every(mut self, interval: Option<Duration>) -> Result<Self, ConfigError> {
-        let is_valid = interval.is_none_or(|interval| interval >= Duration::from_millis(100));
-        check(is_valid, "follow_every", "at least 100 ms")?;
+        let range = Duration::from_millis(100)..=LONGEST;
+        let is_valid = interval.is_none_or(|interval| range.contains(&interval));
+        check(is_valid, "follow_every", "100 ms to 1 day")?;
         self.follow_every = interval;
         Ok(self)
     }
@@ -267,8 +271,8 @@ impl Default for RedisOptions {
     }
 }
 
-fn at_least_1_ms(bound: Duration, setting: &'static str) -> Result<Duration, ConfigError> {
-    check(bound >= Duration::from_millis(1), setting, "at least 1 ms")?;
+fn bounded(bound: Duration, setting: &'static str) -> Result<Duration, ConfigError> {
+    check((Duration::from_millis(1)..=LONGEST).contains(&bound), setting, "1 ms to 1 day")?;
     Ok(bound)
 }
 
@@ -279,5 +283,29 @@ pub(super) struct Secret(pub(super) Vec<u8>);
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_bounded() {
+        let day = Duration::from_secs(86_400);
+        for (bound, is_valid) in
+            [(Duration::ZERO, false), (day, true), (day + Duration::from_nanos(1), false)]
+        {
+            let settings = [
+                RedisOptions::new().try_call_timeout(bound),
+                RedisOptions::new().try_response_timeout(bound),
+                RedisOptions::new().try_connect_timeout(bound),
+                RedisOptions::new().try_wait_replicas(1, bound),
+                RedisOptions::new().try_follow_every(Some(bound)),
+            ];
+            for result in settings {
+                assert_eq!(result.is_ok(), is_valid, "{bound:?} {result:?}");
+            }
+        }
     }
 }

@@ -20,13 +20,15 @@ use super::link::Target;
 use super::node::{Node, Sent};
 use super::single::Single;
 use super::slots::{Shards, SlotMap, slot};
-use super::target::client;
+use super::target::{client, longest_step};
 use crate::error::{ConfigError, Error};
 
 /// How many redirections one attempt follows.
 const MOST_REDIRECTIONS: usize = 5;
 /// How many nodes are asked for the slots at once.
 const ASKED_AT_ONCE: usize = 3;
+/// How many times so many nodes may be silent while a map is read.
+const MOST_GROUPS: u32 = 5;
 /// A map of this age is read anew when the primaries are asked for.
 const MAP_HOLDS: Duration = Duration::from_secs(2);
 
@@ -38,8 +40,8 @@ pub(super) struct Cluster {
     seeds: Vec<Address>,
     maps: Arc<Single<Map>>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
-    /// The nodes of the last map, replicas too: each can name the slots.
-    known: Mutex<Vec<Address>>,
+    /// The nodes of the last map, each with whether it is a primary. Replicas too can name the slots.
+    known: Mutex<Vec<(Address, bool)>>,
 }
 
 struct Map {
@@ -58,7 +60,7 @@ impl Cluster {
             redis,
             options: options.clone(),
             seeds: endpoint.addresses.clone(),
-            maps: Single::new(),
+            maps: Single::new(MOST_GROUPS * longest_step(options)),
             nodes: Mutex::default(),
             known: Mutex::default(),
         };
@@ -195,7 +197,8 @@ impl Cluster {
     /// question has a timeout.
     async fn read_map(self: Arc<Self>) -> Result<Map, Failure> {
         let mut asked = HashSet::new();
-        let mut candidates = lock(&self.known).clone();
+        let known = lock(&self.known).clone();
+        let mut candidates: Vec<_> = known.into_iter().map(|(address, _)| address).collect();
         candidates.shuffle(&mut rand::rng());
         candidates.extend(self.seeds.iter().cloned());
         candidates.retain(|address| asked.insert(address.clone()));
@@ -232,11 +235,25 @@ impl Cluster {
         slots.ok_or_else(|| RedisError::from(error).into())
     }
 
-    /// Drops the nodes that hold no slots any more.
+    /// Drops the nodes that have left the cluster.
     fn keep(&self, slots: &SlotMap) {
         let primaries: HashSet<_> = slots.primaries().into_iter().collect();
-        lock(&self.nodes).retain(|address, _| primaries.contains(address));
-        *lock(&self.known) = slots.nodes();
+        let all = slots.nodes();
+        lock(&self.nodes).retain(|address, _| all.contains(address));
+        let known = all.into_iter().map(|address| {
+            let is_primary = primaries.contains(&address);
+            (address, is_primary)
+        });
+        let old = std::mem::replace(&mut *lock(&self.known), known.collect());
+        // The primary before a promoted replica had a replica: this one.
+        for (address, was_primary) in old {
+            if !was_primary
+                && primaries.contains(&address)
+                && let Ok(node) = self.node(&address)
+            {
+                node.link.replicas_seen().note();
+            }
+        }
     }
 }
 

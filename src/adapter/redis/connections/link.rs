@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Cmd, Pipeline, RedisError, Value};
 
+use super::super::errors::code;
 use super::super::options::RedisOptions;
 use super::super::script::{Form, ScriptCall};
 use super::super::url::Address;
@@ -17,15 +18,12 @@ use super::failure::{
 use super::fitness::ServerInfo;
 use super::sentinel::Sentinel;
 use super::single::Single;
-use super::target::{connect, warn_without_info};
+use super::target::{connect, longest_step, warn_without_info};
 use crate::error::ConfigError;
 use crate::observe;
 
 /// How long the verdict about an unfit server holds. Then a call asks the server again.
 const VERDICT_HOLDS: Duration = Duration::from_secs(1);
-/// How long a server that has lost its replicas is expected to get them back. A failover that chooses one
-/// of them takes less.
-const REPLICAS_MISSED: Duration = Duration::from_secs(30);
 
 /// Where a link leads.
 #[derive(Clone)]
@@ -41,14 +39,15 @@ pub(super) struct Link {
     connect_timeout: Duration,
     evictable: bool,
     live: Arc<Single<Live>>,
-    /// When a server at the other end last had a replica.
-    replicas_seen: Mutex<Option<Instant>>,
+    replicas_seen: ReplicasSeen,
 }
 
 /// An open connection.
 pub(super) struct Live {
     connection: MultiplexedConnection,
     address: Address,
+    /// For the connection of a lane: the main connection at whose side it was opened.
+    main: Weak<Live>,
     knows_flags: AtomicBool,
     fitness: Mutex<Fitness>,
     opened: Instant,
@@ -57,9 +56,11 @@ pub(super) struct Live {
     abandoned_at: AtomicU64,
 }
 
+#[derive(Default)]
 struct Fitness {
     fault: Option<ConfigError>,
-    asked_at: Instant,
+    /// `None` for a replica of a cluster, which is not judged before it is a primary.
+    asked_at: Option<Instant>,
 }
 
 impl Link {
@@ -70,8 +71,8 @@ impl Link {
             response_timeout: options.response_timeout + extra,
             connect_timeout: options.connect_timeout,
             evictable: options.evictable,
-            live: Single::new(),
-            replicas_seen: Mutex::default(),
+            live: Single::new(longest_step(options) + extra),
+            replicas_seen: ReplicasSeen::default(),
         })
     }
 
@@ -91,17 +92,36 @@ impl Link {
             self.live.forget(&live);
         }
         let link = Arc::clone(self);
-        self.live.get(move || async move { link.open().await }).await
+        self.live.get(move || async move { link.open(None).await }).await
     }
 
-    pub(super) fn is_open(&self) -> bool {
-        self.live.current().is_some()
+    /// Returns the open connection of a lane. It leads to the server of `main`, the main connection, and
+    /// was opened after `main`: the address of a server may lead to another one by now.
+    pub(super) async fn live_beside(
+        self: &Arc<Self>,
+        main: &Arc<Live>,
+    ) -> Result<Arc<Live>, Failure> {
+        if let Some(live) = self.live.current()
+            && (live.is_silent(self.response_timeout) || !live.is_beside(main))
+        {
+            self.live.forget(&live);
+        }
+        let (link, beside) = (Arc::clone(self), (main.address.clone(), Arc::downgrade(main)));
+        let live = self.live.get(move || async move { link.open(Some(beside)).await }).await?;
+        if live.is_beside(main) {
+            return Ok(live);
+        }
+        // An earlier call had begun to open it.
+        self.live.forget(&live);
+        Err(Failure::Interrupted)
     }
 
-    /// Asks Sentinel for the master before the next call, because this server has lost its replicas.
-    pub(super) fn doubt(&self, live: &Arc<Live>) {
+    /// Asks Sentinel whether this server is the master still, because its replicas are missing or it takes
+    /// no connection.
+    pub(super) async fn doubt(self: &Arc<Self>) {
         if matches!(self.target, Target::Sentinel(_)) {
-            self.live.forget(live);
+            // A server that cannot be asked is dropped too. The next call finds the next one.
+            let _ = self.check().await;
         }
     }
 
@@ -186,7 +206,7 @@ impl Link {
             let is_moved = match &self.target {
                 Target::Sentinel(_) => is_of_another_master(&error),
                 // The name of the server may lead to another one by now.
-                Target::Server { .. } => error.code() == Some("READONLY"),
+                Target::Server { .. } => code(&error) == Some("READONLY"),
             };
             if is_moved || is_of_the_connection(&error) {
                 self.live.forget(live);
@@ -200,7 +220,9 @@ impl Link {
         let live = self.live().await?;
         let is_old = {
             let fitness = live.fitness();
-            fitness.fault.is_some() && fitness.asked_at.elapsed() >= VERDICT_HOLDS
+            fitness
+                .asked_at
+                .is_none_or(|at| fitness.fault.is_some() && at.elapsed() >= VERDICT_HOLDS)
         };
         if is_old {
             self.ask_fitness(&live).await?;
@@ -233,25 +255,24 @@ impl Link {
     async fn ask_fitness(&self, live: &Arc<Live>) -> Result<(), Failure> {
         let asked = ServerInfo::ask(&mut live.connection.clone()).await;
         let info = self.checked(live, asked)?.unwrap_or_default();
-        if matches!(self.target, Target::Sentinel(_)) && !info.is_master() {
+        // In a cluster, the address stays that of the replica.
+        if !self.in_cluster() && !info.is_master() {
             self.live.forget(live);
         }
         self.note_replicas(&info);
-        live.judge(info.fault(self.evictable, self.in_cluster()));
+        self.judge(live, &info);
         Ok(())
     }
 
     fn note_replicas(&self, info: &ServerInfo) {
         if info.replicas() > 0 {
-            let mut seen = self.replicas_seen.lock().unwrap_or_else(PoisonError::into_inner);
-            *seen = Some(Instant::now());
+            self.replicas_seen.note();
         }
     }
 
-    /// Returns `true` if the server has a replica, or had one lately.
-    pub(super) fn had_replicas(&self) -> bool {
-        let seen = self.replicas_seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.is_some_and(|seen| seen.elapsed() < REPLICAS_MISSED)
+    /// Remembers the replicas of the server at the other end, or of the one before it.
+    pub(super) fn replicas_seen(&self) -> &ReplicasSeen {
+        &self.replicas_seen
     }
 
     /// Returns the number of replicas that take the server's writes now.
@@ -265,14 +286,18 @@ impl Link {
     }
 
     /// Ends by itself, because each of its steps has a timeout.
-    async fn open(&self) -> Result<Live, Failure> {
+    async fn open(&self, beside: Option<(Address, Weak<Live>)>) -> Result<Live, Failure> {
         let timeouts = (self.connect_timeout, self.response_timeout);
-        let (connection, info, address) = match &self.target {
-            Target::Server { client, address, .. } => {
+        let (connection, info, address) = match (&self.target, &beside) {
+            (Target::Server { client, address, .. }, _) => {
                 let (connection, info) = connect(client, timeouts).await?;
                 (connection, info, address.clone())
             }
-            Target::Sentinel(sentinel) => sentinel.connect(timeouts).await?,
+            (Target::Sentinel(sentinel), Some((address, _))) => {
+                let (connection, info) = sentinel.connect_to(address, timeouts).await?;
+                (connection, info, address.clone())
+            }
+            (Target::Sentinel(sentinel), None) => sentinel.connect(timeouts).await?,
         };
         if info.is_none() {
             warn_without_info();
@@ -282,13 +307,22 @@ impl Link {
         let live = Live {
             connection,
             address,
+            main: beside.map(|(_, main)| main).unwrap_or_default(),
             knows_flags: AtomicBool::new(info.knows_flags()),
-            fitness: Mutex::new(Fitness { fault: None, asked_at: Instant::now() }),
+            fitness: Mutex::default(),
             opened: Instant::now(),
             abandoned_at: AtomicU64::new(0),
         };
-        live.judge(info.fault(self.evictable, self.in_cluster()));
+        self.judge(&live, &info);
         Ok(live)
+    }
+
+    fn judge(&self, live: &Live, info: &ServerInfo) {
+        if self.in_cluster() && !info.is_master() {
+            *live.fitness() = Fitness::default();
+        } else {
+            live.judge(info.fault(self.evictable, self.in_cluster()));
+        }
     }
 }
 
@@ -299,6 +333,11 @@ impl Live {
 
     pub(super) fn address(&self) -> &Address {
         &self.address
+    }
+
+    fn is_beside(&self, main: &Arc<Self>) -> bool {
+        // The pointer is of no other connection, because `Weak` keeps its place.
+        Weak::as_ptr(&self.main) == Arc::as_ptr(main)
     }
 
     pub(super) fn forgets_flags(&self) {
@@ -316,7 +355,7 @@ impl Live {
         {
             observe::redis_is_unfit(&self.address, fault);
         }
-        *fitness = Fitness { fault, asked_at: Instant::now() };
+        *fitness = Fitness { fault, asked_at: Some(Instant::now()) };
     }
 
     fn fitness(&self) -> MutexGuard<'_, Fitness> {
@@ -327,6 +366,29 @@ impl Live {
     fn is_silent(&self, response_timeout: Duration) -> bool {
         let since = self.abandoned_at.load(Ordering::Relaxed);
         since > 0 && Duration::from_millis(since - 1) + response_timeout <= self.opened.elapsed()
+    }
+}
+
+/// When a primary last had a replica, or the primary before it.
+#[derive(Default)]
+pub(super) struct ReplicasSeen(Mutex<Option<Instant>>);
+
+impl ReplicasSeen {
+    /// How long a primary that has lost its replicas is expected to get them back. A primary without
+    /// replicas may be an old one: one of its replicas may have taken its place.
+    const MISSED: Duration = Duration::from_secs(600);
+
+    pub(super) fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Returns for how many replicas a release waits, if the primary has `count` of them now.
+    pub(super) fn wanted(&self, count: u32) -> u32 {
+        if count > 0 {
+            self.note();
+        }
+        let seen = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_some_and(|seen| seen.elapsed() < Self::MISSED).into()
     }
 }
 
@@ -357,5 +419,72 @@ impl Drop for Unanswered<'_> {
         // The first one counts.
         let _ =
             self.live.abandoned_at.compare_exchange(0, sent, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::fake::{Fake, bulk};
+    use super::super::target::client;
+    use super::*;
+    use crate::adapter::redis::script::RELEASE;
+
+    fn link(server: &Fake, in_cluster: bool) -> Arc<Link> {
+        let (address, options) = (server.address(), RedisOptions::new());
+        let client = client(&address, false, Default::default(), &options).unwrap().into();
+        Link::new(Target::Server { client, address, in_cluster }, &options, Duration::ZERO)
+    }
+
+    fn release() -> ScriptCall {
+        ScriptCall::new(&RELEASE, b"dedup:test:a".to_vec())
+    }
+
+    #[tokio::test]
+    async fn connection_to_a_server_that_became_a_replica_is_dropped() {
+        let is_replica = Arc::new(AtomicBool::new(false));
+        let is = Arc::clone(&is_replica);
+        let server = Fake::start(move |words| match words[0].as_str() {
+            "INFO" if is.load(Ordering::Relaxed) => bulk("role:slave\r\n"),
+            "INFO" => bulk("role:master\r\n"),
+            // Of a server before 7.0.
+            _ => "-ERR Error running script (call to f_d3c2): @user_script:1: @user_script: 1: \
+                -READONLY You can't write against a read only replica.\r\n"
+                .to_owned(),
+        })
+        .await;
+        let link = link(&server, false);
+        link.run(&release(), false).await.unwrap_err();
+        assert!(link.live.current().is_none());
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        link.live().await.unwrap();
+        assert_eq!(server.connections(), 2);
+        link.check().await.unwrap();
+        assert!(link.live.current().is_some());
+        is_replica.store(true, Ordering::Relaxed);
+        let _ = link.check().await;
+        assert!(link.live.current().is_none());
+    }
+
+    #[tokio::test]
+    async fn replica_of_a_cluster_is_judged_once_it_is_a_primary() {
+        let role = Arc::new(Mutex::new("slave"));
+        let its_role = Arc::clone(&role);
+        let server = Fake::start(move |words| match words[0].as_str() {
+            "INFO" => {
+                let role = its_role.lock().unwrap();
+                bulk(&format!("role:{role}\r\nmaxmemory:1\r\nmaxmemory_policy:allkeys-lru\r\n"))
+            }
+            _ => ":7\r\n".to_owned(),
+        })
+        .await;
+        let link = link(&server, true);
+        link.run(&release(), false).await.unwrap();
+        assert_eq!(link.live().await.unwrap().fault(), None);
+        *role.lock().unwrap() = "master";
+        let failure = link.run(&release(), false).await.unwrap_err();
+        assert!(matches!(failure, Failure::Unfit(ConfigError::RedisEvictsKeys)), "{failure:?}");
+        assert_eq!(server.connections(), 1);
     }
 }

@@ -9,6 +9,8 @@
 
 mod cluster;
 mod failure;
+#[cfg(test)]
+mod fake;
 mod fitness;
 mod lane;
 mod link;

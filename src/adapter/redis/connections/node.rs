@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join;
 use redis::{Cmd, Value};
 
 use super::super::options::RedisOptions;
@@ -11,6 +10,7 @@ use super::super::script::ScriptCall;
 use super::failure::Failure;
 use super::lane::{Durability, Lane};
 use super::link::{Link, Target};
+use super::target::longest_step;
 
 /// What is sent to a primary.
 #[derive(Clone, Copy)]
@@ -33,8 +33,9 @@ impl Node {
     pub(super) fn new(target: &Target, options: &RedisOptions) -> Self {
         let durability = durability(options);
         let link = Link::new(target.clone(), options, Duration::ZERO);
+        let bound = longest_step(options) + durability.bound;
         let lane = Link::new(target.clone(), options, durability.bound);
-        Self { lane: Lane::new(lane, Arc::clone(&link), durability), link }
+        Self { lane: Lane::new(lane, Arc::clone(&link), durability, bound), link }
     }
 
     /// `asking` is set if the slot of the key is on its way to this node.
@@ -48,8 +49,13 @@ impl Node {
 
     /// Asks the server again whether it may be used, and Sentinel which server is the master.
     pub(super) async fn check(&self) -> Result<(), Failure> {
-        let (checked, _) = join(self.link.check(), self.lane.check()).await;
-        checked
+        // The lane follows the link.
+        self.link.check().await
+    }
+
+    #[cfg(test)]
+    pub(super) fn lane(&self) -> &Arc<Lane> {
+        &self.lane
     }
 
     pub(super) fn close(&self) {

@@ -1,12 +1,14 @@
 //! [`RedisConnection`]: a connection of the user.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use tokio::sync::Mutex;
 
 use super::super::options::RedisOptions;
 use super::super::script::{Form, ScriptCall};
@@ -14,14 +16,21 @@ use super::super::url::Address;
 use super::failure::{Failure, is_unknown_script, is_unreadable_script};
 use super::fitness::{ServerInfo, info};
 use super::lane::Durability;
+use super::link::ReplicasSeen;
 use super::node::durability;
 use super::slots::{ALL_SLOTS, Shards, SlotMap};
+use super::target::warn_without_info;
 
 /// A connection of yours, for [`RedisAdapter::new`](crate::adapter::RedisAdapter::new).
 ///
 /// Its timeouts are yours: keep them below the layer's
 /// [`store_timeout`](crate::DedupLayer::store_timeout). A `MultiplexedConnection` does not connect again
 /// after an error; the other two do.
+///
+/// The server holds up all commands behind `WAIT` on its connection, yours too. So on a
+/// `MultiplexedConnection` or a `ConnectionManager`, one call at a time waits for replicas. An on-arrival release
+/// waits for at most 100 ms, and a call with [`wait_replicas`](RedisOptions::wait_replicas) for the time given
+/// there. A connection by URL waits beside the other calls.
 #[derive(Clone)]
 pub struct RedisConnection(Kind);
 
@@ -39,6 +48,13 @@ impl std::fmt::Debug for RedisConnection {
             Kind::Manager(_) => "RedisConnection(ConnectionManager)",
             Kind::Cluster(_) => "RedisConnection(ClusterConnection)",
         })
+    }
+}
+
+impl RedisConnection {
+    /// Returns `true` if all calls share one connection to one server.
+    fn is_shared(&self) -> bool {
+        matches!(self.0, Kind::Server(_) | Kind::Manager(_))
     }
 }
 
@@ -60,11 +76,18 @@ impl From<ClusterConnection> for RedisConnection {
     }
 }
 
+/// How long a release waits for a replica on a connection that other calls share.
+const SHARED_BOUND: Duration = Duration::from_millis(100);
+
 /// The user's connection, and what is known of its server.
 pub(super) struct Own {
     connection: RedisConnection,
     durability: Durability,
+    /// Held by the call that waits for replicas on a connection that other calls share.
+    waiting: Mutex<()>,
     evictable: bool,
+    /// Of all primaries together: the client does not say which one has replied.
+    replicas_seen: ReplicasSeen,
     lacks_flags: AtomicBool,
     is_checked: AtomicBool,
     is_closed: AtomicBool,
@@ -72,10 +95,16 @@ pub(super) struct Own {
 
 impl Own {
     pub(super) fn new(connection: RedisConnection, options: &RedisOptions) -> Self {
+        let mut durability = durability(options);
+        if connection.is_shared() && durability.replicas.is_none() {
+            durability.bound = SHARED_BOUND;
+        }
         Self {
             connection,
-            durability: durability(options),
+            durability,
+            waiting: Mutex::default(),
             evictable: options.evictable,
+            replicas_seen: ReplicasSeen::default(),
             lacks_flags: AtomicBool::new(false),
             is_checked: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
@@ -118,7 +147,7 @@ impl Own {
         }
         let replicas = match self.durability.replicas {
             Some(replicas) => replicas,
-            None => self.replicas_of(call.key()).await?.min(1),
+            None => self.replicas_seen.wanted(self.replicas_of(call.key()).await?),
         };
         if replicas == 0 {
             return self.send(call.key(), &command).await;
@@ -126,7 +155,11 @@ impl Own {
         let bound = u64::try_from(self.durability.bound.as_millis()).unwrap_or(u64::MAX);
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.add_command(command).cmd("WAIT").arg(replicas).arg(bound);
+        // Several of them would hold up the other calls for the sum of their bounds.
+        let waiting =
+            if self.connection.is_shared() { Some(self.waiting.lock().await) } else { None };
         let replies = self.send_all(call.key(), pipeline).await;
+        drop(waiting);
         let mut replies = replies.map_err(|error| self.failure(error))?.into_iter();
         let reply = replies.next().unwrap_or(Value::Nil).extract_error()?;
         match replies.next() {
@@ -136,11 +169,8 @@ impl Own {
     }
 
     async fn replicas_of(&self, key: &[u8]) -> Result<u32, Failure> {
-        let reply = self.send(key, &info("replication")).await;
-        let info = match reply {
-            Ok(reply) => ServerInfo::of_replies(vec![reply])?,
-            Err(failure) => return Err(failure),
-        };
+        let info =
+            ServerInfo::of_replies(vec![refusal(self.send(key, &info("replication")).await)?])?;
         Ok(info.map_or(0, |info| info.replicas()))
     }
 
@@ -221,18 +251,18 @@ impl Own {
 
     async fn check_one(&self, primary: &Address) -> Result<(), Failure> {
         let mut replies = Vec::new();
-        for section in ["server", "memory"] {
-            match self.ask(primary, &info(section)).await {
-                Ok(reply) => replies.push(reply),
-                Err(Failure::Redis(error)) => match error.try_into() {
-                    Ok(refusal) => replies.push(Value::ServerError(refusal)),
-                    Err(error) => return Err(Failure::Redis(error)),
-                },
-                Err(failure) => return Err(failure),
-            }
+        for section in ["server", "memory", "replication"] {
+            replies.push(refusal(self.ask(primary, &info(section)).await)?);
         }
         let in_cluster = matches!(self.connection.0, Kind::Cluster(_));
-        let info = ServerInfo::of_replies(replies)?.unwrap_or_default();
+        let info = ServerInfo::of_replies(replies)?;
+        if info.is_none() {
+            warn_without_info();
+        }
+        let info = info.unwrap_or_default();
+        if info.replicas() > 0 {
+            self.replicas_seen.note();
+        }
         if !info.knows_flags() {
             self.lacks_flags.store(true, Ordering::Relaxed);
         }
@@ -250,6 +280,78 @@ impl Own {
     }
 }
 
+/// Returns a refusal of the server as its reply.
+fn refusal(reply: Result<Value, Failure>) -> Result<Value, Failure> {
+    match reply {
+        Err(Failure::Redis(error)) => Ok(Value::ServerError(error.try_into()?)),
+        reply => reply,
+    }
+}
+
 fn at_key(key: &[u8]) -> SingleNodeRoutingInfo {
     SingleNodeRoutingInfo::SpecificNode(Route::with_key(key, SlotAddr::Master))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use futures_util::future::join;
+
+    use super::super::fake::{Fake, bulk};
+    use super::*;
+    use crate::adapter::redis::script::RELEASE;
+
+    async fn own(server: &Fake) -> Own {
+        let client = redis::Client::open(format!("redis://{}", server.address())).unwrap();
+        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        Own::new(connection.into(), &RedisOptions::new())
+    }
+
+    fn release() -> ScriptCall {
+        ScriptCall::new(&RELEASE, b"dedup:test:a".to_vec())
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_short_wait_at_a_time_holds_up_the_connection_of_the_user() {
+        // The replica is silent, and `WAIT` holds up its connection.
+        let server = Fake::start(|words| match words[0].as_str() {
+            "INFO" => bulk("role:master\r\nslave0:state=online\r\n"),
+            "WAIT" => {
+                std::thread::sleep(Duration::from_millis(words[2].parse().unwrap()));
+                ":0\r\n".to_owned()
+            }
+            _ => ":7\r\n".to_owned(),
+        })
+        .await;
+        let own = Arc::new(own(&server).await);
+        let call = release();
+        own.run(&call, false).await.unwrap();
+        let begun = Instant::now();
+        let releases = join(own.run(&call, true), own.run(&call, true));
+        let claim = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            own.run(&call, false).await.unwrap();
+            begun.elapsed()
+        };
+        let ((one, other), claimed) = join(releases, claim).await;
+        assert!(matches!(
+            (one, other),
+            (Err(Failure::TooFewReplicas), Err(Failure::TooFewReplicas))
+        ));
+        assert!(claimed < Duration::from_millis(180), "{claimed:?}");
+    }
+
+    #[tokio::test]
+    async fn release_does_not_wait_where_info_is_refused() {
+        let server = Fake::start(|words| match words[0].as_str() {
+            "INFO" => "-NOPERM no\r\n".to_owned(),
+            _ => ":7\r\n".to_owned(),
+        })
+        .await;
+        let own = own(&server).await;
+        assert_eq!(own.run(&release(), true).await.unwrap(), Value::Int(7));
+        assert!(server.received("WAIT").is_empty());
+    }
 }

@@ -1,8 +1,12 @@
 //! [`Sentinel`]: the master that the Sentinels name.
+//!
+//! All Sentinels are asked, and the master is the one that most of them name: a Sentinel that is cut off with
+//! an old master names that one for as long as it is cut off.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisConnectionInfo, RedisError};
 use tokio::time::timeout;
@@ -14,14 +18,15 @@ use super::fitness::ServerInfo;
 use super::target::{Timeouts, client, connect};
 use crate::error::Error;
 
-/// How long one Sentinel may take to name the master. A silent one costs this much of the call's time.
+/// How long the Sentinels may take to name the master. A silent one costs this much of the call's time, if the
+/// others do not agree.
 const SENTINEL: Duration = Duration::from_millis(250);
 
 /// The Sentinels of one master.
 pub(super) struct Sentinel {
     sentinels: Vec<(Address, Client)>,
-    /// The one that named the master last. It is asked first.
-    first: AtomicUsize,
+    /// The master of the last connection.
+    current: Mutex<Option<Address>>,
     master: String,
     tls: bool,
     redis: RedisConnectionInfo,
@@ -47,7 +52,7 @@ impl Sentinel {
         });
         Ok(Self {
             sentinels: sentinels.collect::<Result<_, Error>>()?,
-            first: AtomicUsize::new(0),
+            current: Mutex::default(),
             master: endpoint.master.clone(),
             tls: endpoint.tls,
             redis,
@@ -55,7 +60,7 @@ impl Sentinel {
         })
     }
 
-    /// Connects to the master. Asks each Sentinel in turn until one names a server that is a master.
+    /// Connects to the master.
     pub(super) async fn connect(
         &self,
         timeouts: Timeouts,
@@ -64,40 +69,50 @@ impl Sentinel {
             ErrorKind::MasterNameNotFoundBySentinel,
             "no Sentinel knows the master",
         )));
-        let mut tried = Vec::new();
-        for index in self.order() {
-            match self.named_by(index).await {
-                Ok(Some(address)) if tried.contains(&address) => {}
-                Ok(Some(address)) => {
-                    match self.connect_to(&address, timeouts).await {
-                        Ok((connection, info)) => {
-                            self.first.store(index, Ordering::Relaxed);
-                            return Ok((connection, info, address));
-                        }
-                        Err(failure) => last = failure,
-                    }
-                    tried.push(address);
+        for address in self.named().await? {
+            match self.connect_to(&address, timeouts).await {
+                Ok((connection, info)) => {
+                    *self.current.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(address.clone());
+                    return Ok((connection, info, address));
                 }
-                Ok(None) => {}
                 Err(failure) => last = failure,
             }
         }
         Err(last)
     }
 
-    /// Returns the master that the first Sentinel names that replies.
+    /// Returns the master that most of the Sentinels name that reply.
     pub(super) async fn master_now(&self) -> Option<Address> {
-        for index in self.order() {
-            if let Ok(Some(address)) = self.named_by(index).await {
-                return Some(address);
-            }
-        }
-        None
+        self.named().await.ok()?.into_iter().next()
     }
 
-    fn order(&self) -> impl Iterator<Item = usize> + use<> {
-        let (first, count) = (self.first.load(Ordering::Relaxed), self.sentinels.len());
-        (0..count).map(move |offset| (first + offset) % count)
+    /// Asks all Sentinels at once. Returns the address that most of them name; if there are several, all
+    /// of these, and the current one first. Fails if all Sentinels do.
+    async fn named(&self) -> Result<Vec<Address>, Failure> {
+        let mut replies: FuturesUnordered<_> =
+            (0..self.sentinels.len()).map(|index| self.named_by(index)).collect();
+        let (mut named, mut failure) = (Vec::new(), None);
+        while let Some(reply) = replies.next().await {
+            match reply {
+                Ok(address) => named.push(address),
+                Err(error) => failure = Some(error),
+            }
+            // The others cannot change the result.
+            let agree = |one: &Option<Address>| named.iter().filter(|other| *other == one).count();
+            if let Some(last @ Some(_)) = named.last()
+                && agree(last) > self.sentinels.len() / 2
+            {
+                break;
+            }
+        }
+        match failure {
+            Some(failure) if named.is_empty() => Err(failure),
+            _ => {
+                let current = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                Ok(most_named(named.into_iter().flatten().collect(), current.as_ref()))
+            }
+        }
     }
 
     async fn named_by(&self, index: usize) -> Result<Option<Address>, Failure> {
@@ -119,7 +134,8 @@ impl Sentinel {
         Ok(named?.map(|(host, port)| Address { host: own.host_or_own(&host), port }))
     }
 
-    async fn connect_to(
+    /// Connects to the server at this address, which must be a master.
+    pub(super) async fn connect_to(
         &self,
         address: &Address,
         timeouts: Timeouts,
@@ -138,5 +154,59 @@ impl Sentinel {
             return Err(Failure::Redis(error.into()));
         }
         Ok((connection, info))
+    }
+}
+
+/// Returns the addresses that occur most often, each once, and the current one first.
+fn most_named(named: Vec<Address>, current: Option<&Address>) -> Vec<Address> {
+    let count = |address: &Address| named.iter().filter(|other| *other == address).count();
+    let most = named.iter().map(count).max().unwrap_or(0);
+    let mut winners: Vec<Address> = Vec::new();
+    for address in named.iter().filter(|address| count(address) == most) {
+        if !winners.contains(address) {
+            winners.push(address.clone());
+        }
+    }
+    winners.sort_by_key(|address| Some(address) != current);
+    winners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{Fake, bulk};
+    use super::*;
+
+    fn at(port: u16) -> Address {
+        Address { host: "127.0.0.1".to_owned(), port }
+    }
+
+    #[test]
+    fn master_is_the_one_that_most_sentinels_name() {
+        for (named, current, expected) in [
+            (&[1, 2, 2][..], Some(1), &[2][..]),
+            (&[1, 2], Some(2), &[2, 1]),
+            (&[1, 2], Some(1), &[1, 2]),
+            (&[1, 2], Some(3), &[1, 2]),
+            (&[1], Some(2), &[1]),
+            (&[], Some(1), &[]),
+        ] {
+            let named = named.iter().map(|port| at(*port)).collect();
+            let found = most_named(named, current.map(at).as_ref());
+            assert_eq!(found, expected.iter().map(|port| at(*port)).collect::<Vec<_>>());
+        }
+    }
+
+    #[tokio::test]
+    async fn sentinel_that_was_cut_off_with_an_old_master_does_not_decide() {
+        let mut sentinels = Vec::new();
+        for port in ["1", "2", "2"] {
+            let reply = move |_: &[String]| format!("*2\r\n{}{}", bulk("127.0.0.1"), bulk(port));
+            sentinels.push(Fake::start(reply).await);
+        }
+        let addresses: Vec<_> = sentinels.iter().map(|one| one.address().to_string()).collect();
+        let endpoint = Endpoint::read(&format!("redis+sentinel://{}/main", addresses.join(",")));
+        let sentinel =
+            Sentinel::new(&endpoint.unwrap(), Default::default(), &RedisOptions::new()).unwrap();
+        assert_eq!(sentinel.master_now().await, Some(at(2)));
     }
 }

@@ -15,8 +15,12 @@ const REST: Duration = Duration::from_millis(20);
 /// A value that is made when it is first needed, and made anew when it is of no use any more.
 ///
 /// The task that makes it belongs to no caller: it goes on if a caller is dropped. It must end by
-/// itself.
-pub(super) struct Single<T>(Mutex<State<T>>);
+/// itself. It belongs to the runtime of a caller: if that runtime is not polled any more, the task counts as
+/// ended after `bound`, and its result is dropped.
+pub(super) struct Single<T> {
+    state: Mutex<State<T>>,
+    bound: Duration,
+}
 
 enum State<T> {
     Empty,
@@ -26,6 +30,7 @@ enum State<T> {
     Failed(Failure, Instant),
     Making {
         result: Pending<T>,
+        since: Instant,
         /// What callers get in the meantime.
         old: Option<Arc<T>>,
     },
@@ -35,8 +40,9 @@ enum State<T> {
 type Pending<T> = watch::Receiver<Option<Result<Arc<T>, Failure>>>;
 
 impl<T: Send + Sync + 'static> Single<T> {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State::Empty)))
+    /// `bound` is longer than it takes to make a value.
+    pub(super) fn new(bound: Duration) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(State::Empty), bound })
     }
 
     /// Returns the value. Makes it if there is none, and waits until it is made.
@@ -55,8 +61,9 @@ impl<T: Send + Sync + 'static> Single<T> {
                 }
                 State::Failed(failure, at) if at.elapsed() < REST => return Err(failure.clone()),
                 State::Closed => return Err(Failure::Closed),
-                State::Making { result, .. } if result.has_changed().is_ok() => result.clone(),
-                // The task has ended without a result: its runtime has ended, or it has panicked.
+                State::Making { result, since, .. } if self.is_making(result, *since) => {
+                    result.clone()
+                }
                 State::Making { .. } | State::Empty | State::Failed(..) => {
                     self.start(&mut state, make, None)
                 }
@@ -77,7 +84,7 @@ impl<T: Send + Sync + 'static> Single<T> {
         let mut state = self.lock();
         let is_stale = match &*state {
             State::Made(value, at) => Arc::ptr_eq(value, old) && at.elapsed() >= REST,
-            State::Making { result, .. } => result.has_changed().is_err(),
+            State::Making { result, since, .. } => !self.is_making(result, *since),
             State::Empty | State::Failed(..) | State::Closed => false,
         };
         if is_stale {
@@ -112,6 +119,12 @@ impl<T: Send + Sync + 'static> Single<T> {
         matches!(&*self.lock(), State::Closed)
     }
 
+    /// Returns `false` if the task has ended without a result, because its runtime has ended or it has
+    /// panicked, and if it takes longer than it can.
+    fn is_making(&self, result: &Pending<T>, since: Instant) -> bool {
+        result.has_changed().is_ok() && since.elapsed() < self.bound
+    }
+
     fn start<F>(
         self: &Arc<Self>,
         state: &mut State<T>,
@@ -122,27 +135,82 @@ impl<T: Send + Sync + 'static> Single<T> {
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
         let (sender, result) = watch::channel(None);
-        let (single, making) = (Arc::clone(self), make());
+        let (single, making, own) = (Arc::clone(self), make(), result.clone());
         tokio::spawn(async move {
             let made = making.await.map(Arc::new);
-            single.end(&made);
-            sender.send_replace(Some(made));
+            if single.end(&made, &own) {
+                sender.send_replace(Some(made));
+            }
         });
-        *state = State::Making { result: result.clone(), old };
+        *state = State::Making { result: result.clone(), since: Instant::now(), old };
         result
     }
 
-    fn end(&self, made: &Result<Arc<T>, Failure>) {
+    /// Returns `false` if nobody waits for this result any more.
+    fn end(&self, made: &Result<Arc<T>, Failure>, own: &Pending<T>) -> bool {
         let mut state = self.lock();
-        let State::Making { old, .. } = &mut *state else { return };
+        let State::Making { result, old, .. } = &mut *state else { return false };
+        if !result.same_channel(own) {
+            return false;
+        }
         *state = match (made, old.take()) {
             (Ok(value), _) => State::Made(Arc::clone(value), Instant::now()),
             (Err(_), Some(old)) => State::Made(old, Instant::now()),
             (Err(failure), None) => State::Failed(failure.clone(), Instant::now()),
         };
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::{Builder, Runtime};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const BOUND: Duration = Duration::from_millis(100);
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn value_that_an_idle_runtime_makes_is_made_by_another_one() {
+        let single = Single::new(BOUND);
+        let make = |value: u8, pause: u64| {
+            move || async move {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                Ok(value)
+            }
+        };
+        let (idle, other) = (runtime(), runtime());
+        let (short, long) = (Duration::from_millis(10), Duration::from_secs(5));
+        idle.block_on(async { timeout(short, single.get(make(1, 30))).await.unwrap_err() });
+        // From here on, nobody polls the first runtime.
+        other.block_on(async { timeout(short, single.get(make(2, 0))).await.unwrap_err() });
+        std::thread::sleep(BOUND);
+        assert_eq!(
+            *other
+                .block_on(async { timeout(long, single.get(make(2, 0))).await.unwrap() })
+                .unwrap(),
+            2
+        );
+        // A late result changes nothing.
+        let value = single.current().unwrap();
+        single.forget(&value);
+        other.block_on(async { timeout(short, single.get(make(3, 30))).await.unwrap_err() });
+        idle.block_on(async { tokio::time::sleep(short).await });
+        assert!(single.current().is_none());
+        assert_eq!(
+            *other
+                .block_on(async { timeout(long, single.get(make(4, 0))).await.unwrap() })
+                .unwrap(),
+            3
+        );
     }
 }

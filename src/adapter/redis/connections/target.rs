@@ -27,6 +27,11 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 /// The connect timeout and the response timeout.
 pub(super) type Timeouts = (Duration, Duration);
 
+/// Returns a time that is longer than it takes to open a connection, and to send a command on it.
+pub(super) fn longest_step(options: &RedisOptions) -> Duration {
+    2 * (options.connect_timeout + options.response_timeout) + Duration::from_secs(1)
+}
+
 /// Returns the client of a server. Connects to nothing.
 pub(super) fn client(
     address: &Address,
