@@ -1,11 +1,12 @@
 //! [`CanaryKey`]: a key that holds a growing number, to find writes that the store has lost.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use redis::Value;
 
 use super::connections::{Connections, slot};
 use super::history::{Canary, Marks};
+use super::moment::Moment;
 use super::script::{CANARY, ScriptCall};
 use super::topology::CONTEXT;
 use crate::error::{Error, ErrorKind};
@@ -23,8 +24,8 @@ pub(super) struct CanaryKey {
     /// The last number that was sent.
     sent: u64,
     /// The last number that was acknowledged, and when it was sent.
-    acknowledged: Option<(u64, Instant, SystemTime)>,
-    seeded: SystemTime,
+    acknowledged: Option<(u64, Moment)>,
+    seeded: Moment,
     /// When each number was sent.
     marks: Marks,
 }
@@ -45,7 +46,7 @@ impl CanaryKey {
             key,
             sent: 0,
             acknowledged: None,
-            seeded: SystemTime::UNIX_EPOCH,
+            seeded: Moment::now(),
             marks: Marks::default(),
         })
     }
@@ -60,13 +61,9 @@ impl CanaryKey {
     ///
     /// Those of the connections. The next call then accepts the old number and the new one.
     pub(super) async fn check(&mut self, connections: &Connections) -> Result<Canary, Error> {
-        let (sent, at) = (Instant::now(), SystemTime::now());
-        let expected = self.acknowledged.filter(|&(_, then, wall)| {
-            // The monotonic clock stops while the machine sleeps.
-            let asleep = at.duration_since(wall).unwrap_or_default();
-            sent.duration_since(then).max(asleep) < TRUSTED
-        });
-        let expected = expected.map_or(0, |(number, ..)| number);
+        let at = Moment::now();
+        let expected = self.acknowledged.filter(|(_, then)| then.until(at) < TRUSTED);
+        let expected = expected.map_or(0, |(number, _)| number);
         if expected == 0 {
             self.restart();
             self.seeded = at;
@@ -88,7 +85,7 @@ impl CanaryKey {
             Some(found) => Canary::Intact(self.marks.last_below(found + 1).unwrap_or(self.seeded)),
         };
         if !canary.is_bad() {
-            self.acknowledged = Some((self.sent, sent, at));
+            self.acknowledged = Some((self.sent, at));
         }
         Ok(canary)
     }

@@ -9,9 +9,10 @@
 //! 4. Writes acknowledged before a poll was sent are below the poll's offset. So the time of the last poll
 //!    below the end bounds the loss: no earlier write is lost. The same holds for the canary's numbers.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::losses::LossKind;
+use super::moment::Moment;
 
 /// How many marks are kept: with polls of 1 s, they are at most 5 % of their age apart for years.
 const MAX_MARKS: usize = 1024;
@@ -26,7 +27,7 @@ const CLOSE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Observation {
     /// Before `INFO` was sent.
-    pub(super) at: SystemTime,
+    pub(super) at: Moment,
     /// The server's process: a restart changes it.
     pub(super) run: String,
     /// The replication id.
@@ -42,7 +43,7 @@ pub(super) struct Observation {
 
 impl Observation {
     /// Reads a reply of `INFO`. `None` for a replica, and if a field is missing.
-    pub(super) fn read(info: &str, at: SystemTime) -> Option<Self> {
+    pub(super) fn read(info: &str, at: Moment) -> Option<Self> {
         let field = |name: &str| {
             info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
         };
@@ -69,11 +70,11 @@ pub(super) enum Canary {
     /// Nothing was expected: this is its first write, or it may have expired.
     New,
     /// What was expected. All that was acknowledged before this time is there.
-    Intact(SystemTime),
+    Intact(Moment),
     /// A smaller number. What was acknowledged before this time is there; `None` if no time is known.
-    Behind(Option<SystemTime>),
+    Behind(Option<Moment>),
     /// Nothing, although it was there from this time on.
-    Missing(SystemTime),
+    Missing(Moment),
 }
 
 impl Canary {
@@ -87,11 +88,11 @@ impl Canary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) kind: LossKind,
-    pub(super) since: Option<SystemTime>,
+    pub(super) since: Option<Moment>,
 }
 
 impl Verdict {
-    const fn new(kind: LossKind, since: Option<SystemTime>) -> Option<Self> {
+    const fn new(kind: LossKind, since: Option<Moment>) -> Option<Self> {
         Some(Self { kind, since })
     }
 }
@@ -104,7 +105,7 @@ pub(super) struct History {
     offsets: Marks,
     /// The evictions up to here are told.
     evicted: u64,
-    evictions_told: Option<SystemTime>,
+    evictions_told: Option<Moment>,
 }
 
 impl History {
@@ -114,7 +115,7 @@ impl History {
     }
 
     /// Returns the poll in which evictions were told last.
-    pub(super) fn evictions_told(&self) -> Option<SystemTime> {
+    pub(super) fn evictions_told(&self) -> Option<Moment> {
         self.evictions_told
     }
 
@@ -189,8 +190,7 @@ impl History {
     }
 
     fn tells_evictions(&self, now: &Observation) -> bool {
-        let is_due = |told| now.at.duration_since(told).is_ok_and(|past| past >= EVICTIONS_EVERY);
-        self.evictions_told.is_none_or(is_due)
+        self.evictions_told.is_none_or(|told| told.until(now.at) >= EVICTIONS_EVERY)
     }
 }
 
@@ -206,23 +206,23 @@ fn has_freed_its_backlog(last: &Observation, now: &Observation) -> bool {
     last.run == now.run
         && now.previous_id.is_none()
         && now.offset >= last.offset
-        && now.at.duration_since(last.at).is_ok_and(|gap| gap <= CLOSE)
+        && last.at.until(now.at) <= CLOSE
 }
 
 /// Growing positions of a stream, each with a time: all that was acknowledged before the time is at the
 /// position or below it.
 #[derive(Debug, Default)]
-pub(super) struct Marks(Vec<(SystemTime, u64)>);
+pub(super) struct Marks(Vec<(Moment, u64)>);
 
 impl Marks {
-    pub(super) fn push(&mut self, at: SystemTime, position: u64) {
+    pub(super) fn push(&mut self, at: Moment, position: u64) {
         if self.0.len() == MAX_MARKS {
             let marks = &self.0;
-            let span = |from: usize, to: usize| marks[to].0.duration_since(marks[from].0);
+            let span = |from: usize, to: usize| marks[from].0.until(marks[to].0).as_millis();
             // The distance of two marks grows with their age.
             let worth = |&mark: &usize| {
-                let gap = span(mark - 1, mark + 1).unwrap_or_default().as_millis();
-                let age = span(mark, MAX_MARKS - 1).unwrap_or_default().as_millis() + 1;
+                let gap = span(mark - 1, mark + 1);
+                let age = span(mark, MAX_MARKS - 1) + 1;
                 (gap << 32) / age
             };
             if let Some(least) = (1..MAX_MARKS - 1).min_by_key(worth) {
@@ -233,17 +233,20 @@ impl Marks {
     }
 
     /// Returns the time of the last mark below `end`. All that was acknowledged before it is below `end`.
-    pub(super) fn last_below(&self, end: u64) -> Option<SystemTime> {
+    pub(super) fn last_below(&self, end: u64) -> Option<Moment> {
         self.0.iter().rev().find(|mark| mark.1 < end).map(|mark| mark.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
-    fn time(second: u64) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000 + second)
+    fn time(second: u64) -> Moment {
+        static BEGIN: LazyLock<Moment> = LazyLock::new(Moment::now);
+        *BEGIN + Duration::from_secs(second)
     }
 
     /// What the process `run` says of the history `id` at a second.
@@ -440,7 +443,8 @@ mod tests {
         assert!(marks.0.len() <= MAX_MARKS);
         for second in [0, 10, 3_000, 5_000, 5_900, 5_990, 5_999] {
             let bound = marks.last_below(second * 10 + 1).unwrap();
-            let off = time(second).duration_since(bound).expect("no later than the mark");
+            assert!(bound <= time(second), "{second}");
+            let off = bound.until(time(second));
             let age = Duration::from_secs(5_999 - second);
             assert!(off <= age / 20 + Duration::from_secs(1), "{second}: {off:?}");
         }

@@ -16,6 +16,7 @@ use super::canary::CanaryKey;
 use super::connections::Connections;
 use super::history::History;
 use super::losses::{LossKind, LossLog, StoreLoss};
+use super::moment::Moment;
 use super::topology::{Info, Node, Questions, nodes};
 use crate::error::Error;
 
@@ -39,7 +40,7 @@ struct Shard {
     history: History,
     canary: Option<CanaryKey>,
     /// The last poll that decided something.
-    polled_at: SystemTime,
+    polled_at: Moment,
     gone_at: Option<Instant>,
 }
 
@@ -122,7 +123,7 @@ impl Rounds {
                 address: node.primary.address.clone(),
                 history: History::default(),
                 canary: None,
-                polled_at: SystemTime::now(),
+                polled_at: Moment::now(),
                 gone_at: None,
             });
         }
@@ -149,7 +150,7 @@ impl Poller<'_> {
             shard.canary = CanaryKey::new(self.prefix, self.log.process(), &node.slots);
         }
         let Some(canary) = &mut shard.canary else { return Ok(None) };
-        let polled_at = SystemTime::now();
+        let polled_at = Moment::now();
         let found = canary.check(self.connections).await?;
         let mut now = match info {
             Info::Primary(now) => Some(now.clone()),
@@ -170,16 +171,20 @@ impl Poller<'_> {
                 };
             }
         }
+        let found_at = Moment::now();
         let loss = shard.history.judge(now.as_ref(), found).map(|verdict| StoreLoss {
             kind: verdict.kind,
             primary: shard.address.clone(),
-            since: verdict.since.unwrap_or(SystemTime::UNIX_EPOCH),
+            since: verdict
+                .since
+                .map_or(SystemTime::UNIX_EPOCH, |since| since.by_clock_of(found_at)),
             // Evictions of the last minute are told together.
             last_intact: match shard.history.evictions_told() {
                 Some(told) if verdict.kind == LossKind::Evicted => told,
                 _ => shard.polled_at,
-            },
-            found_at: SystemTime::now(),
+            }
+            .by_clock_of(found_at),
+            found_at: found_at.by_clock_of(found_at),
         });
         if found.is_bad() {
             canary.restart();
