@@ -103,9 +103,8 @@ pub(super) struct History {
     last: Option<Observation>,
     /// The offsets under the last observation's id.
     offsets: Marks,
-    /// The evictions up to here are told.
-    evicted: u64,
     evictions_told: Option<Moment>,
+    has_untold_evictions: bool,
 }
 
 impl History {
@@ -114,20 +113,26 @@ impl History {
         self.last.as_ref().is_some_and(|last| now.previous_id.as_ref() == Some(&last.id))
     }
 
-    /// Returns the poll in which evictions were told last.
-    pub(super) fn evictions_told(&self) -> Option<Moment> {
-        self.evictions_told
+    /// Returns `true` if the last poll has shown that `INFO` gives what is needed.
+    pub(super) fn has_polls(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// Returns `true` until the next verdict [`Evicted`](LossKind::Evicted).
+    pub(super) fn has_untold_evictions(&self) -> bool {
+        self.has_untold_evictions
     }
 
     /// Returns what a poll says. `now` is `None` if the server refuses `INFO`.
     pub(super) fn judge(&self, now: Option<&Observation>, canary: Canary) -> Option<Verdict> {
         let (Some(last), Some(now)) = (&self.last, now) else { return by_canary(canary) };
         if now.id == last.id {
+            let evicts = has_evicted(last, now);
+            let tells = (evicts || self.has_untold_evictions) && self.may_tell_evictions(now);
             return match canary {
                 // The server may have evicted the canary itself.
-                Canary::New | Canary::Intact(_) | Canary::Missing(_) if self.evicts(now) => self
-                    .tells_evictions(now)
-                    .then_some(Verdict { kind: LossKind::Evicted, since: None }),
+                Canary::Missing(_) if evicts => Verdict::new(LossKind::Evicted, None),
+                Canary::New | Canary::Intact(_) if tells => Verdict::new(LossKind::Evicted, None),
                 canary => by_canary(canary),
             };
         }
@@ -166,17 +171,15 @@ impl History {
         }
     }
 
-    /// Takes a poll in, after [`judge`](Self::judge).
-    pub(super) fn record(&mut self, now: Observation) {
-        let is_same_process = self.last.as_ref().is_some_and(|last| last.run == now.run);
-        if !is_same_process {
-            self.evicted = now.evicted;
-        } else if self.evicts(&now) && self.tells_evictions(&now) {
-            self.evicted = now.evicted;
+    /// Takes a poll in, after [`judge`](Self::judge) has returned the kind.
+    pub(super) fn record(&mut self, now: Observation, kind: Option<LossKind>) {
+        if kind == Some(LossKind::Evicted) {
             self.evictions_told = Some(now.at);
+            self.has_untold_evictions = false;
+        } else {
+            self.has_untold_evictions |=
+                self.last.as_ref().is_some_and(|last| has_evicted(last, &now));
         }
-        // `CONFIG RESETSTAT` counts from 0 again.
-        self.evicted = self.evicted.min(now.evicted);
         if self.last.as_ref().is_none_or(|last| last.id != now.id) {
             self.offsets = Marks::default();
         }
@@ -184,14 +187,16 @@ impl History {
         self.last = Some(now);
     }
 
-    /// Returns `true` if keys were evicted that are not told yet. `now` is of the last poll's process.
-    fn evicts(&self, now: &Observation) -> bool {
-        now.evicted > self.evicted
-    }
-
-    fn tells_evictions(&self, now: &Observation) -> bool {
+    fn may_tell_evictions(&self, now: &Observation) -> bool {
         self.evictions_told.is_none_or(|told| told.until(now.at) >= EVICTIONS_EVERY)
     }
+}
+
+/// Returns `true` if keys were evicted after the last poll. A new process may have evicted them all since,
+/// and `CONFIG RESETSTAT` counts from 0 again.
+fn has_evicted(last: &Observation, now: &Observation) -> bool {
+    let counts_on = now.run == last.run && now.evicted >= last.evicted;
+    now.evicted > if counts_on { last.evicted } else { 0 }
 }
 
 fn by_canary(canary: Canary) -> Option<Verdict> {
@@ -279,7 +284,7 @@ mod tests {
     fn polled() -> History {
         let mut history = History::default();
         for second in 0..4 {
-            history.record(seen(second, "p", "a", 100 * (second + 1)));
+            history.record(seen(second, "p", "a", 100 * (second + 1)), None);
         }
         history
     }
@@ -306,6 +311,12 @@ mod tests {
                 "the canary is evicted",
                 seen(4, "p", "a", 500).evicting(1),
                 Canary::Missing(time(0)),
+                Some((Evicted, any)),
+            ),
+            (
+                "another process evicts",
+                seen(4, "q", "a", 500).evicting(1),
+                intact(3),
                 Some((Evicted, any)),
             ),
             // A promoted replica: the history ends at an offset.
@@ -381,39 +392,81 @@ mod tests {
         assert_eq!(behind, Verdict::new(Rewound, Some(time(2))));
     }
 
+    /// Judges a poll and takes it in.
+    fn poll(history: &mut History, now: Observation, canary: Canary) -> Option<LossKind> {
+        let kind = history.judge(Some(&now), canary).map(|verdict| verdict.kind);
+        history.record(now, kind);
+        kind
+    }
+
     #[test]
     fn evictions_are_told_once_a_minute_and_none_is_left_out() {
         let mut history = polled();
         let mut told = Vec::new();
+        let hour = Duration::from_secs(3_600);
         for second in 4..200 {
-            // They end at second 100.
-            let now = seen(second, "p", "a", 1_000 + second).evicting(second.min(100));
-            if history.judge(Some(&now), intact(second - 1)).is_some() {
+            // They end at second 100. The clock is set back at second 50.
+            let mut now = seen(second, "p", "a", 1_000 + second).evicting(second.min(100));
+            if second >= 50 {
+                now.at = now.at.set_clock(time(second).by_clock_of(time(second)) - hour);
+            }
+            if poll(&mut history, now, intact(second - 1)).is_some() {
                 told.push(second);
             }
-            history.record(now);
+            assert_eq!(history.has_untold_evictions(), second < 124 && ![4, 64].contains(&second));
         }
         assert_eq!(told, [4, 64, 124]);
     }
 
     #[test]
-    fn evictions_of_another_process_are_not_told() {
+    fn evictions_hide_no_other_loss_and_no_other_loss_hides_them() {
         let mut history = polled();
-        history.record(seen(4, "p", "a", 500).evicting(3));
+        let p = |second, evicted| seen(second, "p", "a", 1_000 + second).evicting(evicted);
+        let missing = Canary::Missing(time(0));
+        assert_eq!(poll(&mut history, p(4, 1), intact(3)), Some(Evicted));
+        // Within the minute.
+        assert_eq!(poll(&mut history, p(5, 1), missing), Some(Emptied));
+        assert_eq!(poll(&mut history, p(6, 2), intact(5)), None);
+        assert!(history.has_untold_evictions());
+        assert_eq!(poll(&mut history, p(7, 2), missing), Some(Emptied));
+        assert_eq!(poll(&mut history, p(8, 3), missing), Some(Evicted));
+        assert!(!history.has_untold_evictions());
+        assert_eq!(poll(&mut history, p(9, 4), Canary::Behind(None)), Some(Rewound));
+        // After the minute: another loss is told first.
+        assert_eq!(poll(&mut history, p(68, 4), Canary::Behind(None)), Some(Rewound));
+        assert_eq!(poll(&mut history, p(69, 4), intact(68)), Some(Evicted));
+        // The old primary's, before a failover.
+        assert_eq!(poll(&mut history, p(70, 5), intact(69)), None);
+        let promoted = seen(71, "q", "b", 2_000).after("a", 2_000);
+        assert_eq!(poll(&mut history, promoted, intact(70)), Some(Suspected));
+        assert_eq!(poll(&mut history, seen(129, "q", "b", 2_001), intact(71)), Some(Evicted));
+        assert_eq!(poll(&mut history, seen(190, "q", "b", 2_002), intact(71)), None);
+    }
+
+    #[test]
+    fn evictions_of_another_process_are_told_after_the_failover() {
+        let mut history = polled();
+        assert_eq!(
+            poll(&mut history, seen(4, "p", "a", 500).evicting(3), intact(3)),
+            Some(Evicted)
+        );
         let other = seen(70, "q", "b", 500).after("a", 501).evicting(9);
-        assert_eq!(history.judge(Some(&other), intact(4)).map(|it| it.kind), Some(Suspected));
-        history.record(other);
-        assert_eq!(history.judge(Some(&seen(71, "q", "b", 600).evicting(9)), intact(70)), None);
+        assert_eq!(poll(&mut history, other, intact(4)), Some(Suspected));
+        let other = seen(71, "q", "b", 600).evicting(9);
+        assert_eq!(poll(&mut history, other.clone(), intact(70)), Some(Evicted));
+        assert_eq!(poll(&mut history, Observation { at: time(140), ..other }, intact(71)), None);
         // After `CONFIG RESETSTAT`.
-        history.record(seen(72, "q", "b", 700).evicting(0));
-        let evicts = seen(73, "q", "b", 800).evicting(1);
-        assert_eq!(history.judge(Some(&evicts), intact(72)), Verdict::new(Evicted, None));
+        assert_eq!(poll(&mut history, seen(141, "q", "b", 700).evicting(0), intact(140)), None);
+        let evicts = seen(142, "q", "b", 800).evicting(5);
+        assert_eq!(poll(&mut history, evicts, intact(141)), Some(Evicted));
+        let fewer_after_a_reset = seen(242, "q", "b", 900).evicting(1);
+        assert_eq!(poll(&mut history, fewer_after_a_reset, intact(142)), Some(Evicted));
     }
 
     #[test]
     fn offsets_of_another_history_bound_nothing() {
         let mut history = polled();
-        history.record(seen(4, "q", "b", 150));
+        history.record(seen(4, "q", "b", 150), None);
         let now = seen(5, "r", "c", 120).after("b", 120);
         assert_eq!(history.judge(Some(&now), Canary::New), Verdict::new(Rewound, None));
     }
@@ -425,10 +478,10 @@ mod tests {
         let other = seen(4, "q", "b", 320).after("a", 310);
         let verdict = history.judge(Some(&other), Canary::Behind(Some(time(1))));
         assert_eq!(verdict, Verdict::new(Rewound, Some(time(2))));
-        history.record(other);
+        history.record(other, None);
         let old = seen(5, "p", "a", 500);
         assert_eq!(history.judge(Some(&old), Canary::New), Verdict::new(Suspected, Some(time(4))));
-        history.record(old);
+        history.record(old, None);
         let demoted = seen(6, "q", "b", 340).after("a", 310);
         let verdict = history.judge(Some(&demoted), Canary::New);
         assert_eq!(verdict.map(|it| it.kind), Some(Rewound));

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use super::canary::CanaryKey;
 use super::connections::Connections;
 use super::history::History;
-use super::losses::{LossKind, LossLog, StoreLoss};
+use super::losses::{LossLog, StoreLoss};
 use super::moment::Moment;
 use super::topology::{Info, Node, Questions, nodes};
 use crate::error::Error;
@@ -39,8 +39,8 @@ struct Shard {
     address: String,
     history: History,
     canary: Option<CanaryKey>,
-    /// The last poll that decided something.
-    polled_at: Moment,
+    /// The last poll after which nothing was untold.
+    intact_at: Moment,
     gone_at: Option<Instant>,
 }
 
@@ -123,7 +123,7 @@ impl Rounds {
                 address: node.primary.address.clone(),
                 history: History::default(),
                 canary: None,
-                polled_at: Moment::now(),
+                intact_at: Moment::now(),
                 gone_at: None,
             });
         }
@@ -150,7 +150,11 @@ impl Poller<'_> {
             shard.canary = CanaryKey::new(self.prefix, self.log.process(), &node.slots);
         }
         let Some(canary) = &mut shard.canary else { return Ok(None) };
-        let polled_at = Moment::now();
+        // Before `INFO` was sent, or else before the canary is.
+        let polled_at = match info {
+            Info::Primary(now) => now.at,
+            Info::Refused => Moment::now(),
+        };
         let found = canary.check(self.connections).await?;
         let mut now = match info {
             Info::Primary(now) => Some(now.clone()),
@@ -178,12 +182,7 @@ impl Poller<'_> {
             since: verdict
                 .since
                 .map_or(SystemTime::UNIX_EPOCH, |since| since.by_clock_of(found_at)),
-            // Evictions of the last minute are told together.
-            last_intact: match shard.history.evictions_told() {
-                Some(told) if verdict.kind == LossKind::Evicted => told,
-                _ => shard.polled_at,
-            }
-            .by_clock_of(found_at),
+            last_intact: shard.intact_at.by_clock_of(found_at),
             found_at: found_at.by_clock_of(found_at),
         });
         if found.is_bad() {
@@ -191,10 +190,14 @@ impl Poller<'_> {
             // At once: until it is written again, another loss would not show.
             let _ = canary.check(self.connections).await;
         }
+        // Without `INFO`, evictions do not show.
+        let knows_evictions = now.is_some() || !shard.history.has_polls();
         if let Some(now) = now {
-            shard.history.record(now);
+            shard.history.record(now, loss.as_ref().map(|loss| loss.kind));
         }
-        shard.polled_at = polled_at;
+        if knows_evictions && !shard.history.has_untold_evictions() {
+            shard.intact_at = polled_at;
+        }
         if let Some(loss) = &loss {
             self.log.tell(loss.clone());
         }
