@@ -142,7 +142,8 @@ impl History {
         match canary {
             Canary::Intact(_) if has_freed_its_backlog(last, now) => None,
             Canary::Intact(until) => Verdict::new(LossKind::Suspected, Some(until)),
-            Canary::New => Verdict::new(LossKind::Suspected, Some(last.at)),
+            // An earlier loss may have taken the canary's last write along.
+            Canary::New => Verdict::new(LossKind::Suspected, None),
             canary => by_canary(canary),
         }
     }
@@ -347,7 +348,7 @@ mod tests {
             // Another history: a restart, or two promotions between two polls.
             ("restarted", b(0), intact(3), Some((Suspected, since(3)))),
             ("restarted at the same offset", b(400), intact(3), Some((Suspected, since(3)))),
-            ("restarted, first canary", b(0), Canary::New, Some((Suspected, since(3)))),
+            ("restarted, first canary", b(0), Canary::New, Some((Suspected, any))),
             ("promoted twice", b(400).after("c", 300), intact(3), Some((Suspected, since(3)))),
             ("restarted old", b(0), Canary::Behind(since(1)), Some((Rewound, since(1)))),
             ("restarted empty", b(0), Canary::Missing(time(0)), Some((Emptied, any))),
@@ -480,7 +481,7 @@ mod tests {
         assert_eq!(verdict, Verdict::new(Rewound, Some(time(2))));
         history.record(other, None);
         let old = seen(5, "p", "a", 500);
-        assert_eq!(history.judge(Some(&old), Canary::New), Verdict::new(Suspected, Some(time(4))));
+        assert_eq!(history.judge(Some(&old), Canary::New), Verdict::new(Suspected, None));
         history.record(old, None);
         let demoted = seen(6, "q", "b", 340).after("a", 310);
         let verdict = history.judge(Some(&demoted), Canary::New);
