@@ -103,6 +103,8 @@ pub(super) struct History {
     last: Option<Observation>,
     /// The offsets under the last observation's id.
     offsets: Marks,
+    /// When slots came last.
+    gained_at: Option<Moment>,
     evictions_told: Option<Moment>,
     has_untold_evictions: bool,
 }
@@ -123,8 +125,20 @@ impl History {
         self.has_untold_evictions
     }
 
+    /// Takes in that the primary has slots that it did not have at the last poll.
+    pub(super) fn gain_slots(&mut self, at: Moment) {
+        self.gained_at = Some(at);
+    }
+
     /// Returns what a poll says. `now` is `None` if the server refuses `INFO`.
     pub(super) fn judge(&self, now: Option<&Observation>, canary: Canary) -> Option<Verdict> {
+        let mut verdict = self.verdict(now, canary)?;
+        // Keys of any age came with the slots, and may be lost with what was written then.
+        verdict.since = verdict.since.filter(|since| Some(*since) > self.gained_at);
+        Some(verdict)
+    }
+
+    fn verdict(&self, now: Option<&Observation>, canary: Canary) -> Option<Verdict> {
         let (Some(last), Some(now)) = (&self.last, now) else { return by_canary(canary) };
         if now.id == last.id {
             let evicts = has_evicted(last, now);
@@ -372,6 +386,28 @@ mod tests {
         for (name, now, canary, expected) in cases {
             let verdict = polled().judge(Some(&now), canary).map(|it| (it.kind, it.since));
             assert_eq!(verdict, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn loss_of_what_came_with_slots_has_no_bound() {
+        let b = |end| seen(4, "q", "b", 400).after("a", end);
+        let restarted = seen(4, "q", "b", 400);
+        let flushed = Canary::Behind(Some(time(1)));
+        let cases = [
+            // The slots came at second 2, after the poll of that second.
+            ("cut before", b(150), Canary::New, (Rewound, None)),
+            ("cut at the gain", b(301), Canary::New, (Rewound, None)),
+            ("cut at the next poll", b(400), Canary::New, (Rewound, None)),
+            ("not cut", b(401), Canary::New, (Suspected, Some(time(3)))),
+            ("restarted", restarted.clone(), intact(2), (Suspected, None)),
+            ("restarted later", restarted, intact(3), (Suspected, Some(time(3)))),
+            ("old", seen(4, "p", "a", 500), flushed, (Rewound, None)),
+        ];
+        for (name, now, canary, (kind, since)) in cases {
+            let mut history = polled();
+            history.gain_slots(time(2) + Duration::from_millis(1));
+            assert_eq!(history.judge(Some(&now), canary), Verdict::new(kind, since), "{name}");
         }
     }
 

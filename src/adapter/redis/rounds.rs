@@ -37,11 +37,23 @@ pub(super) struct Rounds {
 /// A primary, and those that took its place.
 struct Shard {
     address: String,
+    /// The slots at the last poll.
+    slots: Vec<(u16, u16)>,
     history: History,
     canary: Option<CanaryKey>,
     /// The last poll after which nothing was untold.
     intact_at: Moment,
     gone_at: Option<Instant>,
+}
+
+impl Shard {
+    /// Returns `true` for ranges of slots that this primary did not have.
+    fn gains(&self, slots: &[(u16, u16)]) -> bool {
+        let had = |&(first, last): &(u16, u16)| {
+            self.slots.iter().any(|&(from, to)| from <= first && last <= to)
+        };
+        !slots.iter().all(had)
+    }
 }
 
 impl Rounds {
@@ -121,6 +133,7 @@ impl Rounds {
         for (node, _) in free.into_iter().filter(|(_, info)| info.is_ok()) {
             self.shards.push(Shard {
                 address: node.primary.address.clone(),
+                slots: node.slots.clone(),
                 history: History::default(),
                 canary: None,
                 intact_at: Moment::now(),
@@ -145,6 +158,10 @@ impl Poller<'_> {
         node: &Node,
         info: &Info,
     ) -> Result<Option<StoreLoss>, Error> {
+        if shard.gains(&node.slots) {
+            shard.history.gain_slots(Moment::now());
+        }
+        shard.slots.clone_from(&node.slots);
         // A slot that moves takes its keys along, so a canary that has moved is no loss.
         if !shard.canary.as_ref().is_some_and(|canary| node.owns(canary.slot())) {
             shard.canary = CanaryKey::new(self.prefix, self.log.process(), &node.slots);
