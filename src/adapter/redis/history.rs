@@ -7,7 +7,9 @@
 //!    a proof, so every new id is a suspicion at least. A restart takes a new id too.
 //! 3. `FLUSHALL` keeps the id. The canary finds it: a key that holds a growing number.
 //! 4. Writes acknowledged before a poll was sent are below the poll's offset. So the time of the last poll
-//!    below the end bounds the loss: no earlier write is lost. The same holds for the canary's numbers.
+//!    below the end bounds the loss: no earlier write is lost. The same holds for the canary's numbers,
+//!    because a primary takes them under the id of the poll only.
+//! 5. A slot brings keys of any age. So nothing bounds a loss at or before the time when slots have come.
 
 use std::time::Duration;
 
@@ -115,7 +117,7 @@ impl History {
         self.last.as_ref().is_some_and(|last| now.previous_id.as_ref() == Some(&last.id))
     }
 
-    /// Returns `true` if the last poll has shown that `INFO` gives what is needed.
+    /// Returns `true` after the first poll with a reply to `INFO`.
     pub(super) fn has_polls(&self) -> bool {
         self.last.is_some()
     }

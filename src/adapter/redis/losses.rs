@@ -1,6 +1,7 @@
 //! [`StoreLoss`]: acknowledged writes that the store has lost, as far as they show; and [`LossLog`].
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -85,6 +86,8 @@ pub struct StoredLoss {
 #[derive(Debug)]
 pub(super) struct LossLog {
     process: String,
+    /// The last number of a canary.
+    number: AtomicU64,
     /// The key of the shared list.
     key: Vec<u8>,
     found: Mutex<VecDeque<StoreLoss>>,
@@ -94,12 +97,17 @@ impl LossLog {
     pub(super) fn new(prefix: &str) -> Self {
         let process = format!("{:016x}", rand::random::<u64>());
         let key = format!("{prefix}::losses").into_bytes();
-        Self { process, key, found: Mutex::default() }
+        Self { process, number: AtomicU64::new(0), key, found: Mutex::default() }
     }
 
     /// Returns the name of this adapter.
     pub(super) fn process(&self) -> &str {
         &self.process
+    }
+
+    /// Returns a number for a canary. The numbers of this adapter grow, over all its canaries.
+    pub(super) fn next_number(&self) -> u64 {
+        self.number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Returns the losses, the newest last.

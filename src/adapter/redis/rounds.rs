@@ -1,7 +1,8 @@
 //! [`Rounds`]: the rounds of a [`Follower`](super::follow::Follower), over all primaries of a store.
 //!
 //! 1. Each round asks every primary for its replication state, and then reads and writes its canary. The
-//!    canary comes last: it finds a loss that is too late for the offset of its round.
+//!    canary comes last: it finds a loss that is too late for the offset of its round. A primary whose
+//!    replication id has changed in between does not take the canary's number.
 //! 2. A round decides nothing about a primary that it does not reach. The next round compares with the last
 //!    one that reached it.
 //! 3. In a cluster, a primary that is gone has a successor: the one that continues its history, else the
@@ -167,29 +168,30 @@ impl Poller<'_> {
             shard.canary = CanaryKey::new(self.prefix, self.log.process(), &node.slots);
         }
         let Some(canary) = &mut shard.canary else { return Ok(None) };
-        // Before `INFO` was sent, or else before the canary is.
-        let polled_at = match info {
-            Info::Primary(now) => now.at,
-            Info::Refused => Moment::now(),
-        };
-        let found = canary.check(self.connections).await?;
         let mut now = match info {
             Info::Primary(now) => Some(now.clone()),
             Info::Refused => None,
         };
+        let polled_at = now.as_ref().map_or_else(Moment::now, |now| now.at);
+        let id = now.as_ref().map(|now| now.id.clone());
+        let number = self.log.next_number();
+        let found = canary.check(self.connections, number, id.as_deref()).await?;
         if found.is_bad() {
-            // A failover between the two commands: the canary is the new primary's, the offset is not. The
-            // canary stays as it is, for the next round.
+            // If the primary was replaced since, the canary stays as it is, for the next round.
             let (primary, slot) = (&node.primary, canary.slot());
             let nodes = nodes(self.connections).await?;
             if !nodes.iter().any(|node| node.primary == *primary && node.owns(slot)) {
                 return Ok(None);
             }
             if now.is_some() {
+                // The server may have evicted the canary since.
                 now = match self.questions.info(self.connections, primary).await? {
                     Info::Primary(now) => Some(now),
                     Info::Refused => None,
                 };
+                if now.as_ref().is_some_and(|now| Some(&now.id) != id.as_ref()) {
+                    return Ok(None);
+                }
             }
         }
         let found_at = Moment::now();
@@ -202,11 +204,6 @@ impl Poller<'_> {
             last_intact: shard.intact_at.by_clock_of(found_at),
             found_at: found_at.by_clock_of(found_at),
         });
-        if found.is_bad() {
-            canary.restart();
-            // At once: until it is written again, another loss would not show.
-            let _ = canary.check(self.connections).await;
-        }
         // Without `INFO`, evictions do not show.
         let knows_evictions = now.is_some() || !shard.history.has_polls();
         if let Some(now) = now {
@@ -217,6 +214,11 @@ impl Poller<'_> {
         }
         if let Some(loss) = &loss {
             self.log.tell(loss.clone());
+        }
+        if found.is_bad() {
+            canary.restart();
+            // At once: until it is written again, another loss would not show.
+            let _ = canary.check(self.connections, self.log.next_number(), id.as_deref()).await;
         }
         Ok(loss)
     }
