@@ -22,8 +22,9 @@ const LIFETIME: Duration = Duration::from_secs(30 * 86_400);
 /// Under the lease ledger, no event is lost by it: an event of this time may run a second time.
 ///
 /// A loss is found by polling. Writes of the moment between the first call of an adapter and its first
-/// poll are not covered. If two servers are primary at the same time, writes to the one that is demoted
-/// later may come after `found_at`: the processes that wrote them report a loss of their own.
+/// poll are not covered. Keys that move to another primary of a cluster while it fails over are not
+/// covered either. If two servers are primary at the same time, writes to the one that is demoted later
+/// may come after `found_at`: the processes that wrote them report a loss of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreLoss {
@@ -32,9 +33,12 @@ pub struct StoreLoss {
     /// The address of the primary that does not have the writes.
     pub primary: String,
     /// Writes acknowledged from this time on may be lost, by this machine's clock. The Unix epoch if
-    /// writes of any age may be lost: always for `Emptied` and `Evicted`.
+    /// writes of any age may be lost: always for `Emptied` and `Evicted`, after a restart if the canary
+    /// was new, and in a cluster if slots have come to the primary since. The earlier one of two times if
+    /// the clock was set back meanwhile.
     pub since: SystemTime,
-    /// The loss happened after this poll, by this machine's clock.
+    /// The loss happened after this poll, by this machine's clock. Polls after an eviction do not count
+    /// until the eviction is told. The earlier one of two times if the clock was set back meanwhile.
     pub last_intact: SystemTime,
     /// When the loss was found, by this machine's clock.
     pub found_at: SystemTime,
@@ -47,10 +51,10 @@ pub enum LossKind {
     /// The store has an older state than the one it had acknowledged. For example, a new primary's history
     /// ends before writes that the old primary had acknowledged.
     Rewound,
-    /// A key that this process had written is gone: the store was flushed, or restarted empty.
+    /// The canary, a key that this process had written, is gone: the store was flushed, or restarted empty.
     Emptied,
     /// The server evicted keys to free memory. They may be keys of another program. Told once a minute at
-    /// most.
+    /// most, unless the canary is gone too. After a failover, evictions of the new primary's past count.
     Evicted,
     /// The replication history is a new one, so a loss can neither be shown nor excluded.
     Suspected,
