@@ -57,18 +57,18 @@ impl CanaryKey {
 
     /// Reads the number, and writes the next one if the number was not a loss. `id` is the replication id
     /// that the primary has named. `number` is larger than all that this process has sent: a slot that
-    /// moves away and comes back brings an old canary.
+    /// moves away and comes back brings an old canary. Returns `None` if a primary of another replication
+    /// id has replied: nothing is read and nothing written.
     ///
     /// # Errors
     ///
-    /// Those of the connections, and [`ErrorKind::Refused`] for a primary of another replication id. The
-    /// next call then accepts the old number and the new one.
+    /// Those of the connections. The next call then accepts the old number and the new one.
     pub(super) async fn check(
         &mut self,
         connections: &Connections,
         number: u64,
         id: Option<&str>,
-    ) -> Result<Canary, Error> {
+    ) -> Result<Option<Canary>, Error> {
         let at = Moment::now();
         if self.acknowledged.is_none_or(|(_, then)| then.until(at) >= TRUSTED) {
             self.restart();
@@ -80,8 +80,8 @@ impl CanaryKey {
             .arg(LIFETIME.as_millis().to_string())
             .arg(id.unwrap_or_default());
         match connections.run_at_once(&call, CONTEXT).await? {
-            Value::Int(ANOTHER_ID) => Err(Error::new(ErrorKind::Refused, CONTEXT)),
-            Value::Int(found) => Ok(self.take(u64::try_from(found).ok(), number, at)),
+            Value::Int(ANOTHER_ID) => Ok(None),
+            Value::Int(found) => Ok(Some(self.take(u64::try_from(found).ok(), number, at))),
             _ => Err(Error::new(ErrorKind::Corrupt, CONTEXT)),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
@@ -95,13 +95,16 @@ pub(super) struct LossLog {
     /// The key of the shared list.
     key: Vec<u8>,
     found: Mutex<VecDeque<StoreLoss>>,
+    /// The losses that the shared list does not have yet.
+    unstored: Mutex<VecDeque<StoreLoss>>,
 }
 
 impl LossLog {
     pub(super) fn new(prefix: &str) -> Self {
         let process = format!("{:016x}", rand::random::<u64>());
         let key = format!("{prefix}::losses").into_bytes();
-        Self { process, number: AtomicU64::new(0), key, found: Mutex::default() }
+        let number = AtomicU64::new(0);
+        Self { process, number, key, found: Mutex::default(), unstored: Mutex::default() }
     }
 
     /// Returns the name of this adapter.
@@ -116,27 +119,35 @@ impl LossLog {
 
     /// Returns the losses, the newest last.
     pub(super) fn found(&self) -> Vec<StoreLoss> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        locked(&self.found).iter().cloned().collect()
     }
 
     /// Reports a loss and keeps it.
-    pub(super) fn tell(&self, loss: StoreLoss) {
+    pub(super) fn tell(&self, loss: &StoreLoss) {
         let is_certain = matches!(loss.kind, LossKind::Rewound | LossKind::Emptied);
         let (since, intact) = (millis(loss.since), millis(loss.last_intact));
         observe::store_loss(loss.kind.as_str(), is_certain, &loss.primary, since, intact);
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.len() == MAX_LOSSES {
-            found.pop_front();
+        for mut losses in [locked(&self.found), locked(&self.unstored)] {
+            if losses.len() == MAX_LOSSES {
+                losses.pop_front();
+            }
+            losses.push_back(loss.clone());
         }
-        found.push_back(loss);
     }
 
-    /// Adds a loss to the list in the store.
-    pub(super) async fn push(
-        &self,
-        connections: &Connections,
-        loss: &StoreLoss,
-    ) -> Result<(), Error> {
+    /// Adds the losses to the list in the store that it does not have yet, until one call fails.
+    pub(super) async fn store(&self, connections: &Connections) {
+        loop {
+            let first = locked(&self.unstored).front().cloned();
+            let Some(loss) = first else { return };
+            if self.push(connections, &loss).await.is_err() {
+                return;
+            }
+            locked(&self.unstored).pop_front();
+        }
+    }
+
+    async fn push(&self, connections: &Connections, loss: &StoreLoss) -> Result<(), Error> {
         let record = json!({
             "process": self.process,
             "kind": loss.kind.as_str(),
@@ -163,6 +174,10 @@ impl LossLog {
             .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))?;
         Ok(records.iter().rev().filter_map(|record| read(record)).collect())
     }
+}
+
+fn locked(losses: &Mutex<VecDeque<StoreLoss>>) -> MutexGuard<'_, VecDeque<StoreLoss>> {
+    losses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn read(record: &[u8]) -> Option<StoredLoss> {

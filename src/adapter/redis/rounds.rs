@@ -15,24 +15,20 @@ use futures_util::future::join_all;
 
 use super::canary::CanaryKey;
 use super::connections::Connections;
-use super::history::History;
+use super::history::{Canary, History};
 use super::losses::{LossLog, StoreLoss};
 use super::moment::Moment;
-use super::topology::{Info, Node, Questions, nodes};
-use crate::error::Error;
+use super::topology::{CONTEXT, Info, Node, Questions, nodes};
+use crate::error::{Error, ErrorKind};
 
 /// How long a primary that has left the cluster is remembered, in case that its successor appears.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// How many losses wait for the store to accept them.
-const MAX_UNSTORED: usize = 64;
 
 pub(super) struct Rounds {
     prefix: String,
     log: Arc<LossLog>,
     questions: Questions,
     shards: Vec<Shard>,
-    /// Losses that the store's list does not have yet.
-    unstored: Vec<StoreLoss>,
 }
 
 /// A primary, and those that took its place.
@@ -60,7 +56,7 @@ impl Shard {
 impl Rounds {
     pub(super) fn new(prefix: String, log: Arc<LossLog>) -> Self {
         let questions = Questions::default();
-        Self { prefix, log, questions, shards: Vec::new(), unstored: Vec::new() }
+        Self { prefix, log, questions, shards: Vec::new() }
     }
 
     /// Polls every primary once.
@@ -85,21 +81,8 @@ impl Rounds {
             let info = node.1.as_ref().ok()?;
             Some(poller.poll(shard, &node.0, info))
         });
-        let mut result = Ok(());
-        for poll in join_all(polls).await {
-            match poll {
-                Ok(loss) => self.unstored.extend(loss),
-                Err(error) => result = Err(error),
-            }
-        }
-        let excess = self.unstored.len().saturating_sub(MAX_UNSTORED);
-        self.unstored.drain(..excess);
-        while let Some(loss) = self.unstored.first() {
-            if self.log.push(connections, loss).await.is_err() {
-                break;
-            }
-            self.unstored.remove(0);
-        }
+        let result = join_all(polls).await.into_iter().collect();
+        self.log.store(connections).await;
         let unreached = nodes.into_iter().find_map(|(_, info)| info.err());
         unreached.map_or(result, Err)
     }
@@ -152,13 +135,8 @@ struct Poller<'a> {
 }
 
 impl Poller<'_> {
-    /// Checks the canary of a primary, and decides.
-    async fn poll(
-        &self,
-        shard: &mut Shard,
-        node: &Node,
-        info: &Info,
-    ) -> Result<Option<StoreLoss>, Error> {
+    /// Checks the canary of a primary, decides, and tells.
+    async fn poll(&self, shard: &mut Shard, node: &Node, info: &Info) -> Result<(), Error> {
         if shard.gains(&node.slots) {
             shard.history.gain_slots(Moment::now());
         }
@@ -167,7 +145,7 @@ impl Poller<'_> {
         if !shard.canary.as_ref().is_some_and(|canary| node.owns(canary.slot())) {
             shard.canary = CanaryKey::new(self.prefix, self.log.process(), &node.slots);
         }
-        let Some(canary) = &mut shard.canary else { return Ok(None) };
+        let Some(canary) = &mut shard.canary else { return Ok(()) };
         let mut now = match info {
             Info::Primary(now) => Some(now.clone()),
             Info::Refused => None,
@@ -175,13 +153,14 @@ impl Poller<'_> {
         let polled_at = now.as_ref().map_or_else(Moment::now, |now| now.at);
         let id = now.as_ref().map(|now| now.id.clone());
         let number = self.log.next_number();
-        let found = canary.check(self.connections, number, id.as_deref()).await?;
+        let checked = canary.check(self.connections, number, id.as_deref()).await?;
+        let found = checked.unwrap_or(Canary::New);
         if found.is_bad() {
             // If the primary was replaced since, the canary stays as it is, for the next round.
             let (primary, slot) = (&node.primary, canary.slot());
             let nodes = nodes(self.connections).await?;
             if !nodes.iter().any(|node| node.primary == *primary && node.owns(slot)) {
-                return Ok(None);
+                return Ok(());
             }
             if now.is_some() {
                 // The server may have evicted the canary since.
@@ -190,7 +169,7 @@ impl Poller<'_> {
                     Info::Refused => None,
                 };
                 if now.as_ref().is_some_and(|now| Some(&now.id) != id.as_ref()) {
-                    return Ok(None);
+                    return Ok(());
                 }
             }
         }
@@ -209,17 +188,17 @@ impl Poller<'_> {
         if let Some(now) = now {
             shard.history.record(now, loss.as_ref().map(|loss| loss.kind));
         }
-        if knows_evictions && !shard.history.has_untold_evictions() {
+        if checked.is_some() && knows_evictions && !shard.history.has_untold_evictions() {
             shard.intact_at = polled_at;
         }
         if let Some(loss) = &loss {
-            self.log.tell(loss.clone());
+            self.log.tell(loss);
         }
         if found.is_bad() {
             canary.restart();
             // At once: until it is written again, another loss would not show.
             let _ = canary.check(self.connections, self.log.next_number(), id.as_deref()).await;
         }
-        Ok(loss)
+        checked.map(drop).ok_or_else(|| Error::new(ErrorKind::Refused, CONTEXT))
     }
 }
